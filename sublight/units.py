@@ -1,0 +1,58 @@
+"""Print and parse quantities; values are SI everywhere else, and nobody else formats them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_PREFIXES = {-9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
+def text(value: float | None, unit: str) -> str:
+    """Three significant digits with an SI prefix; a dash for what is not known.
+
+    >>> text(4.273e12, "B/s"), text(989.4e12, "FLOP/s"), text(1.04e-6, "s"), text(0, "B"), text(None, "s")
+    ('4.27 TB/s', '989 TFLOP/s', '1.04 µs', '0 B', '–')
+    >>> text(999.6e9, "B/s")
+    '1.00 TB/s'
+    """
+    if value is None:
+        return "–"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f} {unit}"
+    rounded = float(f"{value:.2e}")  # round first: 999.6 GB/s is 1.00 TB/s, not 1000 GB/s
+    exponent = 3 * math.floor(math.log10(abs(rounded)) / 3)
+    exponent = min(max(exponent, min(_PREFIXES)), max(_PREFIXES))
+    if unit == "s":
+        exponent = min(exponent, 0)  # nobody reads kiloseconds
+    scaled = rounded / 10.0**exponent
+    digits = max(0, 2 - math.floor(math.log10(abs(scaled)))) if abs(scaled) < 1000 else 0
+    return f"{scaled:.{digits}f} {_PREFIXES[exponent]}{unit}"
+
+
+def percent(fraction: float | None) -> str:
+    """A share of a whole.
+
+    >>> percent(0.953), percent(1.0), percent(0.0042), percent(None)
+    ('95 %', '100 %', '0.4 %', '–')
+    """
+    if fraction is None:
+        return "–"
+    return f"{100 * fraction:.0f} %" if abs(fraction) >= 0.0995 or fraction == 0 else f"{100 * fraction:.1f} %"
+
+
+def parse_quantity(words: str) -> int:
+    """A count or a number of bytes as people write it: decimal k, M, G; binary Ki, Mi, Gi; and 2^18.
+
+    >>> parse_quantity("64MB"), parse_quantity("1.5 GiB"), parse_quantity("2^18"), parse_quantity("4096")
+    (64000000, 1610612736, 262144, 4096)
+    """
+    power = re.fullmatch(r"(\d+)(?:\^|\*\*)(\d+)", words.strip())
+    if power and int(power[2]) < 64:
+        return int(int(power[1]) ** int(power[2]))
+    match = _QUANTITY.fullmatch(words.strip())
+    if not match:
+        raise ValueError(f"{words!r} is not a quantity: write 4096, 2^18, 64MB or 1.5GiB")
+    return round(float(match[1]) * _SUFFIXES[(match[2] or "").lower()])
