@@ -1,0 +1,187 @@
+"""What row-wise ops share: seeing a tensor as rows, how much of it one program takes, and passing values between
+programs of one launch."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sublight.jit import AVAILABLE, tl, triton
+from sublight.op import Inputs, Shape
+
+MAX_COLS = 2**18
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SMALL_ROWS = (1, 16, 128)
+NORM_WIDTHS = (768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384, 32768, 50257, 65536)
+NORM_TEST_SHAPES: tuple[Shape, ...] = tuple(
+    {"rows": rows, "cols": cols}
+    for rows, cols in (
+        *((1, 1), (3, 127), (65, 128), (17, 129), (5, 2049), (40, 5000)),
+        *((3, 16385), (33, 20000), (2, 65537)),
+    )
+)
+ELEMENTS = 2**27  # of a large benchmark shape: 256 MB of bf16 each way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A program's share: `rows` rows of `block` columns, spread over `warps` warps."""
+
+    rows: int
+    block: int
+    warps: int
+    registers: int | None = None  # per thread at most, so that enough programs share a multiprocessor
+
+    def options(self) -> dict[str, Any]:
+        """For the launch; the interpreter knows no registers."""
+        return {} if self.registers is None or is_interpreted() else {"maxnreg": self.registers}
+
+
+def narrow_tile(cols: int) -> Tile:
+    """About 1024 elements a warp: enough loads in flight, and no reduction leaves its warp."""
+    block = block_for(cols)
+    return Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block // 1024))
+
+
+def wide_tile(block: int, bytes_per_col: int, *, packed: bool, capability: int) -> Tile:
+    """One row over so many warps that a thread holds 64 bytes of it, and so few registers that two rows fit."""
+    warps = min(32, max(4, block * bytes_per_col // 2048))
+    if packed and warps == 32 and capability >= 100:
+        return Tile(rows=1, block=block, warps=16, registers=64)  # Blackwell's assembler spills with 32 registers
+    return Tile(rows=1, block=block, warps=warps, registers={8: 64, 16: 40, 32: 32}.get(warps) if packed else None)
+
+
+def block_for(cols: int) -> int:
+    return int(max(16, triton.next_power_of_2(cols)))
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """(…, cols) as (rows, cols) with unit column stride: a view where the layout allows it, else a copy."""
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def is_interpreted() -> bool:
+    """Kernels run on the CPU through Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def is_packed(*tensors: torch.Tensor) -> bool:
+    """Whether `forget` can keep these rows in their 16-bit form: it needs pairs, so rows that are loaded by vectors.
+
+    Triton knows of a number only whether 16 divides it. The inline assembly is not for the interpreter.
+    """
+    return not is_interpreted() and all(
+        x.element_size() == 2 and x.shape[1] % 16 == 0 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0
+        for x in tensors
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a launcher must know of the GPU it launches on."""
+
+    capability: int = 90
+    multiprocessors: int = 132
+    shared_bytes: int = 227 * 1024  # that one program may have
+
+
+PRETEND: ContextVar[Facts | None] = ContextVar("PRETEND", default=None)  # a GPU to plan for that is not here
+
+
+@functools.cache
+def _facts(index: int) -> Facts:
+    device = torch.cuda.get_device_properties(index)
+    return Facts(
+        capability=10 * device.major + device.minor,
+        multiprocessors=device.multi_processor_count,
+        shared_bytes=getattr(device, "shared_memory_per_block_optin", 99 * 1024),
+    )
+
+
+def facts(x: torch.Tensor) -> Facts:
+    """Of the GPU that holds x; elsewhere of the one that is pretended, or few programs for the interpreter."""
+    if x.is_cuda:
+        return _facts(x.device.index)
+    return PRETEND.get() or Facts(multiprocessors=2 if is_interpreted() else 132)
+
+
+def why_torch(x: torch.Tensor, *others: torch.Tensor | None, widest: int | None = MAX_COLS) -> str:
+    """Why a call on these tensors goes to PyTorch; empty where one of our kernels takes it."""
+    if not AVAILABLE:
+        return "triton is not installed"
+    if x.device.type != "cuda":
+        return f"our kernels are for GPUs, this is on the {x.device.type}"
+    if x.dtype not in DTYPES:
+        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+    if x.dim() == 0 or x.numel() == 0:
+        return "nothing to do for a tensor without rows"
+    if widest is not None and x.shape[-1] > widest:
+        return f"rows wider than {widest} columns"
+    for other in others:
+        if other is None:
+            return "an optional argument is missing"
+        if other.dtype != x.dtype or other.device != x.device:
+            return "the arguments differ in data type or device"
+    return ""
+
+
+def random_rows(shape: Shape, dtype: str, device: str, seed: int, *, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(seed)
+    x = torch.randn(shape["rows"], shape["cols"], generator=generator, device=device, dtype=getattr(torch, dtype))
+    return x.mul_(scale)
+
+
+def random_columns(shape: Shape, dtype: str, device: str, seed: int, count: int) -> Inputs:
+    """Weights and biases: values about one, as trained networks have them."""
+    generator = torch.Generator(device=device).manual_seed(seed + 1_000_003)
+    size, kind = shape["cols"], getattr(torch, dtype)
+    return tuple(1 + torch.randn(size, generator=generator, device=device, dtype=kind) / 4 for _ in range(count))
+
+
+def row_shapes(widths: tuple[int, ...]) -> tuple[Shape, ...]:
+    """Every width with enough rows to fill the memory bus, then small batches of three of them."""
+    large = [{"rows": max(1, ELEMENTS // cols), "cols": cols} for cols in widths]
+    small = [{"rows": rows, "cols": cols} for cols in widths[1::6] for rows in SMALL_ROWS]
+    return (*large, *small)
+
+
+@triton.jit
+def forget(x, after, PACKED: tl.constexpr):
+    """The same 16-bit values, of which the compiler no longer knows that it has converted them to fp32.
+
+    It would otherwise keep the fp32 copies alive from one pass over a row to the next, at twice the registers. The
+    zero that is xored in depends on `after`, a result of the pass that has ended, so nothing can be moved across.
+    """
+    if PACKED:
+        zero = tl.zeros_like(x).to(tl.int16, bitcast=True) + (after == -3.0e38).to(tl.int16)
+        return tl.inline_asm_elementwise(
+            "xor.b32 $0, $1, $2;", "=r,r,r", [x, zero], dtype=x.dtype, is_pure=True, pack=2
+        )
+    else:
+        return x
+
+
+@triton.jit
+def publish(ptr, first, second, mask):
+    """Two fp32 values in one 64-bit word, so that who sees it change from zero sees both."""
+    high = first.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    low = second.to(tl.uint32, bitcast=True).to(tl.int64)
+    tl.atomic_xchg(ptr, high | low, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def collect(ptr, parts, PARTS: tl.constexpr):
+    """Wait until all parts of a row are published, by programs with smaller numbers, which therefore run already."""
+    part = tl.arange(0, PARTS)
+    words = tl.load(ptr + part, mask=part < parts, other=1, volatile=True)
+    while tl.min((words != 0).to(tl.int32), 0) == 0:
+        words = tl.load(ptr + part, mask=part < parts, other=1, volatile=True)
+    first = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    second = words.to(tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(part < parts, first, -float("inf")), tl.where(part < parts, second, 0.0)
