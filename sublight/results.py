@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import json
 import math
@@ -294,5 +295,6 @@ def read_limits(path: Path) -> Limits | None:
     except OSError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
-        path.rename(path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}"))
+        with contextlib.suppress(OSError):  # a folder that cannot be written is not the reader's problem
+            path.rename(path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}"))
         return None

@@ -31,15 +31,20 @@ CALLS = 200  # launches that a GPU's queue takes without making the caller wait
 ENERGY_SPAN_S = 0.3  # NVML's energy counter moves in steps of up to 100 ms
 
 
-def measure(calls: Thunk | Sequence[Thunk], *, device: str = "cuda", time_limit_s: float = 0.5) -> Samples:
+def measure(
+    calls: Thunk | Sequence[Thunk], *, device: str = "cuda", time_limit_s: float = 0.5, keep_outputs: bool = True
+) -> Samples:
     """Time one call, or the same call over several buffer sets in turn.
+
+    With `keep_outputs` every launch of a graph has an output of its own, so that none is written into lines that the
+    cache still holds; outputs far larger than the cache need it not, and take turns in the same memory as a user's do.
 
     >>> samples = measure(lambda: sum(range(1000)), device="cpu", time_limit_s=0.05)
     >>> samples.method, samples.n >= 3, samples.median_s > 0
     ('wall', True, True)
     """
     thunks = [calls] if callable(calls) else list(calls)
-    return _on_gpu(thunks, time_limit_s) if device == "cuda" else _on_cpu(thunks, time_limit_s)
+    return _on_gpu(thunks, time_limit_s, keep_outputs) if device == "cuda" else _on_cpu(thunks, time_limit_s)
 
 
 def call_seconds(call: Thunk, *, device: str, time_limit_s: float = 0.05) -> float:
@@ -151,7 +156,7 @@ def _on_cpu(thunks: list[Thunk], time_limit_s: float) -> Samples:
     return Samples(times_s=tuple(collect(sample, time_limit_s)), method="wall")
 
 
-def _on_gpu(thunks: list[Thunk], time_limit_s: float) -> Samples:
+def _on_gpu(thunks: list[Thunk], time_limit_s: float, keep_outputs: bool) -> Samples:
     import torch
 
     stream = side_stream()
@@ -162,7 +167,7 @@ def _on_gpu(thunks: list[Thunk], time_limit_s: float) -> Samples:
         once_s = _events_sample(thunks[:16], stream)
     rounds = max(1, math.floor(min(REPLAY_S / (once_s * len(thunks)) + 1, MAX_NODES / len(thunks))))
     try:
-        graph, keep = capture(thunks * rounds, stream)
+        graph, keep = capture(thunks * rounds, stream, keep_outputs=keep_outputs)
     except RuntimeError as error:  # what cannot be captured is timed launch by launch, and the result says so
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -204,14 +209,19 @@ def side_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def capture(thunks: Sequence[Thunk], stream: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-    """One graph of all the launches, and their outputs, which must live as long as the graph is replayed."""
+def capture(
+    thunks: Sequence[Thunk], stream: torch.cuda.Stream, *, keep_outputs: bool
+) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """One graph of all the launches, and the outputs that must live as long as it is replayed."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        # every launch keeps its own output, so that none is written into lines that the L2 still holds
-        keep = [thunk() for thunk in thunks]
+        keep = []
+        for thunk in thunks:
+            output = thunk()
+            if keep_outputs:
+                keep.append(output)
     return graph, keep
 
 

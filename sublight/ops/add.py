@@ -54,12 +54,15 @@ def launch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return z
 
 
+def _why_torch(x: torch.Tensor, y: torch.Tensor) -> str:
+    if x.shape != y.shape:
+        return "the shapes differ and must be broadcast"
+    return why_torch(x, y, widest=None)
+
+
 def choose(x: torch.Tensor, y: torch.Tensor) -> Choice:
     """What `add(x, y)` runs, and why."""
-    reason = why_torch(x, y, widest=None)
-    if not reason and x.shape != y.shape:
-        reason = "the shapes differ and must be broadcast"
-    if reason:
+    if reason := _why_torch(x, y):
         return Choice(provider="torch", kernel="torch.add", reason=reason)
     if x.is_contiguous() and y.is_contiguous():
         return Choice(provider="sublight", kernel="_add_kernel", reason="contiguous: one flat pass")
@@ -68,16 +71,16 @@ def choose(x: torch.Tensor, y: torch.Tensor) -> Choice:
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x + y: our kernel where it wins, PyTorch's elsewhere."""
-    if choose(x, y).provider == "torch":
+    if _why_torch(x, y):
         return reference(x, y)
-    return torch.ops.sublight.add(x, y)  # type: ignore[no-any-return]
+    return _add(x, y)  # type: ignore[no-any-return]
 
 
 def _backward(ctx: Any, dz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return dz, dz
 
 
-LIBRARY.op(
+_add = LIBRARY.op(
     "add(Tensor x, Tensor y) -> Tensor",
     cpu=lambda x, y: reference(x, y).contiguous(),
     cuda=launch,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
 from sublight.ops import row_norm
 from sublight.ops.library import LIBRARY, peer
-from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes, why_torch
+from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes
 
 EPS = 1e-5
 
@@ -31,7 +31,7 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bia
 
 def choose(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = EPS) -> Choice:
     """What `layer_norm(x, weight, bias)` runs, and why."""
-    if reason := why_torch(x, weight, bias):
+    if reason := row_norm.why_torch(x, weight, bias):
         return Choice(provider="torch", kernel="torch.nn.functional.layer_norm", reason=reason)
     return row_norm.choose(x)
 
@@ -40,10 +40,10 @@ def layer_norm(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = EPS
 ) -> torch.Tensor:
     """LayerNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
-    if weight is None or bias is None or choose(x, weight, bias).provider == "torch":
+    if weight is None or bias is None or row_norm.why_torch(x, weight, bias):
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     row_norm.check_width(x, weight, bias)
-    return torch.ops.sublight.layer_norm(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
+    return _layer_norm(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -51,10 +51,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     _, mean, rstd = output
     ctx.save_for_backward(x, weight, mean, rstd)
     ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)  # no zeros for the gradients of mean and rstd
 
 
 def _backward(ctx: Any, dy: torch.Tensor, _mean: Any, _rstd: Any) -> tuple[torch.Tensor | None, ...]:
-    return (*torch.ops.sublight.layer_norm_backward(dy, *ctx.saved_tensors), None)
+    return (*_layer_norm_backward(dy, *ctx.saved_tensors), None)
 
 
 def _cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
@@ -73,7 +74,7 @@ def _cpu_backward(
     return tuple(grad.contiguous() for grad in grads)
 
 
-LIBRARY.op(
+_layer_norm = LIBRARY.op(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
     cpu=_cpu,
     cuda=row_norm.forward,
@@ -81,7 +82,7 @@ LIBRARY.op(
     backward=_backward,
     setup_context=_setup_context,
 )
-LIBRARY.op(
+_layer_norm_backward = LIBRARY.op(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> (Tensor, Tensor, Tensor)",
     cpu=_cpu_backward,
     cuda=row_norm.backward,

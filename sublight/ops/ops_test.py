@@ -89,8 +89,10 @@ def test_a_strange_value_stays_in_its_row(op: Op, device: str) -> None:
         others = [others[0].view(1, -1).expand_as(x).contiguous()]
     for row, value in enumerate(SPECIAL):
         x[row, 5] = value
-    result, expected = op.launch(x, *others), op.reference(x, *others)
-    assert torch.equal(torch.isfinite(result), torch.isfinite(expected))
+    # the CPU's float64 composition is the judge: PyTorch's fused kernels give NaN for a whole row where one value is
+    expected = op.reference(x.double().cpu(), *(other.double().cpu() for other in others))
+    result = op.launch(x, *others)
+    assert torch.equal(torch.isfinite(result).cpu(), torch.isfinite(expected.float()))
     assert torch.isfinite(result[-1]).all()
 
 
@@ -107,7 +109,7 @@ def test_softmax_of_masked_rows(cols: int, device: str) -> None:
 
 
 def test_each_softmax_kernel_is_reached() -> None:
-    reached = {softmax.plan(shape["cols"], 4, packed=False) for shape in softmax.SOFTMAX.test_shapes}
+    reached = {softmax.plan("softmax", shape["cols"], 4, packed=False) for shape in softmax.SOFTMAX.test_shapes}
     assert None in reached  # trailing
     assert {tile.rows > 1 for tile in reached if tile} == {True, False}
     assert any(tile.block > softmax.TILE_COLS for tile in reached if tile)

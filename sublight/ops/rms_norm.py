@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
 from sublight.ops import row_norm
 from sublight.ops.library import LIBRARY, peer
-from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes, why_torch
+from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes
 
 EPS = 1e-6
 
@@ -31,27 +31,28 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> 
 
 def choose(x: torch.Tensor, weight: torch.Tensor | None, eps: float = EPS) -> Choice:
     """What `rms_norm(x, weight)` runs, and why."""
-    if reason := why_torch(x, weight):
+    if reason := row_norm.why_torch(x, weight):
         return Choice(provider="torch", kernel="torch.nn.functional.rms_norm", reason=reason)
     return row_norm.choose(x)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = EPS) -> torch.Tensor:
     """RMSNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
-    if weight is None or choose(x, weight).provider == "torch":
+    if weight is None or row_norm.why_torch(x, weight):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     row_norm.check_width(x, weight)
-    return torch.ops.sublight.rms_norm(x, weight, eps)[0]  # type: ignore[no-any-return]
+    return _rms_norm(x, weight, eps)[0]  # type: ignore[no-any-return]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for the gradient of rstd
 
 
 def _backward(ctx: Any, dy: torch.Tensor, _rstd: Any) -> tuple[torch.Tensor | None, ...]:
-    return (*torch.ops.sublight.rms_norm_backward(dy, *ctx.saved_tensors), None)
+    return (*_rms_norm_backward(dy, *ctx.saved_tensors), None)
 
 
 def _cpu(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +82,7 @@ def _cuda_backward(
     return dx, dw
 
 
-LIBRARY.op(
+_rms_norm = LIBRARY.op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     cpu=_cpu,
     cuda=_cuda,
@@ -89,7 +90,7 @@ LIBRARY.op(
     backward=_backward,
     setup_context=_setup_context,
 )
-LIBRARY.op(
+_rms_norm_backward = LIBRARY.op(
     "rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
     cpu=_cpu_backward,
     cuda=_cuda_backward,

@@ -11,7 +11,9 @@ import torch
 
 from sublight.jit import tl, triton
 from sublight.op import BadInput, Choice
-from sublight.ops.rows import Facts, Tile, as_rows, block_for, facts, forget, is_interpreted, is_packed
+from sublight.ops import rows as row_wise
+from sublight.ops.rows import Facts, as_rows, block_for, facts, forget, is_interpreted, is_packed
+from sublight.ops.tuning import Tile, tile_for
 
 TILE_COLS = 2048  # up to here several rows share a program
 MAX_COLS = 16384  # up to here a multiprocessor's registers hold a row in fp32 …
@@ -19,6 +21,12 @@ MAX_PACKED_COLS = 32768  # … and in its 16-bit form
 STREAM_BLOCK = 8192
 BACKWARD_BYTES = 32 * 1024  # of x; with dy, the weight and the fp32 sums this is what the registers hold
 SHARES = 32  # of the weight's gradient that one step of the second launch adds
+
+
+@triton.jit
+def reciprocal_root(squares, cols, eps):
+    """1 / sqrt(squares / cols + eps), rounded as IEEE says: once a row, so the hardware's quick forms save nothing."""
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, cols.to(tl.float32)) + eps))
 
 
 @triton.jit
@@ -31,10 +39,10 @@ def _tile_kernel(
     mask = (row < rows) & (col < cols)
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
     if CENTER:
-        mean = tl.sum(x, 1)[:, None] / cols
+        mean = tl.div_rn(tl.sum(x, 1), cols.to(tl.float32))[:, None]
         tl.store(mean_ptr + row, mean, mask=row < rows)
         x = tl.where(mask, x - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1)[:, None] / cols + eps)
+    rstd = reciprocal_root(tl.sum(x * x, 1)[:, None], cols, eps)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
     y = x * rstd * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
     if CENTER:
@@ -53,11 +61,11 @@ def _row_kernel(
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
     mean = 0.0
     if CENTER:
-        mean = tl.sum(x.to(tl.float32), 0) / cols
+        mean = tl.div_rn(tl.sum(x.to(tl.float32), 0), cols.to(tl.float32))
         tl.store(mean_ptr + row, mean)
         x = forget(x, mean, PACKED)
     centred = tl.where(mask, x.to(tl.float32) - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / cols + eps)
+    rstd = reciprocal_root(tl.sum(centred * centred, 0), cols, eps)
     tl.store(rstd_ptr + row, rstd)
     x = forget(x, rstd, PACKED)
     y = (x.to(tl.float32) - mean) * rstd * tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
@@ -86,7 +94,7 @@ def _stream_kernel(
             count += size
         else:
             squares += tl.sum(x * x, 0)
-    rstd = 1.0 / tl.sqrt(squares / cols + eps)
+    rstd = reciprocal_root(squares, cols, eps)
     if CENTER:
         tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
@@ -230,8 +238,8 @@ def forward(
     mean = torch.empty(rows if bias is not None else 0, dtype=torch.float32, device=x.device)
     center = bias is not None
     weight, bias = weight.contiguous(), (weight if bias is None else bias).contiguous()
-    packed = is_packed(x2)
-    tile = plan(cols, x.element_size(), packed)
+    name = "layer_norm" if center else "rms_norm"
+    tile = plan(name, cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability)
     if tile is None:
         _stream_kernel[(rows,)](
             x2, weight, bias, y, mean, rstd, cols, x2.stride(0), eps, CENTER=center, BLOCK=STREAM_BLOCK, num_warps=16
@@ -239,13 +247,12 @@ def forward(
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
             x2, weight, bias, y, mean, rstd, rows, cols, x2.stride(0), eps,
-            CENTER=center, ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps,
+            CENTER=center, ROWS=tile.rows, BLOCK=tile.block, **tile.options(),
         )  # fmt: skip
     else:
         _row_kernel[(rows,)](
             x2, weight, bias, y, mean, rstd, cols, x2.stride(0), eps,
-            CENTER=center, BLOCK=tile.block, PACKED=tile.registers is not None and packed,
-            num_warps=tile.warps, **tile.options(),
+            CENTER=center, BLOCK=tile.block, PACKED=tile.packed, **tile.options(),
         )  # fmt: skip
     return y.view(x.shape), mean, rstd
 
@@ -263,13 +270,14 @@ def backward(
     weight = weight.contiguous()
     block, gpu = block_for(cols), facts(x)
     if block * x.element_size() <= BACKWARD_BYTES:
+        name = "layer_norm_backward" if center else "rms_norm_backward"
         packed = is_packed(dy2, x2)
-        tile, programs, stages = plan_backward(block, x.element_size(), gpu)
-        shares = min(rows, programs)
+        tile = plan_backward(name, cols, x.element_size(), gpu, packed=packed)
+        shares = min(rows, tile.programs * gpu.multiprocessors)
         dw_shares, db_shares = _shares(shares, cols, center, x.device)
         _backward_kernel[(shares,)](
             dy2, x2, weight, mean, rstd, dx, dw_shares, db_shares, rows, cols, dy2.stride(0), x2.stride(0),
-            CENTER=center, BLOCK=block, STAGES=stages, PACKED=packed, num_warps=tile.warps, **tile.options(),
+            CENTER=center, BLOCK=block, STAGES=tile.stages, PACKED=tile.packed and packed, **tile.options(),
         )  # fmt: skip
     else:
         _stream_backward_kernel[(rows,)](
@@ -291,10 +299,18 @@ def backward(
     return dx.view(x.shape), dw, db
 
 
+def why_torch(x: torch.Tensor, *columns: torch.Tensor | None) -> str:
+    """Why a norm of x goes to PyTorch; empty where one of our kernels takes it."""
+    reason = row_wise.why_torch(x, *columns)
+    if not reason and x.shape[-1] > MAX_COLS and x.shape[-1] % 16:
+        return f"odd widths above {MAX_COLS} columns: PyTorch's kernel is faster"
+    return reason
+
+
 def choose(x: torch.Tensor) -> Choice:
     """Which of the forward kernels takes x, and why."""
     cols = x.shape[-1]
-    if plan(cols, x.element_size(), x.element_size() == 2 and cols % 16 == 0) is None:
+    if plan("", cols, x.element_size(), packed=x.element_size() == 2 and cols % 16 == 0) is None:
         return Choice(provider="sublight", kernel="_stream_kernel", reason=f"{cols} columns: in chunks, twice")
     if cols <= TILE_COLS:
         return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
@@ -327,27 +343,32 @@ def _shares(shares: int, cols: int, center: bool, device: torch.device) -> tuple
     return dw, torch.empty_like(dw) if center else dw
 
 
-def plan(cols: int, itemsize: int, packed: bool) -> Tile | None:
+def plan(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90) -> Tile | None:
     """How the forward pass shares a row out; None where no multiprocessor holds it."""
     block = block_for(cols)
-    if cols <= TILE_COLS:
-        return Tile(rows=max(1, 2048 // block), block=block, warps=4)
-    if block > (MAX_PACKED_COLS if packed else MAX_COLS):
+    if cols <= TILE_COLS:  # about 1024 elements a warp, so that no reduction leaves its warp
+        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block // 1024))
+    elif block > (MAX_PACKED_COLS if packed else MAX_COLS):
         return None
-    warps = min(32, max(8, block * itemsize // 1024))
-    return Tile(rows=1, block=block, warps=warps, registers=64 if packed and warps >= 16 else None)
+    elif block > MAX_COLS:
+        rule = Tile(block=block, warps=32, registers=64, packed=True)
+    else:  # few warps, each with much of the row: the barriers of a reduction cost more than registers do here
+        rule = Tile(block=block, warps=max(4, block // 2048))
+    return tile_for(kernel, cols, itemsize, packable=packed, capability=capability, rule=rule)
 
 
-def plan_backward(block: int, itemsize: int, gpu: Facts) -> tuple[Tile, int, int]:
-    """Warps and registers for one row, how many programs, and how many rows are on their way at once."""
-    sms = gpu.multiprocessors
+def plan_backward(kernel: str, cols: int, itemsize: int, gpu: Facts, *, packed: bool) -> Tile:
+    """For programs that take many rows each: how many, with what, and how many rows are on their way."""
+    block = block_for(cols)
     if is_interpreted():
-        return Tile(rows=1, block=block, warps=4), sms, 1
-    if block <= 1024:
-        return Tile(rows=1, block=block, warps=4, registers=128), 4 * sms, 4
-    if block <= 4096:
-        return Tile(rows=1, block=block, warps=8, registers=128), 2 * sms, 3
+        return Tile(block=block, warps=4, programs=1)
     fits = 2 * 2 * block * itemsize + 1024 <= gpu.shared_bytes  # two rows ahead, of x and of dy
-    if itemsize == 4:
-        return Tile(rows=1, block=block, warps=32, registers=64), sms, 3 if fits else 2
-    return Tile(rows=1, block=block, warps=16, registers=128), sms, 3 if fits else 2
+    if block <= 1024:
+        rule = Tile(block=block, warps=4, registers=128, packed=True, programs=4, stages=4)
+    elif block <= 4096:
+        rule = Tile(block=block, warps=8, registers=128, packed=True, programs=2, stages=3)
+    elif itemsize == 4:
+        rule = Tile(block=block, warps=32, registers=64, programs=1, stages=3 if fits else 2)
+    else:
+        rule = Tile(block=block, warps=16, registers=128, packed=True, programs=1, stages=3 if fits else 2)
+    return tile_for(kernel, cols, itemsize, packable=packed, capability=gpu.capability, rule=rule)

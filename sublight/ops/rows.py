@@ -7,7 +7,6 @@ import functools
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -26,34 +25,6 @@ NORM_TEST_SHAPES: tuple[Shape, ...] = tuple(
     )
 )
 ELEMENTS = 2**27  # of a large benchmark shape: 256 MB of bf16 each way
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """A program's share: `rows` rows of `block` columns, spread over `warps` warps."""
-
-    rows: int
-    block: int
-    warps: int
-    registers: int | None = None  # per thread at most, so that enough programs share a multiprocessor
-
-    def options(self) -> dict[str, Any]:
-        """For the launch; the interpreter knows no registers."""
-        return {} if self.registers is None or is_interpreted() else {"maxnreg": self.registers}
-
-
-def narrow_tile(cols: int) -> Tile:
-    """About 1024 elements a warp: enough loads in flight, and no reduction leaves its warp."""
-    block = block_for(cols)
-    return Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block // 1024))
-
-
-def wide_tile(block: int, bytes_per_col: int, *, packed: bool, capability: int) -> Tile:
-    """One row over so many warps that a thread holds 64 bytes of it, and so few registers that two rows fit."""
-    warps = min(32, max(4, block * bytes_per_col // 2048))
-    if packed and warps == 32 and capability >= 100:
-        return Tile(rows=1, block=block, warps=16, registers=64)  # Blackwell's assembler spills with 32 registers
-    return Tile(rows=1, block=block, warps=warps, registers={8: 64, 16: 40, 32: 32}.get(warps) if packed else None)
 
 
 def block_for(cols: int) -> int:
@@ -80,6 +51,13 @@ def is_packed(*tensors: torch.Tensor) -> bool:
         x.element_size() == 2 and x.shape[1] % 16 == 0 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0
         for x in tensors
     )
+
+
+def is_ragged(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Rows that start anywhere, though both tensors start at a boundary: worth moving by vectors all the same."""
+    vector = 16 // x.element_size()
+    aligned = x.data_ptr() % 16 == 0 and y.data_ptr() % 16 == 0
+    return aligned and x.shape[1] % 16 != 0 and x.stride(0) % vector == y.stride(0) % vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +163,46 @@ def collect(ptr, parts, PARTS: tl.constexpr):
     first = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     second = words.to(tl.int32).to(tl.float32, bitcast=True)
     return tl.where(part < parts, first, -float("inf")), tl.where(part < parts, second, 0.0)
+
+
+@triton.jit
+def chunk_places(offset, part, cols, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the part-th chunk of the row at `offset` lies, what of it to move by vectors, what by elements, if any.
+
+    A row of odd width starts anywhere. Chunks start at the 16-byte boundary before it: vectors that lie wholly inside
+    the row are moved whole, and only what is cut off at its two ends element by element.
+    """
+    lead = (offset % VECTOR).to(tl.int32)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    vector = place // VECTOR * VECTOR
+    whole = (vector >= lead) & (vector + VECTOR <= lead + cols)
+    ends = (place >= lead) & (place < lead + cols) & (whole == 0)
+    cut = (part == 0) | ((part + 1) * BLOCK >= lead + cols)  # has an end of the row in it
+    return offset // VECTOR * VECTOR + place, whole, ends, cut
+
+
+@triton.jit
+def load_chunk(ptr, offset, part, cols, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """One chunk of a row, -inf beyond it; VECTOR 1 where rows start at 16-byte boundaries anyway."""
+    if VECTOR == 1:
+        col = part * BLOCK + tl.arange(0, BLOCK)
+        return tl.load(ptr + offset + col, mask=col < cols, other=-float("inf"))
+    else:
+        place, whole, ends, cut = chunk_places(offset, part, cols, BLOCK, VECTOR)
+        x = tl.load(ptr + place, mask=whole, other=-float("inf"))
+        if cut:
+            x = tl.where(ends, tl.load(ptr + place, mask=ends, other=-float("inf")), x)
+        return x
+
+
+@triton.jit
+def store_chunk(ptr, offset, part, cols, value, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """The counterpart of `load_chunk`: what was loaded from a row with a lead goes to a row with the same lead."""
+    if VECTOR == 1:
+        col = part * BLOCK + tl.arange(0, BLOCK)
+        tl.store(ptr + offset + col, value, mask=col < cols, cache_modifier=".cs")
+    else:
+        place, whole, ends, cut = chunk_places(offset, part, cols, BLOCK, VECTOR)
+        tl.store(ptr + place, value, mask=whole, cache_modifier=".cs")
+        if cut:
+            tl.store(ptr + place, value, mask=ends)

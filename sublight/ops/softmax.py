@@ -17,28 +17,29 @@ from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
 from sublight.ops.library import LIBRARY, peer
 from sublight.ops.rows import (
-    Tile,
     as_rows,
     block_for,
     collect,
     facts,
     forget,
     is_packed,
-    narrow_tile,
+    is_ragged,
+    load_chunk,
     publish,
     random_rows,
     row_shapes,
+    store_chunk,
     why_torch,
-    wide_tile,
 )
+from sublight.ops.tuning import Tile, tile_for
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 LN2_HIGH = tl.constexpr(0.693359375)  # ten bits: its product with a whole number below 2**14 is exact
 LN2_LOW = tl.constexpr(-2.1219444005469057e-4)
 TILE_COLS = 2048  # up to here several rows share a program
 ROW_BYTES = 64 * 1024  # up to here two rows fit in a multiprocessor's registers
-CHUNK = 8192  # columns that a program of `trailing` takes
-LAG_BYTES = 16 * 2**20  # how far its second pass trails the first: well within the L2, well beyond what runs at once
+CHUNK = 8192  # columns that a program of the backward pass's `trailing` takes
+LAG_BYTES = 6 * 2**20  # how far its second pass trails the first: as much as runs at once, well within the L2
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -47,16 +48,28 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def exp_below(x, top):
-    """exp(x - top). For 16-bit x one fused multiply-add and the hardware's exp2; for fp32 that would lose bits of the
-    argument, so its whole part is taken off first (by ln 2 in two pieces, the first exact) and only the rest scaled."""
+    """exp(x - top). For 16-bit x one multiply-add and the hardware's exp2; both would lose bits of an fp32 result, so
+    there whole powers of two come off (ln 2 in two pieces, the first exact) and a polynomial does the rest."""
     if x.dtype == tl.float32:
-        d = x - top
-        d = tl.where(d < -150.0, -150.0, d)  # already zero in fp32, and -inf has no whole part
+        below = x - top
+        d = tl.where(below < -87.0, -87.0, below)  # the smallest normal number; -inf has no whole part
         whole = tl.floor(d * LOG2_E + 0.5)
         rest = d - whole * LN2_HIGH - whole * LN2_LOW
-        return tl.exp2(whole) * tl.exp2(rest * LOG2_E)
+        p = rest * 1.9875691500e-4 + 1.3981999507e-3
+        p = p * rest + 8.3334519073e-3
+        p = p * rest + 4.1665795894e-2
+        p = p * rest + 1.6666665459e-1
+        p = p * rest + 5.0000001201e-1
+        power = ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)  # 2**whole, exactly
+        return tl.where(below < -87.0, 0.0, power * (p * rest * rest + rest + 1.0))
     else:
         return tl.exp2(x.to(tl.float32) * LOG2_E - top * LOG2_E)
+
+
+@triton.jit
+def share_of(e, total, kind: tl.constexpr):
+    """e / total; a 16-bit result does not see the second rounding of a product with the reciprocal."""
+    return tl.div_rn(e, total + tl.zeros_like(e)) if kind == tl.float32 else e * (1.0 / total)
 
 
 @triton.jit
@@ -66,7 +79,7 @@ def _tile_kernel(x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexp
     mask = (row < rows) & (col < cols)
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
     e = exp_below(x, tl.max(x.to(tl.float32), 1)[:, None])
-    y = e / tl.sum(e, 1)[:, None]
+    y = share_of(e, tl.sum(e, 1)[:, None], x.dtype)
     tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -81,25 +94,22 @@ def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PAC
     total = tl.sum(exp_below(x, top), 0)
     x = forget(x, total, PACKED)
     e = exp_below(x, top)
-    y = e * (1.0 / total) if PACKED else e / total  # a 16-bit result does not see the second rounding
+    y = share_of(e, total, x.dtype)
     tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _trailing_kernel(
     x_ptr, y_ptr, part_ptr, cols, x_stride, y_stride, units, lag, parts,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)  # the chunk that this program reduces …
     second = first - lag  # … and the one that it finishes
     row, part = (first // parts).to(tl.int64), first % parts
-    col = part * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * x_stride + col, mask=col < tl.where(first < units, cols, 0), other=-float("inf"))
+    x = load_chunk(x_ptr, row * x_stride, part, tl.where(first < units, cols, 0), BLOCK, VECTOR)
     old_unit = tl.maximum(second, 0)
     old_row, old_part = (old_unit // parts).to(tl.int64), old_unit % parts
-    old_col = old_part * BLOCK + tl.arange(0, BLOCK)
-    old_mask = old_col < tl.where(second >= 0, cols, 0)
-    old = tl.load(x_ptr + old_row * x_stride + old_col, mask=old_mask, other=0.0, eviction_policy="evict_first")
+    old = load_chunk(x_ptr, old_row * x_stride, old_part, tl.where(second >= 0, cols, 0), BLOCK, VECTOR)
     top = tl.max(x.to(tl.float32), 0)
     total = tl.sum(exp_below(x, tl.where(top == -float("inf"), 0.0, top)), 0)  # a masked chunk adds nothing
     publish(part_ptr + first, top, total, first < units)
@@ -107,9 +117,8 @@ def _trailing_kernel(
         tops, totals = collect(part_ptr + old_row * parts, parts, PARTS)
         top = tl.max(tops, 0)
         total = tl.sum(totals * exp_below(tops, top), 0)
-        y = exp_below(old, top) / total
-        y_ptrs = y_ptr + old_row * y_stride + old_col
-        tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=old_mask, cache_modifier=".cs")
+        y = share_of(exp_below(old, top), total, old.dtype)
+        store_chunk(y_ptr, old_row * y_stride, old_part, cols, y.to(y_ptr.dtype.element_ty), BLOCK, VECTOR)
 
 
 @triton.jit
@@ -170,25 +179,26 @@ def launch(x: torch.Tensor) -> torch.Tensor:
     x2 = as_rows(x)
     rows, cols = x2.shape
     y = torch.empty_like(x2, memory_format=torch.contiguous_format)
-    packed = is_packed(x2)
-    tile = plan(cols, x.element_size(), packed=packed, capability=facts(x).capability)
-    if tile is None:
-        parts = triton.cdiv(cols, CHUNK)
-        units, lag = _units(rows, parts, x.element_size())
+    tile = plan("softmax", cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability)
+    if tile is None or (cols > TILE_COLS and is_ragged(x2, y)):
+        vector = 16 // x.element_size() if is_ragged(x2, y) else 1
+        chunk, warps, registers = (4096, 4, None) if cols <= 32 * 4096 else (8192, 8, 80)
+        parts = triton.cdiv(cols + vector - 1, chunk)
+        units, lag = _units(rows, parts, chunk * x.element_size())
         part = torch.zeros(units, dtype=torch.int64, device=x.device)
         _trailing_kernel[(units + lag,)](
             x2, y, part, cols, x2.stride(0), y.stride(0), units, lag, parts,
-            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), num_warps=8,
+            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector,
+            **Tile(block=chunk, warps=warps, registers=registers if x.element_size() == 2 else None).options(),
         )  # fmt: skip
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
-            x2, y, rows, cols, x2.stride(0), y.stride(0), ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps
+            x2, y, rows, cols, x2.stride(0), y.stride(0), ROWS=tile.rows, BLOCK=tile.block, **tile.options()
         )
     else:
         _row_kernel[(rows,)](
-            x2, y, cols, x2.stride(0), y.stride(0),
-            BLOCK=tile.block, PACKED=packed, num_warps=tile.warps, **tile.options(),
-        )  # fmt: skip
+            x2, y, cols, x2.stride(0), y.stride(0), BLOCK=tile.block, PACKED=tile.packed, **tile.options()
+        )
     return y.view(x.shape)
 
 
@@ -197,11 +207,11 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     dy2, y2 = as_rows(dy), as_rows(y)
     rows, cols = y2.shape
     dx = torch.empty_like(y2, memory_format=torch.contiguous_format)
-    packed = is_packed(dy2, y2)
-    tile = plan(cols, 2 * y.element_size(), packed=packed, capability=facts(y).capability)  # two tensors share the room
+    item, packed = 2 * y.element_size(), is_packed(dy2, y2)  # two tensors share the registers
+    tile = plan("softmax_backward", cols, item, packed=packed, capability=facts(y).capability)
     if tile is None:
         parts = triton.cdiv(cols, CHUNK)
-        units, lag = _units(rows, parts, 2 * y.element_size())
+        units, lag = _units(rows, parts, CHUNK * item)
         part = torch.zeros(units, dtype=torch.int64, device=y.device)
         _trailing_backward_kernel[(units + lag,)](
             dy2, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
@@ -209,29 +219,34 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         )  # fmt: skip
     elif cols <= TILE_COLS:
         _tile_backward_kernel[(triton.cdiv(rows, tile.rows),)](
-            dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0), ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.warps
+            dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0), ROWS=tile.rows, BLOCK=tile.block, **tile.options()
         )
     else:
         _row_backward_kernel[(rows,)](
-            dy2, y2, dx, cols, dy2.stride(0), y2.stride(0),
-            BLOCK=tile.block, PACKED=packed, num_warps=tile.warps, **tile.options(),
-        )  # fmt: skip
+            dy2, y2, dx, cols, dy2.stride(0), y2.stride(0), BLOCK=tile.block, PACKED=tile.packed, **tile.options()
+        )
     return dx.view(y.shape)
 
 
-def plan(cols: int, bytes_per_col: int, *, packed: bool, capability: int = 90) -> Tile | None:
+def plan(kernel: str, cols: int, bytes_per_col: int, *, packed: bool, capability: int = 90) -> Tile | None:
     """How a row is shared out; None where no multiprocessor holds it."""
-    if cols <= TILE_COLS:
-        return narrow_tile(cols)
     block = block_for(cols)
-    if block * bytes_per_col > (ROW_BYTES if capability < 120 else ROW_BYTES // 2):  # GeForce's assembler spills there
+    if cols <= TILE_COLS:  # about 1024 elements a warp: loads enough in flight, and no reduction leaves its warp
+        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block // 1024))
+    elif block * bytes_per_col > (ROW_BYTES if capability < 120 else ROW_BYTES // 2):  # GeForce spills there
         return None
-    return wide_tile(block, bytes_per_col, packed=packed, capability=capability)
+    else:  # a thread holds 64 bytes of the row, in so few registers that two rows fit
+        warps = min(32, max(4, block * bytes_per_col // 2048))
+        registers = {8: 64, 16: 40, 32: 32}.get(warps) if packed else None
+        if packed and warps == 32 and capability >= 100:  # where Blackwell's assembler spills
+            warps, registers = 16, 64
+        rule = Tile(block=block, warps=warps, registers=registers, packed=packed)
+    return tile_for(kernel, cols, bytes_per_col, packable=packed, capability=capability, rule=rule)
 
 
-def _units(rows: int, parts: int, bytes_per_col: int) -> tuple[int, int]:
+def _units(rows: int, parts: int, chunk_bytes: int) -> tuple[int, int]:
     units = rows * parts
-    return units, min(units, LAG_BYTES // (CHUNK * bytes_per_col))
+    return units, min(units, LAG_BYTES // chunk_bytes)
 
 
 def choose(x: torch.Tensor) -> Choice:
@@ -239,7 +254,7 @@ def choose(x: torch.Tensor) -> Choice:
     if reason := why_torch(x):
         return Choice(provider="torch", kernel="torch.softmax", reason=reason)
     cols = x.shape[-1]
-    if plan(cols, x.element_size(), packed=True) is None:
+    if plan("softmax", cols, x.element_size(), packed=x.element_size() == 2) is None or cols % 16:
         return Choice(
             provider="sublight", kernel="_trailing_kernel", reason=f"{cols} columns: chunks, second pass from L2"
         )
@@ -250,9 +265,9 @@ def choose(x: torch.Tensor) -> Choice:
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last dimension: our kernel where it wins, PyTorch's elsewhere (`sublight.why` says which)."""
-    if choose(x).provider == "torch":
+    if why_torch(x):
         return reference(x)
-    return torch.ops.sublight.softmax(x)  # type: ignore[no-any-return]
+    return _softmax(x)  # type: ignore[no-any-return]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -261,14 +276,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
     (y,) = ctx.saved_tensors
-    return torch.ops.sublight.softmax_backward(dy, y)  # type: ignore[no-any-return]
+    return _softmax_backward(dy, y)  # type: ignore[no-any-return]
 
 
 def _cpu_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)  # type: ignore[no-any-return]
 
 
-LIBRARY.op(
+_softmax = LIBRARY.op(
     "softmax(Tensor x) -> Tensor",
     cpu=lambda x: reference(x).contiguous(),
     cuda=launch,
@@ -276,7 +291,7 @@ LIBRARY.op(
     backward=_backward,
     setup_context=_setup_context,
 )
-LIBRARY.op(
+_softmax_backward = LIBRARY.op(
     "softmax_backward(Tensor dy, Tensor y) -> Tensor",
     cpu=_cpu_backward,
     cuda=launch_backward,

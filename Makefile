@@ -1,0 +1,51 @@
+# `make demo` and `make test` set everything up in .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+# torch's CPU build is a tenth of its CUDA build: where there is no NVIDIA driver on Linux, and pip has not been told
+# where to look, take it from the index that PyTorch publishes it on
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia/version \
+	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo --extra-index-url $(CPU_INDEX))
+
+.PHONY: demo test gpu check-compile docs clean
+
+demo: $(READY)
+	$(BIN)/sublight limits --quick
+	$(BIN)/sublight bench --quick
+
+test: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -q
+
+# On a machine with a GPU, with the Python that is there: installs nothing.
+gpu:
+	@$(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
+		{ echo 'make gpu: no GPU that torch can use here; `$(PYTHON) -m sublight doctor` says why' >&2; exit 2; }
+	$(PYTHON) -m pytest -m gpu -q -p no:cacheprovider
+	$(PYTHON) -m sublight limits
+	$(PYTHON) -m sublight bench --against compile,liger,quack \
+		--json benchmarks/$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)').json
+
+# Every kernel for every GPU that it declares; needs no GPU.
+check-compile:
+	$(PYTHON) -m sublight.xray.compile --all-targets
+
+# The pictures and tables of the docs, from the last full benchmark.
+RUN ?= benchmarks/h200.json
+docs: $(READY)
+	$(BIN)/python -m sublight.report.pictures $(RUN) docs
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'sublight needs Python 3.11 or later; found' "$$($(PYTHON) --version 2>&1)": make PYTHON=python3.12 $(MAKECMDGOALS) >&2; exit 2; }
+	@echo 'setting up $(VENV): torch 2.13, triton 3.9 and the tools, 0.5 GB to fetch, 2.1 GB on disk (more where torch comes with CUDA)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX) --editable '.[torch,dev]'
+	@touch $(READY)
+	@echo 'ready:' "$$(du -sh $(VENV) | cut -f1)" in $(VENV)

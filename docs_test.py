@@ -1,0 +1,120 @@
+"""The code in the docs runs: Python blocks as they are, commands as they are, shown output as it is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+COMMAND_S = 120
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for name, body in _BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
+
+
+def commands() -> list[tuple[str, str]]:
+    return [
+        (page.name, line) for page in PAGES for block in blocks(page, "bash") for line in block.splitlines() if line
+    ]
+
+
+def consoles() -> list[tuple[str, str]]:
+    return [(page.name, block) for page in PAGES for block in blocks(page, "console")]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The checkout's package, a cache of its own, a wide screen, and kernels that run without a GPU."""
+    given = {"TRITON_INTERPRET": "1"}
+    return {**os.environ, **given, "PYTHONPATH": str(ROOT), "SUBLIGHT_CACHE": str(folder / "cache"), "COLUMNS": "200"}
+
+
+def sublight(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *words.split()]
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=COMMAND_S
+    )
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def check(line: str, folder: Path) -> None:
+    """Run one line of a bash block, or hold what it names against the file that defines it."""
+    verb, _, rest = line.partition(" ")
+    if verb == "make":  # running it here would set up an environment, or run these tests in themselves
+        assert rest in targets(), f"the Makefile has no target {rest!r}"
+    elif verb == "sublight":
+        done = sublight(line, folder)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, "nothing was printed"
+    elif line.startswith("pip install"):
+        named = re.search(r"\[(\w+)\]", line)
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert named is None or named[1] in extras
+    else:
+        raise AssertionError(f"no check is known for {line!r}")
+
+
+def show(block: str, folder: Path) -> None:
+    """A console block's output is what its command prints."""
+    first, *expected = block.splitlines()
+    assert first.startswith("$ sublight "), first
+    done = sublight(first.removeprefix("$ "), folder)
+    assert [line.rstrip() for line in done.stdout.splitlines()] == expected
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_commands_run(page: str, line: str, tmp_path: Path) -> None:
+    check(line, tmp_path)
+
+
+@pytest.mark.parametrize(("page", "block"), consoles())
+def test_shown_output_is_what_is_printed(page: str, block: str, tmp_path: Path) -> None:
+    show(block, tmp_path)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_runs(page: Path, tmp_path: Path) -> None:
+    """A page's blocks follow one another; from a file, since Triton reads the source of its kernels."""
+    script = tmp_path / "blocks.py"
+    script.write_text("\n\n".join(blocks(page, "python")))
+    done = subprocess.run(
+        [sys.executable, script], env=environment(tmp_path), capture_output=True, text=True, timeout=COMMAND_S
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_are_there(page: Path) -> None:
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    names = re.findall(r"\]\(([^)#]+)\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    for name in (first or second for first, second in names):
+        assert name.startswith("http") or (page.parent / name).exists(), f"{page.name} points to {name}"
+
+
+def test_code_inside_sentences_names_real_targets() -> None:
+    text = "".join(_BLOCK.sub("", page.read_text(encoding="utf-8")) for page in PAGES)
+    named = set(re.findall(r"`make ([\w-]+)`", text))
+    assert named
+    assert named <= targets()
+
+
+@pytest.mark.parametrize("line", ["make coffee", "sublight gpus h2000", "pip install '.[nothing]'", "rm -rf /"])
+def test_the_checker_finds_a_wrong_line(line: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        check(line, tmp_path)
+
+
+def test_the_checker_finds_wrong_output(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        show("$ sublight --version\nsublight 9.9.9\n", tmp_path)

@@ -1,0 +1,6 @@
+"""`python3 -m sublight`: the command, from a bare checkout."""
+
+from sublight.cli import main
+
+if __name__ == "__main__":
+    main()

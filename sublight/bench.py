@@ -1,0 +1,321 @@
+"""Ops × shapes × data types × providers × directions: each checked, timed alone, and set against its floor.
+
+Every provider of a case gets the same inputs in the same run. What ran is read from the profiler, not assumed: `ours`
+is true only where a kernel of this project was seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sublight import correct, timing
+from sublight.limits import run as limits_run
+from sublight.limits.run import Machine
+from sublight.op import DTYPES, BadInput, Cost, Direction, Inputs, Op, Shape, Thunk, nearest, parse_dtype, shape_text
+from sublight.results import Limits, Result, Run
+
+Progress = Callable[[str, int, int], None]
+PROVIDERS = ("sublight", "launch", "torch", "compile", "liger", "quack")  # launch: our kernel, undispatched
+NEEDED = {  # the limits that a floor is made of
+    "cuda": ("hbm_copy", "launch_graph_node", "vector_fp32"),
+    "cpu": ("host_copy", "launch_eager"),
+}
+CPU_ELEMENTS = 2**22  # a CPU is shown the op, not the machine's limit at a GPU's sizes
+CHECK_ELEMENTS = 2**25  # a float64 reference of more than this is taken over the first rows
+MAX_INPUT_SETS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One table row before it is measured, less its provider."""
+
+    op: Op
+    shape: Shape
+    dtype: str
+    direction: Direction
+
+    @property
+    def cost(self) -> Cost:
+        return self.op.cost(self.shape, self.dtype, self.direction)
+
+
+def limits_for(machine: Machine, progress: Progress | None = None) -> Limits:
+    """What this machine reached before; where that lacks what a floor needs, measured now, quickly, and kept."""
+    cached = limits_run.cached(machine)
+    missing = [name for name in NEEDED[machine.kind] if cached is None or cached.value(name) is None]
+    if not missing and cached is not None:
+        return cached
+    limits_run.run(kind=machine.kind, quick=True, only=missing, progress=progress)
+    again = limits_run.cached(machine)
+    if again is not None:
+        return replace(again, source="measured just now (--quick), kept for next time")
+    return limits_run.run(kind=machine.kind, quick=True, only=NEEDED[machine.kind], progress=progress)
+
+
+def run(
+    ops: Sequence[Op],
+    *,
+    machine: Machine,
+    limits: Limits,
+    shapes: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    against: Sequence[str] = (),
+    directions: Sequence[Direction] = ("fwd", "bwd"),
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Measure; Ctrl-C keeps the rows that are done."""
+    chosen = providers(against)
+    work = [(case, name) for case in cases(ops, machine, shapes, dtypes, directions, quick) for name in chosen]
+    rows: list[Result] = []
+    try:
+        for case, group in _grouped(work):
+            bench = _Bench(case, machine, limits, quick)
+            for name in group:
+                if progress:
+                    progress(f"{case.op.name} {shape_text(case.shape)} {case.direction} {name}", len(rows), len(work))
+                rows.append(bench.measure(name))
+            bench.release()
+    except KeyboardInterrupt:
+        pass
+    return Run(
+        gpu=machine.gpu.key if machine.gpu else machine.device,
+        driver=machine.driver,
+        torch=_version("torch"),
+        triton=_version("triton"),
+        commit=commit(),
+        date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        limits=limits,
+        rows=tuple(rows),
+    )
+
+
+def providers(against: Sequence[str]) -> tuple[str, ...]:
+    """Ours and PyTorch's always; others where they are asked for."""
+    for name in against:
+        if name not in PROVIDERS:
+            raise BadInput(f"unknown provider {name!r}: use one of {nearest(name, list(PROVIDERS))}")
+    return tuple(name for name in PROVIDERS if name in ("sublight", "torch", *against))
+
+
+def cases(
+    ops: Sequence[Op],
+    machine: Machine,
+    shapes: Sequence[str],
+    dtypes: Sequence[str],
+    directions: Sequence[Direction],
+    quick: bool,
+) -> list[Case]:
+    """What there is to measure. Without shapes and data types: the op's own in bf16, or small ones in fp32 on a CPU."""
+    names = [parse_dtype(dtype) for dtype in dtypes] or (["bfloat16"] if machine.kind == "cuda" else [DTYPES[0]])
+    found = []
+    for op in ops:
+        mine: Sequence[Shape] = [op.parse_shape(words) for words in shapes] or op.shapes
+        if not shapes and machine.kind == "cpu":
+            mine = _for_cpu(op, quick)
+        elif not shapes and quick:
+            mine = mine[::4]
+        for shape in mine:
+            for dtype in names:
+                for direction in directions:
+                    case = Case(op=op, shape=shape, dtype=dtype, direction=direction)
+                    if direction == "fwd" or case.cost.bytes:  # a gradient that is its input needs no kernel
+                        found.append(case)
+    return found
+
+
+def commit() -> str:
+    """Of the checkout that this runs from, with a mark where it has changes."""
+    here = Path(__file__).resolve().parent
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here, capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+        return told.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+class _Bench:
+    """One case: its inputs, made once, and its providers, one after the other."""
+
+    def __init__(self, case: Case, machine: Machine, limits: Limits, quick: bool) -> None:
+        self.case, self.device, self.limits = case, machine.kind, limits
+        self.time_limit_s = 0.05 if quick else 0.15
+        self.cache_bytes = machine.gpu.l2_bytes if machine.gpu and machine.gpu.l2_bytes else 32 * 2**20
+
+    @functools.cached_property
+    def sets(self) -> list[Inputs]:
+        """The same op over distinct buffers, together larger than the cache where so many fit in one graph."""
+        case = self.case
+        wanted = min(timing.sets_for(case.cost.bytes, self.cache_bytes), MAX_INPUT_SETS)
+        return [case.op.inputs(case.shape, case.dtype, self.device, seed) for seed in range(wanted)]
+
+    @property
+    def cold(self) -> bool:
+        return self.case.cost.bytes * len(self.sets) >= self.cache_bytes
+
+    def release(self) -> None:
+        self.__dict__.pop("sets", None)
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def measure(self, provider: str) -> Result:
+        """One row; what cannot be measured says why in its place."""
+        case = self.case
+        cost = case.cost
+        floor = self.limits.floor(cost)
+        row = Result(
+            op=case.op.name,
+            direction=case.direction,
+            shape=dict(case.shape),
+            dtype=case.dtype,
+            provider=provider,
+            floor_s=floor.seconds if floor else None,
+            bound=floor.bound if floor else "",
+            bytes=cost.bytes,
+            flops=cost.total_flops,
+        )
+        try:
+            return self._timed(row, provider)
+        except ImportError as error:
+            return replace(row, unavailable=f"not installed: {error.name or error}")
+        except Exception as error:  # a peer may fail in any way; the others' rows must not be lost with it
+            reason = str(error).splitlines()[0] if str(error) else ""
+            return replace(row, unavailable=f"{type(error).__name__}: {reason}"[:200])
+
+    def _timed(self, row: Result, provider: str) -> Result:
+        import torch
+
+        case = self.case
+        with torch.set_grad_enabled(case.direction == "bwd"):
+            error = self._error(provider)
+            thunks = [self._thunk(provider, inputs) for inputs in self.sets]
+            kernels = timing.kernels_of(thunks[0], device=self.device)
+            samples = timing.measure(
+                thunks,
+                device=self.device,
+                time_limit_s=self.time_limit_s,
+                keep_outputs=case.cost.bytes < 2 * self.cache_bytes,
+            )
+            call_s = timing.call_seconds(thunks[0], device=self.device, time_limit_s=0.02)
+        if provider == "compile" and self.device == "cpu":
+            kernels = ("inductor",)  # what is listened to is not what compiled code runs
+        ours = {kernel.name for kernel in case.op.kernels}
+        return replace(
+            row,
+            ours=any(name in ours for name in kernels),
+            kernel=", ".join(dict.fromkeys(name[:80] for name in kernels)),
+            median_s=samples.median_s,
+            spread_s=samples.spread_s,
+            n=samples.n,
+            method=samples.method,
+            cache="cold" if self.cold else "warm",
+            clock_mhz=samples.clock_mhz[1] if samples.clock_mhz else None,
+            energy_j=samples.energy_j,
+            call_s=call_s,
+            error=error,
+            note=", ".join(filter(None, (samples.note, *samples.throttle))),
+        )
+
+    def _thunk(self, provider: str, inputs: Inputs) -> Thunk:
+        """The call that is timed: forward, or backward alone over a forward pass made before."""
+        if self.case.direction == "fwd":
+            return self._bound(provider, inputs)
+        return _Backward(functools.partial(self._bound, provider), inputs)
+
+    def _bound(self, provider: str, inputs: Inputs) -> Thunk:
+        op = self.case.op
+        if own := {"sublight": op.call, "launch": op.launch, "torch": op.reference}.get(provider):
+            return functools.partial(own, *inputs)
+        if provider == "compile":
+            return functools.partial(_compiled(op), *inputs)
+        if provider not in op.peers:
+            raise NotImplementedError(f"{provider} has no {op.name}")
+        return op.peers[provider](*inputs)
+
+    def _error(self, provider: str) -> float:
+        """Our error over PyTorch's, against float64: the check that a timed kernel computes the right thing."""
+        case, inputs = self.case, self.sets[0]
+        bind = functools.partial(self._bound, provider)
+        if inputs[0].dim() == 2 and inputs[0].numel() > CHECK_ELEMENTS:
+            rows = max(1, CHECK_ELEMENTS // inputs[0].shape[1])
+            inputs = (inputs[0][:rows], *inputs[1:])
+        if case.direction == "fwd":
+            errors = correct.forward_errors(lambda *x: bind(x)(), case.op.reference, inputs)
+        else:
+            import torch
+
+            grad = torch.randn_like(inputs[0])
+            errors = correct.backward_errors(
+                lambda grad, *x: correct.gradients(lambda *leaves: bind(leaves)(), x, grad),
+                case.op.reference,
+                inputs,
+                grad,
+            )
+        return correct.worst(errors).ratio
+
+
+class _Backward:
+    """A backward pass alone, over a forward pass made on first use and kept.
+
+    Autograd runs a backward on the streams of its forward and of its leaves' first use, and a graph captures one stream
+    only: so both are made anew on the stream that is current.
+    """
+
+    def __init__(self, bind: Callable[[Inputs], Thunk], inputs: Inputs) -> None:
+        import torch
+
+        self._bind, self._inputs, self._grad = bind, inputs, torch.randn_like(inputs[0])
+        self._stream: int | None = None
+        self._kept: tuple[Any, Inputs] | None = None
+
+    def __call__(self) -> Any:
+        import torch
+
+        stream = torch.cuda.current_stream().cuda_stream if self._grad.is_cuda else 0
+        if self._kept is None or stream != self._stream:
+            leaves = tuple(x.detach().requires_grad_() for x in self._inputs)
+            self._stream, self._kept = stream, (self._bind(leaves)(), leaves)
+        output, leaves = self._kept
+        return torch.autograd.grad(output, leaves, self._grad, retain_graph=True)
+
+
+@functools.cache
+def _compiled(op: Op) -> Callable[..., Any]:
+    import torch
+
+    torch._dynamo.config.cache_size_limit = 4096  # one entry a shape, and every shape is a case of its own
+    return torch.compile(op.reference, dynamic=False)
+
+
+def _for_cpu(op: Op, quick: bool) -> list[Shape]:
+    """The op's first shapes with fewer rows or elements, so that a CPU finishes in seconds."""
+    first = list(op.shapes[:1] if quick else op.shapes[1:6:2])
+    if op.keys == ("numel",):
+        return [{"numel": CPU_ELEMENTS}] if quick else [{"numel": 2**16}, {"numel": CPU_ELEMENTS}]
+    return [{**shape, "rows": max(1, CPU_ELEMENTS // shape["cols"])} for shape in first]
+
+
+def _grouped(work: Sequence[tuple[Case, str]]) -> Iterator[tuple[Case, list[str]]]:
+    by_case: dict[int, tuple[Case, list[str]]] = {}
+    for case, name in work:
+        by_case.setdefault(id(case), (case, []))[1].append(name)
+    yield from by_case.values()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,289 @@
+"""What is installed, what works here, what does not, and the fix for each. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sublight import __version__, gpus, nvml
+
+State = Literal["ok", "missing", "broken"]
+PYTHON = (3, 11)
+TOOL_LIMIT_S = 10  # a tool that does not say its version in this time is broken
+DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+CAP_SYS_ADMIN = 21  # the bit of the capability that may read counters whatever the driver says
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that sublight can use."""
+
+    name: str
+    state: State
+    found: str = ""  # the version, the device, the folder
+    needed_for: str
+    fix: str = ""  # empty where there is nothing to fix
+    required: bool = False  # without it no verb works
+
+
+def examine() -> tuple[Check, ...]:
+    """Everything, in the order in which a person would set a machine up."""
+    return (
+        _python(),
+        Check(name="sublight", state="ok", found=__version__, needed_for="everything", required=True),
+        *(_package(*row) for row in PACKAGES),
+        *_torch(),
+        _gpu(),
+        _driver(),
+        *(_tool(*row) for row in TOOLS),
+        _counters(),
+        _compiler(),
+        _cache(),
+        _limits(),
+    )
+
+
+def broken(checks: Sequence[Check]) -> bool:
+    """Is something amiss that no verb can do without?"""
+    return any(check.required and check.state != "ok" for check in checks)
+
+
+PACKAGES = (  # module, what for, fix, required
+    ("typer", "the command", "pip install sublight", True),
+    ("rich", "tables", "pip install sublight", True),
+    ("numpy", "torch and Triton's interpreter", "pip install numpy", False),
+    ("triton", "our kernels", "pip install 'sublight[torch]' (Linux only)", False),
+    ("resvg_py", "`bench --plot FILE.png`", "pip install 'sublight[plot]'", False),
+)
+TOOLS = (  # command, arguments, what for, fix
+    ("nvcc", ("--version",), "CUDA C++ extensions", "install the CUDA toolkit and put its bin folder on PATH"),
+    ("ncu", ("--version",), "hardware counters of a kernel", "install Nsight Compute (in the CUDA toolkit)"),
+    ("nsys", ("--version",), "timelines of a whole program", "install Nsight Systems"),
+    ("compute-sanitizer", ("--version",), "races and bad accesses in kernels", "install the CUDA toolkit"),
+)
+
+
+def _python() -> Check:
+    found, wanted = platform.python_version(), ".".join(map(str, PYTHON))
+    state: State = "ok" if sys.version_info[:2] >= PYTHON else "broken"
+    fix = "" if state == "ok" else f"install Python {wanted} or later"
+    return Check(
+        name="Python",
+        state=state,
+        found=f"{found} on {platform.system()}",
+        needed_for="everything",
+        fix=fix,
+        required=True,
+    )
+
+
+def _package(module: str, needed_for: str, fix: str, required: bool) -> Check:
+    name = module.replace("_", "-")
+    loaded = _load(module)
+    if isinstance(loaded, Exception):
+        missing = isinstance(loaded, ModuleNotFoundError) and loaded.name == module
+        state: State = "missing" if missing else "broken"
+        found = "" if missing else _first_line(loaded)
+        return Check(name=name, state=state, found=found, needed_for=needed_for, fix=fix, required=required)
+    return Check(name=name, state="ok", found=_version(module, loaded), needed_for=needed_for, required=required)
+
+
+def _load(module: str) -> Any:
+    """The module, or the exception that its import raised: a broken install must not stop the doctor."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        return error
+
+
+def _version(module: str, loaded: Any) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(module.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return str(getattr(loaded, "__version__", ""))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _torch() -> list[Check]:
+    """torch, and the CUDA or ROCm runtime that it brings."""
+    needed_for, fix = "limits, bench, the ops", "pip install 'sublight[torch]'"
+    torch = _load("torch")
+    runtime = Check(
+        name="CUDA runtime", state="missing", needed_for="the GPU", fix="install a torch built for CUDA or ROCm"
+    )
+    if isinstance(torch, Exception):
+        state: State = "missing" if isinstance(torch, ModuleNotFoundError) and torch.name == "torch" else "broken"
+        found = "" if state == "missing" else _first_line(torch)
+        return [Check(name="torch", state=state, found=found, needed_for=needed_for, fix=fix), runtime]
+    build = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    version = torch.version.hip or torch.version.cuda
+    if version:
+        runtime = Check(name=f"{build.upper()} runtime", state="ok", found=version, needed_for="the GPU")
+    return [
+        Check(name="torch", state="ok", found=f"{torch.__version__} ({build} build)", needed_for=needed_for),
+        runtime,
+    ]
+
+
+def _gpu() -> Check:
+    needed_for = "kernels at speed; without one the CPU is measured"
+    try:
+        gpu = gpus.detect()
+    except Exception as error:  # a driver that torch cannot talk to fails in many ways
+        fix = "reboot, or install a driver that fits this torch"
+        return Check(name="GPU", state="broken", found=_first_line(error), needed_for=needed_for, fix=fix)
+    if gpu is not None:
+        capability = f", sm_{''.join(map(str, gpu.compute_capability))}" if gpu.compute_capability else ""
+        return Check(name="GPU", state="ok", found=f"{gpu.name}{capability}", needed_for=needed_for)
+    if nvml.health() is not None:  # the driver sees one, torch does not
+        return Check(
+            name="GPU",
+            state="broken",
+            found="torch cannot use it",
+            needed_for=needed_for,
+            fix="install a torch built for CUDA",
+        )
+    return Check(
+        name="GPU", state="missing", needed_for=needed_for, fix="none needed; `--device cpu` is the default here"
+    )
+
+
+def _driver() -> Check:
+    health = nvml.health()
+    needed_for = "clocks, throttling, energy beside every time"
+    if health is not None:
+        return Check(name="NVML and driver", state="ok", found=health.driver, needed_for=needed_for)
+    missing = isinstance(_load("pynvml"), Exception)
+    fix = "pip install nvidia-ml-py" if missing else "install NVIDIA's driver"
+    return Check(
+        name="NVML and driver",
+        state="missing",
+        found="no pynvml" if missing else "no driver",
+        needed_for=needed_for,
+        fix=fix,
+    )
+
+
+def _tool(command: str, arguments: Sequence[str], needed_for: str, fix: str) -> Check:
+    path = shutil.which(command)
+    if path is None:
+        return Check(name=command, state="missing", needed_for=needed_for, fix=fix)
+    try:
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=TOOL_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(
+            name=command, state="broken", found=f"{path}: {_first_line(error)}", needed_for=needed_for, fix=fix
+        )
+    versions = _VERSION.findall(done.stdout + done.stderr)
+    return Check(name=command, state="ok", found=versions[0] if versions else path, needed_for=needed_for)
+
+
+def _counters() -> Check:
+    """May ncu read hardware counters? The driver keeps them for administrators unless told otherwise."""
+    needed_for = "ncu: what a kernel waits for"
+    try:
+        parameters = DRIVER_PARAMETERS.read_text()
+    except OSError:
+        return Check(
+            name="GPU counters",
+            state="missing",
+            found="no NVIDIA kernel module",
+            needed_for=needed_for,
+            fix="install NVIDIA's driver",
+        )
+    if "RmProfilingAdminOnly: 1" in parameters and not _is_admin():
+        fix = "sudo, or the module option NVreg_RestrictProfilingToAdminUsers=0 and a reboot"
+        return Check(
+            name="GPU counters", state="broken", found="for administrators only", needed_for=needed_for, fix=fix
+        )
+    return Check(name="GPU counters", state="ok", found="readable", needed_for=needed_for)
+
+
+def _is_admin() -> bool:
+    """Root in a container often lacks the capability that the driver asks for."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return bool(match and int(match[1], 16) >> CAP_SYS_ADMIN & 1)
+
+
+def _compiler() -> Check:
+    needed_for = "torch.compile, CUDA C++ extensions, Triton's launcher"
+    found = next(
+        (path for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (path := shutil.which(name))), None
+    )
+    if found is None:
+        return Check(
+            name="C compiler",
+            state="missing",
+            needed_for=needed_for,
+            fix="install gcc or clang (Debian: apt install gcc)",
+        )
+    return _tool_named("C compiler", found, needed_for)
+
+
+def _tool_named(name: str, path: str, needed_for: str) -> Check:
+    check = _tool(path, ("--version",), needed_for, "reinstall it, or set CC")
+    found = f"{Path(path).name} {check.found}" if check.state == "ok" else check.found
+    return Check(name=name, state=check.state, found=found, needed_for=needed_for, fix=check.fix)
+
+
+def _cache() -> Check:
+    """Can measured limits be kept? Tried by writing: permissions do not tell of a full or read-only disk."""
+    from sublight.limits.run import cache_folder
+
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"sublight")
+    except OSError as error:
+        fix = "make it writable, or set SUBLIGHT_CACHE to a folder that is"
+        return Check(
+            name="cache folder",
+            state="broken",
+            found=f"{folder}: {error.strerror}",
+            needed_for="keeping measured limits",
+            fix=fix,
+        )
+    return Check(name="cache folder", state="ok", found=str(folder), needed_for="keeping measured limits")
+
+
+def _limits() -> Check:
+    from sublight.limits import run
+
+    needed_for = "floors without measuring anew"
+    try:
+        limits = run.cached(run.this_machine())
+    except Exception as error:  # whatever keeps the machine from being asked was named above
+        return Check(
+            name="limits", state="broken", found=_first_line(error), needed_for=needed_for, fix="see the lines above"
+        )
+    if limits is None:
+        return Check(
+            name="limits", state="missing", found="not measured yet", needed_for=needed_for, fix="sublight limits"
+        )
+    return Check(
+        name="limits",
+        state="ok",
+        found=f"{len(limits.limits)} of {limits.device}, {limits.date[:10]}",
+        needed_for=needed_for,
+    )

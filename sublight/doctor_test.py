@@ -1,0 +1,131 @@
+"""The doctor tells ok from missing from broken, names a fix for each, and survives a broken machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sublight import cli, doctor, gpus, nvml
+from sublight.doctor import Check
+from sublight.report import doctor as report
+
+
+def script(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_what_is_here_is_found() -> None:
+    checks = {check.name: check for check in doctor.examine()}
+    assert checks["Python"].state == "ok"
+    assert checks["Python"].found.startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
+    assert checks["rich"].state == "ok"
+    assert not doctor.broken(list(checks.values()))
+    for check in checks.values():
+        assert check.needed_for
+        assert check.state == "ok" or check.fix, f"{check.name} is {check.state} and no fix is named"
+
+
+def test_tools_by_what_they_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    script(tmp_path, "ncu", "echo 'NVIDIA (R) Nsight Compute'; echo 'Version 2025.1.0.0 (build 35237751)'")
+    script(tmp_path, "nsys", "exit 3")
+    ok, broken = (doctor._tool(name, ("--version",), "profiling", "reinstall") for name in ("ncu", "nsys"))
+    missing = doctor._tool("no-such-tool", ("--version",), "profiling", "install it")
+    assert (ok.state, ok.found) == ("ok", "2025.1.0.0")
+    assert (broken.state, broken.fix) == ("broken", "reinstall")
+    assert (missing.state, missing.fix) == ("missing", "install it")
+
+
+def test_a_package_that_fails_to_import_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torn_package.py").write_text("raise ImportError('libmissing.so: cannot open\\nmore')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check = doctor._package("torn_package", "tests", "reinstall it", True)
+    assert (check.state, check.found, check.fix) == ("broken", "libmissing.so: cannot open", "reinstall it")
+    assert doctor._package("never_written", "tests", "install it", False).state == "missing"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "admin", "state"),
+    [
+        ("RmProfilingAdminOnly: 0\n", False, "ok"),
+        ("RmProfilingAdminOnly: 1\n", True, "ok"),
+        ("RmProfilingAdminOnly: 1\n", False, "broken"),
+        (None, True, "missing"),
+    ],
+)
+def test_counters(
+    parameters: str | None, admin: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "params"
+    if parameters is not None:
+        path.write_text(parameters)
+    monkeypatch.setattr(doctor, "DRIVER_PARAMETERS", path)
+    monkeypatch.setattr(doctor, "_is_admin", lambda: admin)
+    assert doctor._counters().state == state
+
+
+@pytest.mark.parametrize(("hip", "cuda", "build"), [(None, None, "cpu"), (None, "13.0", "cuda"), ("6.4", None, "rocm")])
+def test_torch_builds(hip: str | None, cuda: str | None, build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(hip=hip, cuda=cuda))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    torch, runtime = doctor._torch()
+    assert torch.found == f"2.11.0 ({build} build)"
+    assert (runtime.state, runtime.found) == (("ok", hip or cuda) if hip or cuda else ("missing", ""))
+
+
+def test_a_gpu_that_torch_cannot_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "detect", lambda: None)
+    monkeypatch.setattr(nvml, "health", lambda: None)
+    assert doctor._gpu().state == "missing"
+    monkeypatch.setattr(nvml, "health", lambda: SimpleNamespace(driver="570"))
+    assert doctor._gpu().state == "broken"
+
+    def fail() -> Any:
+        raise RuntimeError("CUDA driver is too old\nupdate it")
+
+    monkeypatch.setattr(gpus, "detect", fail)
+    assert doctor._gpu().found == "CUDA driver is too old"
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path / "cache"))
+    assert doctor._cache().state == "ok"
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path / "file"))
+    assert doctor._cache().state == "broken"
+
+
+def test_only_what_is_required_decides_the_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optional = Check(name="ncu", state="broken", needed_for="counters", fix="reinstall")
+    monkeypatch.setattr(doctor, "examine", lambda: (optional,))
+    assert cli.run(["doctor"]) == 0
+    required = Check(name="rich", state="missing", needed_for="tables", fix="pip install rich", required=True)
+    monkeypatch.setattr(doctor, "examine", lambda: (optional, required))
+    assert cli.run(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "pip install rich" in out
+    assert report.to_json((optional,))["checks"][0]["name"] == "ncu"
+
+
+def test_it_runs_without_torch(tmp_path: Path) -> None:
+    for name in ("torch", "triton", "numpy", "pynvml"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name={name!r})")
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    code = f"{path}; from sublight import cli; sys.exit(cli.run(['doctor', '--json', '-']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1]
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    states = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
+    assert (states["torch"], states["triton"], states["NVML and driver"]) == ("missing", "missing", "missing")

@@ -1,0 +1,49 @@
+"""A probe measures one family of ceilings; each file of this folder holds one, `LIMITS` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sublight.gpus import Gpu
+from sublight.results import Limit, Samples
+
+Kind = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The machine that a probe runs on and how long it may take."""
+
+    kind: Kind
+    gpu: Gpu | None = None
+    quick: bool = False
+
+    @property
+    def time_limit_s(self) -> float:
+        """For one figure; a figure that settles earlier stops earlier."""
+        return 0.15 if self.quick else 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One file's measurement: yields each limit as soon as it is known, so that Ctrl-C keeps what there is."""
+
+    name: str  # the family: "device memory"
+    names: tuple[str, ...]  # the limits that it yields
+    kinds: tuple[Kind, ...]  # where it makes sense
+    measure: Callable[[Context], Iterator[Limit]]
+
+
+def rate(name: str, unit: str, amount: float, samples: Samples, **rest: object) -> Limit:
+    """The limit that moving or computing `amount` in the sampled time amounts to."""
+    median_s = samples.median_s
+    return Limit(
+        name=name,
+        unit=unit,
+        value=amount / median_s,
+        spread=amount * samples.spread_s / median_s**2,
+        n=samples.n,
+        **rest,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,150 @@
+"""Run the probes, judge what they found, keep it for the commands that need a floor."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sublight import gpus, nvml
+from sublight.limits import LIMITS
+from sublight.limits.probe import Context, Kind, Probe
+from sublight.limits.verdict import judge
+from sublight.op import BadInput, nearest
+from sublight.results import Limit, Limits, read_limits, write_json
+
+Progress = Callable[[str, int, int], None]  # what is being measured, how many are done, of how many
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The device that is measured, and the name of its place in the cache."""
+
+    kind: Kind
+    device: str
+    uuid: str
+    driver: str
+    gpu: gpus.Gpu | None
+
+    @property
+    def cache_path(self) -> Path:
+        safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.uuid}-{self.driver}")
+        return cache_folder() / "limits" / f"{safe}.json"
+
+
+def cache_folder() -> Path:
+    """Where measured limits are kept: SUBLIGHT_CACHE, else the user's cache folder."""
+    if chosen := os.environ.get("SUBLIGHT_CACHE"):
+        return Path(chosen)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "sublight"
+    try:
+        return Path.home() / ".cache" / "sublight"
+    except RuntimeError:  # a user without a home, as some containers have
+        return Path(tempfile.gettempdir()) / "sublight"
+
+
+def this_machine(kind: Kind | None = None) -> Machine:
+    """The GPU where there is one, else the CPU; `kind` insists on one of them."""
+    gpu = None if kind == "cpu" else gpus.detect()
+    if gpu is None and kind == "cuda":
+        raise BadInput("no GPU that torch can use here: `sublight doctor` says why, or use --device cpu")
+    if gpu is None:
+        model = _cpu_model()
+        digest = hashlib.sha256(f"{platform.node()} {model} {os.cpu_count()}".encode()).hexdigest()[:12]
+        return Machine(kind="cpu", device=model, uuid=f"cpu-{digest}", driver=platform.release(), gpu=None)
+    health = nvml.health()
+    uuid = health.uuid if health else re.sub(r"\W+", "-", gpu.name)
+    return Machine(kind="cuda", device=gpu.name, uuid=uuid, driver=health.driver if health else "unknown", gpu=gpu)
+
+
+def run(
+    *, kind: Kind | None = None, quick: bool = False, only: Iterable[str] = (), progress: Progress | None = None
+) -> Limits:
+    """Measure this machine's limits. Ctrl-C keeps what was measured; a probe that fails says why in its place."""
+    machine = this_machine(kind)
+    chosen = _choose(machine.kind, tuple(only))
+    context = Context(kind=machine.kind, gpu=machine.gpu, quick=quick)
+    found: list[Limit] = []
+    source = "measured"
+    total = sum(len(probe.names) for probe in chosen)
+    try:
+        for probe in chosen:
+            if progress:
+                progress(probe.name, len(found), total)
+            for limit in _measure(probe, context):
+                found.append(judge(limit, machine.gpu, nvml.health() if machine.kind == "cuda" else None))
+                if progress:
+                    progress(limit.name, len(found), total)
+    except KeyboardInterrupt:
+        source = f"measured in part: interrupted after {len(found)} of {total}"
+    limits = Limits(
+        device=machine.device,
+        kind=machine.kind,
+        uuid=machine.uuid,
+        driver=machine.driver,
+        date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        source=source,
+        limits=tuple(found),
+    )
+    _keep(limits, machine.cache_path)
+    return limits
+
+
+def cached(machine: Machine) -> Limits | None:
+    """What was measured on this device with this driver before; says so in its source."""
+    limits = read_limits(machine.cache_path)
+    return limits and dataclasses.replace(limits, source=f"cached, measured {limits.date}")
+
+
+def _measure(probe: Probe, context: Context) -> Iterable[Limit]:
+    done: set[str] = set()
+    try:
+        for limit in probe.measure(context):
+            done.add(limit.name)
+            yield limit
+    except (RuntimeError, OSError, ImportError, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        for name in probe.names:
+            if name not in done:
+                yield Limit(name=name, unit="", unavailable=reason)
+
+
+def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
+    here = [probe for probe in LIMITS if kind in probe.kinds]
+    known = [name for probe in here for name in (*probe.names, probe.name)]
+    for name in only:
+        if name not in known:
+            raise BadInput(f"unknown limit {name!r} on this device: did you mean {nearest(name, known)}?")
+    return [probe for probe in here if not only or probe.name in only or set(only) & set(probe.names)]
+
+
+def _keep(limits: Limits, path: Path) -> None:
+    """Merge into the cache: a partial or --only run replaces what it measured and leaves the rest."""
+    if not any(limit.value is not None for limit in limits.limits):
+        return
+    if before := read_limits(path):
+        merged = {limit.name: limit for limit in before.limits}
+        for limit in limits.limits:
+            if limit.value is not None or merged.get(limit.name, limit).value is None:
+                merged[limit.name] = limit
+        limits = dataclasses.replace(limits, limits=tuple(merged.values()))
+    with contextlib.suppress(BadInput):  # a read-only home must not cost the user the measurement: the caller has it
+        write_json(limits.to_json(), path)
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()} ({len(os.sched_getaffinity(0))} cores)"
+    except OSError:
+        pass
+    return f"{platform.processor() or platform.machine()} ({os.cpu_count()} cores)"

@@ -1,0 +1,135 @@
+"""Without a driver nothing is known and nothing fails; with one, what it says is put in words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sublight import nvml
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """The handle is found once for a process; each test finds its own."""
+    nvml._handle.cache_clear()
+    yield
+    nvml._handle.cache_clear()
+
+
+def driver(*, without: tuple[str, ...] = (), **answers: Any) -> SimpleNamespace:
+    """An NVML that gives these answers, and does not know what is in `without`."""
+
+    def refuse(*_: Any) -> Any:
+        raise NVMLError("not supported")
+
+    mine = SimpleNamespace(pid=os.getpid(), usedGpuMemory=7_000)
+    known = {
+        "nvmlDeviceGetClockInfo": 1980,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0,
+        "nvmlDeviceGetTotalEnergyConsumption": 2_500,
+        "nvmlDeviceGetComputeRunningProcesses": [mine],
+        "nvmlDeviceGetUUID": "GPU-1",
+        "nvmlSystemGetDriverVersion": "570.86",
+        "nvmlDeviceGetCurrPcieLinkGeneration": 4,
+        "nvmlDeviceGetCurrPcieLinkWidth": 8,
+        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+        "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        "nvmlDeviceGetEccMode": [1, 1],
+        "nvmlDeviceGetPowerManagementLimit": 600_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+        "nvmlDeviceGetHandleByIndex": "by index",
+        "nvmlInit": None,
+        **answers,
+    }
+    functions = {name: lambda *_, answer=answer: answer for name, answer in known.items()}
+    functions |= dict.fromkeys((*without, "nvmlDeviceGetHandleByUUID"), refuse)
+    return SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, **functions)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda module: monkeypatch.setitem(sys.modules, "pynvml", module)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [None, driver(without=("nvmlInit",)), driver(without=("nvmlDeviceGetHandleByIndex",))],
+    ids=["not installed", "no driver", "no GPU"],
+)
+def test_without_nvml_everything_is_none(use: Any, module: Any) -> None:
+    use(module)
+    assert (nvml.state(), nvml.energy_j(), nvml.health()) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x0, ()),
+        (0x1, ()),  # idle is no cause of a low figure
+        (0x4, ("power cap",)),
+        (0x8, ("hardware slowdown",)),
+        (0x20, ("software thermal",)),
+        (0x40, ("hardware thermal",)),
+        (0x80, ("power brake",)),
+        (0x4 | 0x40 | 0x1, ("power cap", "hardware thermal")),
+    ],
+)
+def test_throttle_bits_are_put_in_words(use: Any, bits: int, words: tuple[str, ...]) -> None:
+    use(driver(nvmlDeviceGetCurrentClocksThrottleReasons=bits))
+    assert nvml.state() == nvml.State(clock_mhz=1980, throttle=words)
+
+
+def test_what_the_driver_does_not_know_costs_only_that(use: Any) -> None:
+    use(driver(without=("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetEccMode", "nvmlDeviceGetUUID",
+                        "nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetComputeRunningProcesses")))  # fmt: skip
+    health = nvml.health()
+    assert health is not None
+    assert health.state == nvml.State(clock_mhz=1980, throttle=())
+    assert (health.ecc, health.uuid, health.pcie_max, health.others) == (None, "", None, 0)
+    assert (health.pcie, health.power_limit_w) == ((4, 8), 600.0)
+
+
+def test_a_driver_without_a_clock_has_no_state(use: Any) -> None:
+    use(driver(without=("nvmlDeviceGetClockInfo",)))
+    assert nvml.state() is None
+    assert nvml.health() is None
+
+
+def test_health_is_in_si_and_leaves_ourselves_out(use: Any) -> None:
+    running = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=7_000),
+        SimpleNamespace(pid=-1, usedGpuMemory=11),
+        SimpleNamespace(pid=-2, usedGpuMemory=None),
+    ]
+    use(driver(nvmlDeviceGetComputeRunningProcesses=running, nvmlDeviceGetEccMode=[0, 1]))
+    assert nvml.health() == nvml.Health(
+        uuid="GPU-1",
+        driver="570.86",
+        others=2,
+        used_by_others_bytes=11,
+        pcie=(4, 8),
+        pcie_max=(5, 16),
+        ecc=False,
+        power_limit_w=600.0,
+        power_default_w=700.0,
+        state=nvml.State(clock_mhz=1980, throttle=()),
+    )
+    assert nvml.energy_j() == 2.5
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_how_it_is() -> None:
+    health = nvml.health()
+    assert health is not None
+    assert health.uuid.startswith("GPU-")
+    assert 100 < health.state.clock_mhz < 5000
+    assert (nvml.energy_j() or 0) > 0

@@ -1,0 +1,1 @@
+"""Records in, text and pictures out; nothing here measures."""

@@ -1,0 +1,35 @@
+"""The doctor's findings as a table: what there is, what there is not, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sublight.doctor import Check, State
+from sublight.report.tables import note, plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MARKS: dict[State, str] = {"ok": "[green]ok[/]", "missing": "[dim]missing[/]", "broken": "[bold red]broken[/]"}
+
+
+def page(checks: Sequence[Check]) -> RenderableType:
+    """What works first, with what it is; then a line for each fix."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.text import Text
+
+    out = plain(("", "state", "found", "for"), fold=("found", "for"))
+    for check in checks:
+        out.add_row(escape(check.name), MARKS[check.state], note(check.found or "–", ""), note(check.needed_for))
+    fixes = plain(("to get", "do"), fold=("do",))
+    for check in checks:
+        if check.fix:
+            fixes.add_row(check.name, note(check.fix, "bold" if check.state == "broken" else ""))
+    return Group(out, Text(""), fixes) if any(check.fix for check in checks) else out
+
+
+def to_json(checks: Sequence[Check]) -> dict[str, Any]:
+    return {"checks": [dataclasses.asdict(check) for check in checks]}

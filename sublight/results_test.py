@@ -1,0 +1,379 @@
+"""Records survive JSON unchanged, floors follow from the limits, and a file is written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublight import results
+from sublight.op import BadInput, Cost
+from sublight.results import Limit, Limits, Result, Run, Samples, compare, read_limits, read_run, write_json
+
+WRITE, COPY, TRIAD, READ, NODE, VECTOR = 3.0e9, 4.0e9, 4.2e9, 5.0e9, 1e-6, 6e10
+FULL = Limit(
+    name="hbm_copy",
+    unit="B/s",
+    value=COPY,
+    spec=4.8e9,
+    verdict="normal",
+    unavailable="never both, but every field must travel",
+    spread=1e7,
+    n=12,
+    detail={"curve": [[1, 4, 2.5e9]], "knee": {"programs": 132}},
+)
+ROW = Result(
+    op="softmax",
+    direction="fwd",
+    shape={"rows": 4096, "cols": 1024},
+    dtype="bfloat16",
+    provider="sublight",
+    ours=True,
+    kernel="_tile_kernel",
+    median_s=20e-6,
+    floor_s=15e-6,
+    bound="memory",
+    spread_s=0.1e-6,
+    n=10,
+    method="graph",
+    cache="cold",
+    clock_mhz=1980,
+    energy_j=0.01,
+    call_s=9e-6,
+    error=1.25,
+    bytes=16_777_216,
+    flops=2.5e7,
+    note="power cap",
+    unavailable="as above",
+)
+
+
+def limits(kind: str = "cuda", **rates: float) -> Limits:
+    return Limits(
+        device="NVIDIA H200",
+        kind=kind,  # type: ignore[arg-type]
+        uuid="GPU-1",
+        driver="570.86",
+        date="2026-01-02T03:04:05+0000",
+        source="cached",
+        limits=tuple(Limit(name=name, unit="B/s", value=value) for name, value in rates.items()),
+    )
+
+
+MEASURED = limits(hbm_write=WRITE, hbm_copy=COPY, hbm_triad=TRIAD, hbm_read=READ)
+RUN = Run(
+    gpu="h200",
+    driver="570.86",
+    torch="2.11.0",
+    triton="3.6.0",
+    commit="abc-dirty",
+    date="2026-01-02T03:04:05+0000",
+    limits=dataclasses.replace(MEASURED, limits=(FULL, Limit(name="peer_copy", unit="B/s", unavailable="one GPU"))),
+    rows=(ROW, Result(op="add", direction="fwd", shape={"numel": 3}, dtype="float32", provider="torch")),
+)
+
+
+def through_json(data: Any) -> Any:
+    return json.loads(json.dumps(data, allow_nan=False))
+
+
+# ------------------------------------------------------------------------------------------------ JSON
+
+
+@pytest.mark.parametrize("record", [FULL, ROW, RUN, RUN.limits], ids=lambda record: type(record).__name__)
+def test_the_examples_leave_no_field_at_its_default(record: Any) -> None:
+    """Else a round trip that forgets a field would pass."""
+    for field in dataclasses.fields(record):
+        assert getattr(record, field.name) not in (field.default, ()), field.name
+
+
+def test_limits_come_back_as_they_went() -> None:
+    assert Limits.from_json(through_json(RUN.limits.to_json())) == RUN.limits
+
+
+def test_limits_have_the_keys_that_were_promised() -> None:
+    data = through_json(RUN.limits.to_json())
+    assert data["device"] == "NVIDIA H200"
+    row, missing = data["limits"]
+    promised = {
+        "name": "hbm_copy",
+        "value": COPY,
+        "unit": "B/s",
+        "spec": 4.8e9,
+        "fraction_of_spec": COPY / 4.8e9,
+        "verdict": "normal",
+    }
+    assert {key: row[key] for key in promised} == promised
+    assert missing["unavailable"] == "one GPU"
+    assert [missing[key] for key in ("value", "spec", "fraction_of_spec")] == [None, None, None]
+
+
+def test_a_run_comes_back_as_it_went() -> None:
+    assert Run.from_json(through_json(RUN.to_json())) == RUN
+
+
+def test_a_run_has_the_keys_that_were_promised() -> None:
+    data = through_json(RUN.to_json())
+    assert set(data) == {"gpu", "driver", "torch", "triton", "commit", "date", "limits", "rows"}
+    row = data["rows"][0]
+    required = {"op", "direction", "shape", "dtype", "provider", "ours", "kernel", "median_s", "floor_s", "fraction"}
+    assert required | {"spread_s", "n", "clock_mhz", "energy_j"} <= set(row)
+    assert row["shape"] == {"rows": 4096, "cols": 1024}
+    assert row["ours"] is True
+    assert row["fraction"] == pytest.approx(0.75)
+    assert {"ours", "bytes"} <= set(data["rows"][1]), "what is false or zero is still said"
+    assert "median_s" not in data["rows"][1], "what is not known is left out"
+
+
+# ------------------------------------------------------------------------------------------------ samples
+
+
+def test_median_and_spread() -> None:
+    samples = Samples(times_s=(5.0, 1.0, 2.0, 4.0, 3.0, 100.0, 6.0), method="wall")
+    assert (samples.n, samples.median_s) == (7, 4.0)
+    assert samples.spread_s == pytest.approx((6.0 - 2.0) / 2)
+    assert Samples(times_s=(1.0,), method="wall").spread_s == 0
+
+
+@pytest.mark.parametrize(("value", "spec", "fraction"), [(3.0, 4.0, 0.75), (None, 4.0, None), (3.0, None, None)])
+def test_fraction_of_spec(value: float | None, spec: float | None, fraction: float | None) -> None:
+    assert Limit(name="x", unit="", value=value, spec=spec).fraction_of_spec == fraction
+
+
+# ------------------------------------------------------------------------------------------------ rates and floors
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "rate"),
+    [(0, 7, WRITE), (7, 7, COPY), (1 << 30, 1 << 30, COPY), (14, 7, TRIAD), (2 << 30, 1 << 30, TRIAD), (7, 0, READ)],
+)
+def test_what_was_measured_is_what_is_used(read: int, write: int, rate: float) -> None:
+    assert MEASURED.memory_rate(read, write) == pytest.approx(rate, rel=1e-14)
+
+
+def test_between_measurements_time_per_byte_is_interpolated() -> None:
+    quarter = MEASURED.memory_rate(1, 3)
+    assert quarter == pytest.approx(2 / (1 / WRITE + 1 / COPY))
+    rates = [MEASURED.memory_rate(read, 1000 - read) for read in range(1001)]
+    assert all(low < high for low, high in itertools.pairwise(rates))
+
+
+def test_the_nearest_measurement_stands_in_for_a_missing_one() -> None:
+    copy_only = limits(hbm_copy=COPY)
+    for mix in ((1, 0), (0, 1), (1, 1), (2, 1)):
+        assert copy_only.memory_rate(*mix) == pytest.approx(COPY)
+    no_triad = limits(hbm_copy=COPY, hbm_read=READ)
+    assert no_triad.memory_rate(2, 1) == pytest.approx(1 / (2 / 3 / COPY + 1 / 3 / READ))
+    assert no_triad.memory_rate(0, 1) == pytest.approx(COPY)
+
+
+def test_no_rate_where_nothing_is_known_or_moved() -> None:
+    assert limits().memory_rate(1, 1) is None
+    assert limits(host_copy=COPY).memory_rate(1, 1) is None, "the host's memory is not the GPU's"
+    assert limits("cpu", host_copy=COPY).memory_rate(1, 1) == pytest.approx(COPY)
+    assert MEASURED.memory_rate(0, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("cost", "seconds", "bound"),
+    [
+        (Cost(read_bytes=4 * 10**6, write_bytes=4 * 10**6, flops={"vector_fp32": 6e5}), 8e6 / COPY, "memory"),
+        (Cost(read_bytes=100, write_bytes=100, flops={"vector_fp32": 6.0}), NODE, "launch"),
+        (Cost(read_bytes=100, write_bytes=100, launches=3), 3 * NODE, "launch"),
+        (Cost(read_bytes=100, write_bytes=100, flops={"vector_fp32": 6e10, "matmul_bf16": 1e30}), 1.0, "vector_fp32"),
+    ],
+)
+def test_the_floor_is_the_largest_and_names_its_bound(cost: Cost, seconds: float, bound: str) -> None:
+    floor = limits(hbm_copy=COPY, launch_graph_node=NODE, launch_eager=1.0, vector_fp32=VECTOR).floor(cost)
+    assert floor is not None
+    assert (floor.seconds, floor.bound) == (pytest.approx(seconds), bound)
+
+
+def test_a_cpu_has_its_own_launch() -> None:
+    floor = limits("cpu", host_copy=COPY, launch_eager=2.0, launch_graph_node=9.0).floor(
+        Cost(read_bytes=1, write_bytes=1)
+    )
+    assert floor is not None
+    assert (floor.seconds, floor.bound) == (2.0, "launch")
+
+
+def test_no_floor_where_no_limit_is_known() -> None:
+    assert limits(matmul_bf16=1.0).floor(Cost(read_bytes=1, write_bytes=1, flops={"vector_fp32": 1.0})) is None
+
+
+@pytest.mark.parametrize(
+    ("median", "floor", "fraction"), [(4.0, 3.0, 0.75), (None, 3.0, None), (4.0, None, None), (0.0, 3.0, None)]
+)
+def test_fraction_of_the_limit(median: float | None, floor: float | None, fraction: float | None) -> None:
+    assert dataclasses.replace(ROW, median_s=median, floor_s=floor).fraction == fraction
+
+
+# ------------------------------------------------------------------------------------------------ compare
+
+
+def timed(seconds: float | None, spread: float | None = 0.0, provider: str = "torch") -> Result:
+    return dataclasses.replace(ROW, provider=provider, median_s=seconds, spread_s=spread)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (timed(1.0), timed(1.019), "same"),
+        (timed(1.0), timed(1.021), "slower"),
+        (timed(1.0), timed(0.981), "same"),
+        (timed(1.0), timed(0.979), "faster"),
+        (timed(1.0, None), timed(1.021, None), "slower"),
+        (timed(1.0, 0.01), timed(1.03, 0.0), "same"),  # 4 × 1 % of noise
+        (timed(1.0, 0.0), timed(1.03, 0.0103), "same"),  # in either run
+        (timed(1.0, 0.01), timed(1.05, 0.0), "slower"),
+        (timed(1.0, 0.01), timed(1.05, 0.0105), "same"),  # 4 × √2 %
+        (timed(1.0, 0.01), timed(1.06, 0.0106), "slower"),
+    ],
+)
+def test_a_change_counts_beyond_the_noise(before: Result, after: Result, verdict: str) -> None:
+    (change,) = compare([before], [after])
+    assert change.verdict == verdict
+    assert change.ratio == pytest.approx((after.median_s or 0) / 1.0)
+    assert change.key == before.key
+
+
+def test_only_rows_of_both_runs_are_compared() -> None:
+    before = [timed(1.0, provider="torch"), timed(1.0, provider="liger"), timed(None, provider="quack")]
+    after = [timed(2.0, provider="quack"), timed(3.0, provider="torch"), timed(None, provider="liger")]
+    assert [(change.key[-1], change.ratio) for change in compare(before, after)] == [("torch", 3.0)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"op": "add"}, {"direction": "bwd"}, {"shape": {"rows": 1, "cols": 1}}, {"dtype": "float32"}, {"provider": "x"}],
+    ids=str,
+)
+def test_rows_of_different_cases_are_not_compared(other: dict[str, Any]) -> None:
+    assert compare([ROW], [dataclasses.replace(ROW, **other)]) == []
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+class Planted(BaseException):
+    """Not an Exception: Ctrl-C is none either."""
+
+
+def test_write_makes_the_folder_and_ends_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "run.json"
+    write_json({"unit": "µs"}, path)
+    assert path.read_text(encoding="utf-8") == '{\n "unit": "µs"\n}\n'
+    assert [other.name for other in path.parent.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [({"a": 1, "b": object()}, TypeError), ({"a": math.nan}, ValueError), ({"a": [1.0, math.inf]}, ValueError)],
+    ids=["no JSON", "NaN", "infinity"],
+)
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, data: Any, error: type[Exception]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    with pytest.raises(error):
+        write_json(data, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("planted", "raised"), [(Planted(), Planted), (OSError(28, "No space left"), BadInput)])
+def test_an_interrupt_half_way_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: BaseException, raised: type[BaseException]
+) -> None:
+    def half(_: Any, file: Any, **__: Any) -> None:
+        file.write('{"half":')
+        file.flush()
+        raise planted
+
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    monkeypatch.setattr(results.json, "dump", half)
+    with pytest.raises(raised):
+        write_json({}, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["file/run.json", "file/folder/run.json", "folder"])
+def test_a_place_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadInput, match="cannot write") as error:
+        write_json({}, tmp_path / name)
+    assert str(tmp_path / name) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+def test_a_run_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(RUN.to_json(), path)
+    assert read_run(path) == RUN
+
+
+NO_RUN = {
+    "empty": b"",
+    "cut off": b'{"gpu": "h200", "rows": [',
+    "no text": b"\xff\xfe\x00",
+    "a list": b"[1, 2]",
+    "a word": b'"gpu"',
+    "limits": json.dumps(RUN.limits.to_json()).encode(),
+    "a trace": b'{"traceEvents": []}',
+    "rows are numbers": json.dumps({**RUN.to_json(), "rows": [1]}).encode(),
+    "rows of others": json.dumps({**RUN.to_json(), "rows": [{"name": "x"}]}).encode(),
+    "no limits": json.dumps({**RUN.to_json(), "limits": None}).encode(),
+}
+
+
+@pytest.mark.parametrize("content", NO_RUN.values(), ids=NO_RUN.keys())
+def test_another_file_is_no_run(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput) as error:
+        read_run(path)
+    assert str(error.value) == f"{path} is not a results file: make one with `sublight bench --json FILE`"
+
+
+@pytest.mark.parametrize("name", ["missing.json", "."])
+def test_a_run_that_cannot_be_read_is_said_in_a_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="cannot read") as error:
+        read_run(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_limits_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "limits.json"
+    assert read_limits(path) is None
+    write_json(RUN.limits.to_json(), path)
+    assert read_limits(path) == RUN.limits
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b'{"limits": [{"name": "x"}]}', b'{"limits": 3}'])
+def test_corrupt_limits_are_set_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "limits.json"
+    path.write_bytes(content)
+    assert read_limits(path) is None
+    (aside,) = tmp_path.iterdir()
+    assert aside.name.startswith("limits.json.corrupt-")
+    assert aside.read_bytes() == content
+
+
+def test_corrupt_limits_that_cannot_be_moved_are_no_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "limits.json"
+    path.write_text("{")
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert read_limits(path) is None
+    assert path.read_text() == "{"

@@ -1,0 +1,114 @@
+"""Find the fastest tile of every kernel that has a choice, and write the table that launches go by.
+
+`python -m sublight.tune [FILE]` on an idle GPU; minutes. The table is kept in the repository: nobody's first call pays
+for trying. Every trial is kept in the file beside it, so that a choice can be looked at again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sublight import timing
+from sublight.op import Thunk
+from sublight.ops import row_norm, softmax, tuning
+from sublight.ops.rows import ELEMENTS, block_for, random_columns, random_rows
+from sublight.results import write_json
+
+WIDTHS = (768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
+ITEMSIZE = 2  # bf16 and fp16; fp32 goes by rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A kernel with something to choose: its candidates for a width, and its launch on that width."""
+
+    kernel: str
+    candidates: Callable[[int], list[tuning.Tile]]
+    thunk: Callable[[int], Thunk]
+    widths: tuple[int, ...] = WIDTHS
+    itemsize: int = ITEMSIZE
+
+
+def choices() -> tuple[Choice, ...]:
+    forward = tuning.forward_tiles
+    backward = partial(tuning.backward_tiles, itemsize=ITEMSIZE)
+    wide = tuple(cols for cols in WIDTHS if cols > softmax.TILE_COLS)
+    return (
+        Choice(kernel="layer_norm", candidates=forward, thunk=partial(_norm, center=True)),
+        Choice(kernel="rms_norm", candidates=forward, thunk=partial(_norm, center=False)),
+        Choice(kernel="softmax", candidates=forward, thunk=_softmax, widths=wide),
+        Choice(kernel="layer_norm_backward", candidates=backward, thunk=partial(_norm_backward, center=True)),
+        Choice(kernel="rms_norm_backward", candidates=backward, thunk=partial(_norm_backward, center=False)),
+    )
+
+
+def trials(chosen: tuple[Choice, ...]) -> Iterator[tuple[Choice, int, tuning.Tile]]:
+    for choice in chosen:
+        for cols in choice.widths:
+            for tile in choice.candidates(block_for(cols)):
+                yield choice, cols, tile
+
+
+def timed(choice: Choice, cols: int, tile: tuning.Tile, thunk: Thunk) -> float | None:
+    """Seconds, or None where the tile asks for more than the GPU has."""
+    token = tuning.TRIAL.set((choice.kernel, tile))
+    try:
+        return timing.measure(thunk, time_limit_s=0.03, keep_outputs=False).median_s
+    except Exception:  # Triton's errors for too much shared memory or too many registers have no common parent
+        return None
+    finally:
+        tuning.TRIAL.reset(token)
+
+
+def tune() -> tuple[dict[str, tuning.Tile], list[dict[str, Any]]]:
+    """The fastest tile by key, and every trial."""
+    best: dict[str, tuple[float, tuning.Tile]] = {}
+    log = []
+    last: tuple[str, int] | None = None
+    for choice, cols, tile in trials(choices()):
+        if last != (choice.kernel, cols):
+            last, thunk = (choice.kernel, cols), choice.thunk(cols)
+        seconds = timed(choice, cols, tile, thunk)
+        log.append({"kernel": choice.kernel, "cols": cols, "seconds": seconds, **asdict(tile)})
+        key = tuning.key(choice.kernel, cols, choice.itemsize)
+        if seconds is not None and (key not in best or seconds < best[key][0]):
+            best[key] = (seconds, tile)
+    return {key: tile for key, (_, tile) in best.items()}, log
+
+
+def _rows(cols: int) -> dict[str, int]:
+    return {"rows": ELEMENTS // cols, "cols": cols}
+
+
+def _softmax(cols: int) -> Thunk:
+    return partial(softmax.launch, random_rows(_rows(cols), "bfloat16", "cuda", 0, scale=3.0))
+
+
+def _norm(cols: int, *, center: bool) -> Thunk:
+    x = random_rows(_rows(cols), "bfloat16", "cuda", 0)
+    weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
+    return partial(row_norm.forward, x, weight, bias if center else None, 1e-6)
+
+
+def _norm_backward(cols: int, *, center: bool) -> Thunk:
+    x, dy = (random_rows(_rows(cols), "bfloat16", "cuda", seed) for seed in (0, 1))
+    weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
+    _, mean, rstd = row_norm.forward(x, weight, bias if center else None, 1e-6)
+    return partial(row_norm.backward, dy, x, weight, mean, rstd)
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else tuning.TABLE
+    table, log = tune()
+    write_json(tuning.to_json(table), path)
+    write_json(log, path.with_suffix(".trials.json"))
+    print(f"{len(table)} tiles chosen from {len(log)} trials: {path}")
+
+
+if __name__ == "__main__":
+    main()
