@@ -231,8 +231,8 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def plan(kernel: str, cols: int, bytes_per_col: int, *, packed: bool, capability: int = 90) -> Tile | None:
     """How a row is shared out; None where no multiprocessor holds it."""
     block = block_for(cols)
-    if cols <= TILE_COLS:  # about 1024 elements a warp: loads enough in flight, and no reduction leaves its warp
-        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block // 1024))
+    if cols <= TILE_COLS:  # about 2 KB a warp: loads enough in flight, and few reductions leave their warp
+        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block * bytes_per_col // 2048))
     elif block * bytes_per_col > (ROW_BYTES if capability < 120 else ROW_BYTES // 2):  # GeForce spills there
         return None
     else:  # a thread holds 64 bytes of the row, in so few registers that two rows fit
