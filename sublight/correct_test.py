@@ -206,10 +206,14 @@ def test_a_gradient_that_is_not_given_is_no_answer() -> None:
         backward_errors(lambda grad, *x: gradients(op.reference, x, grad)[:1], op.reference, inputs, inputs[0])
 
 
-def test_gradients_leave_the_inputs_as_they_were() -> None:
-    x = torch.randn(3, 4, requires_grad=True)
-    gradients(find("softmax").reference, (x,), torch.ones(3, 4))
-    assert x.grad is None
+def test_gradients_are_those_of_each_input_in_turn() -> None:
+    x, y, grad = (torch.randn(3, 4) for _ in range(3))
+    found = gradients(lambda x, y: x * y.sin(), (x, y), grad)
+    torch.testing.assert_close(found, (grad * y.sin(), grad * x * y.cos()))
+    assert not x.requires_grad and x.grad is None, "the caller's tensors stay as they were"
+    leaf = torch.randn(3, 4, requires_grad=True)
+    gradients(find("softmax").reference, (leaf,), grad)
+    assert leaf.grad is None
 
 
 # ------------------------------------------------------------------------------------------------ several draws

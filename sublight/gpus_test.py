@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from sublight import gpus
+from sublight.limits import LIMITS as PROBES
 
 TOLERANCE = 0.015  # vendors print two or three digits
 ASKED = ("p4", "v100", "t4", "a100", "a10040", "a10", "l4", "l40s", "rtx3090", "rtx4090", "rtx5090")
 ASKED += ("h100", "h100pcie", "h200", "gh200", "b200", "mi300x")
 DTYPES = ("fp64", "fp64_tensor", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int32")
 DTYPES += ("fp16_acc16", "fp8_acc16")
-MATMULS = ("matmul_fp32", "matmul_tf32", "matmul_fp16", "matmul_bf16", "matmul_fp8", "matmul_int8")
-LIMITS = ("hbm_copy", "hbm_read", "hbm_write", "l2_read", "h2d_pinned", "d2h_pinned", *MATMULS)
+LIMITS = {name for probe in PROBES for name in probe.names}
 TABLES = ("peak_flops", "flops_per_clock_per_sm", "reached")
 H200 = {
     "name": "NVIDIA H200",
@@ -118,7 +118,11 @@ class TestEveryGpu:
         for limit, value in gpu.reached.items():
             kind, _, what = limit.partition("_")
             peaks = {"hbm": gpu.memory_bytes_per_s, "h2d": gpu.pcie_bytes_per_s, "d2h": gpu.pcie_bytes_per_s}
-            peak = gpu.peak_flops[what] if kind == "matmul" else peaks[kind]
+            peaks["both"] = 2 * (gpu.pcie_bytes_per_s or 0)
+            if kind in ("l2", "shared"):
+                continue  # no vendor says what these could reach
+            unit = "fp64_tensor" if limit == "matmul_fp64" else what
+            peak = gpu.peak_flops[unit] if kind in ("matmul", "vector") else peaks[kind]
             assert peak is not None and 0.4 * peak < value < peak, limit
 
     def test_names_resolve(self, gpu: gpus.Gpu) -> None:
@@ -130,8 +134,8 @@ def test_h200_peak_shows_its_clock() -> None:
     h200 = gpus.find("h200")
     assert gpus.theoretical_peak(h200, "bf16").arithmetic == "132 SMs x 4096 FLOP/clock/SM x 1.830 GHz = 989.4 TFLOP/s"
     assert gpus.theoretical_peak(h200, "fp32").arithmetic == "132 SMs x 256 FLOP/clock/SM x 1.980 GHz = 66.9 TFLOP/s"
-    assert h200.reached["hbm_copy"] == 4.27e12
-    assert h200.sources["reached.hbm_copy"] == "measured with torch 2.11, 2026-11"
+    assert h200.reached["hbm_copy"] == 4.25e12
+    assert "sublight limits" in h200.sources["reached.hbm_copy"]
 
 
 def test_geforce_halves_fp32_accumulation_and_others_do_not() -> None:
@@ -168,12 +172,12 @@ def test_unknown_name_says_the_nearest_in_one_line() -> None:
     with pytest.raises(gpus.UnknownGpu, match="unknown GPU 'h300\\\\n': nearest are h200, h100,") as caught:
         gpus.find("h300\n")
     assert "\n" not in str(caught.value)
-    with pytest.raises(gpus.UnknownGpu, match="p4, v100.*mi300x"):  # nothing is near: all of them
+    with pytest.raises(gpus.UnknownGpu, match=r"p4, v100.*mi300x"):  # nothing is near: all of them
         gpus.find("zzzzzz")
 
 
 def test_unknown_type_says_which_are_known() -> None:
-    with pytest.raises(gpus.UnknownFigure, match="no fp8 peak is known for A10: known are .*bf16"):
+    with pytest.raises(gpus.UnknownFigure, match=r"no fp8 peak is known for A10: known are .*bf16"):
         gpus.theoretical_peak(gpus.find("a10"), "fp8")
 
 

@@ -16,7 +16,7 @@ ROWS = (  # an import goes down, or stays inside its own part
     ("engines", "learn"),
     ("diagnose",),
     ("fix", "predict", "xray", "monitor", "pyprof", "doctor"),
-    ("bench",),
+    ("bench", "tune"),
     ("limits", "ops", "trace"),
     ("extensions",),
     ("timing", "correct", "jit"),

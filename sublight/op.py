@@ -22,6 +22,7 @@ Call = Callable[..., Any]  # tensors in, a tensor or a tuple of them out
 Thunk = Callable[[], Any]  # a call with its tensors bound: what is timed
 SPELLINGS = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 DTYPES = ("float32", "float16", "bfloat16")
+MOST_NAMES = 8  # in one line of an error
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -30,12 +31,13 @@ class BadInput(ValueError):
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The names that the user may have meant, best first, or all of them where none is near.
+    """The names that the user may have meant, best first; where none is near, the first few that there are.
 
     >>> nearest("sofmax", ["add", "softmax", "rms_norm"])
     'softmax'
     """
-    return ", ".join(difflib.get_close_matches(word, known, n=3, cutoff=0.5) or known)
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return ", ".join(near or [*known[:MOST_NAMES], *(["…"] if len(known) > MOST_NAMES else [])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +107,10 @@ class Op:
         """`4096x1024` in the order of the op's keys, or `rows=4096,cols=1024` in any order."""
         try:
             if "=" in words:
-                pairs = dict(part.split("=", 1) for part in words.split(","))
-                shape = {key.strip(): units.parse_quantity(value) for key, value in pairs.items()}
+                pairs = [part.split("=", 1) for part in words.split(",")]
+                shape = {key.strip(): units.parse_quantity(value) for key, value in pairs}
+                if len(shape) != len(pairs):
+                    raise ValueError("a dimension is given twice")
             else:
                 sizes = [units.parse_quantity(part) for part in words.lower().split("x")]
                 shape = dict(zip(self.keys, sizes, strict=True))

@@ -217,9 +217,7 @@ class Run:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
-        rows = tuple(
-            Result(**{key: value for key, value in row.items() if key != "fraction"}) for row in data["rows"]
-        )
+        rows = tuple(Result(**{key: value for key, value in row.items() if key != "fraction"}) for row in data["rows"])
         head = {name: data[name] for name in ("gpu", "driver", "torch", "triton", "commit", "date")}
         return cls(**head, limits=Limits.from_json(data["limits"]), rows=rows)
 
@@ -250,12 +248,10 @@ def compare(before: Iterable[Result], after: Iterable[Result], *, least: float =
     changes = []
     for row in after:
         was = old.get(row.key)
-        if was is None or was.median_s is None or row.median_s is None:
+        if was is None or not was.median_s or not row.median_s:
             continue
         spread = math.hypot((was.spread_s or 0) / was.median_s, (row.spread_s or 0) / row.median_s)
-        changes.append(
-            Change(key=row.key, before_s=was.median_s, after_s=row.median_s, noise=max(least, 4 * spread))
-        )
+        changes.append(Change(key=row.key, before_s=was.median_s, after_s=row.median_s, noise=max(least, 4 * spread)))
     return changes
 
 

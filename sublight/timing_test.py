@@ -122,6 +122,20 @@ def test_what_ran_is_named() -> None:
     x = torch.randn(64, 64)
     assert timing.kernels_of(lambda: x + x, device="cpu") == ("aten::add",)
     assert timing.kernels_of(lambda: torch.softmax(x, -1), device="cpu") == ("aten::_softmax",)
+    several = timing.kernels_of(lambda: torch.softmax((x * 2).view(-1), 0), device="cpu")
+    assert several == ("aten::mul", "aten::_softmax"), "a view does no work"
+
+
+def test_what_is_made_on_first_use_is_not_named() -> None:
+    torch = pytest.importorskip("torch")
+    made: list[torch.Tensor] = []
+
+    def call() -> torch.Tensor:
+        if not made:
+            made.append(torch.ones(3) * 2)
+        return made[0] + 1
+
+    assert timing.kernels_of(call, device="cpu") == ("aten::add",)
 
 
 # ------------------------------------------------------------------------------------------------ buffer sets

@@ -55,4 +55,7 @@ def parse_quantity(words: str) -> int:
     match = _QUANTITY.fullmatch(words.strip())
     if not match:
         raise ValueError(f"{words!r} is not a quantity: write 4096, 2^18, 64MB or 1.5GiB")
-    return round(float(match[1]) * _SUFFIXES[(match[2] or "").lower()])
+    amount = float(match[1]) * _SUFFIXES[(match[2] or "").lower()]
+    if amount != int(amount):
+        raise ValueError(f"{words!r} is not a whole number")
+    return int(amount)

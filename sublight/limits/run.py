@@ -94,7 +94,7 @@ def run(
         source=source,
         limits=tuple(found),
     )
-    _keep(limits, machine.cache_path)
+    _keep(limits, machine.cache_path, quick=quick)
     return limits
 
 
@@ -126,18 +126,28 @@ def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
     return [probe for probe in here if not only or probe.name in only or set(only) & set(probe.names)]
 
 
-def _keep(limits: Limits, path: Path) -> None:
-    """Merge into the cache: a partial or --only run replaces what it measured and leaves the rest."""
+def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:
+    """Merge into the cache: a partial or --only run replaces what it measured and leaves the rest.
+
+    A quick run on a busy machine may see less than a quiet one did: it only ever raises a limit.
+    """
     if not any(limit.value is not None for limit in limits.limits):
         return
     if before := read_limits(path):
         merged = {limit.name: limit for limit in before.limits}
         for limit in limits.limits:
-            if limit.value is not None or merged.get(limit.name, limit).value is None:
+            before_it = merged.get(limit.name)
+            if before_it is None or before_it.value is None or _replaces(limit, before_it.value, quick):
                 merged[limit.name] = limit
         limits = dataclasses.replace(limits, limits=tuple(merged.values()))
     with contextlib.suppress(BadInput):  # a read-only home must not cost the user the measurement: the caller has it
         write_json(limits.to_json(), path)
+
+
+def _replaces(limit: Limit, before: float, quick: bool) -> bool:
+    if limit.value is None:
+        return False
+    return not quick or (limit.value < before if limit.unit == "s" else limit.value > before)
 
 
 def _cpu_model() -> str:

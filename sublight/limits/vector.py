@@ -50,6 +50,4 @@ def measure(context: Context) -> Iterator[Limit]:
         yield rate(name, "OP/s" if key == "int32" else "FLOP/s", done, samples, spec=spec)
 
 
-VECTOR = Probe(
-    name="vector units", names=tuple(name for name, _, _ in KINDS), kinds=("cuda",), measure=measure
-)
+VECTOR = Probe(name="vector units", names=tuple(name for name, _, _ in KINDS), kinds=("cuda",), measure=measure)

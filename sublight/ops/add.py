@@ -1,4 +1,7 @@
-"""Vector addition: the smallest op, and the pattern for the others; read x and y, write their sum."""
+"""Vector addition: the smallest op, and the pattern for the others; read x and y, write their sum.
+
+PyTorch's own kernel is at the limit, so a user's call goes there: an op is dispatched to us only where it wins.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import as_rows, why_torch
+from sublight.ops.rows import as_rows
 
 THREAD_BYTES = 16  # one load of each input a thread: more in flight only crowds the memory's queues
 WARPS = 4
@@ -54,33 +57,22 @@ def launch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return z
 
 
-def _why_torch(x: torch.Tensor, y: torch.Tensor) -> str:
-    if x.shape != y.shape:
-        return "the shapes differ and must be broadcast"
-    return why_torch(x, y, widest=None)
-
-
 def choose(x: torch.Tensor, y: torch.Tensor) -> Choice:
     """What `add(x, y)` runs, and why."""
-    if reason := _why_torch(x, y):
-        return Choice(provider="torch", kernel="torch.add", reason=reason)
-    if x.is_contiguous() and y.is_contiguous():
-        return Choice(provider="sublight", kernel="_add_kernel", reason="contiguous: one flat pass")
-    return Choice(provider="sublight", kernel="_add_rows_kernel", reason="not contiguous: row by row")
+    reason = "PyTorch's add is at the limit itself: ours took 0.97 to 1.13 of its time on an H200"
+    return Choice(provider="torch", kernel="torch.add", reason=reason)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y: our kernel where it wins, PyTorch's elsewhere."""
-    if _why_torch(x, y):
-        return reference(x, y)
-    return _add(x, y)  # type: ignore[no-any-return]
+    """x + y, by PyTorch: there is nothing to win. `torch.ops.sublight.add` is ours, and `ADD.launch` its kernel."""
+    return reference(x, y)
 
 
 def _backward(ctx: Any, dz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return dz, dz
 
 
-_add = LIBRARY.op(
+LIBRARY.op(
     "add(Tensor x, Tensor y) -> Tensor",
     cpu=lambda x, y: reference(x, y).contiguous(),
     cuda=launch,

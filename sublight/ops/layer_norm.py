@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
+from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Op, Shape, Thunk
 from sublight.ops import row_norm
 from sublight.ops.library import LIBRARY, peer
-from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes
+from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes, why_torch
 
 EPS = 1e-5
 
@@ -31,7 +31,7 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bia
 
 def choose(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = EPS) -> Choice:
     """What `layer_norm(x, weight, bias)` runs, and why."""
-    if reason := row_norm.why_torch(x, weight, bias):
+    if reason := why_torch(x, weight, bias):
         return Choice(provider="torch", kernel="torch.nn.functional.layer_norm", reason=reason)
     return row_norm.choose(x)
 
@@ -40,7 +40,7 @@ def layer_norm(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = EPS
 ) -> torch.Tensor:
     """LayerNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
-    if weight is None or bias is None or row_norm.why_torch(x, weight, bias):
+    if weight is None or bias is None or why_torch(x, weight, bias):
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     row_norm.check_width(x, weight, bias)
     return _layer_norm(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
@@ -100,9 +100,7 @@ def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
         # read x, weight, bias, write y; subtract, square and sum for the variance, sum, scale, weight, bias
         return Cost(read_bytes=item * (n + 2 * cols), write_bytes=item * n, flops={"vector_fp32": 7 * n})
     # read dy, x, weight, write dx and both gradients
-    return Cost(
-        read_bytes=item * (2 * n + cols), write_bytes=item * (n + 2 * cols), flops={"vector_fp32": 12 * n}
-    )
+    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + 2 * cols), flops={"vector_fp32": 12 * n})
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Thunk:
@@ -124,7 +122,7 @@ LAYER_NORM = Op(
     choose=choose,
     inputs=inputs,
     cost=cost,
-    kernels=tuple(Kernel(jit=jit) for jit in (*row_norm.FORWARD_KERNELS, *row_norm.BACKWARD_KERNELS)),
+    kernels=row_norm.KERNELS,
     shapes=row_shapes(NORM_WIDTHS),
     test_shapes=NORM_TEST_SHAPES,
     peers={"liger": _liger, "quack": _quack},

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
+from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Op, Shape, Thunk
 from sublight.ops import row_norm
 from sublight.ops.library import LIBRARY, peer
-from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes
+from sublight.ops.rows import NORM_TEST_SHAPES, NORM_WIDTHS, random_columns, random_rows, row_shapes, why_torch
 
 EPS = 1e-6
 
@@ -31,14 +31,14 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> 
 
 def choose(x: torch.Tensor, weight: torch.Tensor | None, eps: float = EPS) -> Choice:
     """What `rms_norm(x, weight)` runs, and why."""
-    if reason := row_norm.why_torch(x, weight):
+    if reason := why_torch(x, weight):
         return Choice(provider="torch", kernel="torch.nn.functional.rms_norm", reason=reason)
     return row_norm.choose(x)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = EPS) -> torch.Tensor:
     """RMSNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
-    if weight is None or row_norm.why_torch(x, weight):
+    if weight is None or why_torch(x, weight):
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     row_norm.check_width(x, weight)
     return _rms_norm(x, weight, eps)[0]  # type: ignore[no-any-return]
@@ -130,7 +130,7 @@ RMS_NORM = Op(
     choose=choose,
     inputs=inputs,
     cost=cost,
-    kernels=tuple(Kernel(jit=jit) for jit in (*row_norm.FORWARD_KERNELS, *row_norm.BACKWARD_KERNELS)),
+    kernels=row_norm.KERNELS,
     shapes=row_shapes(NORM_WIDTHS),
     test_shapes=NORM_TEST_SHAPES,
     peers={"liger": _liger, "quack": _quack},

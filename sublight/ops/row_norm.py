@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 
 from sublight.jit import tl, triton
-from sublight.op import BadInput, Choice
-from sublight.ops import rows as row_wise
+from sublight.op import BadInput, Choice, Kernel
 from sublight.ops.rows import Facts, as_rows, block_for, facts, forget, is_interpreted, is_packed
 from sublight.ops.tuning import Tile, tile_for
 
 TILE_COLS = 2048  # up to here several rows share a program
 MAX_COLS = 16384  # up to here a multiprocessor's registers hold a row in fp32 …
 MAX_PACKED_COLS = 32768  # … and in its 16-bit form
+FEW_ROWS = 2  # a multiprocessor: up to here a row's own latency counts, not how many are under way
 STREAM_BLOCK = 8192
 BACKWARD_BYTES = 32 * 1024  # of x; with dy, the weight and the fp32 sums this is what the registers hold
 SHARES = 32  # of the weight's gradient that one step of the second launch adds
@@ -26,51 +26,70 @@ SHARES = 32  # of the weight's gradient that one step of the second launch adds
 @triton.jit
 def reciprocal_root(squares, cols, eps):
     """1 / sqrt(squares / cols + eps), rounded as IEEE says: once a row, so the hardware's quick forms save nothing."""
-    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, cols.to(tl.float32)) + eps))
+    return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, cols * 1.0) + eps))
+
+
+@triton.jit
+def load_columns(w_ptr, b_ptr, col, cols, CENTER: tl.constexpr):
+    """Weight and bias. With few rows they are loaded next to x, so that the two waits overlap; with many rows after the
+    statistics, out of a cache that has them by then, and in no register before."""
+    w = tl.load(w_ptr + col, mask=col < cols, other=0.0)
+    b = w
+    if CENTER:
+        b = tl.load(b_ptr + col, mask=col < cols, other=0.0)
+    return w, b
 
 
 @triton.jit
 def _tile_kernel(
     x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, eps,
-    CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < cols)
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+    if EARLY:
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
     if CENTER:
-        mean = tl.div_rn(tl.sum(x, 1), cols.to(tl.float32))[:, None]
+        mean = tl.div_rn(tl.sum(x, 1), cols * 1.0)[:, None]
         tl.store(mean_ptr + row, mean, mask=row < rows)
         x = tl.where(mask, x - mean, 0.0)
     rstd = reciprocal_root(tl.sum(x * x, 1)[:, None], cols, eps)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    y = x * rstd * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    if not EARLY:
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+    y = x * rstd * w.to(tl.float32)
     if CENTER:
-        y += tl.load(b_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        y += b.to(tl.float32)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _row_kernel(
     x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, cols, x_stride, eps,
-    CENTER: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
+    CENTER: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < cols
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    if EARLY:
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
     mean = 0.0
     if CENTER:
-        mean = tl.div_rn(tl.sum(x.to(tl.float32), 0), cols.to(tl.float32))
+        mean = tl.div_rn(tl.sum(x.to(tl.float32), 0), cols * 1.0)
         tl.store(mean_ptr + row, mean)
         x = forget(x, mean, PACKED)
     centred = tl.where(mask, x.to(tl.float32) - mean, 0.0)
     rstd = reciprocal_root(tl.sum(centred * centred, 0), cols, eps)
     tl.store(rstd_ptr + row, rstd)
     x = forget(x, rstd, PACKED)
-    y = (x.to(tl.float32) - mean) * rstd * tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+    if not EARLY:
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+    y = (x.to(tl.float32) - mean) * rstd * w.to(tl.float32)
     if CENTER:
-        y += tl.load(b_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        y += b.to(tl.float32)
     tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -223,8 +242,22 @@ def _shares_kernel(
         tl.store(out_db_ptr + col, tl.sum(db, 0).to(out_db_ptr.dtype.element_ty), mask=col < cols)
 
 
-FORWARD_KERNELS = (_tile_kernel, _row_kernel, _stream_kernel)
-BACKWARD_KERNELS = (_backward_kernel, _stream_backward_kernel, _columns_kernel, _shares_kernel)
+KERNELS = (
+    Kernel(jit=_tile_kernel),
+    Kernel(
+        jit=_row_kernel,
+        spills="up to 32 bytes a thread at 16,384 columns, in the fastest of seven tiles that were measured",
+    ),
+    Kernel(jit=_stream_kernel),
+    Kernel(
+        jit=_backward_kernel,
+        spills="from 8,192 columns on x, dy, the weight and two fp32 sums overflow the registers; on an H200 that took "
+        "356 µs (layer_norm, 8192x16384), the kernels that read the rows twice 423 µs (4096x32768)",
+    ),
+    Kernel(jit=_stream_backward_kernel),
+    Kernel(jit=_columns_kernel),
+    Kernel(jit=_shares_kernel),
+)
 
 
 def forward(
@@ -239,7 +272,9 @@ def forward(
     center = bias is not None
     weight, bias = weight.contiguous(), (weight if bias is None else bias).contiguous()
     name = "layer_norm" if center else "rms_norm"
-    tile = plan(name, cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability)
+    gpu = facts(x)
+    few = rows <= FEW_ROWS * gpu.multiprocessors
+    tile = plan(name, cols, x.element_size(), packed=is_packed(x2), capability=gpu.capability, few=few)
     if tile is None:
         _stream_kernel[(rows,)](
             x2, weight, bias, y, mean, rstd, cols, x2.stride(0), eps, CENTER=center, BLOCK=STREAM_BLOCK, num_warps=16
@@ -247,12 +282,12 @@ def forward(
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
             x2, weight, bias, y, mean, rstd, rows, cols, x2.stride(0), eps,
-            CENTER=center, ROWS=tile.rows, BLOCK=tile.block, **tile.options(),
+            CENTER=center, ROWS=tile.rows, BLOCK=tile.block, EARLY=few, **tile.options(),
         )  # fmt: skip
     else:
         _row_kernel[(rows,)](
             x2, weight, bias, y, mean, rstd, cols, x2.stride(0), eps,
-            CENTER=center, BLOCK=tile.block, PACKED=tile.packed, **tile.options(),
+            CENTER=center, BLOCK=tile.block, PACKED=tile.packed, EARLY=few, **tile.options(),
         )  # fmt: skip
     return y.view(x.shape), mean, rstd
 
@@ -299,14 +334,6 @@ def backward(
     return dx.view(x.shape), dw, db
 
 
-def why_torch(x: torch.Tensor, *columns: torch.Tensor | None) -> str:
-    """Why a norm of x goes to PyTorch; empty where one of our kernels takes it."""
-    reason = row_wise.why_torch(x, *columns)
-    if not reason and x.shape[-1] > MAX_COLS and x.shape[-1] % 16:
-        return f"odd widths above {MAX_COLS} columns: PyTorch's kernel is faster"
-    return reason
-
-
 def choose(x: torch.Tensor) -> Choice:
     """Which of the forward kernels takes x, and why."""
     cols = x.shape[-1]
@@ -343,13 +370,17 @@ def _shares(shares: int, cols: int, center: bool, device: torch.device) -> tuple
     return dw, torch.empty_like(dw) if center else dw
 
 
-def plan(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90) -> Tile | None:
+def plan(
+    kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False
+) -> Tile | None:
     """How the forward pass shares a row out; None where no multiprocessor holds it."""
     block = block_for(cols)
-    if cols <= TILE_COLS:  # about 1024 elements a warp, so that no reduction leaves its warp
-        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block // 1024))
-    elif block > (MAX_PACKED_COLS if packed else MAX_COLS):
+    if block > MAX_COLS and not (packed and block <= MAX_PACKED_COLS):
         return None
+    if few and block <= MAX_COLS:  # all the threads there are, each with one load
+        return Tile(block=block, warps=min(32, max(1, block // 256)))
+    if cols <= TILE_COLS:  # about 2 KB a warp, so that few reductions leave their warp
+        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block * itemsize // 2048))
     elif block > MAX_COLS:
         rule = Tile(block=block, warps=32, registers=64, packed=True)
     else:  # few warps, each with much of the row: the barriers of a reduction cost more than registers do here

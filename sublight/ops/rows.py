@@ -53,6 +53,11 @@ def is_packed(*tensors: torch.Tensor) -> bool:
     )
 
 
+def is_exact(x: torch.Tensor) -> bool:
+    """Whether sums must carry their rest (`sum_of`): numpy's own, which the interpreter takes, are exact enough."""
+    return x.element_size() == 4 and not is_interpreted()
+
+
 def is_ragged(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Rows that start anywhere, though both tensors start at a boundary: worth moving by vectors all the same."""
     vector = 16 // x.element_size()
@@ -89,7 +94,7 @@ def facts(x: torch.Tensor) -> Facts:
     return PRETEND.get() or Facts(multiprocessors=2 if is_interpreted() else 132)
 
 
-def why_torch(x: torch.Tensor, *others: torch.Tensor | None, widest: int | None = MAX_COLS) -> str:
+def why_torch(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     """Why a call on these tensors goes to PyTorch; empty where one of our kernels takes it."""
     if not AVAILABLE:
         return "triton is not installed"
@@ -99,8 +104,8 @@ def why_torch(x: torch.Tensor, *others: torch.Tensor | None, widest: int | None 
         return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
     if x.dim() == 0 or x.numel() == 0:
         return "nothing to do for a tensor without rows"
-    if widest is not None and x.shape[-1] > widest:
-        return f"rows wider than {widest} columns"
+    if x.shape[-1] > MAX_COLS:
+        return f"rows wider than {MAX_COLS} columns"
     for other in others:
         if other is None:
             return "an optional argument is missing"
@@ -146,6 +151,29 @@ def forget(x, after, PACKED: tl.constexpr):
 
 
 @triton.jit
+def _add_pairs(a, a_rest, b, b_rest):
+    """Sums that carry along what rounding took from them (Knuth's two-sum)."""
+    total = a + b
+    b_part = total - a
+    rest = (a - (total - b_part)) + (b - b_part)
+    return total, rest + a_rest + b_rest
+
+
+@triton.jit
+def sum_of(x, axis: tl.constexpr, EXACT: tl.constexpr):
+    """The sum of x, in fp32 as if it had been added up exactly and rounded once where EXACT.
+
+    A thread adds up to 64 values one after the other, which costs an fp32 result digits that PyTorch's shorter chains
+    keep; 16-bit results do not show it.
+    """
+    if EXACT:
+        total, rest = tl.reduce((x, tl.zeros_like(x)), axis, _add_pairs)
+        return total + rest
+    else:
+        return tl.sum(x, axis)
+
+
+@triton.jit
 def publish(ptr, first, second, mask):
     """Two fp32 values in one 64-bit word, so that who sees it change from zero sees both."""
     high = first.to(tl.int32, bitcast=True).to(tl.int64) << 32
@@ -167,42 +195,26 @@ def collect(ptr, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def chunk_places(offset, part, cols, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the part-th chunk of the row at `offset` lies, what of it to move by vectors, what by elements, if any.
+    """Where the part-th chunk of the row at `offset` lies, and what of it is inside.
 
-    A row of odd width starts anywhere. Chunks start at the 16-byte boundary before it: vectors that lie wholly inside
-    the row are moved whole, and only what is cut off at its two ends element by element.
+    A row of odd width starts anywhere, and Triton would move it element by element. So with VECTOR > 1 chunks start at
+    the 16-byte boundary before the row, and only vectors that lie wholly inside it count; `end_places` has the rest.
     """
-    lead = (offset % VECTOR).to(tl.int32)
     place = part * BLOCK + tl.arange(0, BLOCK)
-    vector = place // VECTOR * VECTOR
-    whole = (vector >= lead) & (vector + VECTOR <= lead + cols)
-    ends = (place >= lead) & (place < lead + cols) & (whole == 0)
-    cut = (part == 0) | ((part + 1) * BLOCK >= lead + cols)  # has an end of the row in it
-    return offset // VECTOR * VECTOR + place, whole, ends, cut
+    if VECTOR == 1:
+        return offset + place, place < cols
+    else:
+        lead = (offset % VECTOR).to(tl.int32)
+        vector = place // VECTOR * VECTOR
+        return offset // VECTOR * VECTOR + place, (vector >= lead) & (vector + VECTOR <= lead + cols)
 
 
 @triton.jit
-def load_chunk(ptr, offset, part, cols, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One chunk of a row, -inf beyond it; VECTOR 1 where rows start at 16-byte boundaries anyway."""
-    if VECTOR == 1:
-        col = part * BLOCK + tl.arange(0, BLOCK)
-        return tl.load(ptr + offset + col, mask=col < cols, other=-float("inf"))
-    else:
-        place, whole, ends, cut = chunk_places(offset, part, cols, BLOCK, VECTOR)
-        x = tl.load(ptr + place, mask=whole, other=-float("inf"))
-        if cut:
-            x = tl.where(ends, tl.load(ptr + place, mask=ends, other=-float("inf")), x)
-        return x
-
-
-@triton.jit
-def store_chunk(ptr, offset, part, cols, value, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """The counterpart of `load_chunk`: what was loaded from a row with a lead goes to a row with the same lead."""
-    if VECTOR == 1:
-        col = part * BLOCK + tl.arange(0, BLOCK)
-        tl.store(ptr + offset + col, value, mask=col < cols, cache_modifier=".cs")
-    else:
-        place, whole, ends, cut = chunk_places(offset, part, cols, BLOCK, VECTOR)
-        tl.store(ptr + place, value, mask=whole, cache_modifier=".cs")
-        if cut:
-            tl.store(ptr + place, value, mask=ends)
+def end_places(offset, part, cols, VECTOR: tl.constexpr):
+    """The elements at a row's two ends that fill no vector, as the program of its first part takes them."""
+    lane = tl.arange(0, 2 * VECTOR)
+    lead = (offset % VECTOR).to(tl.int32)
+    last = (lead + cols) // VECTOR * VECTOR  # where the vector begins that the row's end cuts
+    place = tl.where(lane < VECTOR, lane, last + lane - VECTOR)
+    limit = tl.where(part == 0, tl.where(lane < VECTOR, tl.where(lead > 0, VECTOR, 0), lead + cols), 0)
+    return offset // VECTOR * VECTOR + place, (place >= lead) & (place < limit)

@@ -19,16 +19,18 @@ from sublight.ops.library import LIBRARY, peer
 from sublight.ops.rows import (
     as_rows,
     block_for,
+    chunk_places,
     collect,
+    end_places,
     facts,
     forget,
+    is_exact,
     is_packed,
     is_ragged,
-    load_chunk,
     publish,
     random_rows,
     row_shapes,
-    store_chunk,
+    sum_of,
     why_torch,
 )
 from sublight.ops.tuning import Tile, tile_for
@@ -73,25 +75,27 @@ def share_of(e, total, kind: tl.constexpr):
 
 
 @triton.jit
-def _tile_kernel(x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _tile_kernel(
+    x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < cols)
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
     e = exp_below(x, tl.max(x.to(tl.float32), 1)[:, None])
-    y = share_of(e, tl.sum(e, 1)[:, None], x.dtype)
+    y = share_of(e, sum_of(e, 1, EXACT)[:, None], x.dtype)
     tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr):
+def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < cols
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
     top = tl.max(x.to(tl.float32), 0)
     x = forget(x, top, PACKED)
-    total = tl.sum(exp_below(x, top), 0)
+    total = sum_of(exp_below(x, top), 0, EXACT)
     x = forget(x, total, PACKED)
     e = exp_below(x, top)
     y = share_of(e, total, x.dtype)
@@ -101,49 +105,67 @@ def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PAC
 @triton.jit
 def _trailing_kernel(
     x_ptr, y_ptr, part_ptr, cols, x_stride, y_stride, units, lag, parts,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)  # the chunk that this program reduces …
     second = first - lag  # … and the one that it finishes
     row, part = (first // parts).to(tl.int64), first % parts
-    x = load_chunk(x_ptr, row * x_stride, part, tl.where(first < units, cols, 0), BLOCK, VECTOR)
+    here = tl.where(first < units, cols, 0)
+    place, inside = chunk_places(row * x_stride, part, here, BLOCK, VECTOR)
+    x = tl.load(x_ptr + place, mask=inside, other=-float("inf"))
     old_unit = tl.maximum(second, 0)
     old_row, old_part = (old_unit // parts).to(tl.int64), old_unit % parts
-    old = load_chunk(x_ptr, old_row * x_stride, old_part, tl.where(second >= 0, cols, 0), BLOCK, VECTOR)
+    old_place, old_inside = chunk_places(old_row * x_stride, old_part, tl.where(second >= 0, cols, 0), BLOCK, VECTOR)
+    old = tl.load(x_ptr + old_place, mask=old_inside, other=0.0, eviction_policy="evict_first")
     top = tl.max(x.to(tl.float32), 0)
-    total = tl.sum(exp_below(x, tl.where(top == -float("inf"), 0.0, top)), 0)  # a masked chunk adds nothing
+    if VECTOR > 1:
+        place, inside = end_places(row * x_stride, part, here, VECTOR)
+        ends = tl.load(x_ptr + place, mask=inside, other=-float("inf"))
+        top = tl.maximum(top, tl.max(ends.to(tl.float32), 0))
+    base = tl.where(top == -float("inf"), 0.0, top)  # a masked chunk adds nothing
+    total = sum_of(exp_below(x, base), 0, EXACT)
+    if VECTOR > 1:
+        total += sum_of(exp_below(ends, base), 0, EXACT)
     publish(part_ptr + first, top, total, first < units)
     if second >= 0:
         tops, totals = collect(part_ptr + old_row * parts, parts, PARTS)
         top = tl.max(tops, 0)
-        total = tl.sum(totals * exp_below(tops, top), 0)
-        y = share_of(exp_below(old, top), total, old.dtype)
-        store_chunk(y_ptr, old_row * y_stride, old_part, cols, y.to(y_ptr.dtype.element_ty), BLOCK, VECTOR)
+        total = sum_of(totals * exp_below(tops, top), 0, EXACT)
+        y = share_of(exp_below(old, top), total, old.dtype).to(y_ptr.dtype.element_ty)
+        place, inside = chunk_places(old_row * y_stride, old_part, cols, BLOCK, VECTOR)
+        tl.store(y_ptr + place, y, mask=inside, cache_modifier=".cs")
+        if VECTOR > 1:
+            place, inside = end_places(old_row * x_stride, old_part, cols, VECTOR)
+            ends = tl.load(x_ptr + place, mask=inside, other=0.0)
+            y = share_of(exp_below(ends, top), total, ends.dtype).to(y_ptr.dtype.element_ty)
+            place, inside = end_places(old_row * y_stride, old_part, cols, VECTOR)
+            tl.store(y_ptr + place, y, mask=inside)
 
 
 @triton.jit
 def _tile_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, rows, cols, dy_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    dy_ptr, y_ptr, dx_ptr, rows, cols, dy_stride, y_stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < cols)
     y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0).to(tl.float32)
-    dx = y * (dy - tl.sum(y * dy, 1)[:, None])
+    dx = y * (dy - sum_of(y * dy, 1, EXACT)[:, None])
     tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _row_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, cols, dy_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr
+    dy_ptr, y_ptr, dx_ptr, cols, dy_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < cols
     y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
-    dot = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 0)
+    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, EXACT)
     y, dy = forget(y, dot, PACKED), forget(dy, dot, PACKED)
     dx = y.to(tl.float32) * (dy.to(tl.float32) - dot)
     tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
@@ -152,7 +174,7 @@ def _row_backward_kernel(
 @triton.jit
 def _trailing_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, part_ptr, cols, dy_stride, y_stride, units, lag, parts,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)
     second = first - lag
@@ -161,7 +183,7 @@ def _trailing_backward_kernel(
     mask = col < tl.where(first < units, cols, 0)
     y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
-    dot = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 0)
+    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, EXACT)
     publish(part_ptr + first, dot, tl.full([], 1.0, tl.float32), first < units)  # the 1.0 says that it is there
     if second >= 0:
         row, part = (second // parts).to(tl.int64), second % parts
@@ -169,7 +191,7 @@ def _trailing_backward_kernel(
         y = tl.load(y_ptr + row * y_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
         dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
         dots, there = collect(part_ptr + row * parts, parts, PARTS)
-        dot = tl.sum(tl.where(there > 0, dots, 0.0), 0)
+        dot = sum_of(tl.where(there > 0, dots, 0.0), 0, EXACT)
         dx = y.to(tl.float32) * (dy.to(tl.float32) - dot)
         tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols, cache_modifier=".cs")
 
@@ -188,17 +210,19 @@ def launch(x: torch.Tensor) -> torch.Tensor:
         part = torch.zeros(units, dtype=torch.int64, device=x.device)
         _trailing_kernel[(units + lag,)](
             x2, y, part, cols, x2.stride(0), y.stride(0), units, lag, parts,
-            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector,
+            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector, EXACT=is_exact(x),
             **Tile(block=chunk, warps=warps, registers=registers if x.element_size() == 2 else None).options(),
         )  # fmt: skip
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
-            x2, y, rows, cols, x2.stride(0), y.stride(0), ROWS=tile.rows, BLOCK=tile.block, **tile.options()
-        )
+            x2, y, rows, cols, x2.stride(0), y.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, EXACT=is_exact(x), **tile.options(),
+        )  # fmt: skip
     else:
         _row_kernel[(rows,)](
-            x2, y, cols, x2.stride(0), y.stride(0), BLOCK=tile.block, PACKED=tile.packed, **tile.options()
-        )
+            x2, y, cols, x2.stride(0), y.stride(0),
+            BLOCK=tile.block, PACKED=tile.packed, EXACT=is_exact(x), **tile.options(),
+        )  # fmt: skip
     return y.view(x.shape)
 
 
@@ -215,16 +239,18 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         part = torch.zeros(units, dtype=torch.int64, device=y.device)
         _trailing_backward_kernel[(units + lag,)](
             dy2, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
-            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), num_warps=8,
+            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), EXACT=is_exact(y), num_warps=8,
         )  # fmt: skip
     elif cols <= TILE_COLS:
         _tile_backward_kernel[(triton.cdiv(rows, tile.rows),)](
-            dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0), ROWS=tile.rows, BLOCK=tile.block, **tile.options()
-        )
+            dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, EXACT=is_exact(y), **tile.options(),
+        )  # fmt: skip
     else:
         _row_backward_kernel[(rows,)](
-            dy2, y2, dx, cols, dy2.stride(0), y2.stride(0), BLOCK=tile.block, PACKED=tile.packed, **tile.options()
-        )
+            dy2, y2, dx, cols, dy2.stride(0), y2.stride(0),
+            BLOCK=tile.block, PACKED=tile.packed, EXACT=is_exact(y), **tile.options(),
+        )  # fmt: skip
     return dx.view(y.shape)
 
 
@@ -249,12 +275,19 @@ def _units(rows: int, parts: int, chunk_bytes: int) -> tuple[int, int]:
     return units, min(units, LAG_BYTES // chunk_bytes)
 
 
+def _why_torch(x: torch.Tensor) -> str:
+    reason = why_torch(x)
+    if not reason and x.shape[-1] > TILE_COLS and x.shape[-1] % 16:
+        return f"odd widths above {TILE_COLS} columns: PyTorch took 242 µs for 2670x50257 on an H200, ours 274 µs"
+    return reason
+
+
 def choose(x: torch.Tensor) -> Choice:
     """What `softmax(x)` runs, and why."""
-    if reason := why_torch(x):
+    if reason := _why_torch(x):
         return Choice(provider="torch", kernel="torch.softmax", reason=reason)
     cols = x.shape[-1]
-    if plan("softmax", cols, x.element_size(), packed=x.element_size() == 2) is None or cols % 16:
+    if plan("softmax", cols, x.element_size(), packed=x.element_size() == 2) is None:
         return Choice(
             provider="sublight", kernel="_trailing_kernel", reason=f"{cols} columns: chunks, second pass from L2"
         )
@@ -265,7 +298,7 @@ def choose(x: torch.Tensor) -> Choice:
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last dimension: our kernel where it wins, PyTorch's elsewhere (`sublight.why` says which)."""
-    if why_torch(x):
+    if _why_torch(x):
         return reference(x)
     return _softmax(x)  # type: ignore[no-any-return]
 

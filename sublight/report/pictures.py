@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.terminal_theme import TerminalTheme
 
 COLUMNS = 100
-CASES = 6  # a picture shows one case of each op and direction, the largest; the docs' page shows all
+CASES = 6  # a picture shows one case of each op and direction; the docs' page shows all
+USUAL_COLS = 4096  # the hidden size of many a model
 # rich's own frame fetches a font from the network, which a README's picture may not: this one takes what is there
 FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -42,17 +43,21 @@ FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http
 """
 
 
-def largest(run: Run, *, cases: int = CASES) -> Run:
-    """The rows of the largest case of each op and direction: what fits in a picture."""
+def one_of_each(run: Run, *, cases: int = CASES) -> Run:
+    """One case of each op and direction, the one of a usual width or the largest: what fits in a picture."""
     import dataclasses
 
     chosen: dict[tuple[str, str], list[Result]] = {}
     for case in bench.cases(run.rows):
         key = (case[0].op, case[0].direction)
-        if key not in chosen or case[0].bytes > chosen[key][0].bytes:
+        if key not in chosen or _weight(case[0]) > _weight(chosen[key][0]):
             chosen[key] = case
     rows = [row for case in list(chosen.values())[:cases] for row in case if row.median_s]
     return dataclasses.replace(run, rows=tuple(rows))
+
+
+def _weight(row: Result) -> tuple[bool, int]:
+    return row.shape.get("cols") == USUAL_COLS, row.bytes
 
 
 def picture(title: str, shown: RenderableType, theme: TerminalTheme) -> str:
@@ -105,7 +110,7 @@ def write(run: Run, folder: Path) -> list[Path]:
     """All pictures and pages of this run; gives their names."""
     shown = {
         "limits": titled(limits.heading(run.limits), limits.table(run.limits)),
-        "bench": titled(bench.heading(run), bench.table(largest(run))),
+        "bench": titled(bench.heading(run), bench.table(one_of_each(run))),
     }
     written = []
     for name, renderable in shown.items():

@@ -215,7 +215,7 @@ def test_pictures_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 
 def test_a_picture_takes_the_largest_case() -> None:
     run = fakes.run(fakes.row("sublight", 1e-3, bytes=10**9), fakes.row("torch", 2e-3, bytes=10**9))
-    shown = pictures.largest(run)
+    shown = pictures.one_of_each(run)
     assert [row.median_s for row in shown.rows if row.direction == "fwd"] == [1e-3, 2e-3]
 
 

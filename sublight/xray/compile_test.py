@@ -65,6 +65,7 @@ def test_every_kernel_is_listed(report: subprocess.CompletedProcess[str]) -> Non
 
 def told(launch: Launch) -> dict[str, Any]:
     record = {name: getattr(launch, name) for name in ("kernel", "aligned")}
+    record["constexprs"] = [parameter.name for parameter in launch.jit.params if parameter.is_constexpr]
     return record | {name: dict(getattr(launch, name)) for name in ("signature", "constants", "options")}
 
 
@@ -206,21 +207,15 @@ def test_a_launch_is_recorded_with_its_types_and_constants(answers: dict[str, An
     assert [(launch["kernel"], launch["signature"]["y_ptr"]) for launch in found] == [
         (kernel, pointer) for pointer in ("*bf16", "*fp32") for kernel in ("_row_kernel", "_row_backward_kernel")
     ]
-    forward, backward, *single = found
-    pointers = ("dy_ptr", "y_ptr", "dx_ptr")
-    assert forward["constants"] == backward["constants"] == {"BLOCK": 4096, "PACKED": True}
-    assert forward["signature"] == {
-        **{"x_ptr": "*bf16", "y_ptr": "*bf16"},
-        **dict.fromkeys(("cols", "x_stride", "y_stride"), "i32"),
-    }
-    assert backward["signature"] == {
-        **dict.fromkeys(pointers, "*bf16"),
-        **dict.fromkeys(("cols", "dy_stride", "y_stride"), "i32"),
-    }
-    for launch in (forward, backward):
+    for launch in found:
+        assert set(launch["constants"]) == set(launch["constexprs"]), "no size is one"
+        assert launch["constants"]["BLOCK"] == 4096
         assert set(launch["aligned"]) == set(launch["signature"]), "16 divides 4096"
-        assert launch["options"]["num_warps"] in (4, 8, 16)
-    assert {launch["constants"]["PACKED"] for launch in single} == {False}, "there is no pair in 32 bits"
+        assert launch["options"]["num_warps"] in (1, 2, 4, 8, 16, 32)
+        pointer = launch["signature"]["y_ptr"]
+        for name, kind in launch["signature"].items():
+            assert kind == (pointer if name.endswith("_ptr") else "i32"), name
+        assert pointer == "*bf16" or launch["constants"]["PACKED"] is False, "there is no pair in 32 bits"
 
 
 def test_numbers_are_specialised_as_triton_does(answers: dict[str, Any]) -> None:
