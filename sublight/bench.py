@@ -73,6 +73,7 @@ def run(
 ) -> Run:
     """Measure; Ctrl-C keeps the rows that are done."""
     chosen = providers(against)
+    limits_run.check_room(machine)
     work = [(case, name) for case in cases(ops, machine, shapes, dtypes, directions, quick) for name in chosen]
     rows: list[Result] = []
     try:

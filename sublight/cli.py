@@ -187,7 +187,7 @@ def _measure(
     """The run, and whether it was interrupted."""
     from sublight import ops
     from sublight.limits.run import this_machine
-    from sublight.op import parse_dtype
+    from sublight.op import BadInput, parse_dtype
     from sublight.report import console
 
     chosen = [ops.find(name) for name in names] or ops.OPS
@@ -214,7 +214,10 @@ def _measure(
             quick=quick,
             progress=count,
         )
-    return run, len(run.rows) < count.total  # Ctrl-C keeps the rows that are done
+    interrupted = len(run.rows) < count.total  # Ctrl-C keeps the rows that are done
+    if not interrupted and not any(row.median_s for row in run.rows):
+        raise BadInput(f"nothing could be measured: {next((row.unavailable for row in run.rows), 'no such case')}")
+    return run, interrupted
 
 
 def _of_ops(run: Run, names: Iterable[str]) -> Run:

@@ -256,16 +256,20 @@ def compare(before: Iterable[Result], after: Iterable[Result], *, least: float =
 
 
 def write_json(data: Any, path: Path) -> None:
-    """All or nothing: a temporary file beside the target, then a rename."""
+    """JSON that others can read: no NaN, no infinity; all of it or nothing."""
+    write_file(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n", path)
+
+
+def write_file(content: str | bytes, path: Path) -> None:
+    """A temporary file beside the target, then a rename: nobody finds half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror}; name another file") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:

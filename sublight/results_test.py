@@ -289,14 +289,12 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, data: Any, e
 def test_an_interrupt_half_way_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: BaseException, raised: type[BaseException]
 ) -> None:
-    def half(_: Any, file: Any, **__: Any) -> None:
-        file.write('{"half":')
-        file.flush()
+    def fail(_: str, mode: int) -> None:  # the last step before the rename
         raise planted
 
     path = tmp_path / "run.json"
     path.write_text("old")
-    monkeypatch.setattr(results.json, "dump", half)
+    monkeypatch.setattr(results.os, "chmod", fail)
     with pytest.raises(raised):
         write_json({}, path)
     assert path.read_text() == "old"

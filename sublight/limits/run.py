@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sublight import gpus, nvml
+from sublight import gpus, nvml, units
 from sublight.limits import LIMITS
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
 from sublight.op import BadInput, nearest
 from sublight.results import Limit, Limits, read_limits, write_json
 
+ROOM_BYTES = 5 * 10**9  # three buffers of a gigabyte, and what torch and the driver take
 Progress = Callable[[str, int, int], None]  # what is being measured, how many are done, of how many
 
 
@@ -65,12 +66,28 @@ def this_machine(kind: Kind | None = None) -> Machine:
     return Machine(kind="cuda", device=gpu.name, uuid=uuid, driver=health.driver if health else "unknown", gpu=gpu)
 
 
+def check_room(machine: Machine) -> None:
+    """A GPU that another process fills is said so before anything is measured."""
+    if machine.kind != "cuda":
+        return
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    if free < ROOM_BYTES:
+        here, all_of_it, needed = (units.text(size, "B") for size in (free, total, ROOM_BYTES))
+        raise BadInput(
+            f"only {here} of the GPU's {all_of_it} are free and {needed} are needed: another process fills it "
+            "(nvidia-smi lists them); end it, or use --device cpu"
+        )
+
+
 def run(
     *, kind: Kind | None = None, quick: bool = False, only: Iterable[str] = (), progress: Progress | None = None
 ) -> Limits:
     """Measure this machine's limits. Ctrl-C keeps what was measured; a probe that fails says why in its place."""
     machine = this_machine(kind)
     chosen = _choose(machine.kind, tuple(only))
+    check_room(machine)
     context = Context(kind=machine.kind, gpu=machine.gpu, quick=quick)
     found: list[Limit] = []
     source = "measured"

@@ -198,6 +198,7 @@ def test_no_gpu_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu_figures_are_judged_and_cached_by_device_and_driver(
     probes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_module, "check_room", lambda machine: None)
     health = nvml.Health(
         uuid="GPU-1/2",
         driver="570.1",
@@ -220,3 +221,13 @@ def test_on_a_gpu_figures_are_judged_and_cached_by_device_and_driver(
     assert [limit.verdict for limit in limits.limits] == ["normal", "low: throttled (power cap)"]
     assert this_machine().cache_path.name == "GPU-1-2-570.1.json"
     assert values(cached(this_machine())) == values(limits)
+
+
+def test_a_full_gpu_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10**9, 150 * 10**9))
+    machine = Machine(kind="cuda", device="H200", uuid="x", driver="1", gpu=None)
+    with pytest.raises(BadInput, match=r"only 1.00 GB of the GPU's 150 GB are free"):
+        run_module.check_room(machine)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (140 * 10**9, 150 * 10**9))
+    run_module.check_room(machine)

@@ -9,9 +9,8 @@ from pathlib import Path
 from sublight import units
 from sublight.op import shape_text
 from sublight.report import bench as bench_report
-from sublight.report import files
 from sublight.report import limits as limits_report
-from sublight.results import Limits, Run
+from sublight.results import Limits, Run, write_file
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--faint:#59636e;--line:#e4e8ec}
@@ -86,4 +85,4 @@ def bench(run: Run, picture: str) -> str:
 
 
 def write(document: str, path: Path) -> None:
-    files.write(document, path)
+    write_file(document, path)

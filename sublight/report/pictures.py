@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.op import BadInput
-from sublight.report import bench, files, limits, markdown
+from sublight.report import bench, limits, markdown
 from sublight.report.tables import titled
-from sublight.results import Result, Run, read_run
+from sublight.results import Result, Run, read_run, write_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -116,9 +116,9 @@ def write(run: Run, folder: Path) -> list[Path]:
     for name, renderable in shown.items():
         for theme, colours in themes().items():
             path = folder / "images" / f"{name}-{theme}.svg"
-            files.write(picture(f"sublight {name}", renderable, colours), path)
+            write_file(picture(f"sublight {name}", renderable, colours), path)
             written.append(path)
-    files.write(markdown.page(run), folder / "benchmarks.md")
+    write_file(markdown.page(run), folder / "benchmarks.md")
     return [*written, folder / "benchmarks.md"]
 
 

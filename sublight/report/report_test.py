@@ -14,8 +14,9 @@ from rich.console import Console
 
 from sublight import gpus, results
 from sublight.op import BadInput
-from sublight.report import bench, canvas, console, fakes, files, limits, markdown, page, pictures, roofline, svg
+from sublight.report import bench, canvas, console, fakes, limits, markdown, page, pictures, roofline, svg
 from sublight.report import gpus as gpus_report
+from sublight.results import write_file
 
 
 def printed(renderable: Any, columns: int = 100) -> list[str]:
@@ -220,13 +221,13 @@ def test_a_picture_takes_the_largest_case() -> None:
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    files.write("new", tmp_path / "a" / "b.html")
+    write_file("new", tmp_path / "a" / "b.html")
     assert (tmp_path / "a" / "b.html").read_text() == "new"
     (tmp_path / "folder").mkdir()
     with pytest.raises(BadInput, match="cannot write"):
-        files.write("x", tmp_path / "folder")
+        write_file("x", tmp_path / "folder")
     with pytest.raises(BadInput, match="cannot write"):
-        files.write("x", tmp_path / "a" / "b.html" / "c.html")
+        write_file("x", tmp_path / "a" / "b.html" / "c.html")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b.html", "folder"]
 
 

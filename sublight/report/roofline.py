@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sublight import units
 from sublight.op import BadInput, shape_text
-from sublight.report import bench, files
-from sublight.results import Result, Run
+from sublight.report import bench
+from sublight.results import Result, Run, write_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -151,12 +151,12 @@ def write(run: Run, path: Path) -> None:
             "nothing to plot: no timed row has both arithmetic and a measured limit; the table has every row"
         )
     if path.suffix.lower() == ".html":
-        files.write(page.bench(run, svg.roofline(drawn)), path)
+        write_file(page.bench(run, svg.roofline(drawn)), path)
     elif path.suffix.lower() == ".svg":
-        files.write(svg.roofline(drawn), path)
+        write_file(svg.roofline(drawn), path)
     else:
         pixels = _resvg().svg_to_bytes(svg_string=svg.roofline(drawn, themes=("light",)), zoom=2)  # type: ignore[attr-defined]
-        files.write(bytes(pixels), path)
+        write_file(bytes(pixels), path)
 
 
 def terminal(run: Run, *, columns: int = 96, lines: int = 20) -> RenderableType | None:
