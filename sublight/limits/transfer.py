@@ -10,7 +10,8 @@ from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit, Samples
 
 FULL_BYTES, QUICK_BYTES = 2**28, 2**26
-NAMES = ("h2d_pinned", "d2h_pinned", "both_pinned", "h2d_pageable", "d2h_pageable", "peer_copy")
+DEVICE_BYTES = 2**30
+NAMES = ("h2d_pinned", "d2h_pinned", "both_pinned", "h2d_pageable", "d2h_pageable", "d2d_copy", "peer_copy")
 
 
 def measure(context: Context) -> Iterator[Limit]:
@@ -48,7 +49,18 @@ def measure(context: Context) -> Iterator[Limit]:
     )
     for name, moved, limit, call in cases:
         yield rate(name, "B/s", moved, _timed(call, context), spec=limit, detail={"bytes": size})
+    yield _device_to_device(context)
     yield from _peer(context, words)
+
+
+def _device_to_device(context: Context) -> Limit:
+    """The driver's own copy within one GPU; `hbm_copy` is what a kernel reaches."""
+    import torch
+
+    here, there = (torch.randn(DEVICE_BYTES // 4, device="cuda") for _ in range(2))
+    spec = context.gpu.memory_bytes_per_s if context.gpu else None
+    samples = _timed(lambda: there.copy_(here), context)
+    return rate("d2d_copy", "B/s", 2 * DEVICE_BYTES, samples, spec=spec, detail={"bytes": DEVICE_BYTES})
 
 
 def _peer(context: Context, words: int) -> Iterator[Limit]:

@@ -13,6 +13,7 @@ NORMAL_SHARE_OF_SPEC = {  # healthy devices reach at least this much of the vend
     "hbm": 0.80,
     "matmul": 0.60,
     "vector": 0.75,
+    "d2d": 0.75,
     "h2d": 0.70,
     "d2h": 0.70,
     "peer": 0.70,
