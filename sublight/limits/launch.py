@@ -68,17 +68,11 @@ def _seconds(name: str, value: float) -> Limit:
     return Limit(name=name, unit="s", value=value)
 
 
+ON_GPU = ("launch_triton", "launch_graph_node", "sync_spin_wall", "sync_spin_cpu", "sync_block_wall", "sync_block_cpu")
 LAUNCH = Probe(
     name="launch and synchronize",
-    names=(
-        "launch_eager",
-        "launch_triton",
-        "launch_graph_node",
-        "sync_spin_wall",
-        "sync_spin_cpu",
-        "sync_block_wall",
-        "sync_block_cpu",
-    ),
+    names=("launch_eager", *ON_GPU),
     kinds=("cuda", "cpu"),
     measure=measure,
+    gpu_only=ON_GPU,
 )

@@ -34,6 +34,10 @@ class Probe:
     names: tuple[str, ...]  # the limits that it yields
     kinds: tuple[Kind, ...]  # where it makes sense
     measure: Callable[[Context], Iterator[Limit]]
+    gpu_only: tuple[str, ...] = ()  # those of its limits that a CPU does not have
+
+    def names_on(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(name for name in self.names if kind == "cuda" or name not in self.gpu_only)
 
 
 def rate(name: str, unit: str, amount: float, samples: Samples, **rest: object) -> Limit:

@@ -91,7 +91,7 @@ def run(
     context = Context(kind=machine.kind, gpu=machine.gpu, quick=quick)
     found: list[Limit] = []
     source = "measured"
-    total = sum(len(probe.names) for probe in chosen)
+    total = sum(len(probe.names_on(machine.kind)) for probe in chosen)
     try:
         for probe in chosen:
             if progress:
@@ -129,18 +129,20 @@ def _measure(probe: Probe, context: Context) -> Iterable[Limit]:
             yield limit
     except (RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        for name in probe.names:
+        if isinstance(error, ImportError) and error.name:
+            reason = f"needs {error.name}: pip install 'sublight[torch]'"
+        for name in probe.names_on(context.kind):
             if name not in done:
                 yield Limit(name=name, unit="", unavailable=reason)
 
 
 def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
     here = [probe for probe in LIMITS if kind in probe.kinds]
-    known = [name for probe in here for name in (*probe.names, probe.name)]
+    known = [name for probe in here for name in (*probe.names_on(kind), probe.name)]
     for name in only:
         if name not in known:
             raise BadInput(f"unknown limit {name!r} on this device: did you mean {nearest(name, known)}?")
-    return [probe for probe in here if not only or probe.name in only or set(only) & set(probe.names)]
+    return [probe for probe in here if not only or probe.name in only or set(only) & set(probe.names_on(kind))]
 
 
 def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:

@@ -157,16 +157,24 @@ def explain(gpu: Gpu) -> RenderableType:
         peak = _peak(gpu, dtype)
         vendor = None if gpu.sources.get(f"peak_flops.{dtype}", "").startswith("derived") else gpu.peak_flops.get(dtype)
         ridge = f"{peak.value / memory.value:.0f}" if peak and memory else "–"
-        cells = _explained(peak, vendor, _reached_unit(f"matmul_{dtype}"), gpu.reached.get(f"matmul_{dtype}"))
+        cells = _explained(peak, vendor, _reached_unit(f"matmul_{dtype}"), _reached(gpu, dtype))
         out.add_row(dtype.replace("_tensor", " TC"), *map(escape, cells), ridge)
     title = Text(f"{gpu.name}: SMs × FLOP per clock and SM × clock", style="bold")
     lines = (
-        "reached: the best that was measured on one, as a share of the arithmetic's peak",
+        "reached: what was measured on one, as a share of the arithmetic's peak",
         "FLOP/B: a kernel that does less arithmetic than this for each byte is bound by memory",
     )
     notes = [Text(line, style="dim") for line in lines]
     notes += [Text(f"{figure_name(figure)}: {note}", style="dim") for figure, note in gpu.notes.items()]
     return Group(title, out, Text(""), *notes)
+
+
+def _reached(gpu: Gpu, dtype: str) -> float | None:
+    """What was measured of the unit that the peak belongs to: fp64 products run on tensor cores, where there are any."""
+    if dtype == "fp64_tensor":
+        return gpu.reached.get("matmul_fp64")
+    vector = gpu.reached.get(f"vector_{dtype}")
+    return vector if vector or dtype == "fp64" else gpu.reached.get(f"matmul_{dtype}")
 
 
 def _peak(gpu: Gpu, what: str) -> gpus.Peak | None:
