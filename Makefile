@@ -18,7 +18,8 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 -q -m 'not alone'
+	$(BIN)/python -m pytest -q -m alone
 
 # On a machine with a GPU, with the Python that is there: installs nothing.
 gpu:

@@ -78,6 +78,7 @@ def test_what_needs_no_torch_does_not_import_it(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("words", [["-m", "sublight", "--help"], ["-c", "import sublight"]])
 def test_cold_start(words: list[str]) -> None:
     def seconds() -> float:

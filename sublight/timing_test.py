@@ -97,6 +97,7 @@ def test_buffer_sets_are_taken_in_turn_and_averaged(clock: Clock) -> None:
     assert seen[-999:] == [0, 1, 2] * 333
 
 
+@pytest.mark.alone
 def test_a_sleep_takes_as_long_as_it_sleeps() -> None:
     samples = measure(lambda: time.sleep(0.01), device="cpu", time_limit_s=0.2)
     assert samples.median_s == pytest.approx(0.01, rel=0.2)

@@ -74,6 +74,7 @@ def block_of(blocks: Blocks, name: str) -> bytes:
     return ctypes.string_at(getattr(blocks, name), blocks.size)
 
 
+@pytest.mark.alone
 def test_copy_is_at_least_what_compiled_c_reaches(tmp_path: Path) -> None:
     """Best against best and median against median, in turns: neighbours on the machine come and go."""
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -107,6 +108,7 @@ def test_copy_is_at_least_what_compiled_c_reaches(tmp_path: Path) -> None:
     assert reached, found
 
 
+@pytest.mark.alone
 def test_rates_fit_together() -> None:
     best: dict[str, float] = {}
     for _ in range(3):  # the best of three: a neighbour that takes a core halves what all of them reach
