@@ -170,7 +170,7 @@ def explain(gpu: Gpu) -> RenderableType:
 
 
 def _reached(gpu: Gpu, dtype: str) -> float | None:
-    """What was measured of the unit that the peak belongs to: fp64 products run on tensor cores, where there are any."""
+    """What was measured of the unit that the peak belongs to: fp64 products run on tensor cores where there are any."""
     if dtype == "fp64_tensor":
         return gpu.reached.get("matmul_fp64")
     vector = gpu.reached.get(f"vector_{dtype}")

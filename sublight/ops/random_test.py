@@ -1,0 +1,78 @@
+"""Any shape, any layout: what the chosen shapes of ops_test do not think of."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from sublight import correct  # noqa: E402
+from sublight.conftest import HAS_GPU  # noqa: E402
+from sublight.op import Op  # noqa: E402
+from sublight.ops import find  # noqa: E402
+
+LAYOUTS = ("together", "gapped", "offset", "transposed", "repeated")
+EPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+random_cases = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values, elsewhere in memory."""
+    rows, cols = x.shape
+    if layout == "gapped":
+        room = torch.full((rows, cols + 5), float("nan"), dtype=x.dtype, device=x.device)
+        room[:, :cols] = x
+        return room[:, :cols]
+    if layout == "offset":  # no row starts at a 16-byte boundary
+        room = torch.full((rows * cols + 3,), float("nan"), dtype=x.dtype, device=x.device)
+        room[3:] = x.reshape(-1)
+        return room[3:].view(rows, cols)
+    if layout == "transposed":
+        return x.T.contiguous().T
+    if layout == "repeated":
+        return x[:1].expand(rows, cols)
+    return x
+
+
+def near(error: correct.Error, scale: float, dtype: torch.dtype) -> bool:
+    """Twice PyTorch's error, or two units in the last place: over one small draw PyTorch may be right by luck."""
+    return not error.misplaced and error.largest <= 2 * max(error.torch_largest, EPS[dtype] * scale)
+
+
+def check(op: Op, rows: int, cols: int, dtype: str, layout: str, device: str) -> None:
+    first, *others = op.inputs({"rows": rows, "cols": cols}, dtype, device, rows * cols)
+    inputs = (laid_out(first, layout), *others)
+    truth = op.reference(*(x.double() for x in inputs))
+    (error,) = correct.forward_errors(op.launch, op.reference, inputs)
+    assert near(error, float(truth.abs().max()), first.dtype), error
+    grad = laid_out(torch.randn_like(first), layout)
+    theirs = correct.gradients(op.reference, tuple(x.double() for x in inputs), grad.double())
+    for error, exact in zip(
+        correct.backward_errors(op.launch_backward, op.reference, inputs, grad), theirs, strict=True
+    ):
+        # a gradient is a sum over a row or a column: its terms, not what is left of them, set the unit
+        scale = float(exact.abs().max()) + float(grad.abs().max())
+        assert near(error, scale * (rows if exact.dim() == 1 else 1), first.dtype), error
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm"])
+@random_cases
+@given(
+    rows=st.integers(1, 9),
+    cols=st.one_of(st.integers(1, 300), st.integers(1, 9000), st.sampled_from([2047, 2048, 2049, 4096, 4097, 8193])),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"] if HAS_GPU else ["float32", "float16"]),
+    layout=st.sampled_from(LAYOUTS),
+)
+def test_any_shape_and_layout(name: str, rows: int, cols: int, dtype: str, layout: str, device: str) -> None:
+    check(find(name), rows, cols, dtype, layout, device)
+
+
+@random_cases
+@given(rows=st.integers(1, 40), cols=st.integers(1, 3000), layout=st.sampled_from(LAYOUTS))
+def test_add_of_any_shape_and_layout(rows: int, cols: int, layout: str, device: str) -> None:
+    x, y = torch.randn(2, rows, cols, device=device)
+    assert torch.equal(find("add").launch(laid_out(x, layout), y), laid_out(x, layout) + y)
