@@ -35,6 +35,7 @@ class Library:
         plain CUDA tensors in eager mode go straight to the kernel; everything else goes through torch.ops.
         """
         name = f"sublight::{schema.split('(')[0]}"
+        cuda = on_its_device(cuda)
         self._library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self._library.impl(name, cpu, "CPU")
         self._library.impl(name, cuda, "CUDA")
@@ -53,6 +54,18 @@ class Library:
             return cuda(*args)
 
         return call
+
+
+def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current GPU, so that one must be the tensors' own."""
+
+    def call(first: torch.Tensor, *rest: Any) -> Any:
+        if first.device.index == torch.cuda.current_device():
+            return launch(first, *rest)
+        with torch.cuda.device(first.device):
+            return launch(first, *rest)
+
+    return call
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:

@@ -139,7 +139,8 @@ def forget(x, after, PACKED: tl.constexpr):
     """The same 16-bit values, of which the compiler no longer knows that it has converted them to fp32.
 
     It would otherwise keep the fp32 copies alive from one pass over a row to the next, at twice the registers. The
-    zero that is xored in depends on `after`, a result of the pass that has ended, so nothing can be moved across.
+    zero that is xored in depends on `after`, a result of the pass that has ended, so nothing can be moved across; it is
+    zero because no 16-bit number is -3.0e38, and no sum of them gets there without passing on to infinity.
     """
     if PACKED:
         zero = tl.zeros_like(x).to(tl.int16, bitcast=True) + (after == -3.0e38).to(tl.int16)
