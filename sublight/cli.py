@@ -128,6 +128,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes, less time for each.")] = False,
     plot: Annotated[str, typer.Option(metavar="FILE", help="Roofline as .html, .svg or .png.")] = "",
     compare: Annotated[str, typer.Option(metavar="OLD.json", help="What changed; exits 1 if slower.")] = "",
+    tune: Annotated[bool, typer.Option("--tune", help="Time every tile on this GPU anew; renews the table.")] = False,
     show: Annotated[str, typer.Option("--from", metavar="FILE.json", help="Show these results; measure nothing.")] = "",
     json: _Json = "",
 ) -> None:
@@ -136,6 +137,8 @@ def bench(
     from sublight.report import bench as report
     from sublight.report import roofline
 
+    if tune:
+        return _tune(json)
     _check_writable(plot, json)
     roofline.check(plot)
     old = results.read_run(Path(compare)) if compare else None
@@ -218,6 +221,24 @@ def _measure(
     if not interrupted and not any(row.median_s for row in run.rows):
         raise BadInput(f"nothing could be measured: {next((row.unavailable for row in run.rows), 'no such case')}")
     return run, interrupted
+
+
+def _tune(json: str) -> None:
+    """Renew the table that launches go by; `--json` keeps every trial."""
+    from rich.text import Text
+
+    from sublight.limits.run import this_machine
+
+    this_machine("cuda")
+    from sublight import tune
+    from sublight.ops import tuning
+    from sublight.report import console
+    from sublight.results import write_json
+
+    with console.progress("tiles") as progress:
+        table, trials = tune.tune(progress)
+    write_json(tuning.to_json(table), tuning.TABLE)
+    _show(Text(f"{len(table)} tiles chosen from {len(trials)} trials: {tuning.TABLE}"), trials, json)
 
 
 def _of_ops(run: Run, names: Iterable[str]) -> Run:

@@ -1,24 +1,22 @@
 """Find the fastest tile of every kernel that has a choice, and write the table that launches go by.
 
-`python -m sublight.tune [FILE]` on an idle GPU; minutes. The table is kept in the repository: nobody's first call pays
-for trying. Every trial is kept in the file beside it, so that a choice can be looked at again.
+`sublight bench --tune` on an idle GPU; minutes. The table is kept in the repository: nobody's first call pays for
+trying. `--json` keeps every trial, so that a choice can be looked at again.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sublight import timing
 from sublight.op import Thunk
 from sublight.ops import row_norm, softmax, tuning
 from sublight.ops.rows import ELEMENTS, block_for, random_columns, random_rows
-from sublight.results import write_json
 
+Progress = Callable[[str, int, int], None]
 WIDTHS = (768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
 ITEMSIZE = 2  # bf16 and fp16; fp32 goes by rule
 
@@ -54,7 +52,7 @@ def trials(chosen: tuple[Choice, ...]) -> Iterator[tuple[Choice, int, tuning.Til
                 yield choice, cols, tile
 
 
-def timed(choice: Choice, cols: int, tile: tuning.Tile, thunk: Thunk) -> float | None:
+def timed(choice: Choice, tile: tuning.Tile, thunk: Thunk) -> float | None:
     """Seconds, or None where the tile asks for more than the GPU has."""
     token = tuning.TRIAL.set((choice.kernel, tile))
     try:
@@ -65,15 +63,18 @@ def timed(choice: Choice, cols: int, tile: tuning.Tile, thunk: Thunk) -> float |
         tuning.TRIAL.reset(token)
 
 
-def tune() -> tuple[dict[str, tuning.Tile], list[dict[str, Any]]]:
+def tune(progress: Progress | None = None) -> tuple[dict[str, tuning.Tile], list[dict[str, Any]]]:
     """The fastest tile by key, and every trial."""
     best: dict[str, tuple[float, tuning.Tile]] = {}
-    log = []
+    log: list[dict[str, Any]] = []
     last: tuple[str, int] | None = None
-    for choice, cols, tile in trials(choices()):
+    todo = list(trials(choices()))
+    for choice, cols, tile in todo:
+        if progress:
+            progress(f"{choice.kernel} {cols}", len(log), len(todo))
         if last != (choice.kernel, cols):
             last, thunk = (choice.kernel, cols), choice.thunk(cols)
-        seconds = timed(choice, cols, tile, thunk)
+        seconds = timed(choice, tile, thunk)
         log.append({"kernel": choice.kernel, "cols": cols, "seconds": seconds, **asdict(tile)})
         key = tuning.key(choice.kernel, cols, choice.itemsize)
         if seconds is not None and (key not in best or seconds < best[key][0]):
@@ -100,15 +101,3 @@ def _norm_backward(cols: int, *, center: bool) -> Thunk:
     weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
     _, mean, rstd = row_norm.forward(x, weight, bias if center else None, 1e-6)
     return partial(row_norm.backward, dy, x, weight, mean, rstd)
-
-
-def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else tuning.TABLE
-    table, log = tune()
-    write_json(tuning.to_json(table), path)
-    write_json(log, path.with_suffix(".trials.json"))
-    print(f"{len(table)} tiles chosen from {len(log)} trials: {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Which tile a kernel takes: from a table that was measured, else by rule; never by trying at a user's first call.
 
-`tuned.json` beside this file holds what `python -m sublight.tune` found fastest, by kernel, block and item size, apart
+`tuned.json` beside this file holds what `sublight bench --tune` found fastest, by kernel, block and item size, apart
 for rows that fill their block and rows that do not. It was measured on an H200; other GPUs go by rule.
 """
 
