@@ -25,7 +25,8 @@ test: $(READY)
 gpu:
 	@$(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
 		{ echo 'make gpu: no GPU that torch can use here; `$(PYTHON) -m sublight doctor` says why' >&2; exit 2; }
-	$(PYTHON) -m pytest -m gpu -q -p no:cacheprovider
+	$(PYTHON) -m pytest -q -p no:cacheprovider sublight/ops # all of them: where there is a GPU, kernels run on it
+	$(PYTHON) -m pytest -q -p no:cacheprovider -m gpu --ignore=sublight/ops
 	$(PYTHON) -m sublight limits
 	$(PYTHON) -m sublight bench --against compile,liger,quack \
 		--json benchmarks/$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)').json
