@@ -21,20 +21,12 @@ from sublight.op import BadInput, Cost, Shape, shape_text
 TOO_GOOD = 1.02  # a fraction of the limit above this means that the cost or the limit is wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """Something that this machine cannot do or has not got, with the reason: a value, never a crash."""
-
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """Repeated timings of one call, and the state of the machine around them."""
 
     times_s: tuple[float, ...]
     method: Literal["graph", "events", "wall"]
-    cache: Literal["cold", "warm"] = "cold"  # cold: the buffer sets together exceed the last-level cache
     clock_mhz: tuple[int, int] | None = None  # before, after
     throttle: tuple[str, ...] = ()
     energy_j: float | None = None  # of one call
@@ -174,7 +166,7 @@ class Result:
     spread_s: float | None = None
     n: int | None = None
     method: str = ""
-    cache: str = ""
+    cache: str = ""  # cold: the buffer sets together exceed the last-level cache; else warm
     clock_mhz: int | None = None
     energy_j: float | None = None
     call_s: float | None = None  # wall time of one eager call, Python included

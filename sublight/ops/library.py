@@ -31,8 +31,8 @@ class Library:
     ) -> Callable[..., Any]:
         """One op: what runs on each device, the shapes it gives, and how its gradient is found.
 
-        What comes back calls it. PyTorch's dispatcher takes some 50 µs to get through a Python op and its autograd, so
-        plain CUDA tensors in eager mode go straight to the kernel; everything else goes through torch.ops.
+        What comes back calls it. Plain CUDA tensors in eager mode go straight to the launcher, past the dispatcher
+        and its autograd of Python ops; everything else goes through torch.ops.
         """
         name = f"sublight::{schema.split('(')[0]}"
         cuda = on_its_device(cuda)

@@ -246,7 +246,7 @@ KERNELS = (
     Kernel(jit=_tile_kernel),
     Kernel(
         jit=_row_kernel,
-        spills="up to 32 bytes a thread at 16,384 columns, in the fastest of seven tiles that were measured",
+        spills="up to 32 bytes a thread at 16,384 columns, in the fastest of six tiles that were measured",
     ),
     Kernel(jit=_stream_kernel),
     Kernel(

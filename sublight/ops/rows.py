@@ -7,6 +7,7 @@ import functools
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -53,9 +54,11 @@ def is_packed(*tensors: torch.Tensor) -> bool:
     )
 
 
-def is_exact(x: torch.Tensor) -> bool:
-    """Whether sums must carry their rest (`sum_of`): numpy's own, which the interpreter takes, are exact enough."""
-    return x.element_size() == 4 and not is_interpreted()
+def sums_of(x: torch.Tensor) -> Literal["plain", "carried", "double"]:
+    """How `sum_of` adds up: an fp32 result would show what a plain sum loses, the interpreter's own included."""
+    if x.element_size() == 2:
+        return "plain"
+    return "double" if is_interpreted() else "carried"
 
 
 def is_ragged(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -161,15 +164,17 @@ def _add_pairs(a, a_rest, b, b_rest):
 
 
 @triton.jit
-def sum_of(x, axis: tl.constexpr, EXACT: tl.constexpr):
-    """The sum of x, in fp32 as if it had been added up exactly and rounded once where EXACT.
+def sum_of(x, axis: tl.constexpr, SUMS: tl.constexpr):
+    """The sum of x, as if it had been added up exactly and rounded once unless SUMS is "plain".
 
     A thread adds up to 64 values one after the other, which costs an fp32 result digits that PyTorch's shorter chains
     keep; 16-bit results do not show it.
     """
-    if EXACT:
+    if SUMS == "carried":
         total, rest = tl.reduce((x, tl.zeros_like(x)), axis, _add_pairs)
         return total + rest
+    elif SUMS == "double":  # the interpreter takes a reduction by pairs one element at a time
+        return tl.sum(x.to(tl.float64), axis).to(tl.float32)
     else:
         return tl.sum(x, axis)
 

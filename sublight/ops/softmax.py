@@ -24,13 +24,13 @@ from sublight.ops.rows import (
     end_places,
     facts,
     forget,
-    is_exact,
     is_packed,
     is_ragged,
     publish,
     random_rows,
     row_shapes,
     sum_of,
+    sums_of,
     why_torch,
 )
 from sublight.ops.tuning import Tile, tile_for
@@ -76,26 +76,26 @@ def share_of(e, total, kind: tl.constexpr):
 
 @triton.jit
 def _tile_kernel(
-    x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr
+    x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUMS: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < cols)
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
     e = exp_below(x, tl.max(x.to(tl.float32), 1)[:, None])
-    y = share_of(e, sum_of(e, 1, EXACT)[:, None], x.dtype)
+    y = share_of(e, sum_of(e, 1, SUMS)[:, None], x.dtype)
     tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr):
+def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < cols
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
     top = tl.max(x.to(tl.float32), 0)
     x = forget(x, top, PACKED)
-    total = sum_of(exp_below(x, top), 0, EXACT)
+    total = sum_of(exp_below(x, top), 0, SUMS)
     x = forget(x, total, PACKED)
     e = exp_below(x, top)
     y = share_of(e, total, x.dtype)
@@ -105,7 +105,7 @@ def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PAC
 @triton.jit
 def _trailing_kernel(
     x_ptr, y_ptr, part_ptr, cols, x_stride, y_stride, units, lag, parts,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)  # the chunk that this program reduces …
     second = first - lag  # … and the one that it finishes
@@ -123,14 +123,14 @@ def _trailing_kernel(
         ends = tl.load(x_ptr + place, mask=inside, other=-float("inf"))
         top = tl.maximum(top, tl.max(ends.to(tl.float32), 0))
     base = tl.where(top == -float("inf"), 0.0, top)  # a masked chunk adds nothing
-    total = sum_of(exp_below(x, base), 0, EXACT)
+    total = sum_of(exp_below(x, base), 0, SUMS)
     if VECTOR > 1:
-        total += sum_of(exp_below(ends, base), 0, EXACT)
+        total += sum_of(exp_below(ends, base), 0, SUMS)
     publish(part_ptr + first, top, total, first < units)
     if second >= 0:
         tops, totals = collect(part_ptr + old_row * parts, parts, PARTS)
         top = tl.max(tops, 0)
-        total = sum_of(totals * exp_below(tops, top), 0, EXACT)
+        total = sum_of(totals * exp_below(tops, top), 0, SUMS)
         y = share_of(exp_below(old, top), total, old.dtype).to(y_ptr.dtype.element_ty)
         place, inside = chunk_places(old_row * y_stride, old_part, cols, BLOCK, VECTOR)
         tl.store(y_ptr + place, y, mask=inside, cache_modifier=".cs")
@@ -145,27 +145,27 @@ def _trailing_kernel(
 @triton.jit
 def _tile_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, rows, cols, dy_stride, y_stride,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < cols)
     y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0).to(tl.float32)
-    dx = y * (dy - sum_of(y * dy, 1, EXACT)[:, None])
+    dx = y * (dy - sum_of(y * dy, 1, SUMS)[:, None])
     tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _row_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, cols, dy_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, EXACT: tl.constexpr
+    dy_ptr, y_ptr, dx_ptr, cols, dy_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = col < cols
     y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
-    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, EXACT)
+    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, SUMS)
     y, dy = forget(y, dot, PACKED), forget(dy, dot, PACKED)
     dx = y.to(tl.float32) * (dy.to(tl.float32) - dot)
     tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
@@ -174,7 +174,7 @@ def _row_backward_kernel(
 @triton.jit
 def _trailing_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, part_ptr, cols, dy_stride, y_stride, units, lag, parts,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)
     second = first - lag
@@ -183,7 +183,7 @@ def _trailing_backward_kernel(
     mask = col < tl.where(first < units, cols, 0)
     y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
-    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, EXACT)
+    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, SUMS)
     publish(part_ptr + first, dot, tl.full([], 1.0, tl.float32), first < units)  # the 1.0 says that it is there
     if second >= 0:
         row, part = (second // parts).to(tl.int64), second % parts
@@ -191,7 +191,7 @@ def _trailing_backward_kernel(
         y = tl.load(y_ptr + row * y_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
         dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
         dots, there = collect(part_ptr + row * parts, parts, PARTS)
-        dot = sum_of(tl.where(there > 0, dots, 0.0), 0, EXACT)
+        dot = sum_of(tl.where(there > 0, dots, 0.0), 0, SUMS)
         dx = y.to(tl.float32) * (dy.to(tl.float32) - dot)
         tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols, cache_modifier=".cs")
 
@@ -210,18 +210,18 @@ def launch(x: torch.Tensor) -> torch.Tensor:
         part = torch.zeros(units, dtype=torch.int64, device=x.device)
         _trailing_kernel[(units + lag,)](
             x2, y, part, cols, x2.stride(0), y.stride(0), units, lag, parts,
-            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector, EXACT=is_exact(x),
+            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector, SUMS=sums_of(x),
             **Tile(block=chunk, warps=warps, registers=registers if x.element_size() == 2 else None).options(),
         )  # fmt: skip
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
             x2, y, rows, cols, x2.stride(0), y.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, EXACT=is_exact(x), **tile.options(),
+            ROWS=tile.rows, BLOCK=tile.block, SUMS=sums_of(x), **tile.options(),
         )  # fmt: skip
     else:
         _row_kernel[(rows,)](
             x2, y, cols, x2.stride(0), y.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed, EXACT=is_exact(x), **tile.options(),
+            BLOCK=tile.block, PACKED=tile.packed, SUMS=sums_of(x), **tile.options(),
         )  # fmt: skip
     return y.view(x.shape)
 
@@ -239,17 +239,17 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         part = torch.zeros(units, dtype=torch.int64, device=y.device)
         _trailing_backward_kernel[(units + lag,)](
             dy2, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
-            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), EXACT=is_exact(y), num_warps=8,
+            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), SUMS=sums_of(y), num_warps=8,
         )  # fmt: skip
     elif cols <= TILE_COLS:
         _tile_backward_kernel[(triton.cdiv(rows, tile.rows),)](
             dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, EXACT=is_exact(y), **tile.options(),
+            ROWS=tile.rows, BLOCK=tile.block, SUMS=sums_of(y), **tile.options(),
         )  # fmt: skip
     else:
         _row_backward_kernel[(rows,)](
             dy2, y2, dx, cols, dy2.stride(0), y2.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed, EXACT=is_exact(y), **tile.options(),
+            BLOCK=tile.block, PACKED=tile.packed, SUMS=sums_of(y), **tile.options(),
         )  # fmt: skip
     return dx.view(y.shape)
 
