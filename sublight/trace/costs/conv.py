@@ -1,0 +1,226 @@
+"""Convolutions: every output element takes channels/groups · taps multiply-adds; each tensor is moved once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sublight.op import Cost
+from sublight.trace.costs.kernels import kernel_family, reduced_flops
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, matmul_limit, shape_text
+from sublight.trace.record import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where an op's schema keeps what; None: it has no such argument."""
+
+    stride: int | None
+    padding: int | None
+    dilation: int | None
+    groups: int | None = None
+    bias: int | None = None
+    plus: int | None = None  # a tensor of the output's shape that is added
+    transposed: int | bool = False
+    output_padding: int | None = None
+
+
+def _spread(values: tuple[int, ...] | None, count: int, default: int | None) -> tuple[int, ...]:
+    """A value for each spatial dimension; one stands for all."""
+    if not values:
+        if default is None:
+            raise Unknown
+        return (default,) * count
+    if len(values) not in (1, count):
+        raise Unknown
+    return values * count if len(values) == 1 else values
+
+
+def _flops(args: Args, dtype: str, operations: float) -> dict[str, float]:
+    """Against the limit of the data type; less where the algorithm that ran is known to need fewer."""
+    cuts = [reduced_flops(kernel) for kernel in args.kernels if kernel_family(kernel)[0] in ("conv", "matmul", "fft")]
+    if None in cuts:
+        return {}
+    most = max((cut for cut in cuts if cut is not None), default=1.0)
+    return {matmul_limit(dtype, args.kernels): operations / most}
+
+
+def forward(places: Places) -> Handler:
+    def cost(args: Args) -> OpCost:
+        x, weight = args.need(0), args.need(1)
+        out = _output_shape(args, x, weight, places)
+        transposed = _is_transposed(args, places)
+        # each output (of a transposed one: each input) element meets the taps of its group's channels
+        meets = x.numel if transposed else math.prod(out)
+        operations = 2.0 * meets * math.prod(weight.shape[1:])
+        reads = [x, weight, *_given(args, places.bias, places.plus)]
+        written = math.prod(out) * x.itemsize
+        return OpCost(
+            family="conv",
+            cost=Cost(
+                read_bytes=sum(tensor.real_bytes for tensor in reads),
+                write_bytes=written,
+                flops=_flops(args, x.dtype, operations),
+            ),
+            dtype=x.dtype,
+            shape=f"{x.text} * {weight.text} -> {shape_text(out)}",
+            output_bytes=written,
+            inplace=args.inplace,
+        )
+
+    return cost
+
+
+def _given(args: Args, *places: int | None) -> list[Tensor]:
+    found = [args.tensor(place) for place in places if place is not None]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _is_transposed(args: Args, places: Places) -> bool:
+    if isinstance(places.transposed, bool):
+        return places.transposed
+    flag = args.flag(places.transposed)
+    if flag is None:
+        raise Unknown
+    return flag
+
+
+def _output_shape(args: Args, x: Tensor, weight: Tensor, places: Places) -> Shape:
+    spatial = len(weight.shape) - 2
+    if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
+        raise Unknown
+    sizes, taps = x.shape[-spatial:], weight.shape[2:]
+    stride = _spread(args.integers(places.stride) if places.stride is not None else (), spatial, None)
+    dilation = _spread(args.integers(places.dilation) if places.dilation is not None else (1,), spatial, None)
+    padding = _spread(args.integers(places.padding) if places.padding is not None else (0,), spatial, None)
+    lead = x.shape[:-spatial][:-1]
+    if _is_transposed(args, places):
+        extra = args.integers(places.output_padding) if places.output_padding is not None else ()
+        more = _spread(extra, spatial, 0)
+        groups = (args.integer(places.groups) if places.groups is not None else 1) or 1
+        terms = zip(sizes, taps, stride, padding, dilation, more, strict=True)
+        sized = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + o for n, k, s, p, d, o in terms)
+        channels = weight.shape[1] * groups
+    else:
+        every = zip(sizes, taps, stride, padding, dilation, strict=True)
+        sized = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 if s > 0 else -1 for n, k, s, p, d in every)
+        channels = weight.shape[0]
+    if min(sized) < 0:
+        raise Unknown
+    return (*lead, channels, *sized)
+
+
+def backward(dy_at: int, x_at: int, weight_at: int, mask_at: int | None, transposed_at: int | None = None) -> Handler:
+    """(dy, x, weight, …, which gradients): those of x and of the weight each take the forward's operations."""
+
+    def cost(args: Args) -> OpCost:
+        dy, x, weight = args.need(dy_at), args.need(x_at), args.need(weight_at)
+        wanted = args.flags(mask_at) if mask_at is not None else None
+        if wanted is None or len(wanted) < 2:
+            wanted = (True, True)
+        dx, dw, db = wanted[0], wanted[1], len(wanted) > 2 and wanted[2]
+        transposed = transposed_at is not None and args.flag(transposed_at) is True
+        meets = x.numel if transposed else dy.numel
+        operations = 2.0 * meets * math.prod(weight.shape[1:]) * (dx + dw)
+        channels = dy.shape[1] if len(dy.shape) > 1 else 0
+        written = dx * x.bytes + dw * weight.bytes + db * channels * x.itemsize
+        return OpCost(
+            family="conv",
+            cost=Cost(
+                read_bytes=dy.real_bytes + dx * weight.real_bytes + dw * x.real_bytes,
+                write_bytes=written,
+                flops=_flops(args, x.dtype, operations),
+            ),
+            dtype=x.dtype,
+            shape=f"{x.text} * {weight.text} -> {dy.text} backward",
+            output_bytes=written,
+        )
+
+    return cost
+
+
+def backward_input(args: Args) -> OpCost:
+    """(the input's size, dy, weight): traces of 2021 do not say the size, so the input's gradient is not counted."""
+    dy, weight = args.need(1), args.need(2)
+    size: Sequence[int] = args.integers(0) or ()
+    written = math.prod(size) * dy.itemsize if size else 0
+    return OpCost(
+        family="conv",
+        cost=Cost(
+            read_bytes=dy.real_bytes + weight.real_bytes,
+            write_bytes=written,
+            flops=_flops(args, dy.dtype, 2.0 * dy.numel * math.prod(weight.shape[1:])),
+        ),
+        dtype=dy.dtype,
+        shape=f"{dy.text} * {weight.text} input gradient",
+        output_bytes=written,
+    )
+
+
+def backward_weight(args: Args) -> OpCost:
+    """(the weight's size, dy, x): without the size the number of taps is not known."""
+    size = args.integers(0)
+    dy, x = args.need(1), args.need(2)
+    if not size:
+        raise Unknown
+    written = math.prod(size) * dy.itemsize
+    return OpCost(
+        family="conv",
+        cost=Cost(
+            read_bytes=dy.real_bytes + x.real_bytes,
+            write_bytes=written,
+            flops=_flops(args, dy.dtype, 2.0 * dy.numel * math.prod(size[1:])),
+        ),
+        dtype=dy.dtype,
+        shape=f"{x.text} -> {dy.text} weight gradient",
+        output_bytes=written,
+    )
+
+
+_FUNCTIONAL = Places(bias=2, stride=3, padding=4, dilation=5, groups=6)
+_TRANSPOSE = Places(bias=2, stride=3, padding=4, output_padding=5, groups=6, dilation=7, transposed=True)
+_GENERAL = Places(bias=2, stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
+_PADDING_FIRST = Places(bias=2, padding=3, stride=4, dilation=5, groups=6)
+_KERNEL_SIZE = Places(bias=3, stride=4, padding=5, dilation=6)  # self, weight, kernel_size, …
+_NO_DILATION = Places(bias=3, stride=4, padding=5, dilation=None)
+
+OPS: dict[str, Handler] = {
+    **{f"aten::conv{n}d": forward(_FUNCTIONAL) for n in (1, 2, 3)},
+    **{f"aten::conv_transpose{n}d": forward(_TRANSPOSE) for n in (1, 2, 3)},
+    "aten::convolution": forward(_GENERAL),
+    "aten::_convolution": forward(_GENERAL),
+    "aten::convolution_overrideable": forward(_GENERAL),
+    "aten::cudnn_convolution": forward(Places(padding=2, stride=3, dilation=4, groups=5)),
+    "aten::cudnn_convolution_transpose": forward(
+        Places(padding=2, output_padding=3, stride=4, dilation=5, groups=6, transposed=True)
+    ),
+    "aten::cudnn_convolution_relu": forward(_FUNCTIONAL),
+    "aten::miopen_convolution_relu": forward(_FUNCTIONAL),
+    "aten::cudnn_convolution_add_relu": forward(Places(plus=2, bias=4, stride=5, padding=6, dilation=7, groups=8)),
+    "aten::miopen_convolution_add_relu": forward(Places(plus=2, bias=4, stride=5, padding=6, dilation=7, groups=8)),
+    "aten::mkldnn_convolution": forward(_PADDING_FIRST),
+    "aten::miopen_convolution": forward(_PADDING_FIRST),
+    "aten::miopen_depthwise_convolution": forward(_PADDING_FIRST),
+    "aten::miopen_convolution_transpose": forward(
+        Places(bias=2, padding=3, output_padding=4, stride=5, dilation=6, groups=7, transposed=True)
+    ),
+    "mkldnn::_convolution_pointwise": forward(_PADDING_FIRST),
+    "aten::_conv_depthwise2d": forward(_KERNEL_SIZE),
+    "aten::conv_depthwise3d": forward(_KERNEL_SIZE),
+    "aten::slow_conv_dilated2d": forward(_KERNEL_SIZE),
+    "aten::slow_conv_dilated3d": forward(_KERNEL_SIZE),
+    **{
+        f"aten::{name}": forward(_NO_DILATION)
+        for name in ("thnn_conv2d", "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward")
+    },
+    "aten::convolution_backward": backward(0, 1, 2, mask_at=10, transposed_at=7),
+    "aten::convolution_backward_overrideable": backward(0, 1, 2, mask_at=9, transposed_at=6),
+    "aten::cudnn_convolution_backward": backward(1, 0, 2, mask_at=9),
+    "aten::miopen_convolution_backward": backward(1, 0, 2, mask_at=9),
+    "aten::mkldnn_convolution_backward": backward(1, 0, 2, mask_at=7),
+    "aten::_slow_conv2d_backward": backward(0, 1, 2, mask_at=6),
+    "aten::thnn_conv2d_backward": backward(0, 1, 2, mask_at=None),
+    "aten::cudnn_convolution_backward_input": backward_input,
+    "aten::cudnn_convolution_backward_weight": backward_weight,
+}

@@ -1,0 +1,92 @@
+"""Lists of tensors in one call: fused optimizers and the foreach ops that unfused ones are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, simple, tensors_text
+
+NORM_BYTES = 4
+# elementwise on each tensor of a list: reads every list it is given, writes one like the first
+FOREACH = """
+    add sub mul div addcmul addcdiv lerp sqrt rsqrt reciprocal neg abs exp log pow maximum minimum clamp_max
+    clamp_min sign sigmoid tanh erf floor ceil round trunc frac expm1 log1p log2 log10 sin cos
+"""
+
+
+def _numel(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel for tensor in tensors)
+
+
+def foreach(args: Args) -> OpCost:
+    lists = [args.tensors(place) for place in range(len(args)) if args.type(place) == "TensorList"]
+    if not lists or not lists[0]:
+        raise Unknown
+    written = sum(tensor.bytes for tensor in lists[0])
+    return _over(args, lists, written, operations=len(lists) * _numel(lists[0]))
+
+
+def foreach_copy(args: Args) -> OpCost:
+    target, source = args.tensors(0), args.tensors(1)
+    if not target or not source:
+        raise Unknown
+    return _over(args, [source], sum(tensor.bytes for tensor in target))
+
+
+def foreach_zero(args: Args) -> OpCost:
+    target = args.tensors(0)
+    if not target:
+        raise Unknown
+    return _over(args, [], sum(tensor.bytes for tensor in target), shape=tensors_text(target))
+
+
+def foreach_norm(args: Args) -> OpCost:
+    tensors = args.tensors(0)
+    if not tensors:
+        raise Unknown
+    return _over(args, [tensors], NORM_BYTES * len(tensors), operations=2 * _numel(tensors))
+
+
+def fused(*updated: int, gradients: int = 1, operations: int) -> Handler:
+    """Reads the gradients and the lists at these places, and writes those lists; an absent state is an empty list."""
+
+    def cost(args: Args) -> OpCost:
+        lists = [args.tensors(place) for place in updated]
+        grads = args.tensors(gradients)
+        if not lists[0] or not grads:
+            raise Unknown
+        written = sum(tensor.bytes for tensors in lists for tensor in tensors)
+        return _over(args, [*lists, grads], written, operations=operations * _numel(grads), shape=tensors_text(grads))
+
+    return cost
+
+
+def _over(
+    args: Args, lists: Sequence[Sequence[Tensor]], written: int, *, operations: int = 0, shape: str = ""
+) -> OpCost:
+    reads = [tensor for tensors in lists for tensor in tensors]
+    return simple(
+        args,
+        "optimizer",
+        reads=reads,
+        write_bytes=written,
+        dtype=args.likely_dtype(),
+        operations=operations,
+        shape=shape or tensors_text(lists[0]),
+    )
+
+
+_ADAM = fused(0, 2, 3, 4, operations=12)
+
+OPS: dict[str, Handler] = {
+    **{f"aten::_foreach_{name}": foreach for name in FOREACH.split()},
+    "aten::_amp_foreach_non_finite_check_and_unscale": foreach,
+    "aten::_foreach_copy": foreach_copy,
+    "aten::_foreach_zero": foreach_zero,
+    "aten::_foreach_norm": foreach_norm,
+    "aten::_foreach_max": foreach_norm,
+    "aten::_fused_adam": _ADAM,
+    "aten::_fused_adamw": _ADAM,
+    "aten::_fused_sgd": fused(0, 2, operations=4),
+    "aten::_fused_adagrad": fused(0, 2, operations=6),
+}

@@ -1,0 +1,264 @@
+"""Reductions, pools and losses: the input is read once; where no dimensions were recorded, one element comes out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sublight.trace.costs.data import INDEX_BYTES
+from sublight.trace.costs.pointwise import elementwise
+from sublight.trace.costs.shapes import (
+    ITEMSIZE,
+    Args,
+    Handler,
+    OpCost,
+    Tensor,
+    Unknown,
+    aten,
+    is_floating,
+    shape_text,
+    simple,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Where the schema keeps the dimensions, and what comes out of each reduced row."""
+
+    dims: int = 1
+    dtype: int | None = None  # place of a data type asked for
+    result: str | None = None  # its data type where that is fixed
+    results: int = 1  # var_mean gives two
+    indices: bool = False  # max over a dimension gives values and places
+    operations: int = 1
+
+
+def reduction(plan: Reduction) -> Handler:
+    def cost(args: Args) -> OpCost:
+        x = args.need(0)
+        kept = _kept(args, x, plan.dims)
+        dtype = plan.result or (args.dtype(plan.dtype) if plan.dtype is not None else None) or x.dtype
+        if args.name in ("sum", "prod") and not is_floating(dtype) and not dtype.endswith("byte"):
+            dtype = "int64"
+        item = plan.results * ITEMSIZE[dtype]
+        if plan.indices and args.integer(plan.dims) is not None:
+            item += INDEX_BYTES
+        operations = plan.operations * x.numel
+        return simple(args, "reduction", reads=[x], write_bytes=kept * item, dtype=x.dtype, operations=operations)
+
+    return cost
+
+
+def _kept(args: Args, x: Tensor, place: int) -> int:
+    """Elements of the result."""
+    dims = args.integers(place)
+    if dims is None:
+        dim = args.integer(place)
+        dims = () if dim is None else (dim,)
+    if not dims:
+        return 1  # all of it, or not recorded
+    reduced = {dim % len(x.shape) for dim in dims if x.shape and -len(x.shape) <= dim < len(x.shape)}
+    return math.prod(size for at, size in enumerate(x.shape) if at not in reduced)
+
+
+def extremum(args: Args) -> OpCost:
+    """max and min: of two tensors elementwise, over a dimension with places, or of everything."""
+    if args.tensor(1) is not None:
+        return elementwise(2)(args)
+    return reduction(Reduction(indices=True))(args)
+
+
+def scan(args: Args) -> OpCost:
+    x = args.need(0)
+    dtype = args.dtype(2) or x.dtype
+    written = x.numel * (ITEMSIZE[dtype] + (INDEX_BYTES if args.name in ("cummax", "cummin") else 0))
+    return simple(args, "reduction", reads=[x], write_bytes=written, dtype=x.dtype, operations=x.numel)
+
+
+def pool(spatial: int, *, dilated: bool, with_indices: bool) -> Handler:
+    """(x, window, stride, padding[, dilation], ceil_mode)"""
+
+    def cost(args: Args) -> OpCost:
+        x = args.need(0)
+        window, stride = _each(args, 1, spatial, None), _each(args, 2, spatial, None, empty=args.integers(1))
+        padding = _each(args, 3, spatial, 0)
+        dilation = _each(args, 4, spatial, 1) if dilated else (1,) * spatial
+        ceil = args.flag(5 if dilated else 4) is True
+        if len(x.shape) < spatial + 1 or min(stride) < 1:
+            raise Unknown
+        out = []
+        for size, k, s, p, d in zip(x.shape[-spatial:], window, stride, padding, dilation, strict=True):
+            reach = size + 2 * p - d * (k - 1) - 1
+            steps = -(-reach // s) if ceil else reach // s
+            if ceil and steps * s >= size + p:
+                steps -= 1  # a window must not start beyond the padding
+            out.append(steps + 1)
+        if min(out) < 0:
+            raise Unknown
+        numel = math.prod(x.shape[:-spatial]) * math.prod(out)
+        taps = numel * math.prod(window)
+        touched = Tensor(shape=(min(taps * x.itemsize, x.real_bytes),), dtype="uint8")
+        written = numel * (x.itemsize + (INDEX_BYTES if with_indices else 0))
+        shape = f"{x.text} -> {shape_text((*x.shape[:-spatial], *out))}"
+        return simple(
+            args, "reduction", reads=[touched], write_bytes=written, dtype=x.dtype, operations=taps, shape=shape
+        )
+
+    return cost
+
+
+def _each(
+    args: Args, place: int, count: int, default: int | None, *, empty: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    values = args.integers(place)
+    if values is not None and not values and empty:
+        values = empty  # no stride: the window's size
+    if not values:
+        if default is None:
+            raise Unknown
+        values = (default,)
+    if len(values) not in (1, count):
+        raise Unknown
+    return values * count if len(values) == 1 else values
+
+
+def pool_backward(indices: int | None) -> Handler:
+    """(dy, x, …): dx is written whole; max pooling reads where each maximum was."""
+
+    def cost(args: Args) -> OpCost:
+        dy, x = args.need(0), args.need(1)
+        reads = [dy, *([args.need(indices)] if indices is not None else [])]
+        return simple(
+            args, "reduction", reads=reads, write_bytes=x.bytes, dtype=x.dtype, operations=dy.numel, shape=x.text
+        )
+
+    return cost
+
+
+def adaptive_pool(args: Args) -> OpCost:
+    x, size = args.need(0), args.integers(1)
+    if not size or len(size) >= len(x.shape) + 1:
+        raise Unknown
+    shape = (*x.shape[: -len(size)], *size)
+    item = x.itemsize + (INDEX_BYTES if "max" in args.name else 0)
+    written = math.prod(shape) * item
+    text = f"{x.text} -> {shape_text(shape)}"
+    return simple(args, "reduction", reads=[x], write_bytes=written, dtype=x.dtype, operations=x.numel, shape=text)
+
+
+def upsample(args: Args) -> OpCost:
+    """(x, output size, …), or the scale factors in a list instead."""
+    x, size = args.need(0), args.integers(1)
+    if not size:
+        lists = [args.numbers(place) for place in range(2, len(args))]
+        scale = next((numbers for numbers in lists if numbers), None)
+        if scale is None or len(scale) >= len(x.shape):
+            raise Unknown
+        size = tuple(int(n * s) for n, s in zip(x.shape[-len(scale) :], scale, strict=True))
+    if len(size) >= len(x.shape):
+        raise Unknown
+    shape = (*x.shape[: -len(size)], *size)
+    numel = math.prod(shape)
+    read = Tensor(shape=(min(x.real_bytes, numel * x.itemsize),), dtype="uint8")  # shrinking may skip elements
+    return simple(
+        args,
+        "pointwise",
+        reads=[read],
+        write_bytes=numel * x.itemsize,
+        dtype=x.dtype,
+        operations=numel,
+        shape=f"{x.text} -> {shape_text(shape)}",
+    )
+
+
+def upsample_backward(args: Args) -> OpCost:
+    """(dy, output size, input size, …)"""
+    dy, size = args.need(0), args.integers(2)
+    if not size:
+        raise Unknown
+    written = math.prod(size) * dy.itemsize
+    return simple(
+        args, "pointwise", reads=[dy], write_bytes=written, dtype=dy.dtype, operations=dy.numel, shape=shape_text(size)
+    )
+
+
+def cross_entropy(args: Args) -> OpCost:
+    """(logits, target, weight, reduction): exponential, subtract, sum and maximum over every logit."""
+    x, target = args.need(0), args.need(1)
+    rows = x.numel // x.shape[1] if len(x.shape) > 1 and x.shape[1] else 1
+    written = (rows if args.integer(3) == 0 else 1) * x.itemsize
+    return simple(
+        args, "loss", reads=[x, target], write_bytes=written, dtype=x.dtype, operations=4 * x.numel, shape=x.text
+    )
+
+
+def nll_loss(args: Args) -> OpCost:
+    """(log-probabilities, target): one element of each row."""
+    x, target = args.need(0), args.need(1)
+    picked = Tensor(shape=(target.numel,), dtype=x.dtype)
+    written = (target.numel if args.integer(3) == 0 else 1) * x.itemsize
+    return simple(
+        args, "loss", reads=[picked, target], write_bytes=written, dtype=x.dtype, operations=target.numel, shape=x.text
+    )
+
+
+def nll_loss_backward(args: Args) -> OpCost:
+    """(dy, log-probabilities, target): a gradient that is zero almost everywhere, written whole."""
+    x, target = args.need(1), args.need(2)
+    return simple(args, "loss", reads=[target], write_bytes=x.bytes, dtype=x.dtype, shape=x.text)
+
+
+def pair_loss(args: Args) -> OpCost:
+    """(x, target, …, reduction): 0 keeps every element."""
+    x, target = args.need(0), args.need(1)
+    place = {"binary_cross_entropy": 3, "binary_cross_entropy_with_logits": 4}.get(args.name, 2)
+    written = (x.numel if args.integer(place) == 0 else 1) * x.itemsize
+    return simple(
+        args, "loss", reads=[x, target], write_bytes=written, dtype=x.dtype, operations=2 * x.numel, shape=x.text
+    )
+
+
+def pair_loss_backward(args: Args) -> OpCost:
+    dy, x, target = args.need(0), args.need(1), args.need(2)
+    return simple(
+        args, "loss", reads=[dy, x, target], write_bytes=x.bytes, dtype=x.dtype, operations=2 * x.numel, shape=x.text
+    )
+
+
+_PAIR_LOSSES = (
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+)
+
+OPS: dict[str, Handler] = {
+    "aten::sum": reduction(Reduction(dtype=3)),
+    "aten::nansum": reduction(Reduction(dtype=3)),
+    "aten::mean": reduction(Reduction(dtype=3)),
+    **aten("amax amin prod logsumexp median", reduction(Reduction())),
+    **aten("var std", reduction(Reduction(operations=3))),
+    **aten("var_mean std_mean aminmax", reduction(Reduction(operations=3, results=2))),
+    **aten("norm linalg_vector_norm", reduction(Reduction(dims=2, operations=2))),
+    **aten("argmax argmin count_nonzero", reduction(Reduction(result="int64"))),
+    **aten("any all", reduction(Reduction(result="bool"))),
+    **aten("max min", extremum),
+    **aten("cumsum cumprod cummax cummin logcumsumexp", scan),
+    **{f"aten::max_pool{n}d": pool(n, dilated=True, with_indices=False) for n in (1, 2, 3)},
+    **{f"aten::max_pool{n}d_with_indices": pool(n, dilated=True, with_indices=True) for n in (1, 2, 3)},
+    **{f"aten::avg_pool{n}d": pool(n, dilated=False, with_indices=False) for n in (1, 2, 3)},
+    **{f"aten::mkldnn_max_pool{n}d": pool(n, dilated=True, with_indices=False) for n in (2, 3)},
+    **{f"aten::max_pool{n}d_with_indices_backward": pool_backward(indices=7) for n in (2, 3)},
+    **{f"aten::avg_pool{n}d_backward": pool_backward(indices=None) for n in (2, 3)},
+    **{f"aten::{under}adaptive_avg_pool{n}d": adaptive_pool for n in (1, 2, 3) for under in ("", "_")},
+    **{f"aten::_adaptive_avg_pool{n}d_backward": pool_backward(indices=None) for n in (2, 3)},
+    **{f"aten::adaptive_max_pool{n}d": adaptive_pool for n in (1, 2, 3)},
+    **{f"aten::{under}{n}d": upsample for n in (1, 2, 3) for under in ("upsample_nearest", "_upsample_nearest_exact")},
+    **aten("upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d", upsample),
+    **{f"aten::upsample_nearest{n}d_backward": upsample_backward for n in (1, 2, 3)},
+    **aten("upsample_bilinear2d_backward upsample_bicubic2d_backward", upsample_backward),
+    "aten::cross_entropy_loss": cross_entropy,
+    **aten("nll_loss nll_loss_nd nll_loss_forward", nll_loss),
+    **aten("nll_loss2d nll_loss2d_forward", nll_loss),
+    **aten("nll_loss_backward nll_loss2d_backward", nll_loss_backward),
+    **{f"aten::{name}": pair_loss for name in _PAIR_LOSSES},
+    **{f"aten::{name}_backward": pair_loss_backward for name in _PAIR_LOSSES},
+}
