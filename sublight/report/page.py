@@ -29,14 +29,14 @@ td.r,th.r{text-align:right}tr.top td{border-top:1px solid var(--line)}pre{font:1
 Row = tuple[str, Sequence[tuple[str, str]]]  # the row's class, then each cell's class and text
 
 
-def _document(title: str, lead: str, *body: str) -> str:
+def document(title: str, lead: str, *body: str) -> str:
     head = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     head += '<meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
     return f"{head}<body><h1>{escape(title)}</h1><p>{escape(lead)}</p>{''.join(body)}</body></html>\n"
 
 
-def _table(headings: Sequence[tuple[str, str]], rows: Iterable[Row]) -> str:
+def table(headings: Sequence[tuple[str, str]], rows: Iterable[Row]) -> str:
     head = "".join(f'<th class="{kind}">{escape(name)}</th>' for kind, name in headings)
     body = "".join(
         f'<tr class="{kind}">' + "".join(f'<td class="{cell}">{escape(text)}</td>' for cell, text in cells) + "</tr>"
@@ -58,8 +58,8 @@ def limits(found: Limits) -> str:
         if limit.detail.get("curve"):
             lines = "\n".join(limits_report.curve_lines(limit))
             curves.append(f"<h2>{escape(limit.name)} by blocks</h2><pre>{escape(lines)}</pre>")
-    table = _table(list(zip(sides, limits_report.HEADINGS, strict=True)), rows)
-    return _document(f"Limits of {found.device}", limits_report.heading(found), table, *curves)
+    rows_as_table = table(list(zip(sides, limits_report.HEADINGS, strict=True)), rows)
+    return document(f"Limits of {found.device}", limits_report.heading(found), rows_as_table, *curves)
 
 
 def bench(run: Run, picture: str) -> str:
@@ -80,8 +80,8 @@ def bench(run: Run, picture: str) -> str:
             rows.append((kind, list(zip(sides, cells, strict=True))))
     lead = f"Floors: {limits_report.heading(run.limits)}. Bold: the fastest of its case."
     wrong = [f'<p class="error">{escape(line)}</p>' for line in bench_report.errors(run.rows)]
-    table = _table(list(zip(sides, names, strict=True)), rows)
-    return _document(f"Benchmark of {run.gpu}", lead, picture, *wrong, table)
+    rows_as_table = table(list(zip(sides, names, strict=True)), rows)
+    return document(f"Benchmark of {run.gpu}", lead, picture, *wrong, rows_as_table)
 
 
 def write(document: str, path: Path) -> None:
