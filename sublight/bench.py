@@ -47,10 +47,16 @@ class Case:
         return self.op.cost(self.shape, self.dtype, self.direction)
 
 
+def missing_limits(machine: Machine, needed: Sequence[str] = ()) -> list[str]:
+    """What floors need, and was never measured on this device."""
+    cached = limits_run.cached(machine)
+    return [name for name in needed or NEEDED[machine.kind] if cached is None or cached.value(name) is None]
+
+
 def limits_for(machine: Machine, progress: Progress | None = None) -> Limits:
     """What this machine reached before; where that lacks what a floor needs, measured now, quickly, and kept."""
     cached = limits_run.cached(machine)
-    missing = [name for name in NEEDED[machine.kind] if cached is None or cached.value(name) is None]
+    missing = missing_limits(machine)
     if not missing and cached is not None:
         return cached
     measured = limits_run.run(kind=machine.kind, quick=True, only=missing, progress=progress)

@@ -253,7 +253,17 @@ def write_json(data: Any, path: Path) -> None:
 
 
 def write_file(content: str | bytes, path: Path) -> None:
-    """A temporary file beside the target, then a rename: nobody finds half a file."""
+    """A temporary file beside the target, then a rename: nobody finds half a file.
+
+    A link's target is written, and what is no regular file (/dev/null, a pipe) is written to, never replaced.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        try:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise BadInput(f"cannot write {path}: {error.strerror}; name another file") from None
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +376,15 @@ def test_corrupt_limits_that_cannot_be_moved_are_no_limits(tmp_path: Path, monke
     monkeypatch.setattr(Path, "rename", refuse)
     assert read_limits(path) is None
     assert path.read_text() == "{"
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    results.write_file("x", tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink() and (tmp_path / "target.json").read_text() == "x"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    results.write_file("said", pipe)
+    assert os.read(reader, 10) == b"said" and pipe.is_fifo()
+    os.close(reader)

@@ -1,0 +1,213 @@
+"""What a rule looks at: a trace's steps as a model, its items with their floors, and the replay to try a change on."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sublight.diagnose import replay
+from sublight.diagnose.breakdown import Split
+from sublight.diagnose.fusion import Group
+from sublight.diagnose.model import Model
+from sublight.diagnose.replay import Replay
+from sublight.diagnose.work import Item
+from sublight.results import Limits
+from sublight.trace import intervals
+from sublight.trace.attribute import Attribution
+from sublight.trace.intervals import Floats
+from sublight.trace.record import NONE, Ints, Kind, Trace
+from sublight.trace.steps import Steps
+
+Edit = Callable[[Model], Model]
+PRODUCTS = ("matmul", "conv", "attention")
+# a GPU at its power limit lowers its clock: large products alone, back to back, run 18 % slower on an H200 than with as
+# much copying between them
+POWER = 0.35
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Everything known of the steps; rules ask, and propose."""
+
+    trace: Trace
+    attribution: Attribution
+    steps: Steps
+    limits: Limits
+    model: Model
+    base: Replay
+    items: list[Item]
+    groups: list[Group]  # what could be one kernel
+    split: Split
+    profiled_step_s: float
+    traced: Split  # the same of the step as it was recorded, with the profiler's cost in it
+    others: tuple[Trace, ...] = ()  # the other ranks
+    too_good: tuple[str, ...] = ()  # ops that beat their floor, though no cache holds their bytes
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.trace.on_gpu
+
+    @property
+    def step_s(self) -> float:
+        return self.base.step_s
+
+    @functools.cached_property
+    def sms(self) -> int | None:
+        """Of the GPU that ran the events, where the trace tells."""
+        rows = self.model.event_row[:1]
+        index = self.trace.lanes[self.trace.lane[rows[0]]].device if len(rows) else NONE
+        known = {device.index: device.sms for device in self.trace.devices}
+        return known.get(index) or next((sms for sms in known.values() if sms), None)
+
+    @functools.cached_property
+    def events_of(self) -> Mapping[int, Ints]:
+        """The model's events by item."""
+        order = np.argsort(self.model.item, kind="stable")
+        cuts = np.searchsorted(self.model.item[order], np.arange(len(self.items) + 1))
+        return {item: order[cuts[item] : cuts[item + 1]] for item in range(len(self.items))}
+
+    @functools.cached_property
+    def in_optimizer(self) -> frozenset[int]:
+        """The items whose op ran inside an optimizer's step."""
+        trace = self.trace
+        ranges = trace.rows_named(lambda name: name.startswith("Optimizer.step"))
+        inside = intervals.union(trace.start_ns[ranges], trace.end_ns[ranges])
+        rows = np.array([item.row for item in self.items], dtype=np.int64)
+        if not len(rows) or not len(inside):
+            return frozenset()
+        launch = self.attribution.launch[rows]
+        rows = np.where((trace.kind[rows] == Kind.OP) | (launch == NONE), rows, launch)
+        time = trace.start_ns[rows].astype(np.float64)
+        place = np.searchsorted(inside[:, 0], time, side="right") - 1
+        found = (place >= 0) & (time < inside[np.maximum(place, 0), 1])
+        return frozenset(np.flatnonzero(found).tolist())
+
+    def events(self, items: Iterable[int]) -> Ints:
+        found = [self.events_of[item] for item in items]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+    def device_s(self, events: Ints) -> float:
+        """Device time of these events per step."""
+        return float(self.model.duration_s[events].sum()) / self.model.steps
+
+    def per_step(self, count: float) -> float:
+        return count / self.model.steps
+
+    def saving_s(self, edit: Edit, *, given: Edit | None = None) -> float:
+        """What the step loses by a change, on top of another one where that is given."""
+        before = self.replayed_s(given(self.model)) if given else self.base.step_s
+        after = self.replayed_s(edit(given(self.model) if given else self.model))
+        return max(before - after, 0.0)
+
+    def replayed_s(self, model: Model) -> float:
+        """The changed step; products that fill more of it than before draw more power, and run slower for it."""
+        step_s = replay.run(model).step_s
+        more = self._share(model, step_s) - self._share(self.model, self.base.step_s)
+        if more <= 0 or not self.on_gpu:
+            return step_s
+        duration = np.where(self._products, model.duration_s * (1 + POWER * more), model.duration_s)
+        return replay.run(model.replace(duration_s=duration)).step_s
+
+    @functools.cached_property
+    def _products(self) -> np.ndarray:
+        """Which events are work of the tensor cores."""
+        heavy = np.array([item.family in PRODUCTS for item in self.items], dtype=bool)
+        return heavy[self.model.item] if len(self.items) else np.zeros(0, dtype=bool)
+
+    def _share(self, model: Model, step_s: float) -> float:
+        return float(model.duration_s[self._products].sum()) / model.steps / max(step_s, 1e-12)
+
+    def inside(self, rows: Ints) -> Ints:
+        """Those that start inside the steps."""
+        start = self.trace.start_ns[rows]
+        kept: Ints = rows[(start >= self.steps.spans_ns[0][0]) & (start < self.steps.spans_ns[-1][1])]
+        return kept
+
+    def lines(self, rows: Iterable[int], most: int = 3) -> str:
+        """Where in the source these rows come from, the most frequent first; empty where the trace does not tell."""
+        counts: dict[str, int] = defaultdict(int)
+        for row in rows:
+            source, module = self.attribution.place(int(row))
+            if source or module:
+                counts[source or module] += 1
+        best = sorted(counts, key=lambda name: -counts[name])[:most]
+        more = len(counts) - len(best)
+        return ", ".join(best) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a rule proposes: the words of a finding, and the edit that its saving is replayed from."""
+
+    title: str
+    evidence: tuple[str, ...]
+    fix: str
+    edit: Edit
+    given: Edit | None = None  # another change that is assumed made: this one's saving comes on top
+    rows: Ints | tuple[int, ...] = ()  # where it shows, as rows of the trace
+    ops: tuple[str, ...] = ()
+    saving_s: float | None = None  # where the replay cannot tell, with the reason in the evidence
+    most_s: float = math.inf  # what it may claim: time that is not this cause's own is another finding's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One cause of headroom: how to see it."""
+
+    id: str
+    check: Callable[[Case], Change | None]
+
+
+def edit_durations(events: Ints, seconds: Floats) -> Edit:
+    """Events that take this long, or what they took if that is less."""
+
+    def edit(model: Model) -> Model:
+        duration = model.duration_s.copy()
+        duration[events] = np.minimum(duration[events], seconds)
+        return model.replace(duration_s=duration)
+
+    return edit
+
+
+def drop(model: Model, events: Ints) -> Model:
+    """Without these events; the host's time for calls that started nothing else goes with them."""
+    duration, delay = model.duration_s.copy(), model.delay_s.copy()
+    duration[events] = 0.0
+    delay[events] = 0.0
+    gone = np.zeros(len(model.event_row), dtype=bool)
+    gone[events] = True
+    kept_calls = np.unique(model.call[~gone])
+    calls = np.setdiff1d(np.unique(model.call[events]), kept_calls)
+    launch, cost = model.before_s["launch"].copy(), model.cost_s.copy()
+    launch[calls] = 0.0
+    cost[calls] = 0.0
+    return model.replace(duration_s=duration, delay_s=delay, cost_s=cost, before_s={**model.before_s, "launch": launch})
+
+
+def fuse(parts: list[tuple[Ints, float]]) -> Edit:
+    """Each set of events becomes its first one, which takes so many seconds, or what they took if that is less."""
+
+    def edit(model: Model) -> Model:
+        firsts = np.array([events[0] for events, _ in parts], dtype=np.int64)
+        times = np.array([min(seconds, float(model.duration_s[events].sum())) for events, seconds in parts])
+        rest = [events[1:] for events, _ in parts if len(events) > 1]
+        model = drop(model, np.concatenate(rest)) if rest else model
+        duration = model.duration_s.copy()
+        duration[firsts] = times
+        return model.replace(duration_s=duration)
+
+    return edit
+
+
+def no_wait(model: Model, calls: Ints) -> Model:
+    """These calls return at once."""
+    waits_for, tail, cost = model.waits_for.copy(), model.tail_s.copy(), model.cost_s.copy()
+    waits_for[calls] = NONE
+    tail[calls] = 0.0
+    cost[calls] = np.minimum(cost[calls], 2e-6)
+    return model.replace(waits_for=waits_for, tail_s=tail, cost_s=cost)

@@ -1,0 +1,111 @@
+"""Whose limits a trace is judged by: this machine's where it is such a device, else what is known of the one named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sublight import gpus, nvml
+from sublight.gpus import Gpu
+from sublight.limits import run
+from sublight.op import BadInput
+from sublight.results import Limit, Limits, read_limits
+from sublight.trace.record import Trace
+
+_MODEL = re.compile(r"\b(GB?H?\d{2,3}|[ABHLPTV]\d{1,3}S?|MI\d{3}[AX]?|RTX ?A?\d{4}|GTX ?\d{4})\b", re.IGNORECASE)
+_MEMORY = ("hbm_read", "hbm_write", "hbm_copy", "hbm_triad")
+_MATMULS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+NODE_S = 1e-6  # a kernel in a CUDA graph, where it was not measured: launch and drain, on GPUs of these years
+
+
+def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, str]:
+    """The limits, and where they come from, in words."""
+    if file:
+        limits = read_limits(Path(file))
+        if limits is None:
+            raise BadInput(f"{file} is not a file of limits: make one with `sublight limits --json FILE`")
+        return limits, f"from {file}: {limits.device}, measured {limits.date}"
+    if gpu:
+        return of_gpu(gpus.find(gpu))
+    if not trace.on_gpu:
+        return _of_this_cpu()
+    name = device_name(trace)
+    if nvml.health() is not None and (here := run.this_machine()).gpu is not None:  # else torch is not worth loading
+        cached = run.cached(here) if _same(here.device, here.gpu, name) else None
+        if cached:
+            return cached, f"measured on this machine, {cached.date[:10]}"
+    found = find(name, trace)
+    if found is None:
+        known = f"the trace's GPU, {name}, is not in the table" if name else "the trace does not name its GPU"
+        limits = Limits(device=name or "unknown GPU", kind="cuda", source="none", limits=())
+        return limits, f"none: {known}; --gpu NAME or --limits FILE gives floors"
+    return of_gpu(found)
+
+
+def device_name(trace: Trace) -> str:
+    """The name of the GPU that the events ran on."""
+    used = {trace.lanes[lane].device for lane in set(trace.lane[trace.device_rows].tolist())}
+    named = [device.name for device in trace.devices if device.name]
+    return next((device.name for device in trace.devices if device.index in used and device.name), (named or [""])[0])
+
+
+def find(name: str, trace: Trace) -> Gpu | None:
+    """The GPU of the table that a trace's name means; boards of one model differ in their suffix and their memory."""
+    if not name:
+        return None
+    try:
+        return gpus.find(name)
+    except gpus.UnknownGpu:
+        pass
+    model = _MODEL.search(name)
+    if not model:
+        return None
+    word = model[0].replace(" ", "").lower()
+    boards = [board for board in gpus.all_gpus() if board.key.startswith(word)]
+    memory = next((device.memory_bytes for device in trace.devices if device.memory_bytes), None)
+    if not boards:
+        return None
+    return min(boards, key=lambda board: abs((board.memory_bytes or 0) - (memory or board.memory_bytes or 0)))
+
+
+def of_gpu(gpu: Gpu) -> tuple[Limits, str]:
+    """What is known of a GPU: rates that somebody reached, else the vendor's."""
+    limits = []
+    for name in _MEMORY:
+        value = gpu.reached.get(name, gpu.reached.get("hbm_copy", gpu.memory_bytes_per_s))
+        limits.append(Limit(name=name, unit="B/s", value=value, spec=gpu.memory_bytes_per_s))
+    for dtype in _MATMULS:
+        peak = gpu.peak_flops.get(dtype)
+        limits.append(
+            Limit(name=f"matmul_{dtype}", unit="FLOP/s", value=gpu.reached.get(f"matmul_{dtype}", peak), spec=peak)
+        )
+    vector = gpu.peak_flops.get("fp32")
+    limits.append(Limit(name="vector_fp32", unit="FLOP/s", value=gpu.reached.get("vector_fp32", vector), spec=vector))
+    for name in ("h2d_pinned", "d2h_pinned"):
+        limits.append(Limit(name=name, unit="B/s", value=gpu.reached.get(name, gpu.pcie_bytes_per_s)))
+    limits.append(Limit(name="launch_graph_node", unit="s", value=gpu.reached.get("launch_graph_node", NODE_S)))
+    reached = len(gpu.reached)
+    source = f"known of the {gpu.name}: " + (
+        f"{reached} reached rates, else vendor figures" if reached else "vendor figures"
+    )
+    named = gpu.name if gpu.vendor in gpu.name else f"{gpu.vendor} {gpu.name}"
+    known = tuple(limit for limit in limits if limit.value)
+    return Limits(device=named, kind="cuda", source=source, limits=known), source
+
+
+def _same(device: str, gpu: Gpu, name: str) -> bool:
+    if device == name:
+        return True
+    try:
+        return gpus.find(name).key == gpu.key
+    except gpus.UnknownGpu:
+        return False
+
+
+def _of_this_cpu() -> tuple[Limits, str]:
+    machine = run.this_machine("cpu")
+    cached = run.cached(machine)
+    if cached:
+        return cached, f"measured on this machine, {cached.date[:10]}"
+    limits = Limits(device=machine.device, kind="cpu", source="none", limits=())
+    return limits, "none: this CPU was never measured; `sublight limits --quick` gives floors"

@@ -1,0 +1,146 @@
+"""What `explain` found: a step, where its time goes, the causes, and what each costs. Times in seconds per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublight.results import Limits
+from sublight.trace.record import Trace
+
+BREAKDOWN = {  # every part of a step, in the order of the bar; they add up to step_s
+    "floor": "device busy at the floor",
+    "fusable": "busy, saved by fusion",
+    "above_floor": "busy above the floor",
+    "unknown": "busy, cost not known",
+    "launch": "idle: host too slow to launch",
+    "sync": "idle: host waited on a sync",
+    "data": "idle: data loading",
+    "python": "idle: other Python",
+    "copy": "idle: copies not hidden",
+    "allocator": "idle: allocator",
+    "communication": "idle: communication not hidden",
+    "other": "idle: other",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in the timeline a finding shows itself."""
+
+    start_s: float  # from the trace's first event
+    end_s: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause of headroom."""
+
+    id: str  # "launch-bound"
+    title: str  # one sentence that says what happens here, with figures
+    saving_s: float  # per step, if this alone were fixed
+    evidence: tuple[str, ...]  # what was seen, a line each
+    fix: str  # what to change, as code where code says it best
+    places: tuple[Place, ...] = ()  # the first ones in the step that is drawn
+    ops: tuple[str, ...] = ()  # names of the ops concerned
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "saving_s": self.saving_s,
+            "title": self.title,
+            "evidence": list(self.evidence),
+            "fix": self.fix,
+            "places": [{"start_s": place.start_s, "end_s": place.end_s} for place in self.places],
+            "ops": list(self.ops),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRow:
+    """All calls of one op with one shape, data type and place in the model; per step."""
+
+    name: str  # aten::addmm
+    family: str  # one of trace.costs.FAMILIES: matmul, conv, attention, norm, pointwise, …
+    shape: str  # "4096x1024, 1024x4096", for people
+    dtype: str
+    module: str  # "Model/layers.3/mlp", or ""
+    source: str  # "train.py:41", or ""
+    calls: float
+    cpu_s: float  # host time inside the op
+    device_s: float  # exclusive: overlapping kernels are counted once
+    floor_s: float | None  # None: the cost of this op is not known
+    bound: str  # "memory", "matmul_bf16", "launch" or ""
+    flops: float
+    bytes: float
+    kernels: tuple[str, ...]  # what really ran
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the limit."""
+        return self.floor_s / self.device_s if self.floor_s is not None and self.device_s > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("name", "family", "shape", "dtype", "module", "source", "calls", "cpu_s", "device_s", "floor_s")
+        row = {name: getattr(self, name) for name in (*names, "bound", "flops", "bytes")}
+        return {**row, "fraction": self.fraction, "kernels": list(self.kernels)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRow:
+    """A user's range: device time is first kernel's start to last kernel's end, per stream."""
+
+    name: str
+    calls: float
+    host_s: float
+    device_s: float
+    streams: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Everything that the report shows; drawing reads this and the trace, and measures nothing."""
+
+    source: str  # what was explained: a script's command line, or a file
+    device: str  # "NVIDIA H200", or the CPU's name
+    kind: str  # "cuda" or "cpu": what the work ran on
+    limits: Limits
+    limits_from: str  # "measured on this machine 2026-11-15", "known of the NVIDIA H200: reached rates", …
+    steps: int
+    steps_from: str  # how steps were found: "optimizer steps", "ProfilerStep annotations", …
+    step_s: float
+    step_spread_s: float  # half the distance between the quartiles over the steps; 0 with one step
+    op_floor_s: float  # the ops as written, each at its floor
+    floor_s: float  # after what can be fused is fused
+    verdict: str  # a finding's id, or "healthy"
+    sentence: str  # the verdict in one sentence
+    combined_saving_s: float
+    breakdown: Mapping[str, float]  # keys of BREAKDOWN
+    findings: tuple[Finding, ...]  # by saving, largest first
+    ops: tuple[OpRow, ...]  # by device time, largest first
+    ranges: tuple[RangeRow, ...] = ()
+    notes: tuple[str, ...] = ()  # what the reader must know: parts lost, assumptions, unknown costs with their share
+    trace: Trace | None = None  # for the timeline and the memory chart
+    window_s: tuple[float, float] = (0.0, 0.0)  # the step that the timeline draws, from the trace's first event
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    drawn_by: Callable[[Explanation], str] | None = None  # what a notebook shows it with
+
+    def _repr_html_(self) -> str | None:
+        return self.drawn_by(self) if self.drawn_by else None
+
+    def to_json(self) -> dict[str, Any]:
+        head = ("source", "device", "kind", "limits_from", "steps", "steps_from", "step_s", "step_spread_s")
+        floors = ("op_floor_s", "floor_s", "verdict", "sentence", "combined_saving_s")
+        return {
+            **{name: getattr(self, name) for name in (*head, *floors)},
+            "breakdown": dict(self.breakdown),
+            "findings": [finding.to_json() for finding in self.findings],
+            "ops": [row.to_json() for row in self.ops],
+            "ranges": [
+                {name: getattr(row, name) for name in ("name", "calls", "host_s", "device_s", "streams")}
+                for row in self.ranges
+            ],
+            "notes": list(self.notes),
+        }

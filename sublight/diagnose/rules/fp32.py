@@ -1,0 +1,73 @@
+"""fp32-where-bf16-serves: a model in float32, where bfloat16 halves the bytes and doubles the products' rate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sublight import units
+from sublight.diagnose.case import Case, Change, Rule, edit_durations
+from sublight.diagnose.rules.no_tensor_cores import FAMILIES, on_tensor_cores
+from sublight.trace.intervals import Floats
+
+MEMORY_FAMILIES = ("pointwise", "norm", "softmax", "dropout", "copy", "reduction", "fused", "loss")
+MOSTLY = 0.5  # of the products' time
+CAST = 1.1  # autocast also casts the weights
+FLASH = 0.4  # of the limit, by the flash kernels
+
+
+def check(case: Case) -> Change | None:
+    full, half = case.limits.value("matmul_tf32"), case.limits.value("matmul_bf16")
+    if not case.on_gpu or not full or not half:
+        return None
+    products = [at for at, item in enumerate(case.items) if item.family in FAMILIES]
+    single = [at for at in products if case.items[at].dtype == "float32"]
+    busy = case.split.busy_s
+    if not single or busy[single].sum() < MOSTLY * busy[products].sum():
+        return None
+    moved = [
+        at
+        for at, item in enumerate(case.items)
+        if item.family in MEMORY_FAMILIES and item.dtype == "float32" and at not in case.in_optimizer
+    ]
+    slow, light = case.events(single), case.events(moved)
+    given = on_tensor_cores(case)
+    start = given(case.model).duration_s if given else case.model.duration_s
+    events = np.concatenate((slow, light))
+    seconds = np.concatenate((_in_half(case, single, start, full / half), start[light] / 2 * CAST))
+    share = float(busy[single].sum()) / case.step_s
+    return Change(
+        title=f"the model runs in float32: its products are {units.percent(share)} of the step, and bfloat16 runs them "
+        f"{half / full:.1f} times as fast and moves half the bytes",
+        evidence=(
+            f"{case.per_step(len(single)):.0f} float32 products a step, {units.text(float(busy[single].sum()), 's')}",
+            f"{units.text(float(busy[moved].sum()), 's')} a step in float32 ops that move bytes",
+            *(("counted on top of TF32: no-tensor-cores has the rest",) if given else ()),
+        ),
+        fix=_FIX,
+        edit=edit_durations(events, seconds),
+        given=given,
+        rows=case.model.event_row[slow],
+        ops=tuple(dict.fromkeys(case.items[at].name for at in single)),
+    )
+
+
+def _in_half(case: Case, products: list[int], duration: Floats, ratio: float) -> Floats:
+    """Each product's time in bfloat16: by the ratio of the limits; attention gets kernels that float32 has not."""
+    parts = []
+    for at in products:
+        events, item = case.events_of[at], case.items[at]
+        spent = duration[events]
+        if item.family == "attention" and item.cost is not None and (rate := case.limits.value("matmul_bf16")):
+            share = min(item.cost.total_flops / rate / FLASH / max(float(spent.sum()), 1e-12), 1.0)
+            parts.append(spent * share)
+        else:
+            parts.append(spent * ratio * CAST)
+    return np.concatenate(parts)
+
+
+_FIX = """\
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = model(batch)
+loss.backward()          # weights and optimizer state stay in float32"""
+
+FP32_WHERE_BF16_SERVES = Rule(id="fp32-where-bf16-serves", check=check)

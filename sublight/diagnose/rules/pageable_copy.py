@@ -1,0 +1,91 @@
+"""pageable-copy: batches travel from pageable memory, through a staging buffer, while the host waits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sublight import units
+from sublight.diagnose.case import Case, Change, Edit, Rule
+from sublight.diagnose.model import COPY, SMALL_COPY, Model
+from sublight.trace.record import NONE, Ints
+
+PINNED_BYTES_PER_S = 25e9  # PCIe 4.0, where the link was not measured
+
+
+def check(case: Case) -> Change | None:
+    events = link_copies(case, "Pageable")
+    if not len(events):
+        return None
+    trace, rows = case.trace, case.model.event_row[events]
+    size = case.per_step(int(trace.bytes[rows].sum()))
+    seconds = case.device_s(events)
+    rate = size / seconds if seconds else 0.0
+    best = link_rate(case)
+    lines = case.lines(rows.tolist())
+    back = rows[np.isin(rows, trace.rows_named(lambda name: name.startswith("Memcpy DtoH")))]
+    way = "to" if trace.bytes[back].sum() * 2 > trace.bytes[rows].sum() else "from"
+    return Change(
+        title=f"{units.text(size, 'B')} a step are copied {way} pageable memory at {units.text(rate, 'B/s')}; "
+        f"pinned memory reaches {units.text(best, 'B/s')} and does not hold up the host",
+        evidence=(
+            f"{case.per_step(len(events)):.0f} copies a step, {units.text(seconds, 's')}",
+            *((f"at {lines}",) if lines else ()),
+        ),
+        fix=_FIX if way == "from" else _BACK,
+        edit=overlapped(case, events),
+        rows=rows,
+    )
+
+
+def link_copies(case: Case, memory: str) -> Ints:
+    """Events that copy over the link, to or from this kind of host memory, and not just a few bytes."""
+    model, trace = case.model, case.trace
+    names = np.array([memory in name for name in trace.names], dtype=bool)
+    rows = model.event_row
+    return np.flatnonzero((model.kind == COPY) & names[trace.name[rows]] & (trace.bytes[rows] >= SMALL_COPY))
+
+
+def link_rate(case: Case) -> float:
+    return case.limits.value("h2d_pinned") or PINNED_BYTES_PER_S
+
+
+def overlapped(case: Case, events: Ints) -> Edit:
+    """The copies from pinned memory on a stream of their own, a step ahead: nobody waits for them."""
+    sizes = case.trace.bytes[case.model.event_row[events]]
+    seconds = np.maximum(sizes, 0) / link_rate(case)
+
+    def edit(model: Model) -> Model:
+        stream, duration = model.stream.copy(), model.duration_s.copy()
+        waits_for, tail, cost = model.waits_for.copy(), model.tail_s.copy(), model.cost_s.copy()
+        after, delay = model.after.copy(), model.delay_s.copy()
+        stream[events] = int(model.stream.max()) + 1
+        duration[events] = np.minimum(duration[events], seconds)
+        after[np.isin(after, events)] = NONE
+        after[events] = NONE
+        delay[events] = 0.0
+        calls = np.union1d(model.call[events], np.flatnonzero(np.isin(waits_for, events)))
+        waits_for[calls], tail[calls] = NONE, 0.0
+        cost[calls] = np.minimum(cost[calls], 10e-6)
+        return model.replace(
+            stream=stream,
+            duration_s=duration,
+            waits_for=waits_for,
+            tail_s=tail,
+            cost_s=cost,
+            after=after,
+            delay_s=delay,
+        )
+
+    return edit
+
+
+_FIX = """\
+loader = DataLoader(dataset, ..., pin_memory=True)
+batch = batch.to(device, non_blocking=True)        # and fetch the next batch before this step's work:
+# with torch.cuda.stream(copies): following = following.to(device, non_blocking=True)"""
+
+_BACK = """\
+kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)     # once, before the loop
+kept.copy_(x, non_blocking=True)                                # and read it after the stream was synchronized"""
+
+PAGEABLE_COPY = Rule(id="pageable-copy", check=check)

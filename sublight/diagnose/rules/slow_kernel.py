@@ -1,0 +1,65 @@
+"""slow-kernel: one op far above its own floor, and no other finding says why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from sublight import units
+from sublight.diagnose.case import Case, Change, Rule, edit_durations
+from sublight.diagnose.work import COPIES
+
+FAR = 0.25  # of the limit
+REACHED = 0.8
+LONG_S = 20e-6  # a shorter one is bound by its launch
+LEAST = 0.03
+
+
+def check(case: Case) -> Change | None:
+    grouped = {at for group in case.groups for at in group.items}
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for at, item in enumerate(case.items):
+        duration = float(case.model.duration_s[case.events_of[at]].sum())
+        if item.floor_s is None or at in grouped or item.family in ("communication", "optimizer") or duration < LONG_S:
+            continue
+        if item.name.startswith(COPIES) or item.cost is None or not item.cost.read_bytes:
+            continue  # over the link: other findings; and what only writes may draw random numbers
+        if item.floor_s / REACHED < FAR * duration:
+            by_name[item.name].append(at)
+    if not by_name:
+        return None
+    name = max(by_name, key=lambda name: case.device_s(case.events(by_name[name])))
+    chosen = by_name[name]
+    events = case.events(chosen)
+    spent = case.device_s(events)
+    floor = sum(case.items[at].floor_s or 0.0 for at in chosen) / case.model.steps
+    if spent - floor < LEAST * case.step_s:
+        return None
+    durations = case.model.duration_s[events]
+    seconds = durations * (floor / REACHED) / spent
+    rows = case.model.event_row[events]
+    known = case.items[chosen[0]].known
+    kernels = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
+    lines = case.lines([case.items[at].row for at in chosen][:200])
+    return Change(
+        title=f"{name} reaches {units.percent(floor / spent)} of its limit: {units.text(spent, 's')} a step, "
+        f"where {units.text(floor, 's')} would do",
+        evidence=(
+            f"{case.per_step(len(chosen)):.0f} calls a step" + (f", {known.shape} {known.dtype}" if known else ""),
+            f"kernels: {', '.join(kernel[:60] for kernel in kernels[:2])}",
+            *((f"at {lines}",) if lines else ()),
+        ),
+        fix=_FIX,
+        edit=edit_durations(events, np.asarray(seconds)),
+        most_s=spent,
+        rows=rows,
+        ops=(name,),
+    )
+
+
+_FIX = """\
+# another kernel for the same op: torch.compile(mode="max-autotune"), another layout (channels_last, contiguous rows),
+# sizes that are multiples of 64"""
+
+SLOW_KERNEL = Rule(id="slow-kernel", check=check)

@@ -1,0 +1,95 @@
+"""small-grid: kernels with fewer blocks than the GPU has SMs leave most of it empty."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from sublight import units
+from sublight.diagnose.case import Case, Change, Edit, Rule, edit_durations, fuse
+from sublight.trace import costs
+
+FULL = 0.5  # of the SMs: fewer blocks than this is small
+LONG_S = 8e-6  # a shorter kernel is a launch's matter
+REACHED = 0.6
+MOST_BODY, LEAST_REPEATS, MOSTLY = 12, 8, 0.8  # of a loop over pieces: events in its body, rounds a step, regular ones
+
+
+def check(case: Case) -> Change | None:
+    sms = case.sms
+    if not case.on_gpu or not sms:
+        return None
+    events, seconds = [], []
+    for at, item in enumerate(case.items):
+        if item.family in ("communication", "optimizer"):
+            continue
+        for event in case.events_of[at].tolist():
+            row = int(case.model.event_row[event])
+            blocks = math.prod(case.trace.detail_of(row).grid or (0,))
+            duration = float(case.model.duration_s[event])
+            if (
+                not 0 < blocks < FULL * sms
+                or duration < LONG_S
+                or costs.kernel_family(case.trace.name_of(row))[0] == "communication"
+            ):
+                continue
+            spread = duration * blocks / sms
+            least = (item.floor_s or 0.0) / REACHED
+            if max(spread, least) < duration:
+                events.append(event)
+                seconds.append(max(spread, least))
+    if not events:
+        return None
+    chosen = np.array(events)
+    times = np.array(seconds)
+    body = _loop(case, chosen)
+    rows = case.model.event_row[chosen]
+    spent = case.device_s(chosen)
+    typical = float(np.median([math.prod(case.trace.detail_of(row).grid) for row in rows.tolist()]))
+    names = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
+    lines = case.lines(rows.tolist())
+    return Change(
+        title=f"kernels of {typical:.0f} blocks run {units.text(spent, 's')} a step on {sms} SMs: the rest is empty",
+        evidence=(
+            f"{case.per_step(len(chosen)):.0f} such kernels a step, for instance {names[0][:80]}",
+            *((f"at {lines}",) if lines else ()),
+        ),
+        fix=_FIX,
+        edit=_batched(case, chosen, times, body) if len(body) else edit_durations(chosen, times),
+        rows=rows,
+    )
+
+
+def _loop(case: Case, chosen: np.ndarray) -> np.ndarray:
+    """The events of the loop around repeated small kernels: as many between each two of them, each time."""
+    if len(chosen) < LEAST_REPEATS * case.model.steps:
+        return np.empty(0, dtype=np.int64)
+    gaps = np.diff(chosen)
+    period = int(np.median(gaps))
+    if period > MOST_BODY or np.mean(gaps == period) < MOSTLY:
+        return np.empty(0, dtype=np.int64)
+    return np.unique(np.concatenate([chosen - back for back in range(period)]).clip(0))
+
+
+def _batched(case: Case, chosen: np.ndarray, seconds: np.ndarray, body: np.ndarray) -> Edit:
+    """One launch for each op of the loop: its pieces side by side fill the GPU."""
+    duration = dict(zip(chosen.tolist(), seconds.tolist(), strict=True))
+    together: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for event in body.tolist():
+        item = case.items[case.model.item[event]]
+        together[int(case.model.step[case.model.call[event]]), item.name].append(event)
+        if event not in duration:
+            floor = (item.floor_s or 0.0) / max(len(case.events_of[int(case.model.item[event])]), 1)
+            duration[event] = min(float(case.model.duration_s[event]), floor / REACHED or math.inf)
+    parts = [(np.array(events), sum(duration[event] for event in events)) for events in together.values()]
+    return fuse(parts)
+
+
+_FIX = """\
+# do the small pieces at once: one batched op instead of a loop
+y = torch.bmm(a, b)                        # (n, m, k) @ (n, k, l), not n times a[i] @ b[i]
+# or a larger batch; or pieces on several streams"""
+
+SMALL_GRID = Rule(id="small-grid", check=check)

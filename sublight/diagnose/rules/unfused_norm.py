@@ -1,0 +1,25 @@
+"""unfused-norm: LayerNorm or RMSNorm written out as mean, variance, rsqrt and products."""
+
+from __future__ import annotations
+
+from sublight import units
+from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.rules.unfused_pointwise import propose
+
+
+def check(case: Case) -> Change | None:
+    return propose(case, "norm", _title, _FIX)
+
+
+def _title(ops: float, groups: float, spent: float, fused: float) -> str:
+    return (
+        f"a norm written out as {ops:.0f} ops a step takes {units.text(spent, 's')}; "
+        f"as one kernel it takes about {units.text(fused, 's')}"
+    )
+
+
+_FIX = """\
+y = torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias)     # or rms_norm(x, (x.shape[-1],), weight)
+y = sublight.layer_norm(x, weight, bias)                                # the same as one kernel of ours"""
+
+UNFUSED_NORM = Rule(id="unfused-norm", check=check)
