@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = ("bench_ops", "measure", "measure_limits", "why")  # of sublight.api
+_FUNCTIONS = ("bench_ops", "explain", "measure", "measure_limits", "profile", "range", "step", "why")  # of sublight.api
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _MODULES = ("bench", "gpus", "limits", "ops", "results", "units")
 

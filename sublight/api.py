@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sublight.op import BadInput
 from sublight.timing import measure
+from sublight.trace.capture import Profile as _Profile
+from sublight.trace.capture import range, step
 
 if TYPE_CHECKING:
+    from sublight.diagnose.record import Explanation
     from sublight.limits.probe import Kind
     from sublight.op import Choice, Op
     from sublight.results import Limits, Run
+    from sublight.trace.record import Trace
 
-__all__ = ["bench_ops", "measure", "measure_limits", "why"]
+__all__ = ["bench_ops", "explain", "measure", "measure_limits", "profile", "range", "step", "why"]
 
 
 def why(op: str | Op, *args: Any) -> Choice:
@@ -38,3 +46,41 @@ def bench_ops(*names: str, device: Kind | None = None, shapes: Sequence[str] = (
     machine = run.this_machine(device)
     chosen = [ops.find(name) for name in names] or ops.OPS
     return bench.run(chosen, machine=machine, limits=bench.limits_for(machine), shapes=shapes, quick=quick)
+
+
+def explain(trace: str | Path | Trace, *, gpu: str = "", limits: str = "") -> Explanation:
+    """What `sublight explain` says of a trace: a file, a folder with one a rank, or what `profile` gave."""
+    from sublight.diagnose.explain import explain as explain_traces
+    from sublight.report import explain_page
+    from sublight.trace.load import load
+
+    traces = load(Path(trace)) if isinstance(trace, str | Path) else [trace]
+    return replace(explain_traces(traces, gpu=gpu, limits_file=limits), drawn_by=explain_page.repr_html)
+
+
+class Profile(_Profile):
+    """A profiled block that explains itself; a notebook shows its report."""
+
+    def __enter__(self) -> Profile:
+        self.__dict__.pop("explanation", None)  # a block that is profiled again is explained again
+        super().__enter__()
+        return self
+
+    @functools.cached_property
+    def explanation(self) -> Explanation:
+        if self.trace is None:
+            notes = " ".join(self.captured.notes) if self.captured else "the block has not ended"
+            raise BadInput(f"nothing to explain: {notes or 'nothing was recorded'}")
+        return explain(self.trace)
+
+    def _repr_html_(self) -> str | None:
+        return self.explanation._repr_html_()
+
+
+def profile(**options: Any) -> Profile:
+    """`with sublight.profile() as p:` records a block; then `p.explanation`, `p.trace`.
+
+    Options: `warmup`, `timed` and `profiled` steps (3, 5, 3), `stacks` (source lines), `time_limit_s`. Steps are found
+    by `sublight.step()` calls, else by the optimizer's steps, else by calls of the outermost module.
+    """
+    return Profile(**options)

@@ -70,6 +70,12 @@ _Ops = Annotated[
 ]
 
 
+_Target = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT|TRACE [-- ARGS]", help="A Python script with its arguments, a trace, or a folder."),
+]
+
+
 @app.callback()
 def start(
     version: Annotated[
@@ -164,6 +170,55 @@ def bench(
         raise typer.Exit(INTERRUPTED)
     if any(change.verdict == "slower" for change in changes or ()):
         raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    words: _Target = None,
+    module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")] = "",
+    diff: Annotated[bool, typer.Option("--diff", help="Compare two traces: explain --diff BEFORE AFTER.")] = False,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="Floors of this GPU.", autocompletion=_gpu_names)] = "",
+    limits: Annotated[str, typer.Option(metavar="FILE", help="Floors from `limits --json FILE`.")] = "",
+    trace: Annotated[str, typer.Option(metavar="FILE", help="Keep the recorded trace, .json or .json.gz.")] = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="The report; explain-NAME.html unless told.")] = "",
+    perfetto: Annotated[str, typer.Option(metavar="FILE", help="Also the trace with its findings as a track.")] = "",
+    steps: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Steps to profile.")] = 4,
+    json: _Json = "",
+) -> None:
+    """Why a script or a trace is slow, what to change, and what each change saves."""
+    from sublight import cli_explain
+
+    _check_writable(html, json, perfetto, trace)
+    files = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
+    files = {name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()}
+    _check_apart(files.values(), [*(words or ())[:2], limits])
+    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, show=_show, **files)
+    if diff:
+        return cli_explain.diff(words or [], module, wanted)
+    status = cli_explain.explain(words or [], module, wanted)
+    if status:
+        raise typer.Exit(status)
+
+
+@app.command()
+def memory(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A memory snapshot (.pickle) or a trace.")],
+    html: Annotated[str, typer.Option(metavar="FILE", help="Also write a page with the chart.")] = "",
+    json: _Json = "",
+) -> None:
+    """What fills the GPU's memory at its peak, and what would lower it."""
+    from sublight.op import BadInput
+    from sublight.report import memory as report
+    from sublight.report import page
+    from sublight.trace import memory as analysis
+
+    _check_writable(html, json)
+    if not Path(file).is_file():
+        raise BadInput(f"there is no file {file}: record one with torch.cuda.memory._record_memory_history()")
+    found = analysis.read(Path(file))
+    if html:
+        page.write(report.html(found), Path(html))
+    _show(report.page(found), report.to_json(found), json)
 
 
 @app.command()
@@ -308,6 +363,16 @@ def _check_writable(*names: str) -> None:
             raise BadInput(f"cannot write {name}: {error.strerror}; name another file") from None
 
 
+def _check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
+    """No output over another, or over what is read."""
+    from sublight.op import BadInput
+
+    written = [os.path.realpath(name) for name in outputs if name not in ("", "-", os.devnull)]
+    read = [os.path.realpath(name) for name in inputs if name]
+    if twice := next((name for name in written if written.count(name) > 1 or name in read), None):
+        raise BadInput(f"{twice} is named twice: an output must not replace another, nor what is read")
+
+
 def _show(renderable: RenderableType, data: Any, json: str) -> None:
     """The result for people, or as JSON alone; the file first, so that a closed pipe does not lose it."""
     from sublight.report import console
@@ -332,15 +397,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """The exit status; what the user did wrong is one line on stderr, never a traceback."""
     from sublight.gpus import UnknownFigure, UnknownGpu
     from sublight.op import BadInput
+    from sublight.trace.capture import set_up_profiler
 
     words = sys.argv[1:] if arguments is None else list(arguments)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler else tells stderr of each start and stop
+    set_up_profiler()
     try:
         status = typer.main.get_command(app)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)
     except (BadInput, UnknownGpu, UnknownFigure) as error:
         return _complain(str(error))
     except UsageError as error:
-        return _complain(f"{error.format_message().rstrip('.')}; see `sublight --help`")
+        hint = "see `sublight --help`"
+        if words[:1] == ["explain"] and "No such option" in error.format_message():
+            hint = "a script's own arguments go after --, as in `sublight explain train.py -- --lr 3`"
+        return _complain(f"{error.format_message().rstrip('.')}; {hint}")
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package not in ("torch", "triton", "numpy"):

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent
 ROWS = (  # an import goes down, or stays inside its own part
     ("__main__",),
     ("cli", "api"),
+    ("cli_explain",),
     ("report",),
     ("engines", "learn"),
     ("diagnose",),
@@ -107,7 +108,10 @@ def listed(folder: str, name: str) -> set[str]:
     raise AssertionError(f"{folder}/__init__.py has no tuple {name}")
 
 
-@pytest.mark.parametrize(("folder", "record", "name"), [("ops", "Op", "OPS"), ("limits", "Probe", "LIMITS")])
+@pytest.mark.parametrize(
+    ("folder", "record", "name"),
+    [("ops", "Op", "OPS"), ("limits", "Probe", "LIMITS"), ("diagnose/rules", "Rule", "RULES")],
+)
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:
     found = defining(folder, record)
     assert found, f"no {record} is defined in {folder}"
