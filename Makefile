@@ -12,8 +12,13 @@ TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia
 .PHONY: demo test gpu check-compile docs clean
 
 demo: $(READY)
-	$(BIN)/sublight limits --quick
-	$(BIN)/sublight bench --quick
+	$(BIN)/sublight explain examples/unfused_attention.py --html demo/this-machine.html
+	$(BIN)/sublight explain examples/recorded/h200/host_sync.json.gz \
+		--limits examples/recorded/h200/limits.json --html demo/h200.html
+	@echo
+	@echo 'Two reports to open in a browser:'
+	@echo '  demo/this-machine.html   examples/unfused_attention.py, run on this machine just now'
+	@echo '  demo/h200.html           a trace of examples/host_sync.py from an H200, which comes with the repository'
 
 test: $(READY)
 	$(BIN)/ruff check .

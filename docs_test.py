@@ -39,6 +39,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def sublight(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *words.split()]
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(ROOT / "examples")
     return subprocess.run(
         command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=COMMAND_S
     )
