@@ -190,6 +190,14 @@ def test_no_output_replaces_another_or_what_is_read(say: Say, here: Path, words:
     assert files(here) == {"small.json"} and (here / "small.json").read_bytes() == before
 
 
+def test_a_file_that_holds_no_limits_stays_where_it_is(say: Say, here: Path) -> None:
+    write(here / "small.json")
+    (here / "mine.json").write_text('{"a": 1}')
+    status, _, err = say("small.json", "--limits", "mine.json")
+    assert status == 2 and "is not a file of limits" in err
+    assert files(here) == {"small.json", "mine.json"}
+
+
 def test_arguments_without_dashes_before_them_get_a_hint(say: Say, here: Path) -> None:
     (here / "train.py").write_text(TRAIN)
     status, _, err = say("train.py", "--lr", "3")

@@ -290,6 +290,14 @@ def read_run(path: Path) -> Run:
         raise BadInput(f"{path} is not a results file: make one with `sublight bench --json FILE`") from None
 
 
+def read_limits_file(path: Path) -> Limits:
+    """A file that the user named; one clear line where it is missing or is not one, and it stays where it is."""
+    try:
+        return Limits.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"{path} is not a file of limits: make one with `sublight limits --json FILE`") from None
+
+
 def read_limits(path: Path) -> Limits | None:
     """Cached limits, or None; a corrupt file is renamed aside so that the next measurement can take its place."""
     try:

@@ -8,8 +8,7 @@ from pathlib import Path
 from sublight import gpus, nvml
 from sublight.gpus import Gpu
 from sublight.limits import run
-from sublight.op import BadInput
-from sublight.results import Limit, Limits, read_limits
+from sublight.results import Limit, Limits, read_limits_file
 from sublight.trace.record import Trace
 
 _MODEL = re.compile(r"\b(GB?H?\d{2,3}|[ABHLPTV]\d{1,3}S?|MI\d{3}[AX]?|RTX ?A?\d{4}|GTX ?\d{4})\b", re.IGNORECASE)
@@ -21,9 +20,7 @@ NODE_S = 1e-6  # a kernel in a CUDA graph, where it was not measured: launch and
 def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, str]:
     """The limits, and where they come from, in words."""
     if file:
-        limits = read_limits(Path(file))
-        if limits is None:
-            raise BadInput(f"{file} is not a file of limits: make one with `sublight limits --json FILE`")
+        limits = read_limits_file(Path(file))
         return limits, f"from {file}: {limits.device}, measured {limits.date}"
     if gpu:
         return of_gpu(gpus.find(gpu))
