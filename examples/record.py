@@ -2,6 +2,7 @@
 
     python examples/record.py --out DIR [names...]
 
+DIR is what `examples/recorded/<machine>` is, but for the limits: `sublight limits --json DIR/limits.json`.
 DIR/times.json is written after each example, so that a run cut short keeps what it did; a run into the same DIR renews
 the examples that it names and keeps the others. An example that fails leaves its error there, and the next one runs.
 """
