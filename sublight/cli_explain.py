@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -153,13 +152,12 @@ def _measure_limits() -> None:
 def _keep(recorded: Path, wanted: Path) -> None:
     from sublight.results import write_file
 
+    text = recorded.read_bytes()
     if wanted.suffix == ".gz":
         import gzip
 
-        write_file(gzip.compress(recorded.read_bytes(), compresslevel=6), wanted)
-    else:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(recorded, wanted)
+        text = gzip.compress(text, compresslevel=6)
+    write_file(text, wanted)
 
 
 def _report(explanation: Explanation, wanted: Wanted, *, name: str) -> None:

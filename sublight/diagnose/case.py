@@ -82,9 +82,7 @@ class Case:
             return frozenset()
         launch = self.attribution.launch[rows]
         rows = np.where((trace.kind[rows] == Kind.OP) | (launch == NONE), rows, launch)
-        time = trace.start_ns[rows].astype(np.float64)
-        place = np.searchsorted(inside[:, 0], time, side="right") - 1
-        found = (place >= 0) & (time < inside[np.maximum(place, 0), 1])
+        found = intervals.contain(inside, trace.start_ns[rows])
         return frozenset(np.flatnonzero(found).tolist())
 
     def events(self, items: Iterable[int]) -> Ints:

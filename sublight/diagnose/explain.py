@@ -12,16 +12,16 @@ from sublight import units
 from sublight.diagnose import breakdown, fusion, known, replay, tables
 from sublight.diagnose import model as models
 from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.correct import corrected, unprofiled_s, unprofiled_times_s
 from sublight.diagnose.model import Model
 from sublight.diagnose.record import Explanation, Finding, Place
 from sublight.diagnose.rules import RULES
-from sublight.diagnose.work import Item, cpu_items, gpu_items
+from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_times_s
+from sublight.diagnose.work import Item, cpu_items, device_rows, devices_of, gpu_items
 from sublight.op import BadInput
 from sublight.results import TOO_GOOD, Limits
 from sublight.trace import steps
 from sublight.trace.attribute import Attribution, attribute
-from sublight.trace.record import NONE, Ints, Trace
+from sublight.trace.record import Trace
 from sublight.trace.steps import Steps
 
 SHOWN = 0.01  # of the step: a finding below it is not worth a reader's time
@@ -127,7 +127,7 @@ def _settle_floors(trace: Trace, items: list[Item]) -> tuple[str, ...]:
     """An op that beat its floor read from the cache: its floor is what it took. One too large for that is named."""
     wrong: list[str] = []
     for item in items:
-        took = float((trace.end_ns[item.rows] - trace.start_ns[item.rows]).sum()) * 1e-9
+        took = item.took_s(trace)
         if item.floor_s is None or item.floor_s <= took:
             continue
         uncached = 1 - CACHE_BYTES / max(item.cost.bytes, 1) if item.cost is not None else 0.0
@@ -145,24 +145,6 @@ def _model(attribution: Attribution, found: Steps, limits: Limits) -> tuple[Mode
     rows = device_rows(attribution, found)
     items, item_of = gpu_items(attribution, rows, limits)
     return models.build(attribution, found, rows, items, item_of), items
-
-
-def device_rows(attribution: Attribution, found: Steps) -> Ints:
-    """What the steps launched, whenever it ran."""
-    trace, rows = attribution.trace, attribution.trace.device_rows
-    launch = attribution.launch[rows]
-    when = np.where(launch != NONE, trace.start_ns[np.maximum(launch, 0)], trace.start_ns[rows])
-    rows = rows[(when >= found.spans_ns[0][0]) & (when < found.spans_ns[-1][1])]
-    devices = devices_of(trace)[trace.lane[rows]]
-    busy = {
-        device: int((trace.end_ns - trace.start_ns)[rows[devices == device]].sum()) for device in set(devices.tolist())
-    }
-    return rows[devices == max(busy, key=lambda device: busy[device])] if len(busy) > 1 else rows
-
-
-def devices_of(trace: Trace) -> Ints:
-    """The device of each lane."""
-    return np.array([lane.device for lane in trace.lanes], dtype=np.int64)
 
 
 def _order(model: Model) -> list[list[int]]:

@@ -30,7 +30,7 @@ MOSTLY = 0.6  # of a run's floor in casts and copies: they are its trouble
 SMALL = 8  # an op on a tensor this many times smaller is a row's statistics
 Kind = Literal["pointwise", "norm", "attention", "copy", "compiled"]
 _ROOTS = ("aten::rsqrt", "aten::sqrt")
-_CASTS = ("aten::copy", "aten::clone", "aten::contiguous", "aten::to", "aten::_to_copy")
+CASTS = ("aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::_to_copy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def groups(
                 if len(members) > 1:
                     found.append(_run(trace, items, sizes, members, limits))
                     taken |= set(members)
-    return _with_backward(attribution, items, found, limits)
+    return _with_backward(attribution, items, found)
 
 
 def _runs(
@@ -144,14 +144,10 @@ def _run(trace: Trace, items: Sequence[Item], sizes: list[int], members: list[in
     )
     floor = limits.floor(cost)
     seconds = floor.seconds if floor else 0.0
-    longest = max(_duration_s(trace, items[at]) for at in members)
+    longest = max(items[at].took_s(trace) for at in members)
     kind = _kind(items, members)
     fused = seconds / NORM_REACHED["forward"] if kind == "norm" else max(seconds / REACHED, LIKE_ITS_LONGEST * longest)
     return Group(kind=kind, items=tuple(members), fused_s=fused, floor_s=seconds)
-
-
-def _duration_s(trace: Trace, item: Item) -> float:
-    return float((trace.end_ns[item.rows] - trace.start_ns[item.rows]).sum()) * 1e-9
 
 
 def _is_shape(dims: Any) -> bool:
@@ -164,7 +160,7 @@ def _kind(items: Sequence[Item], members: list[int]) -> Kind:
         return "norm"
     if items[members[0]].family == "fused":
         return "compiled"
-    copies = sum(items[at].floor_s or 0.0 for at in members if items[at].name.rstrip("_") in _CASTS)
+    copies = sum(items[at].floor_s or 0.0 for at in members if items[at].name in CASTS)
     return "copy" if copies > MOSTLY * sum(items[at].floor_s or 0.0 for at in members) else "pointwise"
 
 
@@ -174,15 +170,15 @@ def _attentions(items: Sequence[Item], sizes: list[int], line: Sequence[int]) ->
     for place, at in enumerate(line):
         if items[at].family != "softmax" or not sizes[at] or "backward" in items[at].name:
             continue
-        before = _product(items, sizes, line, range(place - 1, max(place - 8, -1), -1), sizes[at])
-        after = _product(items, sizes, line, range(place + 1, min(place + 6, len(line))), sizes[at])
+        before = _product(items, line, range(place - 1, max(place - 8, -1), -1))
+        after = _product(items, line, range(place + 1, min(place + 6, len(line))))
         if before is not None and after is not None:
             found.append(list(line[before : after + 1]))
     return found
 
 
-def _product(items: Sequence[Item], sizes: list[int], line: Sequence[int], places: range, size: int) -> int | None:
-    """The next product in this direction, if everything between is memory-bound work of that size."""
+def _product(items: Sequence[Item], line: Sequence[int], places: range) -> int | None:
+    """The next product in this direction, if everything between is memory-bound work."""
     for place in places:
         item = items[line[place]]
         if item.family == "matmul":
@@ -214,7 +210,7 @@ def _attention(trace: Trace, items: Sequence[Item], members: Sequence[int], limi
     return Group(kind="attention", items=tuple(members), fused_s=seconds / reached, floor_s=seconds)
 
 
-def _with_backward(attribution: Attribution, items: Sequence[Item], found: list[Group], limits: Limits) -> list[Group]:
+def _with_backward(attribution: Attribution, items: Sequence[Item], found: list[Group]) -> list[Group]:
     """Items of the backward pass go with the group of their forward op; a run of them keeps its own time otherwise."""
     group_of: dict[int, int] = {}
     for number, group in enumerate(found):

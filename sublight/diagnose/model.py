@@ -102,7 +102,7 @@ def build(attribution: Attribution, steps: Steps, rows: Ints, items: list[Item],
     by_call = np.lexsort((trace.start_ns[rows], call))
     rows, call, item_of = rows[by_call], call[by_call], item_of[by_call]
     host = _Host(trace, calls, start, end, steps)
-    events = _Events(trace, rows, call, start, end)
+    events = _Events(trace, rows, call, start)
     waits = _waits(trace, calls, start, end, events)
     return host.with_markers(waits, events, item_of, _event_kinds(trace, rows, items, item_of))
 
@@ -258,7 +258,7 @@ class _Events:
     delay: Floats
     after: Ints
 
-    def __init__(self, trace: Trace, rows: Ints, call: Ints, call_start: Floats, call_end: Floats) -> None:
+    def __init__(self, trace: Trace, rows: Ints, call: Ints, call_start: Floats) -> None:
         self.rows, self.call = rows, call
         self.start, self.end = trace.span_s(rows)
         self.duration = self.end - self.start
@@ -341,9 +341,8 @@ def _waits(trace: Trace, calls: Ints, start: Floats, end: Floats, events: _Event
             event = own[at]
             row = int(events.rows[event])
             within = events.start[event] < end[at] and events.end[event] <= end[at] + NEAR_S / 2
-            if (
-                trace.kind[row] == Kind.MEMCPY and cost[at] > 2 * NEAR_S and within
-            ):  # a kernel's launch never waits for it
+            # a kernel's launch never waits for its kernel, however late it returns
+            if trace.kind[row] == Kind.MEMCPY and cost[at] > 2 * NEAR_S and within:
                 small = 0 <= trace.bytes[row] < SMALL_COPY
                 waits_for[at], kind[at] = event, WAITS.index("sync" if small else "copy")
                 tail[at], cost[at] = max(end[at] - events.end[event], 0.0), 0.0

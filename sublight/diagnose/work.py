@@ -18,6 +18,7 @@ from sublight.trace import costs, intervals
 from sublight.trace.attribute import ENGINE, Attribution
 from sublight.trace.costs import OpCost
 from sublight.trace.record import NONE, Detail, Ints, Kind, Mask, Trace
+from sublight.trace.steps import Steps
 
 LOADING = ("enumerate(DataLoader)#",)
 COMPILING = ("dynamo", "entire_frame_compile", "compile_inner", "backend_compile", "compile_fx", "async_compile")
@@ -35,6 +36,10 @@ class Item:
     family: str = "other"
     floor_s: float | None = None  # None: not known
     bound: str = ""
+
+    def took_s(self, trace: Trace) -> float:
+        """In the trace, its kernels one after the other."""
+        return float((trace.end_ns[self.rows] - trace.start_ns[self.rows]).sum()) * 1e-9
 
     @property
     def dtype(self) -> str:
@@ -98,6 +103,24 @@ class Book:
             item.family = self.family_of(kernels[0] if kernels else item.name)[0]
 
 
+def device_rows(attribution: Attribution, found: Steps) -> Ints:
+    """What the steps launched, whenever it ran."""
+    trace, rows = attribution.trace, attribution.trace.device_rows
+    launch = attribution.launch[rows]
+    when = np.where(launch != NONE, trace.start_ns[np.maximum(launch, 0)], trace.start_ns[rows])
+    rows = rows[(when >= found.spans_ns[0][0]) & (when < found.spans_ns[-1][1])]
+    devices = devices_of(trace)[trace.lane[rows]]
+    busy = {
+        device: int((trace.end_ns - trace.start_ns)[rows[devices == device]].sum()) for device in set(devices.tolist())
+    }
+    return rows[devices == max(busy, key=lambda device: busy[device])] if len(busy) > 1 else rows
+
+
+def devices_of(trace: Trace) -> Ints:
+    """The device of each lane."""
+    return np.array([lane.device for lane in trace.lanes], dtype=np.int64)
+
+
 def gpu_items(attribution: Attribution, rows: Ints, limits: Limits) -> tuple[list[Item], Ints]:
     """The items behind these device rows, and each row's item."""
     trace, book = attribution.trace, Book(attribution.trace, limits)
@@ -145,13 +168,7 @@ def _within(trace: Trace, rows: Ints, words: tuple[str, ...]) -> Mask:
     """Which rows start inside an event with one of these words in its name, or are one."""
     found = trace.rows_named(lambda name: any(word in name for word in words))
     found = found[trace.is_kind(Kind.OP, Kind.RANGE)[found]]
-    inside = intervals.union(trace.start_ns[found], trace.end_ns[found])
-    time = trace.start_ns[rows].astype(np.float64)
-    place = np.searchsorted(inside[:, 0], time, side="right") - 1
-    if not len(inside):
-        return np.zeros(len(rows), dtype=bool)
-    found_in: Mask = (place >= 0) & (time < inside[np.maximum(place, 0), 1])
-    return found_in
+    return intervals.contain(intervals.union(trace.start_ns[found], trace.end_ns[found]), trace.start_ns[rows])
 
 
 def cpu_items(attribution: Attribution, spans_ns: tuple[tuple[int, int], ...], limits: Limits) -> list[Item]:

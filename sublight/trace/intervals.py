@@ -74,6 +74,20 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
     return intersect(one, complement(other, low, high))
 
 
+def contain(intervals: Intervals, points: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Which points lie in the intervals, their starts included.
+
+    >>> contain(union([0, 5], [3, 9]), [0, 3, 6]).tolist()
+    [True, False, True]
+    """
+    at = np.asarray(points, dtype=np.float64)
+    if not len(intervals):
+        return np.zeros(len(at), dtype=bool)
+    place = np.searchsorted(intervals[:, 0], at, side="right") - 1
+    inside: npt.NDArray[np.bool_] = (place >= 0) & (at < intervals[np.maximum(place, 0), 1])
+    return inside
+
+
 def overlaps(points_start: Floats, points_end: Floats, intervals: Intervals) -> Floats:
     """How much of each span lies in the intervals, each span for itself.
 

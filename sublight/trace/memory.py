@@ -12,7 +12,7 @@ import numpy as np
 
 from sublight import units
 from sublight.op import BadInput
-from sublight.trace import memory_advice, memory_log, replay, snapshot
+from sublight.trace import memory_advice, memory_log, snapshot, snapshot_replay
 from sublight.trace.ledger import CATEGORIES, Ledger, decimate
 from sublight.trace.memory_advice import Advice
 from sublight.trace.record import NONE, Mask, Trace
@@ -95,7 +95,7 @@ def read(path: Path, device: int | None = None) -> MemoryReport:
 
 def from_snapshot(found: snapshot.Snapshot, device: int | None = None) -> MemoryReport:
     """The device with the highest peak, unless told which."""
-    return _chosen(replay.ledgers(found), device)
+    return _chosen(snapshot_replay.ledgers(found), device)
 
 
 def from_trace(trace: Trace, device: int | None = None) -> MemoryReport:

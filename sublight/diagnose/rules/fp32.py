@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sublight import units
-from sublight.diagnose.case import Case, Change, Rule, edit_durations
-from sublight.diagnose.rules.no_tensor_cores import FAMILIES, on_tensor_cores
+from sublight.diagnose.case import PRODUCTS, Case, Change, Rule, edit_durations
+from sublight.diagnose.rules.no_tensor_cores import on_tensor_cores
 from sublight.trace.intervals import Floats
 
 MEMORY_FAMILIES = ("pointwise", "norm", "softmax", "dropout", "copy", "reduction", "fused", "loss")
@@ -19,7 +19,7 @@ def check(case: Case) -> Change | None:
     full, half = case.limits.value("matmul_tf32"), case.limits.value("matmul_bf16")
     if not case.on_gpu or not full or not half:
         return None
-    products = [at for at, item in enumerate(case.items) if item.family in FAMILIES]
+    products = [at for at, item in enumerate(case.items) if item.family in PRODUCTS]
     single = [at for at in products if case.items[at].dtype == "float32"]
     busy = case.split.busy_s
     if not single or busy[single].sum() < MOSTLY * busy[products].sum():

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from sublight import units
-from sublight.diagnose.case import Case, Change, Edit, Rule, edit_durations
+from sublight.diagnose.case import PRODUCTS, Case, Change, Edit, Rule, edit_durations
 from sublight.trace import costs
 from sublight.trace.intervals import Floats
 from sublight.trace.record import Ints
 
-FAMILIES = ("matmul", "conv", "attention")
 REACHED = 0.7  # of the limit, for half-precision products that get onto tensor cores
 
 
@@ -46,7 +45,7 @@ def slow_products(case: Case) -> tuple[Ints, Floats, list[int]] | None:
     plain, tensor = case.limits.value("matmul_fp32"), case.limits.value("matmul_tf32")
     items, events, seconds = [], [], []
     for at, item in enumerate(case.items):
-        if item.family not in FAMILIES or item.known is None:
+        if item.family not in PRODUCTS or item.known is None:
             continue
         mine = case.events_of[at]
         tensor_cores = {costs.kernel_family(case.trace.name_of(row))[1] for row in case.model.event_row[mine].tolist()}

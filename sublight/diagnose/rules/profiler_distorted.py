@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.correct import has_stacks, unprofiled_s
+from sublight.diagnose.unprofiled import has_stacks, unprofiled_s
 
 LEAST = 0.1  # of the step
 

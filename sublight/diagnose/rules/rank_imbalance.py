@@ -6,10 +6,11 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.work import device_rows
 from sublight.trace import intervals, steps
 from sublight.trace.attribute import attribute
 from sublight.trace.costs import kernel_family
-from sublight.trace.record import NONE, Trace
+from sublight.trace.record import Trace
 
 LEAST = 0.02
 
@@ -43,11 +44,8 @@ def compute_s(trace: Trace) -> float:
     """Time per step in which a rank computes anything but collectives: what its steps launched, whenever it ran."""
     found = steps.find(trace)
     talks = np.array([kernel_family(name)[0] == "communication" for name in trace.names], dtype=bool)
-    rows = trace.device_rows
+    rows = device_rows(attribute(trace), found)
     rows = rows[~talks[trace.name[rows]]]
-    launch = attribute(trace).launch[rows]
-    when = np.where(launch != NONE, trace.start_ns[np.maximum(launch, 0)], trace.start_ns[rows])
-    rows = rows[(when >= found.spans_ns[0][0]) & (when < found.spans_ns[-1][1])]
     return intervals.length(intervals.union(*trace.span_s(rows))) / found.count
 
 

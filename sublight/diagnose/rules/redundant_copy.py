@@ -6,8 +6,8 @@ from collections import Counter
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, drop
+from sublight.diagnose.fusion import CASTS
 
-NAMES = ("aten::copy_", "aten::clone", "aten::contiguous", "aten::to", "aten::_to_copy")
 LEAST = 0.02
 LONG_S = 5e-6  # a shorter copy is a launch's matter
 
@@ -18,7 +18,7 @@ def check(case: Case) -> Change | None:
     copies = [
         at
         for at, item in enumerate(case.items)
-        if item.name in NAMES and at not in fused and at not in skip and _on_device(case, at)
+        if item.name in CASTS and at not in fused and at not in skip and _on_device(case, at)
     ]
     events = case.events(copies)
     spent = case.device_s(events) if len(events) else 0.0
@@ -55,7 +55,7 @@ def _on_device(case: Case, at: int) -> bool:
 
 def _user_name(case: Case, row: int) -> str:
     chain = case.attribution.ops_above(row)
-    inner = [case.trace.name_of(op) for op in chain if case.trace.name_of(op) in NAMES]
+    inner = [case.trace.name_of(op) for op in chain if case.trace.name_of(op) in CASTS]
     return inner[-1] if inner else case.trace.name_of(row)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublight.diagnose import correct, explain, fakes, replay
+from sublight.diagnose import explain, fakes, replay, unprofiled
 from sublight.diagnose.fakes import PRODUCT, Machine
 from sublight.diagnose.rules import RULES
 from sublight.trace.record import Trace
@@ -39,7 +39,7 @@ def test_a_corrected_step_lasts_what_was_measured(trace: Trace, measured_us: flo
     case = fakes.case(trace)
     assert case.step_s * 1e6 == pytest.approx(measured_us, rel=0.01)
     assert case.profiled_step_s > 1.1 * case.step_s
-    assert correct.unprofiled_s(trace) * 1e6 == pytest.approx(measured_us)
+    assert unprofiled.unprofiled_s(trace) * 1e6 == pytest.approx(measured_us)
 
 
 def test_a_cpu_ops_own_time_holds_profiling_too() -> None:
@@ -66,7 +66,7 @@ def test_a_cpu_ops_own_time_holds_profiling_too() -> None:
 def test_without_a_faster_measured_time_nothing_changes(meta: dict[str, Any]) -> None:
     trace = loop(us=3.0, host=12.0, **meta)
     plain = fakes.case(loop(us=3.0, host=12.0)).model
-    model = correct.corrected(plain, trace)
+    model = unprofiled.corrected(plain, trace)
     assert model is plain
     assert replay.run(model).step_s * 1e6 == pytest.approx(600, rel=0.01)
 
@@ -88,7 +88,7 @@ def test_at_least_a_fifth_of_the_hosts_time_is_its_own() -> None:
     case = fakes.case(loop(us=0.5, host=12.0, unprofiled_step_s=[1e-6]))
     plain = fakes.case(loop(us=0.5, host=12.0))
     before, after = (one.model.before_s["launch"].sum() for one in (plain, case))
-    assert after >= correct.LEFT**2 * before * 0.99
+    assert after >= unprofiled.LEFT**2 * before * 0.99
     assert np.all(case.model.duration_s == plain.model.duration_s), "a GPU's kernels are not the host's"
 
 
