@@ -5,6 +5,8 @@ Everything loads when it is first used: `import sublight` costs milliseconds and
 
 from __future__ import annotations
 
+import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ __version__ = "0.1.0"
 
 _FUNCTIONS = ("bench_ops", "explain", "measure", "measure_limits", "profile", "range", "step", "why")  # of sublight.api
 _OPS_FOLDER = Path(__file__).parent / "ops"
+_OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
 _MODULES = ("bench", "gpus", "limits", "ops", "results", "units")
 
 
@@ -28,11 +31,15 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    ops = [path.stem for path in _OPS_FOLDER.iterdir() if _is_op(path.stem)]
-    return sorted({"__version__", *_FUNCTIONS, *_MODULES, *ops})
+    return sorted({"__version__", *_FUNCTIONS, *_MODULES, *_op_names()})
 
 
 def _is_op(name: str) -> bool:
-    """An op's file is named after it and ends in its record; the folder's helpers hold none."""
-    files = (_OPS_FOLDER / f"{name}.py", _OPS_FOLDER / name / "__init__.py")
-    return any(file.is_file() and " = Op(" in file.read_text(encoding="utf-8") for file in files)
+    return name in _op_names()
+
+
+@functools.cache
+def _op_names() -> frozenset[str]:
+    """The names in the records of the folder's files: a family of ops may share one."""
+    files = (file for file in _OPS_FOLDER.rglob("*.py") if not file.name.endswith("_test.py"))
+    return frozenset(name for file in files for name in re.findall(_OP_NAME, file.read_text(encoding="utf-8")))

@@ -73,7 +73,7 @@ def run(
     shapes: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     against: Sequence[str] = (),
-    directions: Sequence[Direction] = ("fwd", "bwd"),
+    directions: Sequence[Direction] = (),
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Run:
@@ -120,7 +120,7 @@ def cases(
     directions: Sequence[Direction],
     quick: bool,
 ) -> list[Case]:
-    """What there is to measure. Without shapes and data types: the op's own in bf16, or small ones in fp32 on a CPU."""
+    """What there is to measure. What is not given is the op's own: its shapes in bf16, or small ones in fp32 on a CPU."""
     names = [parse_dtype(dtype) for dtype in dtypes] or (["bfloat16"] if machine.kind == "cuda" else [DTYPES[0]])
     found = []
     for op in ops:
@@ -131,9 +131,9 @@ def cases(
             mine = mine[::4]
         for shape in mine:
             for dtype in names:
-                for direction in directions:
+                for direction in directions or op.directions:
                     case = Case(op=op, shape=shape, dtype=dtype, direction=direction)
-                    if direction == "fwd" or case.cost.bytes:  # a gradient that is its input needs no kernel
+                    if direction == "fwd" or (op.launch_backward and case.cost.bytes):  # dz itself needs no kernel
                         found.append(case)
     return found
 
@@ -205,7 +205,7 @@ class _Bench:
         import torch
 
         case = self.case
-        with torch.set_grad_enabled(case.direction == "bwd"):
+        with torch.set_grad_enabled(case.direction != "fwd"):
             error = self._error(provider)
             thunks = [self._thunk(provider, inputs) for inputs in self.sets]
             kernels = timing.kernels_of(thunks[0], device=self.device)
@@ -236,10 +236,12 @@ class _Bench:
         )
 
     def _thunk(self, provider: str, inputs: Inputs) -> Thunk:
-        """The call that is timed: forward, or backward alone over a forward pass made before."""
+        """The call that is timed: forward, backward alone over a forward pass made before, or one after the other."""
         if self.case.direction == "fwd":
             return self._bound(provider, inputs)
-        return _Backward(functools.partial(self._bound, provider), inputs)
+        return _Backward(
+            functools.partial(self._bound, provider), inputs, self.case.op.wrt, alone=self.case.direction == "bwd"
+        )
 
     def _bound(self, provider: str, inputs: Inputs) -> Thunk:
         op = self.case.op
@@ -253,49 +255,64 @@ class _Bench:
 
     def _error(self, provider: str) -> float:
         """Our error over PyTorch's, against float64: the check that a timed kernel computes the right thing."""
-        case, inputs = self.case, self.sets[0]
+        op, inputs = self.case.op, self._checked(self.sets[0])
         bind = functools.partial(self._bound, provider)
-        if inputs[0].dim() == 2 and inputs[0].numel() > CHECK_ELEMENTS:
-            rows = max(1, CHECK_ELEMENTS // inputs[0].shape[1])
-            inputs = (inputs[0][:rows], *inputs[1:])
-        if case.direction == "fwd":
-            errors = correct.forward_errors(lambda *x: bind(x)(), case.op.reference, inputs)
+        if self.case.direction == "fwd":
+            errors = correct.forward_errors(lambda *x: bind(x)(), op.reference, inputs, writes=bool(op.writes))
         else:
-            import torch
-
-            grad = torch.randn_like(inputs[0])
             errors = correct.backward_errors(
-                lambda grad, *x: correct.gradients(lambda *leaves: bind(leaves)(), x, grad),
-                case.op.reference,
+                lambda *given: correct.gradients(
+                    lambda *leaves: bind(leaves)(), given[-len(inputs) :], given[: -len(inputs)], wrt=op.wrt
+                ),
+                op.reference,
                 inputs,
-                grad,
+                correct.random_grads(op.reference, inputs, wrt=op.wrt),
+                wrt=op.wrt,
             )
         return min(correct.worst(errors).ratio, FAR_OFF)
 
+    def _checked(self, inputs: Inputs) -> Inputs:
+        """The first rows only, where a float64 reference of all would be large."""
+        rows = self.case.shape.get("rows", 0)
+        keep = max(1, CHECK_ELEMENTS // max(1, inputs[0].shape[-1]))
+        if not self.case.op.is_row_wise or rows <= keep:
+            return inputs
+        return tuple(x[:keep] if x.dim() and x.shape[0] == rows else x for x in inputs)
+
 
 class _Backward:
-    """A backward pass alone, over a forward pass made on first use and kept.
+    """A backward pass, alone over a forward pass made on first use and kept, or with its forward pass each time.
 
     Autograd runs a backward on the streams of its forward and of its leaves' first use, and a graph captures one stream
     only: so both are made anew on the stream that is current.
     """
 
-    def __init__(self, bind: Callable[[Inputs], Thunk], inputs: Inputs) -> None:
-        import torch
-
-        self._bind, self._inputs, self._grad = bind, inputs, torch.randn_like(inputs[0])
+    def __init__(
+        self, bind: Callable[[Inputs], Thunk], inputs: Inputs, wrt: tuple[int, ...] | None, *, alone: bool
+    ) -> None:
+        self._bind, self._inputs, self._wrt, self._alone = bind, inputs, wrt, alone
         self._stream: int | None = None
-        self._kept: tuple[Any, Inputs] | None = None
+        self._kept: tuple[list[Any], Inputs, Inputs] | None = None
 
     def __call__(self) -> Any:
         import torch
 
-        stream = torch.cuda.current_stream().cuda_stream if self._grad.is_cuda else 0
+        stream = torch.cuda.current_stream().cuda_stream if self._inputs[0].is_cuda else 0
         if self._kept is None or stream != self._stream:
-            leaves = tuple(x.detach().requires_grad_() for x in self._inputs)
-            self._stream, self._kept = stream, (self._bind(leaves)(), leaves)
-        output, leaves = self._kept
-        return torch.autograd.grad(output, leaves, self._grad, retain_graph=True)
+            leaves = correct.leaves_of(self._inputs, self._wrt)
+            outputs = self._outputs(leaves)
+            grads = self._kept[2] if self._kept else tuple(torch.randn_like(y) for y in outputs)
+            self._stream, self._kept = stream, (outputs, tuple(x for x in leaves if x.requires_grad), grads)
+            self._leaves = leaves
+        outputs, wanted, grads = self._kept
+        if self._alone:
+            return torch.autograd.grad(outputs, wanted, grads, retain_graph=True)
+        outputs = self._outputs(self._leaves)
+        return (*outputs, *torch.autograd.grad(outputs, wanted, grads))
+
+    def _outputs(self, leaves: Inputs) -> list[Any]:
+        result = self._bind(leaves)()
+        return [y for y in (result if isinstance(result, tuple) else (result,)) if y.requires_grad]
 
 
 @functools.cache
@@ -308,9 +325,11 @@ def _compiled(op: Op) -> Callable[..., Any]:
 
 def _for_cpu(op: Op, quick: bool) -> list[Shape]:
     """The op's first shapes with fewer rows or elements, so that a CPU finishes in seconds."""
-    first = list(op.shapes[:1] if quick else op.shapes[1:6:2])
     if op.keys == ("numel",):
         return [{"numel": CPU_ELEMENTS}] if quick else [{"numel": 2**16}, {"numel": CPU_ELEMENTS}]
+    if not op.is_row_wise:
+        return [max(op.test_shapes, key=lambda shape: op.cost(shape, "float32", "fwd").bytes)]
+    first = list(op.shapes[:1] if quick else op.shapes[1:6:2])
     return [{**shape, "rows": max(1, CPU_ELEMENTS // shape["cols"])} for shape in first]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublight import __version__
+from sublight.op import DIRECTIONS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -253,7 +254,7 @@ def _measure(
         for words in shapes:
             op.parse_shape(words)  # before anything is measured: a mistake must not cost a minute
     types = [parse_dtype(words) for words in dtypes]
-    ways: Any = [_one_of("direction", word, ("fwd", "bwd")) for word in directions] or ("fwd", "bwd")
+    ways: Any = [_one_of("direction", word, DIRECTIONS) for word in directions]
     machine = this_machine(kind)
     from sublight import bench
 

@@ -61,6 +61,10 @@ def error(name: str, ours: torch.Tensor, theirs: torch.Tensor, truth: torch.Tens
 
     if ours.shape != truth.shape or ours.dtype != theirs.dtype:
         raise ValueError(f"{name}: {ours.dtype} {tuple(ours.shape)}, not {theirs.dtype} {tuple(truth.shape)}")
+    if not ours.is_floating_point():
+        wrong = int((ours != theirs).sum())
+        return Error(name=name, largest=0.0, squares=0.0, count=ours.numel(), torch_largest=0.0, torch_squares=0.0,
+                     misplaced=wrong)  # fmt: skip
     rounded = truth.to(ours.dtype)  # so that what overflows in this data type counts as infinite, as it must
     odd = ~torch.isfinite(rounded)
     same = torch.where(torch.isnan(rounded), torch.isnan(ours), ours == rounded)
@@ -84,28 +88,71 @@ def error(name: str, ours: torch.Tensor, theirs: torch.Tensor, truth: torch.Tens
     )
 
 
-def forward_errors(ours: Call, reference: Call, inputs: Inputs) -> list[Error]:
-    """Every output of `ours` against PyTorch's and against float64."""
+def forward_errors(ours: Call, reference: Call, inputs: Inputs, *, writes: bool = False) -> list[Error]:
+    """Every output of `ours` against PyTorch's and against float64; with `writes` each call gets inputs of its own.
+
+    Outputs of whole numbers (indices, counts) have no error: they are compared as they are, so an op whose ties may be
+    broken either way needs a check of its own.
+    """
     import torch
 
+    own = (lambda xs: tuple(x.clone() for x in xs)) if writes else tuple
     with torch.no_grad():
-        results = [_tuple(ours(*inputs)), _tuple(reference(*inputs)), _tuple(reference(*map(_double, inputs)))]
+        results = [
+            _tuple(ours(*own(inputs))),
+            _tuple(reference(*own(inputs))),
+            _tuple(reference(*map(_double, own(inputs)))),
+        ]
     return [error(f"output {i}", *triple) for i, triple in enumerate(zip(*results, strict=True))]
 
 
-def backward_errors(ours: Call, reference: Call, inputs: Inputs, grad: torch.Tensor) -> list[Error]:
-    """Every gradient; `ours` takes (grad, *inputs) and gives one for each input."""
-    theirs, truth = gradients(reference, inputs, grad), gradients(reference, tuple(map(_double, inputs)), grad.double())
-    results = zip(_tuple(ours(grad, *inputs)), theirs, truth, strict=True)
+def backward_errors(
+    ours: Call,
+    reference: Call,
+    inputs: Inputs,
+    grads: torch.Tensor | tuple[torch.Tensor, ...],
+    *,
+    wrt: tuple[int, ...] | None = None,
+) -> list[Error]:
+    """Every gradient; `ours` takes (*grads, *inputs) and gives one for each of `wrt`."""
+    grads = _tuple(grads)
+    theirs = gradients(reference, inputs, grads, wrt=wrt)
+    truth = gradients(reference, tuple(map(_double, inputs)), tuple(map(_double, grads)), wrt=wrt)
+    results = zip(_tuple(ours(*grads, *inputs)), theirs, truth, strict=True)
     return [error(f"gradient {i}", *triple) for i, triple in enumerate(results)]
 
 
-def gradients(call: Call, inputs: Inputs, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of each input, through autograd."""
+def leaves_of(inputs: Inputs, wrt: tuple[int, ...] | None) -> Inputs:
+    """The same inputs, of which those with a gradient ask for it."""
+    return tuple(
+        x.detach().requires_grad_() if (x.is_floating_point() if wrt is None else i in wrt) else x
+        for i, x in enumerate(inputs)
+    )
+
+
+def gradients(
+    call: Call,
+    inputs: Inputs,
+    grads: torch.Tensor | tuple[torch.Tensor, ...],
+    *,
+    wrt: tuple[int, ...] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Of each input of `wrt`, through autograd; `grads` are those of the outputs that have one, in their order."""
     import torch
 
-    leaves = tuple(x.detach().requires_grad_() for x in inputs)
-    return torch.autograd.grad(call(*leaves), leaves, grad)
+    leaves = leaves_of(inputs, wrt)
+    outputs = [y for y in _tuple(call(*leaves)) if y.requires_grad]
+    return torch.autograd.grad(outputs, [x for x in leaves if x.requires_grad], _tuple(grads))
+
+
+def random_grads(call: Call, inputs: Inputs, *, wrt: tuple[int, ...] | None = None, seed: int = 7) -> Inputs:
+    """A gradient for each output of `call` that has one."""
+    import torch
+
+    with torch.enable_grad():
+        outputs = [y for y in _tuple(call(*leaves_of(inputs, wrt))) if y.requires_grad]
+    generator = torch.Generator(device=outputs[0].device).manual_seed(seed)
+    return tuple(torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype) for y in outputs)
 
 
 def worst(errors: Sequence[Error]) -> Error:
@@ -114,7 +161,7 @@ def worst(errors: Sequence[Error]) -> Error:
 
 
 def _double(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().double()
+    return x.detach().double() if x.is_floating_point() else x
 
 
 def _tuple(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,8 @@ from sublight import units
 if TYPE_CHECKING:
     import torch
 
-Direction = Literal["fwd", "bwd"]
+Direction = Literal["fwd", "bwd", "fwd+bwd"]
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
 Shape = Mapping[str, int]  # {"rows": 4096, "cols": 1024}
 Inputs = tuple["torch.Tensor", ...]
 Call = Callable[..., Any]  # tensors in, a tensor or a tuple of them out
@@ -23,7 +24,10 @@ Thunk = Callable[[], Any]  # a call with its tensors bound: what is timed
 SPELLINGS = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 DTYPES = ("float32", "float16", "bfloat16")
 MOST_NAMES = 8  # in one line of an error
-ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {
+    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1},
+    **{"int64": 8, "int32": 4, "int8": 1},
+}
 
 
 class BadInput(ValueError):
@@ -89,7 +93,7 @@ class Op:
     reference: Call  # PyTorch's own composition: the yardstick in its data type, the truth in float64
     call: Call  # what the user calls: dispatches to our kernel where it wins
     launch: Call  # our kernel, always, on whatever device Triton runs: values
-    launch_backward: Call | None  # (grad, *inputs) -> a gradient for each input, through our kernels
+    launch_backward: Call | None  # (*grads of the outputs, *inputs) -> a gradient for each of `wrt`, by our kernels
     choose: Callable[..., Choice]  # what `call` does with these arguments, and why
     inputs: Callable[[Shape, str, str, int], Inputs]  # (shape, dtype, device, seed)
     cost: Callable[[Shape, str, Direction], Cost]
@@ -97,6 +101,15 @@ class Op:
     shapes: tuple[Shape, ...]  # what `bench` times unless told
     test_shapes: tuple[Shape, ...]  # cross every block boundary and take every branch
     peers: Mapping[str, Callable[..., Thunk]] = field(default_factory=dict)  # tensors in, their call out
+    wrt: tuple[int, ...] | None = None  # the inputs that have a gradient; None: every one of floating point
+    directions: tuple[Direction, ...] = ("fwd", "bwd")  # what `bench` times; backward only where there is one
+    writes: tuple[int, ...] = ()  # the inputs that a call writes into: whoever checks the op hands it copies
+    library_args: Call = lambda *inputs: inputs  # what torch.ops.sublight.<name> takes for these inputs
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Rows are independent, and whatever has as many rows as the shape says belongs to them."""
+        return self.keys == ("rows", "cols")
 
     @property
     def keys(self) -> tuple[str, ...]:

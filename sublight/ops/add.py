@@ -12,7 +12,7 @@ import torch
 from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import as_rows
+from sublight.ops.rows import as_rows, generator_for
 
 THREAD_BYTES = 16  # one load of each input a thread: more in flight only crowds the memory's queues
 WARPS = 4
@@ -82,7 +82,7 @@ LIBRARY.op(
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = generator_for(device, seed)
     size, kind = shape["numel"], getattr(torch, dtype)
     x, y = (torch.randn(size, generator=generator, device=device, dtype=kind) for _ in range(2))
     return x, y

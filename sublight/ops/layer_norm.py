@@ -126,4 +126,5 @@ LAYER_NORM = Op(
     shapes=row_shapes(NORM_WIDTHS),
     test_shapes=NORM_TEST_SHAPES,
     peers={"liger": _liger, "quack": _quack},
+    library_args=lambda *inputs: (*inputs, EPS),
 )

@@ -117,15 +117,20 @@ def why_torch(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     return ""
 
 
+def generator_for(device: str, seed: int) -> torch.Generator | None:
+    """Seeded; tensors without data (device "meta", as kernels are compiled for) need none."""
+    return None if device == "meta" else torch.Generator(device=device).manual_seed(seed)
+
+
 def random_rows(shape: Shape, dtype: str, device: str, seed: int, *, scale: float = 1.0) -> torch.Tensor:
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = generator_for(device, seed)
     x = torch.randn(shape["rows"], shape["cols"], generator=generator, device=device, dtype=getattr(torch, dtype))
     return x.mul_(scale)
 
 
 def random_columns(shape: Shape, dtype: str, device: str, seed: int, count: int) -> Inputs:
     """Weights and biases: values about one, as trained networks have them."""
-    generator = torch.Generator(device=device).manual_seed(seed + 1_000_003)
+    generator = generator_for(device, seed + 1_000_003)
     size, kind = shape["cols"], getattr(torch, dtype)
     return tuple(1 + torch.randn(size, generator=generator, device=device, dtype=kind) / 4 for _ in range(count))
 

@@ -20,14 +20,20 @@ from sublight.op import Kernel, Op, Shape
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}  # of one block
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 DTYPES = ("bfloat16", "float32")  # fp16 compiles as bf16 does
 _TYPES = {
     "float64": "*fp64",
     "float32": "*fp32",
     "float16": "*fp16",
     "bfloat16": "*bf16",
+    "float8_e4m3fn": "*fp8e4nv",
     "int64": "*i64",
     "int32": "*i32",
+    "int16": "*i16",
+    "int8": "*i8",
+    "uint8": "*u8",
+    "bool": "*i1",
 }
 
 
@@ -103,15 +109,13 @@ def launches_of(op: Op, shapes: tuple[Shape, ...], target: int) -> list[Launch]:
     found: dict[str, Launch] = {}
     for shape in shapes:
         for dtype in DTYPES:
-            tensors = [torch.empty_like(x, device="meta") for x in _one_row(op, shape, dtype)]
-            tensors[0] = torch.empty(_full(op, shape), dtype=tensors[0].dtype, device="meta")
-            if op.keys == ("numel",):
-                tensors = [tensors[0] for _ in tensors]
+            inputs = op.inputs(shape, dtype, "meta", 0)
             with recording(target) as launches:
-                op.launch(*tensors)
-                op.launch(*(_gapped(x) if x.shape == tensors[0].shape else x for x in tensors))
+                result = op.launch(*inputs)
+                op.launch(*(_gapped(x, flat=op.keys == ("numel",)) for x in inputs))
                 if op.launch_backward:
-                    op.launch_backward(tensors[0], *tensors)
+                    outputs = result if isinstance(result, tuple) else (result,)
+                    op.launch_backward(*(torch.empty_like(y) for y in outputs if y.is_floating_point()), *inputs)
             found.update({launch.key: launch for launch in launches})
     return list(found.values())
 
@@ -174,7 +178,7 @@ def kernel_of(op: Op, name: str) -> Kernel:
 def _launch(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
     import torch
 
-    options = {name: value for name, value in kwargs.items() if name in ("num_warps", "num_stages", "maxnreg")}
+    options = {name: value for name, value in kwargs.items() if name in OPTIONS}
     given = dict(zip(jit.arg_names, args, strict=False))
     given |= {name: value for name, value in kwargs.items() if name not in options}
     signature: dict[str, str] = {}
@@ -203,18 +207,11 @@ def _launch(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
     )
 
 
-def _gapped(x: Any) -> Any:
-    """The same values, with rows that do not follow one another in memory."""
-    rows, cols = x.shape if x.dim() == 2 else (2, max(1, x.shape[0] // 2))
-    return x.new_empty(rows, 2 * cols)[:, :cols]
-
-
-def _one_row(op: Op, shape: Shape, dtype: str) -> tuple[Any, ...]:
-    return op.inputs({key: 1 if key in ("rows", "numel") else size for key, size in shape.items()}, dtype, "cpu", 0)
-
-
-def _full(op: Op, shape: Shape) -> tuple[int, ...]:
-    return tuple(shape[key] for key in op.keys)
+def _gapped(x: Any, *, flat: bool) -> Any:
+    """The same values, with rows that do not follow one another in memory; a weight or bias is left as it is."""
+    if x.dim() == 1 and flat:
+        x = x[: x.shape[0] // 2 * 2].view(2, -1) if x.shape[0] > 1 else x.view(1, 1)
+    return x.new_empty(*x.shape[:-1], 2 * x.shape[-1])[..., : x.shape[-1]] if x.dim() > 1 else x
 
 
 def _resource_usage(cubin: bytes, cuobjdump: Path) -> dict[str, int]:
