@@ -120,7 +120,7 @@ def cases(
     directions: Sequence[Direction],
     quick: bool,
 ) -> list[Case]:
-    """What there is to measure. What is not given is the op's own: its shapes in bf16, or small ones in fp32 on a CPU."""
+    """What there is to measure. What is not given is the op's own: its shapes in bf16, on a CPU small ones in fp32."""
     names = [parse_dtype(dtype) for dtype in dtypes] or (["bfloat16"] if machine.kind == "cuda" else [DTYPES[0]])
     found = []
     for op in ops:
@@ -258,7 +258,8 @@ class _Bench:
         op, inputs = self.case.op, self._checked(self.sets[0])
         bind = functools.partial(self._bound, provider)
         if self.case.direction == "fwd":
-            errors = correct.forward_errors(lambda *x: bind(x)(), op.reference, inputs, writes=bool(op.writes))
+            calls = op.judged(lambda *x: bind(x)()), op.judged(op.reference)
+            errors = correct.forward_errors(*calls, inputs, writes=bool(op.writes))
         else:
             errors = correct.backward_errors(
                 lambda *given: correct.gradients(
@@ -301,7 +302,9 @@ class _Backward:
         if self._kept is None or stream != self._stream:
             leaves = correct.leaves_of(self._inputs, self._wrt)
             outputs = self._outputs(leaves)
-            grads = self._kept[2] if self._kept else tuple(torch.randn_like(y) for y in outputs)
+            # a loss is what backward() is called on: its own gradient is one
+            draw = [torch.randn_like(y) if y.dim() else torch.ones_like(y) for y in outputs]
+            grads = self._kept[2] if self._kept else tuple(draw)
             self._stream, self._kept = stream, (outputs, tuple(x for x in leaves if x.requires_grad), grads)
             self._leaves = leaves
         outputs, wanted, grads = self._kept

@@ -146,13 +146,16 @@ def gradients(
 
 
 def random_grads(call: Call, inputs: Inputs, *, wrt: tuple[int, ...] | None = None, seed: int = 7) -> Inputs:
-    """A gradient for each output of `call` that has one."""
+    """A gradient for each output of `call` that has one: random, but one for a single number, as `loss.backward()` has."""
     import torch
 
     with torch.enable_grad():
         outputs = [y for y in _tuple(call(*leaves_of(inputs, wrt))) if y.requires_grad]
     generator = torch.Generator(device=outputs[0].device).manual_seed(seed)
-    return tuple(torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype) for y in outputs)
+    return tuple(
+        torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype) if y.dim() else torch.ones_like(y)
+        for y in outputs
+    )
 
 
 def worst(errors: Sequence[Error]) -> Error:

@@ -10,8 +10,14 @@ from typing import Any
 try:
     import triton
     import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy
+    from triton.language.extra import libdevice
 
     AVAILABLE = True
+    # global to shared memory without passing through registers; Triton renamed it between 3.6 and 3.9
+    copy_in = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 except ImportError:
     AVAILABLE = False
 
@@ -41,5 +47,7 @@ except ImportError:
             return -(-a // b)
 
     triton, tl = _Triton(), _Language()
+    gluon, gl = triton, tl
+    async_copy = copy_in = libdevice = None
 
-__all__ = ["AVAILABLE", "tl", "triton"]
+__all__ = ["AVAILABLE", "async_copy", "copy_in", "gl", "gluon", "libdevice", "tl", "triton"]

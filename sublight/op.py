@@ -104,12 +104,14 @@ class Op:
     wrt: tuple[int, ...] | None = None  # the inputs that have a gradient; None: every one of floating point
     directions: tuple[Direction, ...] = ("fwd", "bwd")  # what `bench` times; backward only where there is one
     writes: tuple[int, ...] = ()  # the inputs that a call writes into: whoever checks the op hands it copies
+    independent_rows: bool = True  # what a row becomes does not depend on where it stands (a random mask does)
     library_args: Call = lambda *inputs: inputs  # what torch.ops.sublight.<name> takes for these inputs
+    judged: Callable[[Call], Call] = lambda call: call  # a call as its correctness is judged: of codes, their numbers
 
     @property
     def is_row_wise(self) -> bool:
         """Rows are independent, and whatever has as many rows as the shape says belongs to them."""
-        return self.keys == ("rows", "cols")
+        return self.keys == ("rows", "cols") and self.independent_rows
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -32,6 +32,18 @@ def block_for(cols: int) -> int:
     return int(max(16, triton.next_power_of_2(cols)))
 
 
+def split(cols: int) -> tuple[int, int]:
+    """A row as two blocks, each a power of two as Triton wants them, so that few threads are idle; 0: no second.
+
+    >>> split(4096), split(5120), split(1600), split(3)
+    ((4096, 0), (4096, 1024), (1024, 1024), (16, 0))
+    """
+    block = 1 << (cols.bit_length() - 1)
+    if cols <= 16 or block == cols:
+        return max(16, block_for(cols)), 0
+    return block, block_for(cols - block)
+
+
 def as_rows(x: torch.Tensor) -> torch.Tensor:
     """(…, cols) as (rows, cols) with unit column stride: a view where the layout allows it, else a copy."""
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -227,5 +239,6 @@ def end_places(offset, part, cols, VECTOR: tl.constexpr):
     lead = (offset % VECTOR).to(tl.int32)
     last = (lead + cols) // VECTOR * VECTOR  # where the vector begins that the row's end cuts
     place = tl.where(lane < VECTOR, lane, last + lane - VECTOR)
-    limit = tl.where(part == 0, tl.where(lane < VECTOR, tl.where(lead > 0, VECTOR, 0), lead + cols), 0)
+    front = tl.where(lead > 0, tl.minimum(VECTOR, lead + cols), 0)  # of a row of no columns: nothing
+    limit = tl.where(part == 0, tl.where(lane < VECTOR, front, lead + cols), 0)
     return offset // VECTOR * VECTOR + place, (place >= lead) & (place < limit)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import libdevice, tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
 from sublight.ops.library import LIBRARY, peer
 from sublight.ops.rows import (
@@ -24,11 +24,13 @@ from sublight.ops.rows import (
     end_places,
     facts,
     forget,
+    is_interpreted,
     is_packed,
     is_ragged,
     publish,
     random_rows,
     row_shapes,
+    split,
     sum_of,
     sums_of,
     why_torch,
@@ -36,8 +38,7 @@ from sublight.ops.rows import (
 from sublight.ops.tuning import Tile, tile_for
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
-LN2_HIGH = tl.constexpr(0.693359375)  # ten bits: its product with a whole number below 2**14 is exact
-LN2_LOW = tl.constexpr(-2.1219444005469057e-4)
+INTERPRETED = tl.constexpr(is_interpreted())  # which has NumPy's exponential, and no library of CUDA's
 TILE_COLS = 2048  # up to here several rows share a program
 ROW_BYTES = 64 * 1024  # up to here two rows fit in a multiprocessor's registers
 CHUNK = 8192  # columns that a program of the backward pass's `trailing` takes
@@ -49,23 +50,21 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def exp_below(x, top):
-    """exp(x - top). For 16-bit x one multiply-add and the hardware's exp2; both would lose bits of an fp32 result, so
-    there whole powers of two come off (ln 2 in two pieces, the first exact) and a polynomial does the rest."""
+def exp_below(x, top, EXACT: tl.constexpr = False):
+    """exp(x - top). For 16-bit x one multiply-add and the hardware's exp2, with EXACT after a subtraction that loses
+    nothing, for sums that are themselves a result; both would lose bits of an fp32 result, which takes CUDA's expf."""
     if x.dtype == tl.float32:
-        below = x - top
-        d = tl.where(below < -87.0, -87.0, below)  # the smallest normal number; -inf has no whole part
-        whole = tl.floor(d * LOG2_E + 0.5)
-        rest = d - whole * LN2_HIGH - whole * LN2_LOW
-        p = rest * 1.9875691500e-4 + 1.3981999507e-3
-        p = p * rest + 8.3334519073e-3
-        p = p * rest + 4.1665795894e-2
-        p = p * rest + 1.6666665459e-1
-        p = p * rest + 5.0000001201e-1
-        power = ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)  # 2**whole, exactly
-        return tl.where(below < -87.0, 0.0, power * (p * rest * rest + rest + 1.0))
+        return tl.exp(x - top) if INTERPRETED else libdevice.exp(x - top)
+    elif EXACT:
+        return tl.exp2((x.to(tl.float32) - top) * LOG2_E)
     else:
         return tl.exp2(x.to(tl.float32) * LOG2_E - top * LOG2_E)
+
+
+@triton.jit
+def log_of(x):
+    """The logarithm to all its digits: it is taken once a row, and the hardware's loses some."""
+    return tl.log(x) if INTERPRETED else libdevice.log(x)
 
 
 @triton.jit
@@ -88,18 +87,32 @@ def _tile_kernel(
 
 
 @triton.jit
-def _row_kernel(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr):
+def _row_kernel(
+    x_ptr, y_ptr, cols, x_stride, y_stride,
+    BLOCK: tl.constexpr, TAIL: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    x_row, y_row = x_ptr + row * x_stride, y_ptr + row * y_stride
     col = tl.arange(0, BLOCK)
-    mask = col < cols
-    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
+    mask = col < (cols if TAIL == 0 else BLOCK)  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=-float("inf"))
     top = tl.max(x.to(tl.float32), 0)
+    if TAIL > 0:
+        far = BLOCK + tl.arange(0, TAIL)
+        rest = tl.load(x_row + far, mask=far < cols, other=-float("inf"))
+        top = tl.maximum(top, tl.max(rest.to(tl.float32), 0))
+        rest = forget(rest, top, PACKED)
     x = forget(x, top, PACKED)
     total = sum_of(exp_below(x, top), 0, SUMS)
+    if TAIL > 0:
+        total += sum_of(exp_below(rest, top), 0, SUMS)
+        rest = forget(rest, total, PACKED)
     x = forget(x, total, PACKED)
-    e = exp_below(x, top)
-    y = share_of(e, total, x.dtype)
-    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+    y = share_of(exp_below(x, top), total, x.dtype)
+    tl.store(y_row + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if TAIL > 0:
+        y = share_of(exp_below(rest, top), total, rest.dtype)
+        tl.store(y_row + far, y.to(y_ptr.dtype.element_ty), mask=far < cols)
 
 
 @triton.jit
@@ -201,7 +214,7 @@ def launch(x: torch.Tensor) -> torch.Tensor:
     x2 = as_rows(x)
     rows, cols = x2.shape
     y = torch.empty_like(x2, memory_format=torch.contiguous_format)
-    tile = plan("softmax", cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability)
+    tile = plan("softmax", cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability, two=True)
     if tile is None or (cols > TILE_COLS and is_ragged(x2, y)):
         vector = 16 // x.element_size() if is_ragged(x2, y) else 1
         chunk, warps, registers = (4096, 4, None) if cols <= 32 * 4096 else (8192, 8, 80)
@@ -221,7 +234,7 @@ def launch(x: torch.Tensor) -> torch.Tensor:
     else:
         _row_kernel[(rows,)](
             x2, y, cols, x2.stride(0), y.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed, SUMS=sums_of(x), **tile.options(),
+            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed, SUMS=sums_of(x), **tile.options(),
         )  # fmt: skip
     return y.view(x.shape)
 
@@ -254,20 +267,25 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return dx.view(y.shape)
 
 
-def plan(kernel: str, cols: int, bytes_per_col: int, *, packed: bool, capability: int = 90) -> Tile | None:
-    """How a row is shared out; None where no multiprocessor holds it."""
+def plan(
+    kernel: str, cols: int, bytes_per_col: int, *, packed: bool, capability: int = 90, two: bool = False
+) -> Tile | None:
+    """How a row is shared out, in `two` blocks where it fills none; None where no multiprocessor holds it."""
     block = block_for(cols)
+    rule: Tile | None
     if cols <= TILE_COLS:  # about 2 KB a warp: loads enough in flight, and few reductions leave their warp
         rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block * bytes_per_col // 2048))
     elif block * bytes_per_col > (ROW_BYTES if capability < 120 else ROW_BYTES // 2):  # GeForce spills there
-        return None
+        rule = None
     else:  # a thread holds 64 bytes of the row, in so few registers that two rows fit
         warps = min(32, max(4, block * bytes_per_col // 2048))
         registers = {8: 64, 16: 40, 32: 32}.get(warps) if packed else None
         if packed and warps == 32 and capability >= 100:  # where Blackwell's assembler spills
             warps, registers = 16, 64
-        rule = Tile(block=block, warps=warps, registers=registers, packed=packed)
-    return tile_for(kernel, cols, bytes_per_col, packable=packed, capability=capability, rule=rule)
+        first, tail = split(cols) if two else (block, 0)
+        rule = Tile(block=first, tail=tail, warps=warps, registers=registers, packed=packed)
+    tile = tile_for(kernel, cols, bytes_per_col, packable=packed, capability=capability, rule=rule)
+    return tile if two or tile is None or not tile.tail else rule  # a kernel of one block would leave the tail out
 
 
 def _units(rows: int, parts: int, chunk_bytes: int) -> tuple[int, int]:

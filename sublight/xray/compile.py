@@ -20,7 +20,7 @@ from sublight.op import Kernel, Op, Shape
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}  # of one block
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 DTYPES = ("bfloat16", "float32")  # fp16 compiles as bf16 does
 _TYPES = {
     "float64": "*fp64",
@@ -151,11 +151,14 @@ def compile_for(launch: Launch, target: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     names = launch.jit.arg_names
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned}
     signature = {name: launch.signature.get(name, "constexpr") for name in names}
-    source = ASTSource(launch.jit, signature, dict(launch.constants), attrs=attrs)
+    kind = GluonASTSource if launch.jit.is_gluon() else ASTSource
+    constants = {**launch.constants, **({"num_warps": launch.options["num_warps"]} if "num_warps" in names else {})}
+    source = kind(launch.jit, signature, constants, attrs=attrs)
     kernel = triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(launch.options))
     usage = _resource_usage(kernel.asm["cubin"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump")
     return Compiled(
@@ -185,6 +188,8 @@ def _launch(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
     constants: dict[str, Any] = {}
     aligned: list[str] = []
     for parameter in jit.params:
+        if parameter.name in OPTIONS:  # a Gluon kernel may ask for its own warps
+            continue
         value = given[parameter.name]
         if parameter.is_constexpr or (isinstance(value, int) and value == 1):
             constants[parameter.name] = value
