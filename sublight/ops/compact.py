@@ -1,0 +1,261 @@
+"""Stream compaction: what the mask names first, the rest behind, both in their order; the count stays on the device.
+
+An element's place is how many are chosen before it, and of the rest it is the whole count further on. So the mask is
+counted first, group by group (a byte an element, 1/5 of the traffic of 16-bit values), then every program adds up the
+counts before its own chunk and moves it. Counts are whole numbers: any order gives the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sublight.jit import AVAILABLE, tl, triton
+from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
+from sublight.ops.library import LIBRARY
+from sublight.ops.rows import facts, generator_for
+from sublight.ops.tuning import Tile, tile_for
+
+DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+CHUNK = 2048  # elements that a program moves
+MOST_GROUPS = 1024  # of chunks, whose counts every program adds up
+
+
+def reference(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([x[mask], x[~mask]]), mask.sum()
+
+
+@triton.jit
+def _count_kernel(mask_ptr, before_ptr, group_ptr, n, chunks, each, CHUNK: tl.constexpr):
+    """A group's count, and for each of its chunks how many of the group are chosen before it."""
+    group = tl.program_id(0)
+    near = tl.arange(0, CHUNK)
+    count = tl.full([], 0, tl.int64)
+    for chunk in tl.range(group * each, tl.minimum((group + 1) * each, chunks), num_stages=4):
+        place = (tl.full([], 0, tl.int64) + chunk) * CHUNK + near
+        tl.store(before_ptr + chunk, count)
+        chosen = tl.load(mask_ptr + place, mask=place < n, other=0)
+        count += tl.sum((chosen != 0).to(tl.int32), 0)
+    tl.store(group_ptr + group, count)
+
+
+@triton.jit
+def _places(mask_ptr, before_ptr, group_ptr, n, groups, each, CHUNK: tl.constexpr, GROUPS: tl.constexpr):
+    """Where this program's elements belong, and how many are chosen in all."""
+    chunk = tl.program_id(0)
+    start = chunk.to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    chosen = (tl.load(mask_ptr + start + near, mask=start + near < n, other=0) != 0).to(tl.int32)
+    group = tl.arange(0, GROUPS)
+    counts = tl.load(group_ptr + group, mask=group < groups, other=0)
+    total = tl.sum(counts, 0)
+    before = tl.sum(tl.where(group < chunk // each, counts, 0), 0) + tl.load(before_ptr + chunk)
+    rank = tl.cumsum(chosen, 0)  # with itself
+    # of the chosen: before + rank - 1; of the rest: total + (start - before) + (near - rank)
+    return tl.where(chosen != 0, before - 1 + rank, total + start - before + near - rank), total
+
+
+@triton.jit
+def _scatter_kernel(
+    x_ptr, mask_ptr, before_ptr, group_ptr, y_ptr, index_ptr, count_ptr, n, groups, each,
+    CHUNK: tl.constexpr, GROUPS: tl.constexpr, INDICES: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(x_ptr + place, mask=place < n)
+    target, total = _places(mask_ptr, before_ptr, group_ptr, n, groups, each, CHUNK, GROUPS)
+    tl.store(y_ptr + target, x, mask=place < n)
+    if INDICES:
+        tl.store(index_ptr + target, place, mask=place < n)
+    if tl.program_id(0) == 0:
+        tl.store(count_ptr, total)
+
+
+@triton.jit
+def _gather_kernel(
+    dy_ptr, mask_ptr, before_ptr, group_ptr, dx_ptr, n, groups, each, CHUNK: tl.constexpr, GROUPS: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    source, _ = _places(mask_ptr, before_ptr, group_ptr, n, groups, each, CHUNK, GROUPS)
+    tl.store(dx_ptr + place, tl.load(dy_ptr + source, mask=place < n), mask=place < n)
+
+
+class _Counted:
+    """A mask, flat, and its counts."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        self.mask = mask.reshape(-1).view(torch.uint8)
+        self.n = self.mask.numel()
+        rule = Tile(block=CHUNK, warps=4)
+        self.tile = tile_for("compact", self.n, 1, packable=True, capability=facts(mask).capability, rule=rule)
+        self.chunks = triton.cdiv(self.n, self.tile.block)
+        self.each = triton.cdiv(self.chunks, MOST_GROUPS)
+        self.groups = triton.cdiv(self.chunks, self.each)
+        self.before = torch.empty(self.chunks, dtype=torch.int64, device=mask.device)
+        self.counts = torch.empty(self.groups, dtype=torch.int64, device=mask.device)
+        _count_kernel[(self.groups,)](
+            self.mask, self.before, self.counts, self.n, self.chunks, self.each, CHUNK=self.tile.block, num_warps=4
+        )
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        groups = int(triton.next_power_of_2(self.groups))
+        return {"CHUNK": self.tile.block, "GROUPS": groups, "num_warps": self.tile.warps}
+
+
+def launch_with_indices(
+    x: torch.Tensor, mask: torch.Tensor, indices: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The elements, how many are chosen, and, where asked for, where each was."""
+    counted = _Counted(mask)
+    flat = x.reshape(-1)
+    y = torch.empty(counted.n, dtype=x.dtype, device=x.device)
+    index = torch.empty(counted.n if indices else 0, dtype=torch.int64, device=x.device)
+    count = torch.empty((), dtype=torch.int64, device=x.device)
+    _scatter_kernel[(counted.chunks,)](
+        flat, counted.mask, counted.before, counted.counts, y, index, count, counted.n, counted.groups, counted.each,
+        INDICES=indices, **counted.constants,
+    )  # fmt: skip
+    return y, count, index
+
+
+def launch(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our kernels, whatever `choose` would say."""
+    return launch_with_indices(x, mask, False)[:2]
+
+
+def launch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """dx takes from dy what x gave to y."""
+    counted = _Counted(mask)
+    dx = torch.empty(mask.shape, dtype=dy.dtype, device=dy.device)
+    _gather_kernel[(counted.chunks,)](
+        dy.contiguous(), counted.mask, counted.before, counted.counts, dx, counted.n, counted.groups, counted.each,
+        **counted.constants,
+    )  # fmt: skip
+    return dx
+
+
+def check(x: torch.Tensor, mask: torch.Tensor) -> None:
+    if mask.dtype != torch.bool or mask.shape != x.shape or mask.device != x.device:
+        raise BadInput(
+            f"the mask is {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)} on {mask.device}: "
+            f"give a bool tensor {tuple(x.shape)} on {x.device}"
+        )
+
+
+def _why_torch(x: torch.Tensor) -> str:
+    if not AVAILABLE:
+        return "triton is not installed"
+    if x.device.type != "cuda":
+        return f"our kernels are for GPUs, this is on the {x.device.type}"
+    if x.dtype not in DTYPES:
+        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+    return "" if x.numel() else "nothing to do for a tensor without elements"
+
+
+def choose(x: torch.Tensor, mask: torch.Tensor, indices: bool = False) -> Choice:
+    """What `compact(x, mask)` runs, and why."""
+    check(x, mask)
+    if reason := _why_torch(x):
+        return Choice(provider="torch", kernel="torch.cat", reason=reason)
+    return Choice(provider="sublight", kernel="_scatter_kernel", reason="the mask counted, then x moved once")
+
+
+def compact(
+    x: torch.Tensor, mask: torch.Tensor, indices: bool = False
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, flat, with what the mask names first, and how many that are, as a tensor; with `indices`, where each was."""
+    check(x, mask)
+    y, count, index = _compact(x, mask, indices)
+    return (y, count, index) if indices else (y, count)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None]:
+    return _compact_backward(dy, *ctx.saved_tensors), None, None
+
+
+def _order(mask: torch.Tensor) -> torch.Tensor:
+    flat = mask.flatten()
+    return torch.cat([flat.nonzero(), (~flat).nonzero()]).flatten()
+
+
+def _torch(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    order = _order(mask)
+    return x.flatten()[order], mask.sum(), order if indices else order.new_empty(0)
+
+
+def _cuda(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _torch(x, mask, indices) if _why_torch(x) else launch_with_indices(x, mask, indices)
+
+
+def _torch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    dx = torch.empty(mask.numel(), dtype=dy.dtype, device=dy.device)
+    dx[_order(mask)] = dy
+    return dx.view(mask.shape)
+
+
+def _cuda_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _torch_backward(dy, mask) if _why_torch(dy) else launch_backward(dy, mask)
+
+
+def _fake(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    size = x.numel()
+    index = x.new_empty(size if indices else 0, dtype=torch.int64)
+    return x.new_empty(size), x.new_empty((), dtype=torch.int64), index
+
+
+_compact = LIBRARY.op(
+    "compact(Tensor x, Tensor mask, bool indices) -> (Tensor, Tensor, Tensor)",
+    cpu=_torch,
+    cuda=_cuda,
+    fake=_fake,
+    backward=_backward,
+    setup_context=_setup_context,
+)
+_compact_backward = LIBRARY.op(
+    "compact_backward(Tensor dy, Tensor mask) -> Tensor",
+    cpu=_torch_backward,
+    cuda=_cuda_backward,
+    fake=lambda dy, mask: dy.new_empty(mask.shape),
+)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    """Half of the elements are chosen, at random: the worst case for who writes by runs."""
+    generator = generator_for(device, seed)
+    x = torch.randn(shape["numel"], generator=generator, device=device, dtype=getattr(torch, dtype))
+    mask = torch.empty(shape["numel"], dtype=torch.bool, device=device)
+    return x, mask if device == "meta" else mask.random_(generator=generator)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    item, n = ITEMSIZE[dtype], shape["numel"]
+    # read x and the mask, write y and the count; backward reads dy and the mask, writes dx
+    return Cost(read_bytes=(item + 1) * n, write_bytes=item * n + (8 if direction == "fwd" else 0))
+
+
+COMPACT = Op(
+    name="compact",
+    summary="what a mask names first, the rest behind, in order; the count on the device",
+    reference=reference,
+    call=compact,
+    launch=launch,
+    launch_backward=lambda dy, x, mask: (launch_backward(dy, mask),),
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=(Kernel(jit=_count_kernel), Kernel(jit=_scatter_kernel), Kernel(jit=_gather_kernel)),
+    shapes=tuple({"numel": n} for n in (2**27, 2**26, 2**24, 2**22, 2**20, 2**16, 2**12)),
+    test_shapes=tuple({"numel": n} for n in (1, 511, 2047, 2048, 2049, 4097, 50_001)),
+    wrt=(0,),
+    library_args=lambda x, mask: (x, mask, False),
+)

@@ -1,0 +1,253 @@
+"""Running sums along a dimension: read x once, write y once, however long the row.
+
+A short row is scanned by one program. A long one is cut in parts, a program each: it publishes its part's sum, then
+waits for the sums before it, which programs with smaller numbers hold and which are on their way by then. It takes them
+in two levels, parts of its own group and groups before it, never whatever prefix happens to be there already: the order
+of additions is fixed, so the result is the same every time. fp32 is added up in float64, 16-bit types in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from sublight.jit import AVAILABLE, tl, triton
+from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
+from sublight.ops.library import LIBRARY
+from sublight.ops.rows import DTYPES, as_rows, block_for, facts, random_rows
+from sublight.ops.tuning import Tile, tile_for
+
+TILE_BYTES = 16 * 1024  # a row of more is cut in parts
+PART_BYTES = 8 * 1024
+COLUMNS = 64  # side by side in a program, where the dimension is not the last
+
+
+def reference(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return x.cumsum(dim)
+
+
+@triton.jit
+def _wide(x):
+    return x.to(tl.float64) if x.dtype == tl.float32 else x.to(tl.float32)
+
+
+@triton.jit
+def _tile_kernel(x_ptr, y_ptr, rows, cols, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
+    col = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (col < cols)
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    y = tl.cumsum(_wide(x), 1, reverse=REVERSE)
+    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _publish(ptr, total):
+    """A float64 in a word that is not zero, so that who sees it change sees all of it."""
+    word = total.to(tl.int64, bitcast=True)
+    tl.atomic_xchg(ptr, tl.where(word == 0, 1, word), sem="relaxed")  # as a number, 1 adds 5e-324
+
+
+@triton.jit
+def _sum_before(ptr, count, COUNT: tl.constexpr):
+    """The sum of the first `count` published words, once they are all there."""
+    near = tl.arange(0, COUNT)
+    words = tl.load(ptr + near, mask=near < count, other=1, volatile=True)
+    while tl.min((words != 0).to(tl.int32), 0) == 0:
+        words = tl.load(ptr + near, mask=near < count, other=1, volatile=True)
+    return tl.sum(tl.where(near < count, words, 1).to(tl.float64, bitcast=True), 0)
+
+
+@triton.jit
+def _parts_kernel(
+    x_ptr, y_ptr, part_ptr, group_ptr, cols, x_stride, parts, groups,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(0)
+    row, part = (unit // parts).to(tl.int64), unit % parts
+    start = part.to(tl.int64) * BLOCK
+    if REVERSE:
+        start = (parts - 1 - part).to(tl.int64) * BLOCK
+    near = tl.arange(0, BLOCK)
+    mask = start + near < cols
+    x = tl.load(x_ptr + (row * x_stride + start) + near, mask=mask, other=0.0)
+    total = tl.sum(_wide(x), 0).to(tl.float64)
+    _publish(part_ptr + unit, total)
+    group, within = part // GROUP, part % GROUP
+    before = _sum_before(part_ptr + unit - within, within, GROUP)
+    if GROUPS > 1:
+        if within == GROUP - 1:
+            _publish(group_ptr + row * groups + group, before + total)
+        before += _sum_before(group_ptr + row * groups, group, GROUPS)
+    y = tl.cumsum(_wide(x), 0, reverse=REVERSE)
+    y += before.to(y.dtype)
+    tl.store(y_ptr + (row * cols + start) + near, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _columns_kernel(
+    x_ptr, y_ptr, n, inner, blocks, steps, ROWS: tl.constexpr, COLS: tl.constexpr, REVERSE: tl.constexpr
+):
+    """Along n of (outer, n, inner): a block of columns, from one end to the other."""
+    outer = (tl.program_id(0) // blocks).to(tl.int64)
+    col = (tl.program_id(0) % blocks).to(tl.int64) * COLS + tl.arange(0, COLS)[None, :]
+    before = tl.zeros([1, COLS], tl.float64 if x_ptr.dtype.element_ty == tl.float32 else tl.float32)
+    for index in tl.range(0, steps, num_stages=3):
+        step = tl.full([], 0, tl.int64) + index
+        if REVERSE:
+            step = steps - 1 - step
+        row = step * ROWS + tl.arange(0, ROWS)[:, None]
+        place = (outer * n + row) * inner + col
+        mask = (row < n) & (col < inner)
+        x = _wide(tl.load(x_ptr + place, mask=mask, other=0.0))
+        y = tl.cumsum(x, 0, reverse=REVERSE) + before
+        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+        before += tl.sum(x, 0)[None, :]
+
+
+def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tensor:
+    """Our kernel, whatever `choose` would say; with `reverse`, from the end to the beginning."""
+    dim = dim_of(x, dim)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if dim < x.dim() - 1:
+        _launch_columns(x.contiguous(), y, dim, reverse)
+        return y
+    x2 = as_rows(x)
+    rows, cols = x2.shape
+    item = x.element_size()
+    block = block_for(cols)
+    if block * item <= TILE_BYTES:
+        rule = Tile(block=block, rows=max(1, PART_BYTES // item // block), warps=4 if block * item <= PART_BYTES else 8)
+        tile = tile_for("cumsum", cols, item, packable=True, capability=facts(x).capability, rule=rule)
+        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+            x2, y, rows, cols, x2.stride(0), ROWS=tile.rows, BLOCK=tile.block, REVERSE=reverse, num_warps=tile.warps
+        )
+        return y
+    rule = Tile(block=PART_BYTES // item, warps=4)
+    tile = tile_for("cumsum_parts", cols, item, packable=True, capability=facts(x).capability, rule=rule)
+    parts = triton.cdiv(cols, tile.block)
+    group = int(min(triton.next_power_of_2(parts), triton.next_power_of_2(math.isqrt(parts) + 31)))
+    groups = triton.cdiv(parts, group)
+    words = torch.zeros(rows * (parts + groups), dtype=torch.int64, device=x.device)
+    _parts_kernel[(rows * parts,)](
+        x2, y, words, words[rows * parts :], cols, x2.stride(0), parts, groups,
+        BLOCK=tile.block, GROUP=group, GROUPS=int(triton.next_power_of_2(groups)), REVERSE=reverse,
+        num_warps=tile.warps,
+    )  # fmt: skip
+    return y
+
+
+def _launch_columns(x: torch.Tensor, y: torch.Tensor, dim: int, reverse: bool) -> None:
+    outer, n, inner = _around(x, dim)
+    cols = min(COLUMNS, int(triton.next_power_of_2(inner)))
+    rows = min(int(triton.next_power_of_2(n)), PART_BYTES // x.element_size() // cols)
+    blocks = triton.cdiv(inner, cols)
+    _columns_kernel[(outer * blocks,)](
+        x, y, n, inner, blocks, triton.cdiv(n, rows), ROWS=rows, COLS=cols, REVERSE=reverse, num_warps=4
+    )
+
+
+def _around(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
+    return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+
+
+def dim_of(x: torch.Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise BadInput(f"dim {dim} of a tensor with {x.dim()} dimensions: use {-x.dim()} to {x.dim() - 1}")
+    return dim % x.dim()
+
+
+def _why_torch(x: torch.Tensor, dim: int) -> str:
+    if not AVAILABLE:
+        return "triton is not installed"
+    if x.device.type != "cuda":
+        return f"our kernels are for GPUs, this is on the {x.device.type}"
+    if x.dtype not in DTYPES:
+        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+    if x.numel() == 0:
+        return "nothing to do for a tensor without elements"
+    outer, n, inner = _around(x, dim)
+    if dim < x.dim() - 1 and n > COLUMNS and outer * triton.cdiv(inner, COLUMNS) < 2 * facts(x).multiprocessors:
+        return "too few columns to keep the GPU busy from one end to the other"
+    return ""
+
+
+def choose(x: torch.Tensor, dim: int = -1) -> Choice:
+    """What `cumsum(x, dim)` runs, and why."""
+    dim = dim_of(x, dim)
+    if reason := _why_torch(x, dim):
+        return Choice(provider="torch", kernel="torch.cumsum", reason=reason)
+    if dim < x.dim() - 1:
+        return Choice(provider="sublight", kernel="_columns_kernel", reason="blocks of columns, read once")
+    if block_for(x.shape[-1]) * x.element_size() <= TILE_BYTES:
+        return Choice(provider="sublight", kernel="_tile_kernel", reason="a program holds a row, or several")
+    return Choice(provider="sublight", kernel="_parts_kernel", reason="parts of a row wait for the sums before them")
+
+
+def cumsum(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Running sums along the last dimension or `dim`: our kernel where it wins, PyTorch's elsewhere."""
+    if x.dim() == 0:
+        return reference(x, dim)
+    dim = dim_of(x, dim)
+    if _why_torch(x, dim):
+        return reference(x, dim)
+    return _cumsum(x, dim, False)  # type: ignore[no-any-return]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, ctx.dim, ctx.reverse = inputs
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return _cumsum(dy, ctx.dim, not ctx.reverse), None, None
+
+
+def _cpu(x: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
+    y = x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
+    return y.contiguous()
+
+
+_cumsum = LIBRARY.op(
+    "cumsum(Tensor x, int dim, bool reverse) -> Tensor",
+    cpu=_cpu,
+    cuda=launch,
+    fake=lambda x, dim, reverse: torch.empty_like(x, memory_format=torch.contiguous_format),
+    backward=_backward,
+    setup_context=_setup_context,
+)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    return (random_rows(shape, dtype, device, seed),)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    n = shape["rows"] * shape["cols"]
+    # read x, write y; backward the same, from the other end
+    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=ITEMSIZE[dtype] * n, flops={"vector_fp32": 2 * n})
+
+
+def _shapes(*sizes: tuple[int, int]) -> tuple[Shape, ...]:
+    return tuple({"rows": rows, "cols": cols} for rows, cols in sizes)
+
+
+CUMSUM = Op(
+    name="cumsum",
+    summary="running sums along a dimension",
+    reference=reference,
+    call=cumsum,
+    launch=launch,
+    launch_backward=lambda dy, x: (launch(dy, -1, True),),
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=(Kernel(jit=_tile_kernel), Kernel(jit=_parts_kernel), Kernel(jit=_columns_kernel)),
+    shapes=_shapes(
+        *((2**27 // cols, cols) for cols in (768, 1600, 4096, 8192, 12288, 50257, 131072)),
+        *((16, 2**23), (1, 2**27), (128, 4096), (16, 4096), (1, 4096)),
+    ),
+    test_shapes=_shapes((1, 1), (3, 127), (65, 128), (17, 129), (5, 2049), (2, 9000), (1, 40_000), (2, 20_001)),
+    library_args=lambda x: (x, x.dim() - 1, False),
+)
