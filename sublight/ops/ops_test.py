@@ -51,7 +51,8 @@ def same(one: object, other: object) -> bool:
 def test_forward_is_as_right_as_pytorch(op: Op, shape: Shape, dtype: str, device: str) -> None:
     writes = bool(op.writes)
     error = pooled(
-        correct.forward_errors(op.launch, op.reference, x, writes=writes) for x in draws(op, shape, dtype, device)
+        correct.forward_errors(op.judged(op.launch), op.judged(op.reference), x, writes=writes)
+        for x in draws(op, shape, dtype, device)
     )
     assert error.ok, error
 
@@ -123,8 +124,8 @@ def test_a_strange_value_stays_in_its_row(op: Op, device: str) -> None:
     for result, truth in zip(as_tuple(op.launch(*inputs)), expected, strict=True):
         if truth.dim() == 0 or truth.shape[0] != shape["rows"] or not truth.is_floating_point():
             continue  # a sum over rows: nothing stays anywhere
-        assert torch.equal(torch.isfinite(result).cpu(), torch.isfinite(truth.float()))
-        assert torch.isfinite(result[-1]).all()
+        assert torch.equal(torch.isfinite(result.float()).cpu(), torch.isfinite(truth.float()))
+        assert torch.isfinite(result[-1].float()).all()
 
 
 @pytest.mark.parametrize("cols", [100, 3000, 40_000])
@@ -181,7 +182,8 @@ def library_call(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
     def call(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not count:
             count.append(len(as_tuple(op.reference(*inputs))))
-        return as_tuple(registered(*op.library_args(*inputs)))[: count[0]]
+        outputs = registered(*op.library_args(*inputs))
+        return as_tuple(outputs)[: count[0]] if outputs is not None else tuple(inputs[i] for i in op.writes)
 
     return call
 
@@ -195,6 +197,7 @@ def test_opcheck(op: Op, device: str) -> None:
 
 @EACH_OP
 def test_torch_compile_traces_the_whole_op(op: Op, device: str) -> None:
+    torch._dynamo.reset()  # `call` is the same code for every op, and so much is compiled of one code only so often
     inputs = op.inputs(op.test_shapes[2], "float32", device, 0)
     for call in (library_call(op), op.call):
         call(*(x.clone() for x in inputs))
@@ -249,7 +252,8 @@ def test_past_two_to_the_thirty_one_elements(op: Op) -> None:
     mine = rows_of(shape, inputs)
     tail = tuple(x[-2:].clone() if i in mine else x for i, x in enumerate(inputs))
     few = as_tuple(op.launch(*(x.clone() if i in op.writes else x for i, x in enumerate(tail))))
-    error = correct.worst(correct.forward_errors(op.launch, op.reference, tail, writes=bool(op.writes)))
+    calls = op.judged(op.launch), op.judged(op.reference)
+    error = correct.worst(correct.forward_errors(*calls, tail, writes=bool(op.writes)))
     assert error.ok, error
     for all_rows, last in zip(as_tuple(op.launch(*inputs)), few, strict=True):
         if all_rows.dim() and all_rows.shape[0] == shape["rows"]:
@@ -270,11 +274,17 @@ def test_the_backward_pass_repeats_bit_for_bit(op: Op) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @EACH_OP
 def test_every_benchmark_width_is_right(op: Op, dtype: str) -> None:
-    limits = {"rows": 40, "numel": 2**22}
-    smaller = {tuple((key, min(size, limits.get(key, size))) for key, size in shape.items()) for shape in op.shapes}
+    most = {"numel": 2**22, "vocab": 2**13}  # a float64 reference has to fit, beside those of other processes
+    smaller = set()
+    for shape in op.shapes:
+        fewer = {key: min(size, most.get(key, size)) for key, size in shape.items()}
+        if fewer.get("cols", rows.MAX_COLS) < rows.MAX_COLS and "rows" in fewer:
+            fewer["rows"] = 40  # of one row PyTorch's error may be small by luck
+        smaller.add(tuple(fewer.items()))
     for shape in map(dict, sorted(smaller)):
         x = op.inputs(shape, dtype, "cuda", 1)
-        error = correct.worst(correct.forward_errors(op.launch, op.reference, x, writes=bool(op.writes)))
+        calls = op.judged(op.launch), op.judged(op.reference)
+        error = correct.worst(correct.forward_errors(*calls, x, writes=bool(op.writes)))
         assert error.ok, (shape, error)
         if op.launch_backward:
             grads = grads_for(op, x)

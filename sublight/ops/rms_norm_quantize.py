@@ -1,0 +1,261 @@
+"""RMSNorm and the quantization of its result in one pass: read x, write 8-bit codes and a scale a row.
+
+The normalised row is x * weight times one number, so its largest magnitude is known together with its squares, and its
+codes follow from x * weight without the row in between, which PyTorch writes, rounds and reads again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from sublight.jit import tl, triton
+from sublight.op import ITEMSIZE, Call, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
+from sublight.ops.codes import (
+    CHUNK,
+    FEW_ROWS,
+    KINDS,
+    LEAST,
+    SHAPES,
+    TILE_COLS,
+    Kind,
+    Pair,
+    as_numbers,
+    check,
+    code_of,
+    empty_codes,
+    fake,
+    form_of,
+    magnitude_of,
+    plan,
+    quantize,
+    scale_of,
+    top_of,
+    vector_of,
+)
+from sublight.ops.library import LIBRARY
+from sublight.ops.rms_norm import EPS
+from sublight.ops.rms_norm import reference as rms_norm
+from sublight.ops.row_norm import check_width, reciprocal_root
+from sublight.ops.rows import (
+    as_rows,
+    facts,
+    forget,
+    is_packed,
+    random_columns,
+    random_rows,
+    sum_of,
+    sums_of,
+    why_torch,
+)
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kind) -> Pair:
+    return quantize(rms_norm(x, weight, eps), kind)
+
+
+@triton.jit
+def factors(squares, top, cols, eps, KIND: tl.constexpr):
+    """The scale, and what x * weight times it is a code: the norm cancels out of it, unless the scale is the least."""
+    rstd = reciprocal_root(squares, cols, eps)
+    scale = scale_of(top * rstd, KIND)
+    if KIND == "int8":
+        factor = tl.div_rn(127.0, top)
+    else:
+        factor = tl.div_rn(448.0, top)
+    return scale, tl.where(scale > LEAST, factor, tl.div_rn(rstd, scale))
+
+
+@triton.jit
+def _tile_kernel(
+    x_ptr, w_ptr, q_ptr, scale_ptr, rows, cols, x_stride, eps,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
+    col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)[None, :]
+    mask = (row < rows) & (col < cols)
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+    product = x * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    scale, factor = factors(sum_of(x * x, 1, SUMS), top_of(product, 1), cols, eps, KIND)
+    scale, factor = scale[:, None], factor[:, None]
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    tl.store(q_ptr + row * cols + col, code_of(product * factor, scale, KIND), mask=mask)
+
+
+@triton.jit
+def _row_kernel(
+    x_ptr, w_ptr, q_ptr, scale_ptr, cols, x_stride, eps,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, AGAIN: tl.constexpr, VECTOR: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+    mask = col < cols
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    w = tl.load(w_ptr + col, mask=mask, other=0.0)
+    wide = x.to(tl.float32)
+    scale, factor = factors(sum_of(wide * wide, 0, SUMS), top_of(wide * w.to(tl.float32), 0), cols, eps, KIND)
+    tl.store(scale_ptr + row, scale)
+    x, w = forget(x, scale, PACKED), forget(w, scale, PACKED)
+    if AGAIN:  # out of the L1: many rows need the registers, a few rows the time
+        w = tl.load(w_ptr + col, mask=mask, other=0.0)
+    code = code_of(x.to(tl.float32) * w.to(tl.float32) * factor, scale, KIND)
+    tl.store(q_ptr + row * cols + col, code, mask=mask)
+
+
+@triton.jit
+def _chunks_kernel(
+    x_ptr, w_ptr, q_ptr, scale_ptr, cols, x_stride, eps,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """For rows that no multiprocessor holds: read twice, the second time mostly out of the L2."""
+    row = tl.program_id(0).to(tl.int64)
+    squares, top = 0.0, 0
+    for start in tl.range(0, cols, BLOCK):
+        col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+        mask = col < cols
+        x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        w = tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        squares += sum_of(x * x, 0, SUMS)
+        top = tl.maximum(top, tl.max(magnitude_of(x * w), 0))
+    scale, factor = factors(squares, top.to(tl.float32, bitcast=True), cols, eps, KIND)
+    tl.store(scale_ptr + row, scale)
+    for start in tl.range(0, cols, BLOCK):
+        col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+        mask = col < cols
+        x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        tl.store(q_ptr + row * cols + col, code_of(x * w * factor, scale, KIND), mask=mask)
+
+
+def launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = EPS,
+    *,
+    kind: Kind,
+    vector: int | None = None,
+    again: bool | None = None,
+) -> Pair:
+    """Our kernel, whatever `choose` would say."""
+    x2, gpu, weight = as_rows(x), facts(x), weight.contiguous()
+    rows, cols = x2.shape
+    form = form_of(kind, gpu)
+    codes, written = empty_codes(x2, kind, form)
+    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2, weight.view(1, -1))
+    tile = plan("rms_norm_quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
+    how = {"KIND": form, "VECTOR": vector or vector_of(x), "SUMS": sums_of(x)}
+    if tile is None:
+        _chunks_kernel[(rows,)](x2, weight, written, scale, cols, x2.stride(0), eps, BLOCK=CHUNK, num_warps=16, **how)
+    elif cols <= TILE_COLS:
+        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+            x2, weight, written, scale, rows, cols, x2.stride(0), eps,
+            ROWS=tile.rows, BLOCK=tile.block, **how, **tile.options(),
+        )  # fmt: skip
+    else:
+        _row_kernel[(rows,)](
+            x2, weight, written, scale, cols, x2.stride(0), eps,
+            BLOCK=tile.block, PACKED=tile.packed and packed, AGAIN=not few if again is None else again,
+            **how, **tile.options(),
+        )  # fmt: skip
+    return codes.view(x.shape), scale.view(*x.shape[:-1], 1)
+
+
+def choose(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Choice:
+    """What `rms_norm_int8(x, weight)` runs, and why."""
+    if reason := why_torch(x, weight):
+        return Choice(provider="torch", kernel="torch.nn.functional.rms_norm, torch.amax, …", reason=reason)
+    cols = x.shape[-1]
+    if plan("", cols, x.element_size(), packed=False) is None:
+        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
+    if cols <= TILE_COLS:
+        return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
+    return Choice(provider="sublight", kernel="_row_kernel", reason=f"{cols} columns: one row in registers")
+
+
+def rms_norm_int8(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Pair:
+    """`quantize_int8(rms_norm(x, weight, eps))` in one pass, the normalised row not rounded in between."""
+    return _call(x, weight, eps, "int8")
+
+
+def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Pair:
+    """`quantize_fp8(rms_norm(x, weight, eps))` in one pass, the normalised row not rounded in between."""
+    return _call(x, weight, eps, "fp8")
+
+
+def _call(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Kind) -> Pair:
+    check(x)
+    check_width(x, weight)
+    x, weight = x.detach(), weight.detach()
+    return reference(x, weight, eps, kind=kind) if why_torch(x, weight) else _LIBRARY[kind](x, weight, eps)
+
+
+_LIBRARY = {
+    kind: LIBRARY.op(
+        f"rms_norm_{kind}(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+        cpu=partial(reference, kind=kind),
+        cuda=partial(launch, kind=kind),
+        fake=lambda x, weight, eps, kind=kind: fake(x, kind),
+    )
+    for kind in KINDS
+}
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 1)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    rows, cols, n = shape["rows"], shape["cols"], shape["rows"] * shape["cols"]
+    # read x and weight, write codes of one byte and fp32 scales; square and sum, weight, maximum, scale, round
+    return Cost(read_bytes=ITEMSIZE[dtype] * (n + cols), write_bytes=n + 4 * rows, flops={"vector_fp32": 6 * n})
+
+
+def judged(call: Call) -> Call:
+    """By how far the numbers behind the codes are from the normalised row."""
+    return as_numbers(call, exact=rms_norm)
+
+
+KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel))
+TEST_SHAPES: tuple[Shape, ...] = tuple(
+    {"rows": rows, "cols": cols}
+    for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (40, 2049), (40, 4096), (20, 16_385), (20, 40_000))
+)
+RMS_NORM_INT8 = Op(
+    name="rms_norm_int8",
+    summary="RMSNorm, then to whole numbers of 8 bits, one scale a row",
+    reference=partial(reference, kind="int8"),
+    call=rms_norm_int8,
+    launch=partial(launch, kind="int8"),
+    launch_backward=None,
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=KERNELS,
+    shapes=SHAPES,
+    test_shapes=TEST_SHAPES,
+    wrt=(),
+    directions=("fwd",),
+    library_args=lambda *inputs: (*inputs, EPS),
+    judged=judged,
+)
+RMS_NORM_FP8 = Op(
+    name="rms_norm_fp8",
+    summary="RMSNorm, then to fp8 (e4m3), one scale a row",
+    reference=partial(reference, kind="fp8"),
+    call=rms_norm_fp8,
+    launch=partial(launch, kind="fp8"),
+    launch_backward=None,
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=KERNELS,
+    shapes=SHAPES,
+    test_shapes=TEST_SHAPES,
+    wrt=(),
+    directions=("fwd",),
+    library_args=lambda *inputs: (*inputs, EPS),
+    judged=judged,
+)
