@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _FUNCTIONS = ("bench_ops", "explain", "measure", "measure_limits", "profile", "range", "step", "why")  # of sublight.api
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
+_CLASSES = {"AdamW": "sublight.ops.adamw_optimizer"}
 _MODULES = ("bench", "gpus", "limits", "ops", "results", "units")
 
 
@@ -23,6 +24,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _FUNCTIONS:
         return getattr(importlib.import_module("sublight.api"), name)
+    if name in _CLASSES:
+        return getattr(importlib.import_module(_CLASSES[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"sublight.{name}")
     if _is_op(name):  # asked of the folder, not of OPS: a mistyped name must not cost an import of torch
@@ -31,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *_FUNCTIONS, *_MODULES, *_op_names()})
+    return sorted({"__version__", *_FUNCTIONS, *_CLASSES, *_MODULES, *_op_names()})
 
 
 def _is_op(name: str) -> bool:

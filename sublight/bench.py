@@ -24,7 +24,7 @@ from sublight.results import Limits, Result, Run
 Progress = Callable[[str, int, int], None]
 PROVIDERS = ("sublight", "launch", "torch", "compile", "liger", "quack")  # launch: our kernel, undispatched
 NEEDED = {  # the limits that a floor is made of
-    "cuda": ("hbm_copy", "launch_graph_node", "vector_fp32"),
+    "cuda": ("hbm_copy", "launch_graph_node", "vector_fp32", "matmul_bf16"),
     "cpu": ("host_copy", "launch_eager"),
 }
 CPU_ELEMENTS = 2**22  # a CPU is shown the op, not the machine's limit at a GPU's sizes
@@ -273,12 +273,16 @@ class _Bench:
         return min(correct.worst(errors).ratio, FAR_OFF)
 
     def _checked(self, inputs: Inputs) -> Inputs:
-        """The first rows only, where a float64 reference of all would be large."""
-        rows = self.case.shape.get("rows", 0)
-        keep = max(1, CHECK_ELEMENTS // max(1, inputs[0].shape[-1]))
-        if not self.case.op.is_row_wise or rows <= keep:
-            return inputs
-        return tuple(x[:keep] if x.dim() and x.shape[0] == rows else x for x in inputs)
+        """The first rows only, or other inputs of a smaller shape, where a float64 reference of all would be large."""
+        op, shape = self.case.op, dict(self.case.shape)
+        if op.is_row_wise:
+            rows, keep = shape["rows"], max(1, CHECK_ELEMENTS // max(1, inputs[0].shape[-1]))
+            return tuple(x[:keep] if x.dim() and x.shape[0] == rows > keep else x for x in inputs)
+        fewer = dict(shape)
+        while op.cost(fewer, self.case.dtype, "fwd").bytes > 16 * CHECK_ELEMENTS and max(fewer.values()) > 1:
+            first = next(key for key, size in fewer.items() if size > 1)
+            fewer[first] //= 2
+        return inputs if fewer == shape else op.inputs(fewer, self.case.dtype, self.device, 0)
 
 
 class _Backward:

@@ -146,7 +146,7 @@ def gradients(
 
 
 def random_grads(call: Call, inputs: Inputs, *, wrt: tuple[int, ...] | None = None, seed: int = 7) -> Inputs:
-    """A gradient for each output of `call` that has one: random, but one for a single number, as `loss.backward()` has."""
+    """A gradient for each output of `call` that has one: random, but 1 for a single number, as of `loss.backward()`."""
     import torch
 
     with torch.enable_grad():

@@ -170,6 +170,7 @@ def _on_gpu(thunks: list[Thunk], time_limit_s: float, keep_outputs: bool) -> Sam
         graph, keep = capture(thunks * rounds, stream, keep_outputs=keep_outputs)
     except RuntimeError as error:  # what cannot be captured is timed launch by launch, and the result says so
         torch.cuda.synchronize()
+        capture([lambda: torch.zeros(1, device="cuda")], stream, keep_outputs=False)  # PyTorch's generator still waits
         with torch.cuda.stream(stream):
             times_s = collect(lambda: _events_sample(thunks * rounds, stream), time_limit_s)
         return Samples(times_s=tuple(times_s), method="events", note=f"not captured: {str(error).splitlines()[0]}")

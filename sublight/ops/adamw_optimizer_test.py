@@ -268,17 +268,18 @@ def test_shapes_that_differ_are_refused(device: str) -> None:
         adamw.launch(x, x, x, step)
 
 
-def test_bias_correction_keeps_its_digits() -> None:
+def test_bias_correction_keeps_its_digits(device: str) -> None:
     """Against float64, for the steps of a long training."""
     steps = [1.0, 2.0, 10.0, 300.0, 1e3, 1e5, 1e6]
-    where = [torch.tensor(step) for step in steps]
+    where = [torch.tensor(step, device=device) for step in steps]
     for betas in ((0.9, 0.999), (0.0, 0.95)):
-        fives = [(*torch.zeros(4, 1).unbind(), step) for step in where]
+        fives = [(*torch.zeros(4, 1, device=device).unbind(), step) for step in where]
         (batch,) = adam_update.batches_of(fives)
         settings = adam_update.Settings(lr=1.0, beta1=betas[0], beta2=betas[1], weight_decay=0.25)
-        factors = torch.empty(len(steps), adam_update.FACTORS)
-        adam_update.tick(batch, settings, factors, torch.zeros(1), torch.zeros(()), parts=0, increment=False)
-        for row, step in zip(factors.double(), steps, strict=True):
+        factors = torch.empty(len(steps), adam_update.FACTORS, device=device)
+        squares, norm = torch.zeros(1, device=device), torch.zeros((), device=device)
+        adam_update.tick(batch, settings, factors, squares, norm, parts=0, increment=False)
+        for row, step in zip(factors.double().cpu(), steps, strict=True):
             assert float(row[0]) == pytest.approx(1 / (1 - betas[0] ** step), rel=5e-7)
             assert float(row[1]) == pytest.approx((1 - betas[1] ** step) ** -0.5, rel=5e-7)
             assert float(row[2]) == 0.75

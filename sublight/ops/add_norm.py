@@ -21,7 +21,6 @@ from sublight.ops.rows import (
     as_rows,
     facts,
     forget,
-    is_interpreted,
     is_packed,
     sum_of,
     sums_of,
@@ -311,8 +310,6 @@ def backward(
     packed, few = is_packed(dy2, dsum2, total2), rows <= FEW_ROWS * gpu.multiprocessors
     tile = plan_backward(name, cols, item, gpu, packed=packed, few=few)
     kind = {"CENTER": center, "RESIDUAL": dsum is not None, "SUMS": sums_of(total), "STAGES": tile.stages}
-    # a fused multiply-add keeps digits of dy * w that its own mean, which is taken off, has lost; fp32 shows it
-    apart = {} if item == 2 or is_interpreted() else {"enable_fp_fusion": False}
     if tile.parts:
         dw_shares, db_shares = row_norm_ring.launch(
             dy2, total2, weight, mean, rstd, dx, tile, gpu.multiprocessors, residual=None if dsum is None else dsum2
@@ -323,7 +320,7 @@ def backward(
         dw_shares, db_shares = _shares(shares, dw, db)
         _backward_kernel[(shares,)](
             *tensors, dw_shares, db_shares, *sizes,
-            **kind, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, **tile.options(), **apart,
+            **kind, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, **tile.options(),
         )  # fmt: skip
     else:
         group = min(tile.rows, rows)
@@ -331,7 +328,7 @@ def backward(
         dw_shares, db_shares = _shares(shares, dw, db)
         _wide_backward_kernel[(shares * programs,)](
             *tensors, dw_shares, db_shares, *sizes, group, programs,
-            **kind, BLOCK=tile.block, ROWS=GROUP_ROWS, COLS=GROUP_COLS, **tile.options(), **apart,
+            **kind, BLOCK=tile.block, ROWS=GROUP_ROWS, COLS=GROUP_COLS, **tile.options(),
         )  # fmt: skip
     if shares > 1 or tile.parts:
         width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
@@ -362,6 +359,8 @@ def not_ours(x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor | N
     reason = why_torch(x, residual, *columns)
     if not reason and residual.shape != x.shape:
         return "x and residual differ in shape: PyTorch broadcasts"
+    if not reason and x.shape[-1] == 1:
+        return "rows of one column: their gradient is a difference of equals, of which PyTorch keeps more digits"
     return reason
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from sublight.jit import tl, triton
 from sublight.op import BadInput, Call, Shape
-from sublight.ops.rows import ELEMENTS, SMALL_ROWS, Facts, block_for, is_interpreted
+from sublight.ops.rows import ELEMENTS, SMALL_ROWS, Facts, block_for, is_interpreted, split
 from sublight.ops.tuning import Tile, tile_for
 
 Kind = Literal["int8", "fp8"]
@@ -58,7 +58,8 @@ def quantize(x: torch.Tensor, kind: Kind, block_size: int | None = None) -> Pair
     elif cols % block_size:
         wide = F.pad(wide, (0, -cols % block_size))
     blocks = wide.unflatten(-1, (-1, block_size))
-    scale = (blocks.abs().amax(-1, keepdim=True) / MOST[kind]).clamp_min(LEAST_SCALE)
+    most = wide.new_full((), MOST[kind])  # on the GPU PyTorch multiplies by the reciprocal of a Python number
+    scale = (blocks.abs().amax(-1, keepdim=True) / most).clamp_min(LEAST_SCALE)
     ratio = torch.where(torch.isfinite(scale), blocks / scale, 0.0)
     codes = (ratio.round() if kind == "int8" else ratio.clamp(-448.0, 448.0)).to(CODES[kind])
     return codes.flatten(-2)[..., :cols].contiguous(), scale.squeeze(-1)
@@ -84,6 +85,12 @@ def top_of(x, axis: tl.constexpr):
 
 
 @triton.jit
+def larger_of(top, other):
+    """Of two such."""
+    return tl.maximum(magnitude_of(top), magnitude_of(other)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def scale_of(top, KIND: tl.constexpr):
     """What one step of the code stands for; 2**-100 at least, NaN where `top` is."""
     if KIND == "int8":
@@ -106,9 +113,8 @@ def ratio_of(x, scale, DIVIDE: tl.constexpr):
 
 
 @triton.jit
-def code_of(ratio, scale, KIND: tl.constexpr):
+def code_of(ratio, KIND: tl.constexpr):
     """The nearest code, ties to even, of a ratio that is at most a rounding error above the largest."""
-    ratio = tl.where(scale < float("inf"), ratio, 0.0)
     if KIND == "int8":
         return (ratio + ROUNDER).to(tl.int32, bitcast=True).to(tl.int8)
     elif KIND == "fp8":
@@ -120,6 +126,12 @@ def code_of(ratio, scale, KIND: tl.constexpr):
         small = (tl.abs(ratio) + FP8_ROUNDER).to(tl.int32, bitcast=True) & 0xF
         code = tl.where(tl.abs(ratio) < FP8_NORMAL, small, normal)
         return (code | ((bits >> 24) & 0x80)).to(tl.int8)
+
+
+@triton.jit
+def finite_code_of(ratio, scale, KIND: tl.constexpr):
+    """The same, and zero where the scale is not finite."""
+    return code_of(tl.where(scale < float("inf"), ratio, 0.0), KIND)
 
 
 def form_of(kind: Kind, gpu: Facts) -> str:
@@ -140,18 +152,21 @@ def empty_codes(x2: torch.Tensor, kind: Kind, form: str) -> Pair:
 
 
 def plan(
-    kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False
+    kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False, each: int = 32
 ) -> Tile | None:
-    """How a row is shared out; None where no multiprocessor holds it."""
-    block = block_for(cols)
-    if block > (MAX_PACKED_COLS if packed else MAX_COLS):
+    """How a row is shared out, in two blocks where one would leave many threads idle; None where no multiprocessor
+    holds it. A thread takes the more of a row the more a row costs however narrow it is: `each` columns of 16 bits."""
+    whole = block_for(cols)
+    if whole > (MAX_PACKED_COLS if packed else MAX_COLS):
         return None
-    if few and block <= MAX_COLS:  # all the threads there are, each with one load
-        kernel, rule = f"{kernel}_few", Tile(block=block, warps=min(32, max(1, block // 256)))
-    elif cols <= TILE_COLS:  # about 2 KB a warp, so that few reductions leave their warp
-        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block * itemsize // 2048))
-    else:  # a thread holds 64 bytes of the row
-        rule = Tile(block=block, warps=min(32, max(4, block * itemsize // 2048)), packed=packed)
+    block, tail = split(cols)
+    if few and whole <= MAX_COLS:  # all the threads there are, each with one load
+        kernel, rule = f"{kernel}_few", Tile(block=block, tail=tail, warps=min(32, max(1, whole // 256)))
+    elif cols <= TILE_COLS:  # a warp's own, so that no reduction leaves it
+        rule = Tile(rows=max(1, 2048 // whole), block=block, tail=tail, warps=1)
+    else:
+        warps = min(32, max(1, block * itemsize // (64 * each)))
+        rule = Tile(block=block, tail=tail, warps=warps, packed=packed)
     return tile_for(kernel, cols, itemsize, packable=packed, capability=capability, rule=rule)
 
 

@@ -21,8 +21,7 @@ SHARES = 128  # that one step of the second launch adds
 FEW_ROWS = 128  # up to here one program takes all rows of its columns: a second launch would cost more
 ROWS_EACH = 16  # of a program at least, or writing its share would take longer than that is worth
 STEP = 2  # vectors of a thread and tensor that are on their way at once
-WARPS_HELD = {2: 32, 4: 16}  # by a multiprocessor, by item size: as its registers allow
-REGISTERS = {2: 64, 4: 128}  # of a thread, so that it does hold them
+MANY_WARPS, FEW_WARPS = (32, 64), (16, 128)  # that a multiprocessor holds, and registers of a thread so that it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +43,12 @@ def plan(kernel: str, x: torch.Tensor) -> Plan:
     elif cols > warp // 2:  # warps have one row each: all its threads find it at one place, known without registers
         block = block_for_columns(cols, WARPS * warp, warp)
         warps = block // warp
-        rule = Tile(
-            block=block, rows=STEP, warps=warps, programs=WARPS_HELD[itemsize] // warps, registers=REGISTERS[itemsize]
-        )
+        is_lean = itemsize == 2 and cols * itemsize % THREAD_BYTES == 0  # places of odd vectors take registers too
+        held, registers = MANY_WARPS if is_lean else FEW_WARPS
+        rule = Tile(block=block, rows=STEP, warps=warps, programs=held // warps, registers=registers)
     else:
         block = block_for_columns(cols, warp // 2)
-        rule = Tile(block=block, rows=STEP * warp // block, warps=1, programs=16, registers=128)
+        rule = Tile(block=block, rows=STEP * warp // block, warps=1, programs=FEW_WARPS[0], registers=FEW_WARPS[1])
     tile = tile_for(kernel, cols, itemsize, packable=False, capability=gpu.capability, rule=rule)
     parts = triton.cdiv(cols, tile.block)
     shares = max(1, tile.programs * gpu.multiprocessors // parts)

@@ -1,8 +1,11 @@
 """Stream compaction: what the mask names first, the rest behind, both in their order; the count stays on the device.
 
 An element's place is how many are chosen before it, and of the rest it is the whole count further on. So the mask is
-counted first, group by group (a byte an element, 1/5 of the traffic of 16-bit values), then every program adds up the
-counts before its own chunk and moves it. Counts are whole numbers: any order gives the same.
+counted first, group by group (a byte an element, 1/5 of the traffic of 16-bit values), the groups' counts are added up,
+and then every program moves its chunk. Counts are whole numbers: any order gives the same.
+
+A thread counts neighbours, as it loads them, but lanes side by side write neighbours: those go to one place, or to two.
+What passes between threads for that is 16 bits an element.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
 CHUNK = 2048  # elements that a program moves
-MOST_GROUPS = 1024  # of chunks, whose counts every program adds up
+MOST_GROUPS = 2048  # of chunks, whose counts one program adds up
+COUNTED = 8  # chunks that are counted at once
 
 
 def reference(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,57 +34,82 @@ def reference(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 @triton.jit
-def _count_kernel(mask_ptr, before_ptr, group_ptr, n, chunks, each, CHUNK: tl.constexpr):
+def _count_kernel(mask_ptr, before_ptr, group_ptr, n, chunks, each, CHUNK: tl.constexpr, STEP: tl.constexpr):
     """A group's count, and for each of its chunks how many of the group are chosen before it."""
     group = tl.program_id(0)
-    near = tl.arange(0, CHUNK)
+    near = tl.arange(0, CHUNK)[None, :]
+    end = tl.minimum((group + 1) * each, chunks)
     count = tl.full([], 0, tl.int64)
-    for chunk in tl.range(group * each, tl.minimum((group + 1) * each, chunks), num_stages=4):
-        place = (tl.full([], 0, tl.int64) + chunk) * CHUNK + near
-        tl.store(before_ptr + chunk, count)
-        chosen = tl.load(mask_ptr + place, mask=place < n, other=0)
-        count += tl.sum((chosen != 0).to(tl.int32), 0)
+    for start in tl.range(group * each, end, STEP):
+        chunk = start + tl.arange(0, STEP)
+        place = chunk[:, None].to(tl.int64) * CHUNK + near
+        chosen = tl.load(mask_ptr + place, mask=(place < n) & (chunk < end)[:, None], other=0)
+        counts = tl.sum((chosen != 0).to(tl.int32), 1)
+        tl.store(before_ptr + chunk, count + (tl.cumsum(counts, 0) - counts), mask=chunk < end)
+        count += tl.sum(counts, 0)
     tl.store(group_ptr + group, count)
 
 
 @triton.jit
-def _places(mask_ptr, before_ptr, group_ptr, n, groups, each, CHUNK: tl.constexpr, GROUPS: tl.constexpr):
-    """Where this program's elements belong, and how many are chosen in all."""
-    chunk = tl.program_id(0)
-    start = chunk.to(tl.int64) * CHUNK
-    near = tl.arange(0, CHUNK)
-    chosen = (tl.load(mask_ptr + start + near, mask=start + near < n, other=0) != 0).to(tl.int32)
+def _groups_kernel(group_ptr, count_ptr, groups, GROUPS: tl.constexpr):
+    """Of the groups' counts, how many are chosen before each, and in all."""
     group = tl.arange(0, GROUPS)
     counts = tl.load(group_ptr + group, mask=group < groups, other=0)
-    total = tl.sum(counts, 0)
-    before = tl.sum(tl.where(group < chunk // each, counts, 0), 0) + tl.load(before_ptr + chunk)
+    tl.store(group_ptr + group, tl.cumsum(counts, 0) - counts, mask=group < groups)
+    tl.store(count_ptr, tl.sum(counts, 0))
+
+
+@triton.jit
+def _ranks(mask_ptr, n, CHUNK: tl.constexpr):
+    """For each element, how many like it are before it in its chunk: if it is chosen, else -1 less that."""
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    chosen = (tl.load(mask_ptr + start + near, mask=start + near < n, other=0) != 0).to(tl.int32)
     rank = tl.cumsum(chosen, 0)  # with itself
-    # of the chosen: before + rank - 1; of the rest: total + (start - before) + (near - rank)
-    return tl.where(chosen != 0, before - 1 + rank, total + start - before + near - rank), total
+    code = tl.where(chosen != 0, rank - 1, rank - 1 - near).to(tl.int16)
+    # another shape, so that its layout is another, too: lanes side by side; Triton moves it while it is 16 bits
+    return tl.reshape(code, [1, CHUNK]).to(tl.int32)
+
+
+@triton.jit
+def _starts(before_ptr, group_ptr, count_ptr, each, CHUNK: tl.constexpr):
+    """Where in the result this chunk's chosen elements begin, and where the rest."""
+    chunk = tl.program_id(0)
+    before = tl.load(group_ptr + chunk // each) + tl.load(before_ptr + chunk)
+    return before, tl.load(count_ptr) + (chunk.to(tl.int64) * CHUNK - before)
+
+
+@triton.jit
+def _places(ptr, rank, chosen_start, rest_start):
+    """Of elements of these ranks; few instructions, as they are what takes the time."""
+    return tl.where(rank >= 0, ptr + chosen_start, ptr + rest_start) + (rank ^ (rank >> 31))  # r, and of -1 - r also r
 
 
 @triton.jit
 def _scatter_kernel(
-    x_ptr, mask_ptr, before_ptr, group_ptr, y_ptr, index_ptr, count_ptr, n, groups, each,
-    CHUNK: tl.constexpr, GROUPS: tl.constexpr, INDICES: tl.constexpr,
+    x_ptr, mask_ptr, before_ptr, group_ptr, count_ptr, y_ptr, index_ptr, n, each,
+    CHUNK: tl.constexpr, INDICES: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(x_ptr + place, mask=place < n)
-    target, total = _places(mask_ptr, before_ptr, group_ptr, n, groups, each, CHUNK, GROUPS)
-    tl.store(y_ptr + target, x, mask=place < n)
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    x = tl.reshape(tl.load(x_ptr + start + near, mask=start + near < n), [1, CHUNK])
+    rank = _ranks(mask_ptr, n, CHUNK)
+    chosen_start, rest_start = _starts(before_ptr, group_ptr, count_ptr, each, CHUNK)
+    inside = near[None, :] < tl.minimum(n - start, CHUNK).to(tl.int32)
+    tl.store(_places(y_ptr, rank, chosen_start, rest_start), x, mask=inside)
     if INDICES:
-        tl.store(index_ptr + target, place, mask=place < n)
-    if tl.program_id(0) == 0:
-        tl.store(count_ptr, total)
+        tl.store(_places(index_ptr, rank, chosen_start, rest_start), start + near[None, :], mask=inside)
 
 
 @triton.jit
-def _gather_kernel(
-    dy_ptr, mask_ptr, before_ptr, group_ptr, dx_ptr, n, groups, each, CHUNK: tl.constexpr, GROUPS: tl.constexpr
-):
-    place = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    source, _ = _places(mask_ptr, before_ptr, group_ptr, n, groups, each, CHUNK, GROUPS)
-    tl.store(dx_ptr + place, tl.load(dy_ptr + source, mask=place < n), mask=place < n)
+def _gather_kernel(dy_ptr, mask_ptr, before_ptr, group_ptr, count_ptr, dx_ptr, n, each, CHUNK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    rank = _ranks(mask_ptr, n, CHUNK)
+    chosen_start, rest_start = _starts(before_ptr, group_ptr, count_ptr, each, CHUNK)
+    inside = near[None, :] < tl.minimum(n - start, CHUNK).to(tl.int32)
+    dy = tl.load(_places(dy_ptr, rank, chosen_start, rest_start), mask=inside)
+    tl.store(dx_ptr + start + near, tl.reshape(dy, [CHUNK]), mask=start + near < n)
 
 
 class _Counted:
@@ -95,15 +124,19 @@ class _Counted:
         self.each = triton.cdiv(self.chunks, MOST_GROUPS)
         self.groups = triton.cdiv(self.chunks, self.each)
         self.before = torch.empty(self.chunks, dtype=torch.int64, device=mask.device)
-        self.counts = torch.empty(self.groups, dtype=torch.int64, device=mask.device)
+        self.starts = torch.empty(self.groups, dtype=torch.int64, device=mask.device)
+        self.count = torch.empty((), dtype=torch.int64, device=mask.device)
         _count_kernel[(self.groups,)](
-            self.mask, self.before, self.counts, self.n, self.chunks, self.each, CHUNK=self.tile.block, num_warps=4
+            self.mask, self.before, self.starts, self.n, self.chunks, self.each,
+            CHUNK=self.tile.block, STEP=min(COUNTED, int(triton.next_power_of_2(self.each))), num_warps=4,
+        )  # fmt: skip
+        _groups_kernel[(1,)](
+            self.starts, self.count, self.groups, GROUPS=int(triton.next_power_of_2(self.groups)), num_warps=4
         )
 
     @property
     def constants(self) -> dict[str, Any]:
-        groups = int(triton.next_power_of_2(self.groups))
-        return {"CHUNK": self.tile.block, "GROUPS": groups, "num_warps": self.tile.warps}
+        return {"CHUNK": self.tile.block, "num_warps": self.tile.warps}
 
 
 def launch_with_indices(
@@ -114,12 +147,11 @@ def launch_with_indices(
     flat = x.reshape(-1)
     y = torch.empty(counted.n, dtype=x.dtype, device=x.device)
     index = torch.empty(counted.n if indices else 0, dtype=torch.int64, device=x.device)
-    count = torch.empty((), dtype=torch.int64, device=x.device)
     _scatter_kernel[(counted.chunks,)](
-        flat, counted.mask, counted.before, counted.counts, y, index, count, counted.n, counted.groups, counted.each,
+        flat, counted.mask, counted.before, counted.starts, counted.count, y, index, counted.n, counted.each,
         INDICES=indices, **counted.constants,
     )  # fmt: skip
-    return y, count, index
+    return y, counted.count, index
 
 
 def launch(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,7 +164,7 @@ def launch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     counted = _Counted(mask)
     dx = torch.empty(mask.shape, dtype=dy.dtype, device=dy.device)
     _gather_kernel[(counted.chunks,)](
-        dy.contiguous(), counted.mask, counted.before, counted.counts, dx, counted.n, counted.groups, counted.each,
+        dy.contiguous(), counted.mask, counted.before, counted.starts, counted.count, dx, counted.n, counted.each,
         **counted.constants,
     )  # fmt: skip
     return dx
@@ -253,7 +285,12 @@ COMPACT = Op(
     choose=choose,
     inputs=inputs,
     cost=cost,
-    kernels=(Kernel(jit=_count_kernel), Kernel(jit=_scatter_kernel), Kernel(jit=_gather_kernel)),
+    kernels=(
+        Kernel(jit=_count_kernel),
+        Kernel(jit=_groups_kernel),
+        Kernel(jit=_scatter_kernel),
+        Kernel(jit=_gather_kernel),
+    ),
     shapes=tuple({"numel": n} for n in (2**27, 2**26, 2**24, 2**22, 2**20, 2**16, 2**12)),
     test_shapes=tuple({"numel": n} for n in (1, 511, 2047, 2048, 2049, 4097, 50_001)),
     wrt=(0,),

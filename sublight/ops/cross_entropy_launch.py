@@ -9,8 +9,7 @@ import torch
 
 from sublight.jit import triton
 from sublight.ops.cross_entropy_kernels import (
-    COUNT_BLOCK,
-    FEW_LABELS,
+    CLEAR_BLOCK,
     _prepare_kernel,
     _row_kernel,
     _scale_kernel,
@@ -18,11 +17,14 @@ from sublight.ops.cross_entropy_kernels import (
     _total_kernel,
     _trailing_kernel,
 )
+from sublight.ops.cross_entropy_terms import FEW_LABELS
 from sublight.ops.rows import as_rows, facts, is_packed, is_ragged, sums_of
 from sublight.ops.softmax import LAG_BYTES, ROW_BYTES, TILE_COLS, plan
 from sublight.ops.tuning import TUNED_CAPABILITY, Tile, tile_for
 
 SCALE_BLOCK = 4096
+REGISTERS = {8192: 64, 16384: 80, 32768: 128}  # a packed row of eight warps, two rows to a multiprocessor or more
+NARROW_COLS = 512  # up to here several rows share a program; above, a warp takes 2 KB of one
 
 
 class Options(NamedTuple):
@@ -53,14 +55,13 @@ def kernel_for(x: torch.Tensor, d: torch.Tensor, options: Options) -> tuple[str,
     tile = plan("cross_entropy", cols, item, packed=packed, capability=capability)
     ragged = cols > TILE_COLS and is_ragged(x, d)
     if tile is None or ragged or not (plain or tile.block * item <= ROW_BYTES // 2):
-        name, table, small = "trailing", "cross_entropy_trailing", cols <= 32 * 4096
-        tile = Tile(
-            block=4096 if small else 8192, warps=4 if small else 8, registers=None if small or item == 4 else 80
-        )
+        name, table, tile = "trailing", "cross_entropy_trailing", Tile(block=4096, warps=4)
     else:
-        name, table = ("tile" if cols <= TILE_COLS else "row"), "cross_entropy"
-        if packed and tile.warps == 32:  # what a label takes beyond a softmax does not fit in 32 registers
-            tile = replace(tile, warps=16, registers=64)
+        name, table = ("tile" if cols <= NARROW_COLS else "row"), "cross_entropy"
+        if NARROW_COLS < cols <= TILE_COLS:
+            tile = Tile(block=tile.block, warps=max(1, tile.block * item // 2048), packed=packed)
+        elif packed and plain and tile.block in REGISTERS:
+            tile = replace(tile, warps=8, registers=REGISTERS[tile.block])
     if not plain or capability != TUNED_CAPABILITY:  # fewer registers than it asks for are tried out there alone
         tile = replace(tile, registers=None)
     if not plain and name == "trailing":
@@ -77,10 +78,11 @@ def launch_rows(
     d: torch.Tensor | None,
     count: torch.Tensor,
     counted: bool = False,
-) -> None:
+) -> bool:
     """Each row's loss into `losses`, and with `d` its gradient there, which may be x itself.
 
-    A mean's gradient is divided by `count`, which is worked out here unless it is already `counted`.
+    A mean's gradient is divided by `count`, which is worked out here unless it is already `counted`. Gives whether
+    `count` holds the labels' count afterwards: few are counted on the way, by each program for itself.
     """
     rows, cols = x.shape
     into = x if d is None else d
@@ -92,6 +94,7 @@ def launch_rows(
         "COUNT": "labels" if inline else "given" if mean else "no",
         "SMOOTH": options.label_smoothing > 0,
         "CAP": options.softcap > 0,
+        "Z": options.z_loss > 0,
         "SUMS": sums_of(x),
     }
     numbers = (options.ignore_index, float(options.label_smoothing), float(options.z_loss), float(options.softcap))
@@ -100,15 +103,15 @@ def launch_rows(
     if name == "trailing":
         vector = 16 // x.element_size() if is_ragged(x, into) else 1
         parts = triton.cdiv(cols + vector - 1, tile.block)
-        units = rows * parts
-        lag = min(units, LAG_BYTES // (tile.block * x.element_size()))
-        part = torch.empty(2 * units if flags["SMOOTH"] else units, dtype=torch.int64, device=x.device)
+        lag = min(rows, triton.cdiv(LAG_BYTES, parts * tile.block * x.element_size()))  # rows
+        words = rows * parts * (2 if flags["SMOOTH"] else 1)
+        part = torch.empty(words, dtype=torch.int64, device=x.device)
         _prepare(labels, count, part, options, to_count)
-        _trailing_kernel[(units + lag,)](
-            x, labels, count, into, losses, part, *strides, units, lag, parts, *numbers,
+        _trailing_kernel[((rows + lag) * parts,)](
+            x, labels, count, into, losses, part, *strides, lag, parts, *numbers,
             BLOCK=tile.block, PARTS=triton.next_power_of_2(parts), VECTOR=vector, **flags, **tile.options(),
         )  # fmt: skip
-        return
+        return counted or to_count
     if to_count:
         _prepare(labels, count, labels[:0], options, True)
     if name == "tile":
@@ -121,13 +124,21 @@ def launch_rows(
             x, labels, count, into, losses, *strides, *numbers,
             BLOCK=tile.block, PACKED=tile.packed, **flags, **tile.options(),
         )  # fmt: skip
+    return counted or to_count
 
 
 def _prepare(labels: torch.Tensor, count: torch.Tensor, part: torch.Tensor, options: Options, to_count: bool) -> None:
-    _prepare_kernel[(max(1, triton.cdiv(part.numel(), COUNT_BLOCK)),)](
+    block, warps = _step(labels.numel(), 8)
+    _prepare_kernel[(max(1, triton.cdiv(part.numel(), CLEAR_BLOCK)),)](
         labels, count, part, labels.numel(), part.numel(), options.ignore_index,
-        COUNT=to_count, BLOCK=COUNT_BLOCK, num_warps=8,
+        COUNT=to_count, LABELS=block if to_count else 1, BLOCK=CLEAR_BLOCK, num_warps=warps if to_count else 8,
     )  # fmt: skip
+
+
+def _step(rows: int, row_bytes: int) -> tuple[int, int]:
+    """Rows that a lone program takes at a time, and its warps: nobody else works meanwhile, so all that registers hold
+    is on its way at once."""
+    return (1024, 4) if rows <= 1024 else (2**17 // row_bytes, 32)
 
 
 def new_count(x: torch.Tensor, options: Options) -> torch.Tensor:
@@ -140,13 +151,21 @@ def new_losses(x: torch.Tensor, rows: int, options: Options) -> torch.Tensor:
 
 
 def launch_total(
-    losses: torch.Tensor, labels: torch.Tensor, count: torch.Tensor, dtype: torch.dtype, options: Options
+    losses: torch.Tensor,
+    labels: torch.Tensor,
+    count: torch.Tensor,
+    dtype: torch.dtype,
+    options: Options,
+    *,
+    counted: bool,
 ) -> torch.Tensor:
-    """The rows' losses as one; a mean's `count` is written, too."""
+    """The rows' losses as one; a mean's `count` is written, too, unless it is already `counted`."""
     loss = torch.empty((), dtype=dtype, device=losses.device)
+    mode = "no" if options.reduction != "mean" else "given" if counted else "labels"
+    block, warps = _step(losses.numel(), 16 if mode == "labels" else 8)
     _total_kernel[(1,)](
         losses, labels, loss, count, losses.numel(), options.ignore_index,
-        MEAN=options.reduction == "mean", BLOCK=COUNT_BLOCK, num_warps=16,
+        COUNT=mode, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return loss
 
@@ -163,11 +182,11 @@ def run(
     elif gradient != "no":
         d = torch.empty_like(x, memory_format=torch.contiguous_format)
     losses, count = new_losses(x, rows, options), new_count(x, options)
-    launch_rows(x, target, options, losses=losses, d=d, count=count)
+    counted = launch_rows(x, target, options, losses=losses, d=d, count=count)
     if options.reduction == "none":
         loss = losses.view(labels.shape)
     else:
-        loss = launch_total(losses, target, count, x.dtype, options)
+        loss = launch_total(losses, target, count, x.dtype, options, counted=counted)
     return loss, x.new_empty(0) if d is None else d.view(logits.shape), count
 
 

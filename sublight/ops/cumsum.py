@@ -2,8 +2,12 @@
 
 A short row is scanned by one program. A long one is cut in parts, a program each: it publishes its part's sum, then
 waits for the sums before it, which programs with smaller numbers hold and which are on their way by then. It takes them
-in two levels, parts of its own group and groups before it, never whatever prefix happens to be there already: the order
-of additions is fixed, so the result is the same every time. fp32 is added up in float64, 16-bit types in fp32.
+in three levels, parts of its own group, groups of its own block of groups, and blocks, never whatever prefix happens to
+be there already: the order of additions is fixed, so the result is the same every time. fp32 is added up in float64,
+16-bit types in fp32.
+
+From the end to the beginning, threads take their vectors in reversed order and turn them in registers; the sums are the
+same then. (Triton's reversed scan passes every value between lanes twice: 231 µs against 147 on an H200.)
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from sublight.ops.tuning import Tile, tile_for
 
 TILE_BYTES = 16 * 1024  # a row of more is cut in parts
 PART_BYTES = 8 * 1024
+GROUP = 32  # parts, and groups in a block: what a program reads of others is little beside its part
 COLUMNS = 64  # side by side in a program, where the dimension is not the last
 
 
@@ -34,13 +39,39 @@ def _wide(x):
 
 
 @triton.jit
-def _tile_kernel(x_ptr, y_ptr, rows, cols, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
-    col = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
-    y = tl.cumsum(_wide(x), 1, reverse=REVERSE)
-    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+def _lanes(BLOCK: tl.constexpr, VECTOR: tl.constexpr, REVERSE: tl.constexpr):
+    """Places in a block as (threads, VECTOR); what a thread holds lies together."""
+    thread = tl.arange(0, BLOCK // VECTOR)[:, None]
+    if REVERSE:
+        thread = BLOCK // VECTOR - 1 - thread
+    return thread * VECTOR + tl.arange(0, VECTOR)[None, :]
+
+
+@triton.jit
+def _turn(x, REVERSE: tl.constexpr):
+    """The last dimension, which a thread holds, from the end: registers change their names."""
+    return tl.flip(x, len(x.shape) - 1) if REVERSE else x
+
+
+@triton.jit
+def _tile_kernel(
+    x_ptr, y_ptr, rows, cols, x_stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * ROWS  # rows * cols may pass 2**31
+    if REVERSE:
+        row = first + tl.arange(0, ROWS)[:, None, None]
+        col = _lanes(BLOCK, VECTOR, REVERSE)[None, :, :]
+        mask = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+        y = tl.cumsum(tl.reshape(_wide(_turn(x, REVERSE)), [ROWS, BLOCK]), 1).to(x.dtype)
+        tl.store(y_ptr + row * cols + col, _turn(tl.reshape(y, [ROWS, BLOCK // VECTOR, VECTOR]), REVERSE), mask=mask)
+    else:  # without the change of shape, which costs half as much again (195 against 131 µs)
+        row = first + tl.arange(0, ROWS)[:, None]
+        col = tl.arange(0, BLOCK)[None, :]
+        mask = (row < rows) & (col < cols)
+        x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+        tl.store(y_ptr + row * cols + col, tl.cumsum(_wide(x), 1).to(x.dtype), mask=mask)
 
 
 @triton.jit
@@ -51,39 +82,53 @@ def _publish(ptr, total):
 
 
 @triton.jit
-def _sum_before(ptr, count, COUNT: tl.constexpr):
-    """The sum of the first `count` published words, once they are all there."""
-    near = tl.arange(0, COUNT)
-    words = tl.load(ptr + near, mask=near < count, other=1, volatile=True)
+def _sum_of(ptrs, needed):
+    """The sum of the published words that are needed, once they are all there."""
+    words = tl.load(ptrs, mask=needed, other=1, volatile=True)
     while tl.min((words != 0).to(tl.int32), 0) == 0:
-        words = tl.load(ptr + near, mask=near < count, other=1, volatile=True)
-    return tl.sum(tl.where(near < count, words, 1).to(tl.float64, bitcast=True), 0)
+        words = tl.load(ptrs, mask=needed, other=1, volatile=True)
+    return tl.sum(tl.where(needed, words, 0).to(tl.float64, bitcast=True), 0)
 
 
 @triton.jit
 def _parts_kernel(
-    x_ptr, y_ptr, part_ptr, group_ptr, cols, x_stride, parts, groups,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, REVERSE: tl.constexpr,
+    x_ptr, y_ptr, part_ptr, group_ptr, block_ptr, cols, x_stride, parts, groups, blocks,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     unit = tl.program_id(0)
     row, part = (unit // parts).to(tl.int64), unit % parts
     start = part.to(tl.int64) * BLOCK
     if REVERSE:
         start = (parts - 1 - part).to(tl.int64) * BLOCK
-    near = tl.arange(0, BLOCK)
+    near = _lanes(BLOCK, VECTOR, REVERSE)
     mask = start + near < cols
     x = tl.load(x_ptr + (row * x_stride + start) + near, mask=mask, other=0.0)
-    total = tl.sum(_wide(x), 0).to(tl.float64)
-    _publish(part_ptr + unit, total)
+    values = tl.reshape(_wide(_turn(x, REVERSE)), [BLOCK])
+    total = tl.sum(values, 0).to(tl.float64)
+    part_ptr += row * parts
+    _publish(part_ptr + part, total)
+    y = tl.cumsum(values, 0)  # meanwhile the parts before publish theirs
     group, within = part // GROUP, part % GROUP
-    before = _sum_before(part_ptr + unit - within, within, GROUP)
-    if GROUPS > 1:
+    block, group_within = group // GROUP, group % GROUP
+    ahead = tl.arange(0, SPAN)
+    ptrs, needed = part_ptr + (part - within) + ahead, ahead < within
+    if SPAN > GROUP:
+        group_ptr += row * groups
+        block_ptr += row * blocks
+        few = tl.arange(0, GROUP)
         if within == GROUP - 1:
-            _publish(group_ptr + row * groups + group, before + total)
-        before += _sum_before(group_ptr + row * groups, group, GROUPS)
-    y = tl.cumsum(_wide(x), 0, reverse=REVERSE)
-    y += before.to(y.dtype)
-    tl.store(y_ptr + (row * cols + start) + near, y.to(y_ptr.dtype.element_ty), mask=mask)
+            total += _sum_of(part_ptr + (part - within) + few, few < within)
+            _publish(group_ptr + group, total)
+            if group_within == GROUP - 1:
+                total += _sum_of(group_ptr + (group - group_within) + few, few < group_within)
+                _publish(block_ptr + block, total)
+        is_group, is_block = (ahead >= GROUP) & (ahead < 2 * GROUP), ahead >= 2 * GROUP
+        ptrs = tl.where(is_group, group_ptr + (group - group_within) + (ahead - GROUP), ptrs)
+        ptrs = tl.where(is_block, block_ptr + (ahead - 2 * GROUP), ptrs)
+        needed |= (is_group & (ahead - GROUP < group_within)) | (is_block & (ahead - 2 * GROUP < block))
+    y += _sum_of(ptrs, needed).to(y.dtype)
+    y = tl.reshape(y.to(x.dtype), [BLOCK // VECTOR, VECTOR])
+    tl.store(y_ptr + (row * cols + start) + near, _turn(y, REVERSE), mask=mask)
 
 
 @triton.jit
@@ -122,18 +167,20 @@ def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tenso
         rule = Tile(block=block, rows=max(1, PART_BYTES // item // block), warps=4 if block * item <= PART_BYTES else 8)
         tile = tile_for("cumsum", cols, item, packable=True, capability=facts(x).capability, rule=rule)
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
-            x2, y, rows, cols, x2.stride(0), ROWS=tile.rows, BLOCK=tile.block, REVERSE=reverse, num_warps=tile.warps
-        )
+            x2, y, rows, cols, x2.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, VECTOR=16 // item, REVERSE=reverse, num_warps=tile.warps,
+        )  # fmt: skip
         return y
     rule = Tile(block=PART_BYTES // item, warps=4)
     tile = tile_for("cumsum_parts", cols, item, packable=True, capability=facts(x).capability, rule=rule)
     parts = triton.cdiv(cols, tile.block)
-    group = int(min(triton.next_power_of_2(parts), triton.next_power_of_2(math.isqrt(parts) + 31)))
-    groups = triton.cdiv(parts, group)
-    words = torch.zeros(rows * (parts + groups), dtype=torch.int64, device=x.device)
+    groups = triton.cdiv(parts, GROUP)
+    blocks = triton.cdiv(groups, GROUP)
+    words = torch.zeros(rows * (parts + groups + blocks), dtype=torch.int64, device=x.device)
     _parts_kernel[(rows * parts,)](
-        x2, y, words, words[rows * parts :], cols, x2.stride(0), parts, groups,
-        BLOCK=tile.block, GROUP=group, GROUPS=int(triton.next_power_of_2(groups)), REVERSE=reverse,
+        x2, y, words, words[rows * parts :], words[rows * (parts + groups) :], cols, x2.stride(0),
+        parts, groups, blocks, BLOCK=tile.block, VECTOR=16 // item, GROUP=GROUP,
+        SPAN=GROUP if groups == 1 else int(triton.next_power_of_2(2 * GROUP + blocks)), REVERSE=reverse,
         num_warps=tile.warps,
     )  # fmt: skip
     return y

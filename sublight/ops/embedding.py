@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from sublight.jit import AVAILABLE, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import DTYPES, as_rows, block_for, generator_for
+from sublight.ops.rows import DTYPES, add_pairs, as_rows, block_for, generator_for, sums_of
 from sublight.ops.tuning import TRIAL, Tile
 
 RUN = 64  # positions that a program sums ahead of a frequent token's own program
+BLOCK = 256  # vectors of a program of the forward pass
+STREAMED_BYTES = 2**26  # a result larger than this leaves the cache to the table's rows
 MOST_COLS = 4096  # of a row that one program of the backward pass sums
 NO_PADDING = -1
 ID_DTYPES = (torch.int64, torch.int32)
@@ -32,20 +34,36 @@ def reference(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None =
 
 
 @triton.jit
-def _gather_kernel(ids_ptr, w_ptr, y_ptr, rows, vocab, vectors, w_stride, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """BLOCK vectors of the output, which has `vectors` in a row and w_stride from row to row of the table."""
-    first = tl.program_id(0).to(tl.int64) * BLOCK  # rows * cols may pass 2**31
-    vector = (first % vectors).to(tl.int32) + tl.arange(0, BLOCK)
-    row = first // vectors + vector // vectors
-    inside = row < rows
-    token = tl.load(ids_ptr + row, mask=inside, other=0).to(tl.int64)
+def _gather_kernel(
+    ids_ptr, w_ptr, y_ptr, rows, vocab, vectors, w_stride,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, ONE_ROW: tl.constexpr, STREAM: tl.constexpr,
+):  # fmt: skip
+    """BLOCK vectors of the output, which has `vectors` in a row and w_stride from row to row of the table.
+
+    Output elements may pass 2**31 and so take 64 bits, but those are multiplied only: dividing them would take longer
+    than the copy. Where BLOCK divides a row, a program needs one id.
+    """
+    program = tl.program_id(0)
+    if ONE_ROW:
+        parts = vectors // BLOCK
+        row = program // parts
+        vector = program % parts * BLOCK + tl.arange(0, BLOCK)[:, None]
+        inside = vector < vectors  # all of them
+        token = tl.load(ids_ptr + row).to(tl.int64) + tl.zeros([BLOCK, 1], tl.int64)
+    else:  # `vectors` programs have BLOCK rows between them
+        vector = program % vectors * BLOCK + tl.arange(0, BLOCK)[:, None]
+        row = program // vectors * BLOCK + vector // vectors
+        vector = vector % vectors
+        inside = row < rows
+        token = tl.load(ids_ptr + row, mask=inside, other=0).to(tl.int64)
     known = inside & (token >= 0) & (token < vocab)
     lane = tl.arange(0, VECTOR)[None, :]
-    source = (token * w_stride + vector % vectors)[:, None] * VECTOR + lane
     # never read out of bounds: a token that the table has not gets a row of NaN
-    x = tl.load(w_ptr + source, mask=known[:, None], other=float("nan"))
-    target = (first + tl.arange(0, BLOCK))[:, None] * VECTOR + lane
-    tl.store(y_ptr + target, x, mask=inside[:, None])
+    x = tl.load(w_ptr + token * w_stride * VECTOR + (vector * VECTOR + lane), mask=known, other=float("nan"))
+    y_ptr += program.to(tl.int64) * (BLOCK * VECTOR)
+    tl.store(
+        y_ptr + tl.arange(0, BLOCK)[:, None] * VECTOR + lane, x, mask=inside, cache_modifier=".cs" if STREAM else ""
+    )
 
 
 @triton.jit
@@ -69,21 +87,43 @@ def _ends_kernel(key_ptr, start_ptr, end_ptr, rows, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _sum_of_positions(total, dy_ptr, position_ptr, first, last, col, mask, dy_stride, TOGETHER: tl.constexpr):
+def _add_rows(total, rest, x, SUMS: tl.constexpr):
+    """total + the rows of x, with the rest that rounding took unless SUMS is "plain"."""
+    if SUMS == "carried":
+        more, more_rest = tl.reduce((x, tl.zeros_like(x)), 0, add_pairs)
+        return add_pairs(total, rest, more, more_rest)
+    elif SUMS == "double":
+        exact = tl.sum(x.to(tl.float64), 0)
+        more = exact.to(tl.float32)
+        return add_pairs(total, rest, more, (exact - more).to(tl.float32))
+    else:
+        return total + tl.sum(x, 0), rest
+
+
+@triton.jit
+def _whole(total, rest):
+    """Total and rest, rounded once; an infinite total has no rest."""
+    return total + tl.where(rest == rest, rest, 0.0)
+
+
+@triton.jit
+def _add_positions(
+    total, rest, dy_ptr, position_ptr, first, last, col, mask, dy_stride, TOGETHER: tl.constexpr, SUMS: tl.constexpr
+):
     """total + the rows of dy at the sorted places from first to last, TOGETHER of them on their way at once."""
     for start in tl.range(first, last, TOGETHER):
         place = start + tl.arange(0, TOGETHER)
         position = tl.load(position_ptr + place, mask=place < last, other=0)
         offset = position[:, None] * dy_stride + col[None, :]
         dy = tl.load(dy_ptr + offset, mask=(place < last)[:, None] & mask[None, :], other=0.0)
-        total += tl.sum(dy.to(tl.float32), 0)
-    return total
+        total, rest = _add_rows(total, rest, dy.to(tl.float32), SUMS)
+    return total, rest
 
 
 @triton.jit
 def _runs_kernel(
     dy_ptr, key_ptr, position_ptr, start_ptr, end_ptr, part_ptr, rows, cols, vocab, dy_stride,
-    RUN: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    RUN: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """The sums of those runs of RUN sorted places that lie within one token's; the others are nobody's business."""
     run = tl.program_id(0)
@@ -93,16 +133,16 @@ def _runs_kernel(
         if (tl.load(start_ptr + key) <= first) & (tl.load(end_ptr + key) >= first + RUN):
             col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
             total = tl.zeros([BLOCK], tl.float32)
-            total = _sum_of_positions(
-                total, dy_ptr, position_ptr, first, first + RUN, col, col < cols, dy_stride, TOGETHER
+            total, rest = _add_positions(
+                total, total, dy_ptr, position_ptr, first, first + RUN, col, col < cols, dy_stride, TOGETHER, SUMS
             )
-            tl.store(part_ptr + run.to(tl.int64) * cols + col, total, mask=col < cols)
+            tl.store(part_ptr + run.to(tl.int64) * cols + col, _whole(total, rest), mask=col < cols)
 
 
 @triton.jit
 def _rows_kernel(
     dy_ptr, position_ptr, start_ptr, end_ptr, part_ptr, dw_ptr, vocab, cols, dy_stride,
-    RUN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr,
+    RUN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """Rows of the gradient, zeros where no token is: the places before the first whole run, the runs, the rest."""
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -113,35 +153,50 @@ def _rows_kernel(
         first_run = (first + RUN - 1) // RUN
         last_run = tl.maximum(first_run, last // RUN)
         total = tl.zeros([BLOCK], tl.float32)
-        total = _sum_of_positions(
-            total, dy_ptr, position_ptr, first, tl.minimum(last, first_run * RUN), col, mask, dy_stride, TOGETHER
-        )
+        total, rest = _add_positions(
+            total, total, dy_ptr, position_ptr, first, tl.minimum(last, first_run * RUN), col, mask, dy_stride,
+            TOGETHER, SUMS,
+        )  # fmt: skip
         for start in tl.range(first_run, last_run, TOGETHER):
             run = start + tl.arange(0, TOGETHER)[:, None]
             part = tl.load(
                 part_ptr + run.to(tl.int64) * cols + col[None, :], mask=(run < last_run) & mask[None, :], other=0.0
             )
-            total += tl.sum(part, 0)
-        total = _sum_of_positions(
-            total, dy_ptr, position_ptr, tl.maximum(first, last_run * RUN), last, col, mask, dy_stride, TOGETHER
-        )
-        tl.store(dw_ptr + tl.cast(row, tl.int64) * cols + col, total.to(dw_ptr.dtype.element_ty), mask=mask)
+            total, rest = _add_rows(total, rest, part, SUMS)
+        total, rest = _add_positions(
+            total, rest, dy_ptr, position_ptr, tl.maximum(first, last_run * RUN), last, col, mask, dy_stride,
+            TOGETHER, SUMS,
+        )  # fmt: skip
+        dw = _whole(total, rest).to(dw_ptr.dtype.element_ty)
+        tl.store(dw_ptr + tl.cast(row, tl.int64) * cols + col, dw, mask=mask)
 
 
 def launch(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Our forward kernel, whatever `choose` would say."""
-    ids1, table = ids.contiguous().view(-1), as_rows(weight)
+    table = as_rows(weight)
+    tile = _trial("embedding") or plan(table.shape[1] // vector_of(table))
+    y_bytes = ids.numel() * table.shape[1] * table.element_size()
+    return _gather(ids, table, tile, stream=y_bytes > STREAMED_BYTES)
+
+
+def _gather(ids: torch.Tensor, table: torch.Tensor, tile: Tile, *, stream: bool) -> torch.Tensor:
+    ids1 = ids.contiguous().view(-1)
     rows, (vocab, cols) = ids1.numel(), table.shape
-    y = torch.empty((rows, cols), dtype=weight.dtype, device=weight.device)
+    y = torch.empty((rows, cols), dtype=table.dtype, device=table.device)
     vector = vector_of(table)
     vectors = cols // vector
-    tile = _trial("embedding") or Tile(block=256, warps=4)
     if rows * cols:
         _gather_kernel[(triton.cdiv(rows * vectors, tile.block),)](
             ids1, table, y, rows, vocab, vectors, table.stride(0) // vector,
-            BLOCK=tile.block, VECTOR=vector, **tile.options(),
+            BLOCK=tile.block, VECTOR=vector, ONE_ROW=vectors % tile.block == 0, STREAM=stream, **tile.options(),
         )  # fmt: skip
     return y.view(*ids.shape, cols)
+
+
+def plan(vectors: int) -> Tile:
+    """Two vectors a thread, and if that leaves two warps a program, all of one row."""
+    block = BLOCK // 2 if vectors % BLOCK and vectors % (BLOCK // 2) == 0 else BLOCK
+    return Tile(block=block, warps=block // 64)
 
 
 def launch_backward(dy: torch.Tensor, ids: torch.Tensor, vocab: int, padding_idx: int = NO_PADDING) -> torch.Tensor:
@@ -164,28 +219,25 @@ def launch_backward(dy: torch.Tensor, ids: torch.Tensor, vocab: int, padding_idx
         block = min(512, block_for(cols))
         _runs_kernel[(runs, triton.cdiv(cols, block))](
             dy2, keys, positions, starts, ends, parts, rows, cols, vocab, dy2.stride(0),
-            RUN=RUN, BLOCK=block, TOGETHER=16, num_warps=max(1, block // 128),
+            RUN=RUN, BLOCK=block, TOGETHER=16, SUMS=sums_of(dy), num_warps=max(1, block // 128),
         )  # fmt: skip
     tile = _trial("embedding_backward") or plan_backward(cols, dy.element_size())
     _rows_kernel[(triton.cdiv(vocab, tile.rows), triton.cdiv(cols, tile.block))](
         dy2, positions, starts, ends, parts, dw, vocab, cols, dy2.stride(0),
-        RUN=RUN, ROWS=tile.rows, BLOCK=tile.block, TOGETHER=tile.stages, **tile.options(),
+        RUN=RUN, ROWS=tile.rows, BLOCK=tile.block, TOGETHER=tile.stages, SUMS=sums_of(dy), **tile.options(),
     )  # fmt: skip
     return dw
 
 
 def plan_backward(cols: int, itemsize: int) -> Tile:
-    """One row of the table a program, narrow ones two: starting a program that has nothing to sum costs time as well.
+    """Two rows of the table a program, since starting one that has nothing to sum costs time as well; narrow rows wait
+    more than they move, so that more programs do better.
 
-    `stages` rows of dy are on their way at once: two, so that the registers hold many programs; fp32 has room for four,
-    and its shorter chains of additions keep digits that an fp32 result would show.
+    `stages` rows of dy are on their way at once: two, so that the registers hold many programs.
     """
     block = min(block_for(cols), MOST_COLS * 2 // itemsize)
-    warps = max(1, block * itemsize // 1024)
-    rows = 2 if block <= 1024 else 1
-    if itemsize == 4:  # left to itself, the assembler spills for Blackwell
-        return Tile(block=block, warps=warps, rows=rows, stages=4, registers=64)
-    return Tile(block=block, warps=warps, rows=rows, stages=2)
+    rows = 1 if block * itemsize <= 2048 else 2
+    return Tile(block=block, warps=max(1, block * itemsize // 1024), rows=rows, stages=2)
 
 
 def vector_of(table: torch.Tensor) -> int:

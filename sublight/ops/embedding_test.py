@@ -48,12 +48,12 @@ def test_every_position_has_the_same_token(cols: int, device: str) -> None:
 def test_padding_gets_no_gradient(device: str) -> None:
     ids = torch.tensor([3, 0, 3, 1, 3], device=device)
     dy = torch.randn(5, 16, device=device)
-    for padding in (3, 0):
-        theirs = torch.ops.aten.embedding_dense_backward(dy, ids, 5, padding, False)
-        assert torch.equal(launch_backward(dy, ids, 5, padding), theirs)
     weight = torch.randn(5, 16, device=device, requires_grad=True)
     embedding.embedding(ids, weight, -2).backward(dy)
-    assert torch.equal(weight.grad, torch.ops.aten.embedding_dense_backward(dy, ids, 5, 3, False))
+    for padding, ours in ((3, launch_backward(dy, ids, 5, 3)), (0, launch_backward(dy, ids, 5, 0)), (3, weight.grad)):
+        theirs, truth = (torch.ops.aten.embedding_dense_backward(x, ids, 5, padding, False) for x in (dy, dy.double()))
+        assert correct.error("gradient", ours, theirs, truth).ok
+        assert not ours[padding].any()
     for wrong in (5, -6):
         with pytest.raises(BadInput, match="padding_idx"):
             embedding.embedding(ids, weight, wrong)
@@ -70,6 +70,20 @@ def test_an_id_that_is_no_row_gives_nan_and_no_gradient(device: str) -> None:
     assert dw.sum(1).tolist() == [24, 0, 0, 0, 24]
 
 
+@pytest.mark.parametrize("cols", [40, 512, 1536, 4096])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_program_has_one_row_or_several(cols: int, stream: bool, device: str) -> None:
+    weight = torch.randn(9, cols, device=device)
+    ids = torch.arange(700 if cols == 40 else 7, device=device) % 9
+    tile = embedding.plan(cols // embedding.vector_of(weight))
+    assert torch.equal(embedding._gather(ids, weight, tile, stream=stream), weight[ids])
+
+
+def test_each_way_to_share_out_rows_is_reached() -> None:
+    plans = {vectors: embedding.plan(vectors).block for vectors in (512, 640, 96, 1)}
+    assert plans == {512: 256, 640: 128, 96: 256, 1: 256}
+
+
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 @pytest.mark.parametrize("size", [(), (1,), (2, 3, 4)])
 def test_ids_of_any_shape(kind: torch.dtype, size: tuple[int, ...], device: str) -> None:
@@ -77,8 +91,8 @@ def test_ids_of_any_shape(kind: torch.dtype, size: tuple[int, ...], device: str)
     weight = torch.randn(11, 20, device=device)
     assert torch.equal(launch(ids, weight), F.embedding(ids, weight))
     dy = torch.randn(*size, 20, device=device)
-    theirs = torch.ops.aten.embedding_dense_backward(dy, ids, 11, -1, False)
-    torch.testing.assert_close(launch_backward(dy, ids, 11), theirs)
+    theirs, truth = (torch.ops.aten.embedding_dense_backward(x, ids, 11, -1, False) for x in (dy, dy.double()))
+    assert correct.error("gradient", launch_backward(dy, ids, 11), theirs, truth).ok
     apart = ids.mT if ids.dim() > 1 else ids
     assert torch.equal(launch(apart, weight), F.embedding(apart, weight))
 

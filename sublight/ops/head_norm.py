@@ -12,11 +12,13 @@ import torch
 from sublight.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops import rotary
+from sublight.ops.column_sums import add_to
 from sublight.ops.rotary import Pair, load_angles, load_pairs, row_places, store_pairs, tile_here
 from sublight.ops.row_norm import reciprocal_root
 from sublight.ops.rows import facts, is_interpreted, sum_of, sums_of
 from sublight.ops.tuning import tile_for
 
+FEW_BYTES = 2**15  # of q, a multiprocessor: up to here a row's own latency counts
 SHARES = 64  # of a weight's gradient that one step of the second launch adds
 
 
@@ -108,9 +110,10 @@ def _qk_norm_rope_kernel(
 
 
 @triton.jit
-def _over_rows(x, SUMS: tl.constexpr):
-    """The sum over a tile's rows, in the shape of one."""
-    flat = tl.reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
+def _over_rows(total, rest, SUMS: tl.constexpr):
+    """The sum over a tile's rows, in the shape of one; an infinite total has no rest."""
+    total += tl.where(rest == rest, rest, 0.0)
+    flat = tl.reshape(total, (total.shape[0] * total.shape[1], total.shape[2]))
     return sum_of(flat, 0, SUMS)[None, None, :]
 
 
@@ -130,6 +133,7 @@ def _walk(
     dw_first = tl.zeros([TOKENS, HEADS, BLOCK], tl.float32)
     dw_second = tl.zeros([TOKENS, HEADS, BLOCK], tl.float32)
     dw_rest = tl.zeros([TOKENS, HEADS, REST_BLOCK], tl.float32)
+    lost_first, lost_second, lost_rest = dw_first, dw_second, dw_rest  # by rounding these sums
     HEAD_DIM: tl.constexpr = 2 * HALF + REST
     for tile in tl.range(share, sequences * token_tiles * HEAD_TILES, step, num_stages=STAGES):
         if HEADS_FIRST:
@@ -159,13 +163,13 @@ def _walk(
         g_first, g_second = dy_first * cos - dy_second * sin, dy_second * cos + dy_first * sin
         rstd = _scale(first, second, rest, inside, eps, HEAD_DIM, REST, EXACT)
         first, second = first * rstd, second * rstd
-        dw_first += g_first * first
-        dw_second += g_second * second
+        dw_first, lost_first = add_to(dw_first, lost_first, g_first * first, EXACT)
+        dw_second, lost_second = add_to(dw_second, lost_second, g_second * second, EXACT)
         g_first, g_second = g_first * w_first, g_second * w_second
         along = tl.sum(g_first * first + g_second * second, 2)[:, :, None]  # of the gradient, along the normalised row
         if REST:
             rest *= rstd
-            dw_rest += dy_rest * rest
+            dw_rest, lost_rest = add_to(dw_rest, lost_rest, dy_rest * rest, EXACT)
             dy_rest *= w_rest
             along += tl.sum(dy_rest * rest, 2)[:, :, None]
         along = along * (1.0 / HEAD_DIM)
@@ -176,9 +180,10 @@ def _walk(
             _store_rest(dx_row, (dy_rest - rest * along) * rstd, inside, HALF, REST, REST_BLOCK)
     out, here = dw_ptr + tl.zeros([1, 1, 1], tl.int32), tl.full([1, 1, 1], 1, tl.int1)
     APART: tl.constexpr = "halves" if PAIRS == "halves" else "neighbours"  # shares are fp32, and few
-    store_pairs(out, _over_rows(dw_first, SUMS), _over_rows(dw_second, SUMS), here, HALF, BLOCK, APART)
+    dw_first, dw_second = _over_rows(dw_first, lost_first, SUMS), _over_rows(dw_second, lost_second, SUMS)
+    store_pairs(out, dw_first, dw_second, here, HALF, BLOCK, APART)
     if REST:
-        _store_rest(out, _over_rows(dw_rest, SUMS), here, HALF, REST, REST_BLOCK)
+        _store_rest(out, _over_rows(dw_rest, lost_rest, SUMS), here, HALF, REST, REST_BLOCK)
 
 
 @triton.jit
@@ -225,10 +230,12 @@ def _weights_kernel(
     first, last = tl.where(is_k, q_programs, 0), tl.where(is_k, programs, q_programs)
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros([SHARES, BLOCK], tl.float32)
+    rest = total
     for start in tl.range(first, last, SHARES):
         share = start + tl.arange(0, SHARES)[:, None]
-        total += tl.load(shares_ptr + share * HEAD_DIM + col, mask=(share < last) & (col < HEAD_DIM), other=0.0)
-    dw = sum_of(total, 0, SUMS)[None, :].to(dwq_ptr.dtype.element_ty)
+        dw = tl.load(shares_ptr + share * HEAD_DIM + col, mask=(share < last) & (col < HEAD_DIM), other=0.0)
+        total, rest = add_to(total, rest, dw, SUMS != "plain")
+    dw = sum_of(total + tl.where(rest == rest, rest, 0.0), 0, SUMS)[None, :].to(dwq_ptr.dtype.element_ty)
     if is_k:
         tl.store(dwk_ptr + col, dw, mask=col < HEAD_DIM)
     else:
@@ -245,8 +252,11 @@ def forward(
     """q and k, normalised and turned."""
     q, k, weights = rotary.unit(q), rotary.unit(k), (q_weight.contiguous(), k_weight.contiguous())
     q_out, k_out = rotary.like(q), rotary.like(k)
-    rule, item = rotary.rule(rotary_dim, q.element_size()), q.element_size()
-    tile = tile_for("qk_norm_rope", rotary_dim, item, packable=True, capability=facts(q).capability, rule=rule)
+    gpu, item = facts(q), q.element_size()
+    # a root that few warps find for many rows leaves them waiting less; with few rows there are none to wait for
+    many = q.numel() * item > FEW_BYTES * gpu.multiprocessors
+    rule = rotary.rule(rotary_dim, item, warps=2, loads=2) if many else rotary.rule(rotary_dim, item)
+    tile = tile_for("qk_norm_rope", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
     where = rotary.layout((q, k, q_out, k_out), cos, sin, positions, rotary_dim, interleaved, tile, weights=weights)
     _qk_norm_rope_kernel[where.grid](
         q, k, q_out, k_out, *weights, *where.tables, eps, *where.numbers, *where.strides,
@@ -265,8 +275,11 @@ def backward(
     weights = (q_weight.contiguous(), k_weight.contiguous())
     dq, dk = rotary.like(q), rotary.like(k)
     gpu, item = facts(q), q.element_size()
-    registers = 128 if gpu.capability < 120 else 168  # GeForce spills there
-    rule = rotary.rule(rotary_dim, item, registers=registers, programs=1 if is_interpreted() else 4, stages=3)
+    # GeForce and Ampere spill in 128 registers, as do rows that no vector fits, whose places take registers too
+    lean = 90 <= gpu.capability < 120 and rotary_dim // 2 * item % 16 == 0
+    registers, programs = (128, 8) if lean else (168, 6)
+    programs = 1 if is_interpreted() else programs
+    rule = rotary.rule(rotary_dim, item, warps=2, registers=registers, programs=programs, stages=3)
     tile = tile_for("qk_norm_rope_backward", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
     tensors = (dq_out, dk_out, q, k, dq, dk)
     where = rotary.layout(tensors, cos, sin, positions, rotary_dim, interleaved, tile, weights=weights)

@@ -29,7 +29,7 @@ from sublight.ops.rows import (
     sums_of,
     why_torch,
 )
-from sublight.ops.softmax import exp_below, log_of, plan, share_of
+from sublight.ops.softmax import LOG2_E, exp_below, log_of, plan, share_of
 from sublight.ops.tuning import Tile, tile_for
 
 
@@ -90,45 +90,57 @@ def _chunks_kernel(
 
 
 @triton.jit
+def _probability(kept, lse):
+    """Out of what the forward pass has kept: y itself in fp32; x otherwise, so that y's rounding is in no gradient."""
+    if kept.dtype == tl.float32:
+        return kept
+    else:
+        return tl.exp2((kept.to(tl.float32) - lse) * LOG2_E)
+
+
+@triton.jit
 def _held_backward_kernel(
-    dy_ptr, dlse_ptr, y_ptr, dx_ptr, rows, cols, dy_stride, y_stride,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr,
+    dy_ptr, dlse_ptr, kept_ptr, lse_ptr, dx_ptr, rows, cols, dy_stride, kept_stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr, NOTHING: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < cols)
-    y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0)
+    kept = tl.load(kept_ptr + row * kept_stride + col, mask=mask, other=NOTHING)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
     dlse = tl.load(dlse_ptr + row, mask=row < rows, other=0.0)
-    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 1, SUMS)[:, None]
-    y, dy = forget(y, dot, PACKED), forget(dy, dot, PACKED)
-    dx = y.to(tl.float32) * ((dy.to(tl.float32) - dot) + dlse)
+    lse = tl.load(lse_ptr + row, mask=row < rows, other=0.0)
+    dot = sum_of(_probability(kept, lse) * dy.to(tl.float32), 1, SUMS)[:, None]
+    kept, dy = forget(kept, dot, PACKED), forget(dy, dot, PACKED)
+    dx = _probability(kept, lse) * ((dy.to(tl.float32) - dot) + dlse)
     tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _chunks_backward_kernel(
-    dy_ptr, dlse_ptr, y_ptr, dx_ptr, part_ptr, cols, dy_stride, y_stride, units, lag, parts,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, SUMS: tl.constexpr,
+    dy_ptr, dlse_ptr, kept_ptr, lse_ptr, dx_ptr, part_ptr, cols, dy_stride, kept_stride, units, lag, parts,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, SUMS: tl.constexpr, NOTHING: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)
     second = first - lag
     row, part = (first // parts).to(tl.int64), first % parts
     col = part * BLOCK + tl.arange(0, BLOCK)
     mask = col < tl.where(first < units, cols, 0)
-    y = tl.load(y_ptr + row * y_stride + col, mask=mask, other=0.0)
+    kept = tl.load(kept_ptr + row * kept_stride + col, mask=mask, other=NOTHING)
     dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
-    dot = sum_of(y.to(tl.float32) * dy.to(tl.float32), 0, SUMS)
+    lse = tl.load(lse_ptr + row, mask=first < units, other=0.0)
+    dot = sum_of(_probability(kept, lse) * dy.to(tl.float32), 0, SUMS)
     publish(part_ptr + first, dot, tl.full([], 1.0, tl.float32), first < units)  # the 1.0 says that it is there
     if second >= 0:
         row, part = (second // parts).to(tl.int64), second % parts
         col = part * BLOCK + tl.arange(0, BLOCK)
-        y = tl.load(y_ptr + row * y_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
-        dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
+        mask = col < cols
+        kept = tl.load(kept_ptr + row * kept_stride + col, mask=mask, other=NOTHING, eviction_policy="evict_first")
+        dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0, eviction_policy="evict_first")
         dlse = tl.load(dlse_ptr + row)
         dots, there = collect(part_ptr + row * parts, parts, PARTS)
         dot = sum_of(tl.where(there > 0, dots, 0.0), 0, SUMS)
-        dx = y.to(tl.float32) * ((dy.to(tl.float32) - dot) + dlse)
+        dx = _probability(kept, tl.load(lse_ptr + row)) * ((dy.to(tl.float32) - dot) + dlse)
         tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols, cache_modifier=".cs")
 
 
@@ -161,18 +173,20 @@ def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return y.view(x.shape), lse.view(x.shape[:-1])
 
 
-def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Our backward kernels: dx = y * (dy - sum(y * dy) + dlse)."""
-    dy2, y2 = as_rows(dy), as_rows(y)
-    rows, cols = y2.shape
-    dlse = dlse.reshape(-1).contiguous()
-    dx = torch.empty((rows, cols), dtype=y.dtype, device=y.device)
-    item, sums, capability = 2 * y.element_size(), sums_of(y), facts(y).capability  # two tensors share the registers
-    held = plan("softmax_backward", cols, item, packed=is_packed(dy2, y2), capability=capability)
+def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, kept: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Our backward kernels: dx = y * (dy - sum(y * dy) + dlse); `kept` is y in fp32, x otherwise."""
+    dy2, kept2 = as_rows(dy), as_rows(kept)
+    rows, cols = kept2.shape
+    dlse, lse = dlse.reshape(-1).contiguous(), lse.reshape(-1).contiguous()
+    nothing = 0.0 if kept.dtype == torch.float32 else -float("inf")  # adds nothing to a sum
+    dx = torch.empty((rows, cols), dtype=kept.dtype, device=kept.device)
+    item = 2 * kept.element_size()  # two tensors share the registers
+    sums, capability = sums_of(kept), facts(kept).capability
+    held = plan("softmax_backward", cols, item, packed=is_packed(dy2, kept2), capability=capability)
     if held is not None:
         _held_backward_kernel[(triton.cdiv(rows, held.rows),)](
-            dy2, dlse, y2, dx, rows, cols, dy2.stride(0), y2.stride(0),
-            ROWS=held.rows, BLOCK=held.block, PACKED=held.packed, SUMS=sums, **held.options(),
+            dy2, dlse, kept2, lse, dx, rows, cols, dy2.stride(0), kept2.stride(0),
+            ROWS=held.rows, BLOCK=held.block, PACKED=held.packed, SUMS=sums, NOTHING=nothing, **held.options(),
         )  # fmt: skip
     else:
         registers = 128 if capability == 80 else None  # left alone, the assembler stops at 80 there and spills
@@ -180,12 +194,12 @@ def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, y: torch.Tensor) -> to
         tile = tile_for("online_softmax_backward", cols, item, packable=True, capability=capability, rule=rule)
         parts = triton.cdiv(cols, tile.block)
         units, lag = trailing_units(rows, parts, tile.block * item)
-        part = torch.zeros(units, dtype=torch.int64, device=y.device)
+        part = torch.zeros(units, dtype=torch.int64, device=kept.device)
         _chunks_backward_kernel[(units + lag,)](
-            dy2, dlse, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
-            BLOCK=tile.block, PARTS=triton.next_power_of_2(parts), SUMS=sums, **tile.options(),
+            dy2, dlse, kept2, lse, dx, part, cols, dy2.stride(0), kept2.stride(0), units, lag, parts,
+            BLOCK=tile.block, PARTS=triton.next_power_of_2(parts), SUMS=sums, NOTHING=nothing, **tile.options(),
         )  # fmt: skip
-    return dx.view(y.shape)
+    return dx.view(kept.shape)
 
 
 def _why_torch(x: torch.Tensor) -> str:
@@ -212,17 +226,17 @@ def online_softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.save_for_backward(output[0])
+    ctx.save_for_backward(inputs[0] if output[0].element_size() == 2 else output[0], output[1])
     ctx.set_materialize_grads(False)  # most callers use one of the two
 
 
 def _backward(ctx: Any, dy: torch.Tensor | None, dlse: torch.Tensor | None) -> torch.Tensor | None:
-    (y,) = ctx.saved_tensors
+    kept, lse = ctx.saved_tensors
     if dy is None and dlse is None:
         return None
-    dy = torch.zeros_like(y) if dy is None else dy
-    dlse = torch.zeros(y.shape[:-1], dtype=torch.float32, device=y.device) if dlse is None else dlse
-    return _online_softmax_backward(dy, dlse, y)  # type: ignore[no-any-return]
+    dy = torch.zeros_like(kept) if dy is None else dy
+    dlse = torch.zeros_like(lse) if dlse is None else dlse
+    return _online_softmax_backward(dy, dlse, kept, lse)  # type: ignore[no-any-return]
 
 
 def _cpu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,7 +244,8 @@ def _cpu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return y.contiguous(), lse.to(torch.float32).contiguous()
 
 
-def _cpu_backward(dy: torch.Tensor, dlse: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _cpu_backward(dy: torch.Tensor, dlse: torch.Tensor, kept: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    y = torch.softmax(kept, -1) if kept.element_size() == 2 else kept
     dx = torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype).float() + y.float() * dlse[..., None]
     return dx.to(y.dtype).contiguous()  # type: ignore[no-any-return]
 
@@ -245,11 +260,16 @@ _online_softmax = LIBRARY.op(
     setup_context=_setup_context,
 )  # fmt: skip
 _online_softmax_backward = LIBRARY.op(
-    "online_softmax_backward(Tensor dy, Tensor dlse, Tensor y) -> Tensor",
+    "online_softmax_backward(Tensor dy, Tensor dlse, Tensor kept, Tensor lse) -> Tensor",
     cpu=_cpu_backward,
     cuda=launch_backward,
-    fake=lambda dy, dlse, y: torch.empty_like(y, memory_format=torch.contiguous_format),
+    fake=lambda dy, dlse, kept, lse: torch.empty_like(kept, memory_format=torch.contiguous_format),
 )
+
+
+def _launch_backward(dy: torch.Tensor, dlse: torch.Tensor, x: torch.Tensor) -> Inputs:
+    y, lse = launch(x)
+    return (launch_backward(dy, dlse, x if x.element_size() == 2 else y, lse),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -272,7 +292,7 @@ ONLINE_SOFTMAX = Op(
     reference=reference,
     call=online_softmax,
     launch=launch,
-    launch_backward=lambda dy, dlse, x: (launch_backward(dy, dlse, launch(x)[0]),),
+    launch_backward=_launch_backward,
     choose=choose,
     inputs=inputs,
     cost=cost,

@@ -25,6 +25,7 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
 TURN_TILE = {1: (128, 128), 2: (64, 64), 4: (64, 32), 8: (32, 32)}  # by item size: about 8 KB, 64 bytes or more a side
+LARGE_SIDE = 128  # of a tile of 16-bit values, where that leaves enough tiles to fill the GPU
 THREAD_BYTES = 16
 
 
@@ -40,9 +41,9 @@ def order_of(x: torch.Tensor, dims: tuple[int, ...] | None) -> tuple[int, ...]:
     """The dimensions of x in the order of the result; None turns them round."""
     if dims is None:
         return tuple(reversed(range(x.dim())))
-    if sorted(dim + x.dim() if dim < 0 else dim for dim in dims) != list(range(x.dim())):
+    if sorted([dim + x.dim() if dim < 0 else dim for dim in dims]) != list(range(x.dim())):
         raise BadInput(f"dims {tuple(dims)} of a tensor with {x.dim()} dimensions: name each once, as torch.permute")
-    return tuple(dim % x.dim() for dim in dims)
+    return tuple([dim % x.dim() for dim in dims])
 
 
 @triton.jit
@@ -104,8 +105,11 @@ def runs_of(x: torch.Tensor) -> list[Run]:
             runs[-1] = Run(size=runs[-1].size * size, x_stride=stride)
         else:
             runs.append(Run(size=size, x_stride=stride))
-    below = [math.prod(run.size for run in runs[i + 1 :]) for i in range(len(runs))]
-    return [Run(size=run.size, x_stride=run.x_stride, y_stride=y) for run, y in zip(runs, below, strict=True)]
+    below = 1
+    for i in reversed(range(len(runs))):  # no generators: torch.compile traces this
+        runs[i] = Run(size=runs[i].size, x_stride=runs[i].x_stride, y_stride=below)
+        below *= runs[i].size
+    return runs
 
 
 def launch(x: torch.Tensor, dims: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -124,7 +128,9 @@ def launch(x: torch.Tensor, dims: tuple[int, ...] | None = None) -> torch.Tensor
 def _launch_turn(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> None:
     item = x.element_size()
     rows, cols = TURN_TILE[item]
-    rule = Tile(rows=rows, block=cols, warps=4)
+    if item == 2 and x.numel() >= 4 * facts(x).multiprocessors * LARGE_SIDE**2:
+        rows, cols = (max(32, min(LARGE_SIDE, int(triton.next_power_of_2(run.size)))) for run in (row, col))
+    rule = Tile(rows=rows, block=cols, warps=max(4, rows * cols // 2048))
     tile = tile_for("permute_turn", col.size, item, packable=True, capability=facts(x).capability, rule=rule)
     row_blocks, col_blocks = triton.cdiv(row.size, tile.rows), triton.cdiv(col.size, tile.block)
     pieces, sizes_and_strides = _others(others)

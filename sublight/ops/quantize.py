@@ -26,7 +26,9 @@ from sublight.ops.codes import (
     code_of,
     empty_codes,
     fake,
+    finite_code_of,
     form_of,
+    larger_of,
     magnitude_of,
     plan,
     quantize,
@@ -45,31 +47,59 @@ BLOCK_SIZES = (32, 64, 128, 256)
 @triton.jit
 def _tile_kernel(
     x_ptr, q_ptr, scale_ptr, rows, cols, x_stride,
-    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, DIVIDE: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, VECTOR: tl.constexpr,
+    DIVIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
+    x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
     col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)[None, :]
-    mask = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
-    scale = scale_of(top_of(x, 1), KIND)[:, None]
+    mask = (row < rows) & (col < (cols if TAIL == 0 else BLOCK))  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32)
+    if TAIL > 0:
+        far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)[None, :]
+        far_mask = (row < rows) & (far < cols)
+        rest = tl.load(x_row + far, mask=far_mask, other=0.0).to(tl.float32)
+    top = top_of(x, 1)
+    if TAIL > 0:
+        top = larger_of(top, top_of(rest, 1))
+    scale = scale_of(top, KIND)[:, None]
     tl.store(scale_ptr + row, scale, mask=row < rows)
-    tl.store(q_ptr + row * cols + col, code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
+    tl.store(q_row + col, finite_code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
+    if TAIL > 0:
+        tl.store(q_row + far, finite_code_of(ratio_of(rest, scale, DIVIDE), scale, KIND), mask=far_mask)
 
 
 @triton.jit
 def _row_kernel(
     x_ptr, q_ptr, scale_ptr, cols, x_stride,
-    KIND: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, VECTOR: tl.constexpr, DIVIDE: tl.constexpr,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, PACKED: tl.constexpr, VECTOR: tl.constexpr,
+    DIVIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
     col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
-    mask = col < cols
-    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
-    scale = scale_of(top_of(x, 0), KIND)
+    mask = col < (cols if TAIL == 0 else BLOCK)  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=0.0)
+    if TAIL > 0:
+        far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)
+        rest = tl.load(x_row + far, mask=far < cols, other=0.0)
+    top = top_of(x, 0)
+    if TAIL > 0:
+        top = larger_of(top, top_of(rest, 0))
+    scale = scale_of(top, KIND)
     tl.store(scale_ptr + row, scale)
-    x = forget(x, scale, PACKED)
-    ratio = ratio_of(x.to(tl.float32), scale, DIVIDE)
-    tl.store(q_ptr + row * cols + col, code_of(ratio, scale, KIND), mask=mask)
+    store_row(q_row + col, forget(x, scale, PACKED), scale, mask, KIND, DIVIDE)
+    if TAIL > 0:
+        store_row(q_row + far, forget(rest, scale, PACKED), scale, far < cols, KIND, DIVIDE)
+
+
+@triton.jit
+def store_row(ptrs, x, scale, mask, KIND: tl.constexpr, DIVIDE: tl.constexpr):
+    """The codes of one row, or of a part of it."""
+    if scale < float("inf"):  # asked once a row, not for every element
+        tl.store(ptrs, code_of(ratio_of(x.to(tl.float32), scale, DIVIDE), KIND), mask=mask)
+    else:
+        tl.store(ptrs, code_of(tl.zeros_like(x).to(tl.float32), KIND), mask=mask)
 
 
 @triton.jit
@@ -90,7 +120,7 @@ def _chunks_kernel(
         col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
         x = tl.load(x_ptr + row * x_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
         ratio = ratio_of(x.to(tl.float32), scale, DIVIDE)
-        tl.store(q_ptr + row * cols + col, code_of(ratio, scale, KIND), mask=col < cols)
+        tl.store(q_ptr + row * cols + col, finite_code_of(ratio, scale, KIND), mask=col < cols)
 
 
 @triton.jit
@@ -106,10 +136,10 @@ def _blocks_kernel(
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
     scale = scale_of(top_of(x, 1), KIND)[:, None]
     tl.store(scale_ptr + block, scale, mask=block < blocks)
-    tl.store(q_ptr + row * cols + col, code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
+    tl.store(q_ptr + row * cols + col, finite_code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
 
 
-def launch_rows(x: torch.Tensor, kind: Kind, *, vector: int | None = None) -> Pair:
+def launch_rows(x: torch.Tensor, kind: Kind) -> Pair:
     """Our kernel for one scale a row, whatever `choose` would say."""
     x2, gpu = as_rows(x), facts(x)
     rows, cols = x2.shape
@@ -118,22 +148,23 @@ def launch_rows(x: torch.Tensor, kind: Kind, *, vector: int | None = None) -> Pa
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2)
     tile = plan("quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
-    how = {"KIND": form, "VECTOR": vector or vector_of(x), "DIVIDE": is_interpreted()}
+    how = {"KIND": form, "VECTOR": vector_of(x), "DIVIDE": is_interpreted()}
     if tile is None:
         _chunks_kernel[(rows,)](x2, written, scale, cols, x2.stride(0), BLOCK=CHUNK, num_warps=16, **how)
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
-            x2, written, scale, rows, cols, x2.stride(0), ROWS=tile.rows, BLOCK=tile.block, **how, **tile.options()
-        )
+            x2, written, scale, rows, cols, x2.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
+        )  # fmt: skip
     else:
         _row_kernel[(rows,)](
             x2, written, scale, cols, x2.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed and packed, **how, **tile.options(),
+            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, **how, **tile.options(),
         )  # fmt: skip
     return codes.view(x.shape), scale.view(*x.shape[:-1], 1)
 
 
-def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128, *, vector: int | None = None) -> Pair:
+def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
     """Our kernel for one scale a block, whatever `choose` would say."""
     x2, gpu = as_rows(x), facts(x)
     rows, cols = x2.shape
@@ -142,13 +173,14 @@ def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128, *, vector:
     blocks_per_row = triton.cdiv(cols, block_size)
     scale = torch.empty((rows, blocks_per_row), dtype=torch.float32, device=x.device)
     blocks, stride = rows * blocks_per_row, x2.stride(0)
-    rule = Tile(block=block_size, warps=4, rows=2048 // block_size)
+    warps = 2 if x.element_size() == 2 else 4  # a thread holds 64 bytes in each
+    rule = Tile(block=block_size, warps=warps, rows=2048 // block_size)
     tile = tile_for("quantize_blocks", cols, x.element_size(), packable=False, capability=gpu.capability, rule=rule)
     if cols % block_size == 0 and (stride == cols or rows == 1):  # every block is a row of its own
         blocks_per_row, cols, stride = 1, block_size, block_size
     _blocks_kernel[(triton.cdiv(blocks, tile.rows),)](
         x2, written, scale, blocks, blocks_per_row, cols, stride,
-        KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector or vector_of(x), DIVIDE=is_interpreted(),
+        KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector_of(x), DIVIDE=is_interpreted(),
         **tile.options(),
     )  # fmt: skip
     return codes.view(x.shape), scale.view(*x.shape[:-1], -1)

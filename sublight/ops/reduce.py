@@ -14,7 +14,8 @@ import torch
 from sublight.jit import AVAILABLE, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.reduction import KERNELS, plane_of, reduce
+from sublight.ops.plane import plane_of
+from sublight.ops.reduction import KERNELS, reduce
 from sublight.ops.rows import DTYPES, block_for, generator_for, sums_of
 
 Dims = int | tuple[int, ...] | None

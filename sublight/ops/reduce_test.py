@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from sublight import correct  # noqa: E402
 from sublight.op import BadInput  # noqa: E402
-from sublight.ops import reduce, reduction  # noqa: E402
+from sublight.ops import plane, reduce, reduction  # noqa: E402
 from sublight.ops.random_test import EPS, random_cases  # noqa: E402
 
 LAUNCHES = {
@@ -74,10 +74,10 @@ def test_sums_with_infinities(shape: tuple[int, ...], device: str) -> None:
 
 
 def test_each_kernel_is_reached(device: str) -> None:
-    planes = [reduction.plane_of(*reduce.inputs(s, "float32", device, 0), 2, 2) for s in reduce.TEST_SHAPES]
-    assert {plane.is_rows for plane in planes} == {True, False}
-    assert {plane.n <= reduction.RAGGED_COLS for plane in planes if plane.is_rows} == {True, False}
-    assert any(plane.outer > 1 for plane in planes if not plane.is_rows)
+    planes = [plane.plane_of(*reduce.inputs(s, "float32", device, 0), 2, 2) for s in reduce.TEST_SHAPES]
+    assert {each.is_rows for each in planes} == {True, False}
+    assert {each.n <= reduction.RAGGED_COLS for each in planes if each.is_rows} == {True, False}
+    assert any(each.outer > 1 for each in planes if not each.is_rows)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_each_kernel_is_reached(device: str) -> None:
 )
 def test_layouts_are_read_in_place(order: tuple[int, ...], dim: int, copies: bool) -> None:
     x = torch.empty(4, 5, 6).permute(order)
-    assert (reduction.plane_of(x, dim, dim).x is not x) == copies
+    assert (plane.plane_of(x, dim, dim).x is not x) == copies
 
 
 @pytest.mark.parametrize("dim", [(0, 2), (1, 1), 3, -4, ()])

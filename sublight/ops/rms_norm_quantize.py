@@ -26,7 +26,9 @@ from sublight.ops.codes import (
     code_of,
     empty_codes,
     fake,
+    finite_code_of,
     form_of,
+    larger_of,
     magnitude_of,
     plan,
     quantize,
@@ -64,44 +66,80 @@ def factors(squares, top, cols, eps, KIND: tl.constexpr):
         factor = tl.div_rn(127.0, top)
     else:
         factor = tl.div_rn(448.0, top)
-    return scale, tl.where(scale > LEAST, factor, tl.div_rn(rstd, scale))
+    return scale, tl.where(scale > LEAST, factor, rstd * (1 / LEAST))
 
 
 @triton.jit
 def _tile_kernel(
     x_ptr, w_ptr, q_ptr, scale_ptr, rows, cols, x_stride, eps,
-    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, SUMS: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, VECTOR: tl.constexpr,
+    SUMS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
+    x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
     col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)[None, :]
-    mask = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+    mask = (row < rows) & (col < (cols if TAIL == 0 else BLOCK))  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32)
+    if TAIL > 0:
+        far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)[None, :]
+        far_mask = (row < rows) & (far < cols)
+        rest = tl.load(x_row + far, mask=far_mask, other=0.0).to(tl.float32)
+        far_w = tl.load(w_ptr + far, mask=far < cols, other=0.0)
     product = x * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-    scale, factor = factors(sum_of(x * x, 1, SUMS), top_of(product, 1), cols, eps, KIND)
+    squares, top = sum_of(x * x, 1, SUMS), top_of(product, 1)
+    if TAIL > 0:
+        far_product = rest * far_w.to(tl.float32)
+        squares, top = squares + sum_of(rest * rest, 1, SUMS), larger_of(top, top_of(far_product, 1))
+    scale, factor = factors(squares, top, cols, eps, KIND)
     scale, factor = scale[:, None], factor[:, None]
     tl.store(scale_ptr + row, scale, mask=row < rows)
-    tl.store(q_ptr + row * cols + col, code_of(product * factor, scale, KIND), mask=mask)
+    tl.store(q_row + col, finite_code_of(product * factor, scale, KIND), mask=mask)
+    if TAIL > 0:
+        tl.store(q_row + far, finite_code_of(far_product * factor, scale, KIND), mask=far_mask)
 
 
 @triton.jit
 def _row_kernel(
     x_ptr, w_ptr, q_ptr, scale_ptr, cols, x_stride, eps,
-    KIND: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, AGAIN: tl.constexpr, VECTOR: tl.constexpr,
-    SUMS: tl.constexpr,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, PACKED: tl.constexpr, AGAIN: tl.constexpr,
+    VECTOR: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
     col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
-    mask = col < cols
-    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    mask = col < (cols if TAIL == 0 else BLOCK)  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=0.0)
+    if TAIL > 0:
+        far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)
+        rest = tl.load(x_row + far, mask=far < cols, other=0.0)
+        far_w = tl.load(w_ptr + far, mask=far < cols, other=0.0)
     w = tl.load(w_ptr + col, mask=mask, other=0.0)
     wide = x.to(tl.float32)
-    scale, factor = factors(sum_of(wide * wide, 0, SUMS), top_of(wide * w.to(tl.float32), 0), cols, eps, KIND)
+    squares, top = sum_of(wide * wide, 0, SUMS), top_of(wide * w.to(tl.float32), 0)
+    if TAIL > 0:
+        wide = rest.to(tl.float32)
+        squares += sum_of(wide * wide, 0, SUMS)
+        top = larger_of(top, top_of(wide * far_w.to(tl.float32), 0))
+    scale, factor = factors(squares, top, cols, eps, KIND)
     tl.store(scale_ptr + row, scale)
     x, w = forget(x, scale, PACKED), forget(w, scale, PACKED)
     if AGAIN:  # out of the L1: many rows need the registers, a few rows the time
         w = tl.load(w_ptr + col, mask=mask, other=0.0)
-    code = code_of(x.to(tl.float32) * w.to(tl.float32) * factor, scale, KIND)
-    tl.store(q_ptr + row * cols + col, code, mask=mask)
+    store_row(q_row + col, x, w, factor, scale, mask, KIND)
+    if TAIL > 0:
+        rest, far_w = forget(rest, scale, PACKED), forget(far_w, scale, PACKED)
+        if AGAIN:
+            far_w = tl.load(w_ptr + far, mask=far < cols, other=0.0)
+        store_row(q_row + far, rest, far_w, factor, scale, far < cols, KIND)
+
+
+@triton.jit
+def store_row(ptrs, x, w, factor, scale, mask, KIND: tl.constexpr):
+    """The codes of one row, or of a part of it."""
+    if scale < float("inf"):  # asked once a row, not for every element
+        tl.store(ptrs, code_of(x.to(tl.float32) * w.to(tl.float32) * factor, KIND), mask=mask)
+    else:
+        tl.store(ptrs, code_of(tl.zeros_like(x).to(tl.float32), KIND), mask=mask)
 
 
 @triton.jit
@@ -111,7 +149,7 @@ def _chunks_kernel(
 ):  # fmt: skip
     """For rows that no multiprocessor holds: read twice, the second time mostly out of the L2."""
     row = tl.program_id(0).to(tl.int64)
-    squares, top = 0.0, 0
+    squares, top = 0.0, tl.full((), 0, tl.int32)
     for start in tl.range(0, cols, BLOCK):
         col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
         mask = col < cols
@@ -126,18 +164,10 @@ def _chunks_kernel(
         mask = col < cols
         x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         w = tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
-        tl.store(q_ptr + row * cols + col, code_of(x * w * factor, scale, KIND), mask=mask)
+        tl.store(q_ptr + row * cols + col, finite_code_of(x * w * factor, scale, KIND), mask=mask)
 
 
-def launch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = EPS,
-    *,
-    kind: Kind,
-    vector: int | None = None,
-    again: bool | None = None,
-) -> Pair:
+def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kind) -> Pair:
     """Our kernel, whatever `choose` would say."""
     x2, gpu, weight = as_rows(x), facts(x), weight.contiguous()
     rows, cols = x2.shape
@@ -145,20 +175,19 @@ def launch(
     codes, written = empty_codes(x2, kind, form)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2, weight.view(1, -1))
-    tile = plan("rms_norm_quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
-    how = {"KIND": form, "VECTOR": vector or vector_of(x), "SUMS": sums_of(x)}
+    tile = plan("rms_norm_quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few, each=64)
+    how = {"KIND": form, "VECTOR": vector_of(x), "SUMS": sums_of(x)}
     if tile is None:
         _chunks_kernel[(rows,)](x2, weight, written, scale, cols, x2.stride(0), eps, BLOCK=CHUNK, num_warps=16, **how)
     elif cols <= TILE_COLS:
         _tile_kernel[(triton.cdiv(rows, tile.rows),)](
             x2, weight, written, scale, rows, cols, x2.stride(0), eps,
-            ROWS=tile.rows, BLOCK=tile.block, **how, **tile.options(),
+            ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
         )  # fmt: skip
     else:
         _row_kernel[(rows,)](
             x2, weight, written, scale, cols, x2.stride(0), eps,
-            BLOCK=tile.block, PACKED=tile.packed and packed, AGAIN=not few if again is None else again,
-            **how, **tile.options(),
+            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, AGAIN=not few, **how, **tile.options(),
         )  # fmt: skip
     return codes.view(x.shape), scale.view(*x.shape[:-1], 1)
 

@@ -191,8 +191,9 @@ def test_a_strange_value_stays_in_its_head(value: float, device: str) -> None:
         (rope.launch, rope.reference, (q, k, cos, sin)),
         (qk_norm_rope.launch, qk_norm_rope.reference, inputs),
     ):
-        for result, truth in zip(ours(*given), theirs(*(x.double() for x in given)), strict=True):
-            assert torch.equal(torch.isfinite(result), torch.isfinite(truth))
+        # the CPU's float64 composition is the judge: PyTorch's fused norm for GPUs gives NaN for the whole head
+        for result, truth in zip(ours(*given), theirs(*(x.double().cpu() for x in given)), strict=True):
+            assert torch.equal(torch.isfinite(result).cpu(), torch.isfinite(truth))
     assert torch.isfinite(rope.launch(q, k, cos, sin)[0]).sum() >= q.numel() - 2
 
 

@@ -241,10 +241,10 @@ def share(q_len: int, heads: int, rows: int, first: bool) -> tuple[int, int]:
     return tokens, min(rows // tokens, even)
 
 
-def rule(rotary_dim: int, itemsize: int, **more: Any) -> Tile:
-    """As many rows a program as let its threads load 16 bytes from each half."""
+def rule(rotary_dim: int, itemsize: int, *, warps: int = WARPS, loads: int = 1, **more: Any) -> Tile:
+    """As many rows a program as let its threads load 16 bytes from each half, `loads` times."""
     block = int(triton.next_power_of_2(rotary_dim // 2))
-    return Tile(block=block, warps=WARPS, rows=max(1, WARPS * 32 * 16 // (block * itemsize)), **more)
+    return Tile(block=block, warps=warps, rows=max(1, loads * warps * 32 * 16 // (block * itemsize)), **more)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

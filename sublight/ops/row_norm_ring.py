@@ -45,7 +45,7 @@ def _finish(
     xs, dys, sums, ws, slot, col, cols, dx_row, mean, rstd, along, offset, dw, db,
     layout: gl.constexpr, CENTER: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
-    """dx = rstd * (dy * w - normal * along - offset), in as few instructions as it goes: a third is spent on converting."""
+    """dx = rstd * (dy * w - normal * along - offset), in few instructions: a third of all is spent on converting."""
     dy = dys.index(slot).load(layout).to(gl.float32)
     normal = xs.index(slot).load(layout).to(gl.float32) * rstd - mean * rstd
     dx = dy * ws.load(layout).to(gl.float32) * rstd - offset * rstd - normal * (along * rstd)
@@ -119,7 +119,8 @@ def _ring_backward_kernel(
     rstd = gl.load(rstd_ptr + group)
     if CENTER:
         mean = gl.load(mean_ptr + group)
-    old_mean, old_rstd = mean, rstd
+    # not `= mean, rstd`: what starts a loop as the same value, the compiler takes for the same ever after
+    old_mean, old_rstd = gl.to_tensor(0.0), gl.to_tensor(0.0)
     new_slot = gl.to_tensor(0)
     old_slot = gl.to_tensor(STAGES - 1 if LEAD else 0)
     for turn in range(mine + LEAD):

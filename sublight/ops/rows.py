@@ -172,7 +172,7 @@ def forget(x, after, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _add_pairs(a, a_rest, b, b_rest):
+def add_pairs(a, a_rest, b, b_rest):
     """Sums that carry along what rounding took from them (Knuth's two-sum)."""
     total = a + b
     b_part = total - a
@@ -188,8 +188,8 @@ def sum_of(x, axis: tl.constexpr, SUMS: tl.constexpr):
     keep; 16-bit results do not show it.
     """
     if SUMS == "carried":
-        total, rest = tl.reduce((x, tl.zeros_like(x)), axis, _add_pairs)
-        return total + rest
+        total, rest = tl.reduce((x, tl.zeros_like(x)), axis, add_pairs)
+        return tl.where(rest == rest, total + rest, total)  # the rest of an infinite sum is no number
     elif SUMS == "double":  # the interpreter takes a reduction by pairs one element at a time
         return tl.sum(x.to(tl.float64), axis).to(tl.float32)
     else:

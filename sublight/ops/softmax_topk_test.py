@@ -20,12 +20,11 @@ def stable(x: Any, k: int) -> Any:
     return torch.sort(x.double(), dim=-1, descending=True, stable=True).indices[..., :k]
 
 
-@pytest.mark.parametrize("merge", ["last", "second"])
 @pytest.mark.parametrize(("cols", "k"), [(1, 1), (8, 8), (65, 3), (300, 33), (2049, 8), (70_000, 2)])
-def test_of_equal_logits_the_first_comes_first(cols: int, k: int, merge: topk.Merge, device: str) -> None:
+def test_of_equal_logits_the_first_comes_first(cols: int, k: int, device: str) -> None:
     x = torch.randint(-3, 3, (1, cols), device=device).half()  # six values: everything is a tie
     x[:, ::3] *= -0.0  # both zeros are one
-    values, index = topk.largest(x, k, probability=True, merge=merge)
+    values, index = topk.largest(x, k, probability=True)
     assert torch.equal(index, stable(x, k))
     torch.testing.assert_close(values, torch.softmax(x, -1).gather(-1, index), rtol=1e-3, atol=0)  # one rounding
 
@@ -86,11 +85,10 @@ def test_few_rows_are_shared_out() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("merge", ["last", "second"])
 @pytest.mark.parametrize("k", [1, 8, 50, 64])
-def test_many_rows_at_once(k: int, merge: topk.Merge) -> None:
+def test_many_rows_at_once(k: int) -> None:
     x = torch.randn(700, 128_256, device="cuda").bfloat16()  # full of ties
     for _ in range(3):
-        values, index = topk.largest(x, k, probability=True, merge=merge)
+        values, index = topk.largest(x, k, probability=True)
         assert torch.equal(index, stable(x, k))
         torch.testing.assert_close(values, torch.softmax(x, -1).gather(-1, index), rtol=0.02, atol=0)  # one rounding

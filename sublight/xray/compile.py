@@ -20,7 +20,7 @@ from sublight.op import Kernel, Op, Shape
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}  # of one block
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 DTYPES = ("bfloat16", "float32")  # fp16 compiles as bf16 does
 _TYPES = {
     "float64": "*fp64",
