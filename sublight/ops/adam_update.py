@@ -25,6 +25,7 @@ FACTORS = 5  # a tensor's step size, 1 / sqrt(1 - beta2**step), what decay and c
 CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 _FACTORS, _CLIP_EPS = tl.constexpr(FACTORS), tl.constexpr(CLIP_EPS)
 TICK_BLOCK = 128
+JOINED = 4096  # sums of squares that one program makes one
 NORM_BLOCK = 4096
 
 Tensors = Sequence[torch.Tensor]
@@ -79,6 +80,13 @@ def _squares_kernel(gs_ptr, size_ptr, chunk_ptr, g_ptr, part_ptr, CHUNK: tl.cons
     else:
         g = tl.load(own_ptr + place, mask=place < left, other=0.0).to(tl.float32)
         tl.store(part_ptr + tl.program_id(0), tl.sum(g * g, 0))
+
+
+@triton.jit
+def _join_kernel(part_ptr, joined_ptr, parts, BLOCK: tl.constexpr):
+    """Sums of squares, a block of them made one: a single program needs them all and must not read half a million."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(joined_ptr + tl.program_id(0), tl.sum(tl.load(part_ptr + place, mask=place < parts, other=0.0), 0))
 
 
 @triton.jit
@@ -311,10 +319,15 @@ def update(work: Sequence[tuple[Batch, Settings]], *, increment: bool) -> torch.
                 batch.where[1], batch.sizes, batch.chunks, batch.kinds[1], own,
                 CHUNK=batch.tile.block, ALIGNED=batch.aligned, **batch.tile.options(),
             )  # fmt: skip
+    known = sum(counts)
+    if known > JOINED:
+        joined = torch.empty(triton.cdiv(known, JOINED), dtype=torch.float32, device=device)
+        _join_kernel[(joined.numel(),)](parts, joined, known, BLOCK=JOINED, num_warps=4)
+        parts, known = joined, joined.numel()
     for batch, s in work:
         *four, steps = batch.where
         factors = torch.empty((steps.numel(), FACTORS), dtype=torch.float32, device=device)
-        tick(batch, s, factors, parts, norm, parts=sum(counts), increment=increment)
+        tick(batch, s, factors, parts, norm, parts=known, increment=increment)
         if batch.chunks.numel():
             _update_kernel[(batch.chunks.numel(),)](
                 *four, batch.sizes, batch.chunks, factors, *batch.kinds, 1 - s.beta1, s.beta2, 1 - s.beta2,
@@ -389,4 +402,4 @@ def launch_update(
 
 
 KERNELS = tuple(Kernel(jit=jit) for jit in (_tick_kernel, _update_kernel))
-CLIPPED_KERNELS = (Kernel(jit=_squares_kernel), *KERNELS)
+CLIPPED_KERNELS = (Kernel(jit=_squares_kernel), Kernel(jit=_join_kernel), *KERNELS)

@@ -79,8 +79,12 @@ def test_it_is_as_right_as_pytorchs(
     assert not torch.equal(ours[0], start[0])
 
 
+@pytest.mark.parametrize("joined", [4096, 2])  # at once, and two by two first
 @pytest.mark.parametrize("max_norm", [0.05, 1e3])
-def test_clipping_is_clip_grad_norm(kernels: None, max_norm: float, device: str) -> None:
+def test_clipping_is_clip_grad_norm(
+    kernels: None, max_norm: float, joined: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adam_update, "JOINED", joined)
     start = params_like(device)
     ours, theirs, truth = copies(start, torch.float32), copies(start, torch.float32), copies(start, torch.float64)
     optimizer = AdamW(groups_of(ours), max_norm=max_norm)
