@@ -9,7 +9,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia/version \
 	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test gpu check-compile docs clean
+.PHONY: demo test thorough gpu check-compile docs clean
 
 demo: $(READY)
 	$(BIN)/sublight explain examples/unfused_attention.py --html demo/this-machine.html
@@ -25,6 +25,10 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 -q -m 'not alone'
 	$(BIN)/python -m pytest -q -m alone
+
+# Every test of the ops on the CPU, of which `test` takes a third: about ten minutes.
+thorough: $(READY)
+	SUBLIGHT_THOROUGH=1 $(BIN)/python -m pytest -n 2 -q sublight/ops
 
 # On a machine with a GPU, with the Python that is there: installs nothing.
 gpu:

@@ -31,7 +31,7 @@ EACH_OP = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 def draws(op: Op, shape: Shape, dtype: str, device: str) -> Iterator[Inputs]:
     few = math.ceil(ROWS / shape["rows"]) if HAS_GPU and "rows" in shape else 1
-    for seed in range(min(64, max(few, ENOUGH // math.prod(shape.values())))):
+    for seed in range(min(64 if HAS_GPU else 12, max(few, ENOUGH // math.prod(shape.values())))):
         yield op.inputs(shape, dtype, device, seed)
 
 
@@ -205,7 +205,7 @@ def test_opcheck(op: Op, device: str) -> None:
 def test_torch_compile_traces_the_whole_op(op: Op, device: str) -> None:
     torch._dynamo.reset()  # `call` is the same code for every op, and so much is compiled of one code only so often
     inputs = op.inputs(op.test_shapes[2], "float32", device, 0)
-    for call in (library_call(op), op.call):
+    for call in (library_call(op), op.call) if HAS_GPU else (library_call(op),):  # here the call is PyTorch's own
         call(*(x.clone() for x in inputs))
         compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
         assert same(compiled(*(x.clone() for x in inputs)), call(*(x.clone() for x in inputs)))
