@@ -104,7 +104,7 @@ def _bias_dropout_backward_kernel(
         dx = tl.where(keep, widen(dy, VECTOR) * scale, 0.0)
         tl.store(dx_ptr + first * cols + dx_place, dx.to(dy.dtype), mask=mask)
         total, rest = add_to(total, rest, dx, dy.dtype == tl.float32)
-    out = sum_of(total, rest)
+    out = sum_of(total, rest, dy_ptr.dtype.element_ty == tl.float32)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(share_ptr + share.to(tl.int64) * cols + place, out.to(share_ptr.dtype.element_ty), mask=place < cols)
 

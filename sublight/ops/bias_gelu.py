@@ -78,7 +78,7 @@ def _bias_gelu_backward_kernel(
         dx = widen(dy, VECTOR) * slope
         tl.store(dx_ptr + first * cols + dx_place, dx.to(x.dtype), mask=mask)
         total, rest = add_to(total, rest, dx, x.dtype == tl.float32)
-    out = sum_of(total, rest)
+    out = sum_of(total, rest, x_ptr.dtype.element_ty == tl.float32)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(share_ptr + share.to(tl.int64) * cols + place, out.to(share_ptr.dtype.element_ty), mask=place < cols)
 

@@ -67,9 +67,13 @@ def add_to(total, rest, x, EXACT: tl.constexpr):
 
 
 @triton.jit
-def sum_of(total, rest):
-    """Over the rows of a tile; an infinite total has no rest."""
-    return tl.sum(total + tl.where(rest == rest, rest, 0.0), 0)
+def sum_of(total, rest, EXACT: tl.constexpr):
+    """Over the rows of a tile, once a program; an infinite total has no rest."""
+    if EXACT:
+        wide = total.to(tl.float64) + tl.where(rest == rest, rest, 0.0).to(tl.float64)
+        return tl.sum(wide, 0).to(tl.float32)
+    else:
+        return tl.sum(total, 0)
 
 
 @triton.jit
