@@ -105,6 +105,7 @@ class Op:
     directions: tuple[Direction, ...] = ("fwd", "bwd")  # what `bench` times; backward only where there is one
     writes: tuple[int, ...] = ()  # the inputs that a call writes into: whoever checks the op hands it copies
     independent_rows: bool = True  # what a row becomes does not depend on where it stands (a random mask does)
+    variants: tuple[Call, ...] = ()  # `launch` with options that take a kernel of their own: all compiled offline
     library_args: Call = lambda *inputs: inputs  # what torch.ops.sublight.<name> takes for these inputs
     judged: Callable[[Call], Call] = lambda call: call  # a call as its correctness is judged: of codes, their numbers
 

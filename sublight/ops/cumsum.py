@@ -296,5 +296,6 @@ CUMSUM = Op(
         *((16, 2**23), (1, 2**27), (128, 4096), (16, 4096), (1, 4096)),
     ),
     test_shapes=_shapes((1, 1), (3, 127), (65, 128), (17, 129), (5, 2049), (2, 9000), (1, 40_000), (2, 20_001)),
+    variants=(lambda x: launch(x, 0), lambda x: launch(x, 0, True)),
     library_args=lambda x: (x, x.dim() - 1, False),
 )

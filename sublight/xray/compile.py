@@ -7,6 +7,7 @@ with its types, constants and options instead of being made. So a specialisation
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 import subprocess
@@ -106,16 +107,21 @@ def launches_of(op: Op, shapes: tuple[Shape, ...], target: int) -> list[Launch]:
     """Every distinct specialisation that these shapes take on that GPU, forward and backward."""
     import torch
 
+    gapped = functools.partial(_gapped, flat=op.keys == ("numel",))
     found: dict[str, Launch] = {}
     for shape in shapes:
         for dtype in DTYPES:
             inputs = op.inputs(shape, dtype, "meta", 0)
             with recording(target) as launches:
                 result = op.launch(*inputs)
-                op.launch(*(_gapped(x, flat=op.keys == ("numel",)) for x in inputs))
+                op.launch(*map(gapped, inputs))
+                for variant in op.variants:
+                    variant(*inputs)
                 if op.launch_backward:
                     outputs = result if isinstance(result, tuple) else (result,)
-                    op.launch_backward(*(torch.empty_like(y) for y in outputs if y.is_floating_point()), *inputs)
+                    grads = [torch.empty_like(y) for y in outputs if y.is_floating_point()]
+                    op.launch_backward(*grads, *inputs)
+                    op.launch_backward(*map(gapped, grads), *map(gapped, inputs))
             found.update({launch.key: launch for launch in launches})
     return list(found.values())
 
@@ -233,15 +239,15 @@ def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> I
         for launch in limit_launches(target):
             compiled = compile_for(launch, target)
             yield "limits", compiled, compiled.problem
-    done: set[tuple[str, int]] = set()
+    done: dict[tuple[str, int], Compiled] = {}  # ops share kernels: each is listed for every op, and compiled once
     for op, target in itertools.product(ops, targets):
         launches = launches_of(op, (*op.shapes, *op.test_shapes), target)
         for launch in launches if thorough else _most_demanding(launches):
             kernel = kernel_of(op, launch.kernel)
-            if target not in kernel.targets or (launch.key, target) in done:
+            if target not in kernel.targets:
                 continue
-            done.add((launch.key, target))
-            compiled = compile_for(launch, target)
+            known = (launch.key, target)
+            compiled = done[known] if known in done else done.setdefault(known, compile_for(launch, target))
             problem = compiled.problem
             yield op.name, compiled, "" if kernel.spills and "spill" in problem else problem
 
