@@ -83,9 +83,7 @@ def _add_norm_tiles(cols: int) -> list[tuning.Tile]:
     block = block_for(cols)
     found = tuning.ring_tiles(cols, ITEMSIZE, streams=3)
     if block <= 4096:
-        found.append(
-            tuning.Tile(block=block, warps=block // 1024, registers=255, packed=True, programs=2, stages=4)
-        )
+        found.append(tuning.Tile(block=block, warps=block // 1024, registers=255, packed=True, programs=2, stages=4))
     return found
 
 

@@ -48,9 +48,7 @@ TRIAL: ContextVar[tuple[str, Tile | None] | None] = ContextVar("TRIAL", default=
 Rule = TypeVar("Rule", bound=Tile | None)
 
 
-def tile_for(
-    kernel: str, cols: int, itemsize: int, *, packable: bool, capability: int, rule: Rule
-) -> Tile | Rule:
+def tile_for(kernel: str, cols: int, itemsize: int, *, packable: bool, capability: int, rule: Rule) -> Tile | Rule:
     """The tile that was measured fastest for rows that can be packed, as those measured could; else `rule`."""
     trial = TRIAL.get()
     if trial is not None and trial[0] == kernel:
