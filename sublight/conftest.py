@@ -1,8 +1,8 @@
 """Where there is no GPU, kernels run on the CPU through Triton's interpreter; it must be chosen before Triton loads."""
 
+import hashlib
 import os
 import sys
-import zlib
 
 import pytest
 
@@ -21,9 +21,14 @@ if not HAS_GPU:
 
 
 def left_out(item: pytest.Item) -> bool:
-    """On a CPU five of six parametrised tests of the ops, which take ten minutes there; `make thorough` runs all."""
+    """On a CPU every second test of ops_test, of ops times shapes times data types; `make thorough` runs all."""
     thorough = HAS_GPU or "SUBLIGHT_THOROUGH" in os.environ
-    return not thorough and "ops" in item.path.parts and "[" in item.name and zlib.crc32(item.nodeid.encode()) % 6 > 0
+    return not thorough and item.path.name == "ops_test.py" and "[" in item.name and _coin(item.nodeid)
+
+
+def _coin(name: str) -> bool:
+    """The same for a name every time, and as often true as false; of a checksum's lowest bit ids alike would agree."""
+    return hashlib.sha256(name.encode()).digest()[0] % 2 > 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sublight import timing
 from sublight.op import Thunk
-from sublight.ops import add_norm, row_norm, softmax, tuning
+from sublight.ops import add_norm, row_norm, softmax, softmax_launch, tuning
 from sublight.ops.rows import ELEMENTS, block_for, random_columns, random_rows
 
 Progress = Callable[[str, int, int], None]
@@ -36,7 +36,7 @@ class Choice:
 def choices() -> tuple[Choice, ...]:
     forward = tuning.forward_tiles
     backward = partial(tuning.backward_tiles, itemsize=ITEMSIZE)
-    wide = tuple(cols for cols in WIDE if cols > softmax.TILE_COLS)
+    wide = tuple(cols for cols in WIDE if cols > softmax_launch.TILE_COLS)
     return (
         Choice(kernel="layer_norm", candidates=forward, thunk=partial(_norm, center=True), widths=WIDE),
         Choice(kernel="rms_norm", candidates=forward, thunk=partial(_norm, center=False), widths=WIDE),

@@ -332,7 +332,13 @@ def _liger_relu2(x: torch.Tensor) -> Thunk:
     return partial(peer("liger_kernel.ops.relu_squared", "LigerReLUSquaredFunction").apply, x)
 
 
-SHAPES = shapes_of((768, 1600, 4096, 11008, 14336, 50257), small=14336)
+_SHARED: dict[str, Any] = {
+    "inputs": inputs,
+    "cost": cost,
+    "kernels": KERNELS,
+    "shapes": shapes_of((768, 1600, 4096, 11008, 14336, 50257), small=14336),
+    "test_shapes": TEST_SHAPES,
+}
 GELU = Op(
     name="gelu",
     summary="x times the normal distribution up to x",
@@ -341,11 +347,7 @@ GELU = Op(
     launch=lambda x: launch(x, "gelu"),
     launch_backward=lambda dy, x: (launch_backward(dy, x, "gelu"),),
     choose=lambda x, approximate="none": _choose(x, "torch.nn.functional.gelu"),
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
+    **_SHARED,
     library_args=lambda x: (x, "none"),
 )
 GELU_TANH = Op(
@@ -356,11 +358,7 @@ GELU_TANH = Op(
     launch=lambda x: launch(x, "gelu_tanh"),
     launch_backward=lambda dy, x: (launch_backward(dy, x, "gelu_tanh"),),
     choose=lambda x: _choose(x, "torch.nn.functional.gelu"),
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
+    **_SHARED,
 )
 RELU2 = Op(
     name="relu2",
@@ -370,10 +368,6 @@ RELU2 = Op(
     launch=lambda x: launch(x, "relu2"),
     launch_backward=lambda dy, x: (launch_backward(dy, x, "relu2"),),
     choose=lambda x: _choose(x, "torch.relu, torch.square"),
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
+    **_SHARED,
     peers={"liger": _liger_relu2},
 )

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from sublight.op import BadInput, Inputs
-from sublight.ops.adam_update import CLIP_EPS, Batch, Settings, batches_of, put_back, together, update
+from sublight.ops.adam_tables import Batch, batches_of, put_back, together
+from sublight.ops.adam_update import CLIP_EPS, Settings, update
 from sublight.ops.adamw import reference_update, why_torch
 
 SEED_STEP = 7919  # between the noise of one launch and the next

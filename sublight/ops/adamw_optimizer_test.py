@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from sublight import correct  # noqa: E402
 from sublight.op import BadInput  # noqa: E402
-from sublight.ops import adam_update, adamw, adamw_optimizer  # noqa: E402
+from sublight.ops import adam_tables, adam_update, adamw, adamw_optimizer  # noqa: E402
 from sublight.ops.adamw_optimizer import AdamW  # noqa: E402
 
 SIZES = ((1,), (7, 73), (512,), (513,), (33, 65), (3000,))
@@ -278,7 +278,7 @@ def test_bias_correction_keeps_its_digits(device: str) -> None:
     where = [torch.tensor(step, device=device) for step in steps]
     for betas in ((0.9, 0.999), (0.0, 0.95)):
         fives = [(*torch.zeros(4, 1, device=device).unbind(), step) for step in where]
-        (batch,) = adam_update.batches_of(fives)
+        (batch,) = adam_tables.batches_of(fives)
         settings = adam_update.Settings(lr=1.0, beta1=betas[0], beta2=betas[1], weight_decay=0.25)
         factors = torch.empty(len(steps), adam_update.FACTORS, device=device)
         squares, norm = torch.zeros(1, device=device), torch.zeros((), device=device)

@@ -8,13 +8,13 @@ it elsewhere.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from sublight.jit import tl, triton
-from sublight.op import BadInput, Call, Shape
+from sublight.op import BadInput, Call, Choice, Shape
 from sublight.ops.rows import ELEMENTS, SMALL_ROWS, Facts, block_for, is_interpreted, split
 from sublight.ops.tuning import Tile, tile_for
 
@@ -39,6 +39,12 @@ SHAPES: tuple[Shape, ...] = (
     *({"rows": ELEMENTS // cols, "cols": cols} for cols in WIDTHS),
     *({"rows": rows, "cols": 4096} for rows in SMALL_ROWS),
 )
+FORWARD_ONLY: dict[str, Any] = {  # of the records: codes have no gradient
+    "launch_backward": None,
+    "shapes": SHAPES,
+    "wrt": (),
+    "directions": ("fwd",),
+}
 
 
 def check(x: torch.Tensor) -> None:
@@ -168,6 +174,18 @@ def plan(
         warps = min(32, max(1, block * itemsize // (64 * each)))
         rule = Tile(block=block, tail=tail, warps=warps, packed=packed)
     return tile_for(kernel, cols, itemsize, packable=packed, capability=capability, rule=rule)
+
+
+def choose(x: torch.Tensor, reason: str, kernel: str) -> Choice:
+    """What runs for one scale a row: PyTorch's `kernel` where there is a reason for it, else ours of that width."""
+    cols = x.shape[-1] if x.dim() else 0
+    if reason:
+        return Choice(provider="torch", kernel=kernel, reason=reason)
+    if plan("", cols, x.element_size(), packed=False) is None:
+        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
+    if cols <= TILE_COLS:
+        return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
+    return Choice(provider="sublight", kernel="_row_kernel", reason=f"{cols} columns: one row in registers")
 
 
 def fake(x: torch.Tensor, kind: Kind, block_size: int | None = None) -> Pair:

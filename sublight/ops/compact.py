@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from sublight.jit import AVAILABLE, tl, triton
+from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import facts, generator_for
+from sublight.ops.rows import facts, generator_for, why_no_kernel
 from sublight.ops.tuning import Tile, tile_for
 
 DTYPES = (
@@ -179,13 +179,7 @@ def check(x: torch.Tensor, mask: torch.Tensor) -> None:
 
 
 def _why_torch(x: torch.Tensor) -> str:
-    if not AVAILABLE:
-        return "triton is not installed"
-    if x.device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {x.device.type}"
-    if x.dtype not in DTYPES:
-        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
-    return "" if x.numel() else "nothing to do for a tensor without elements"
+    return why_no_kernel(x, DTYPES) or ("" if x.numel() else "nothing to do for a tensor without elements")
 
 
 def choose(x: torch.Tensor, mask: torch.Tensor, indices: bool = False) -> Choice:

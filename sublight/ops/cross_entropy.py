@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Op, Shape, Thunk
 from sublight.ops.cross_entropy_kernels import KERNELS
-from sublight.ops.cross_entropy_launch import Options, is_late, kernel_for, launch_scale, new_count, run
+from sublight.ops.cross_entropy_launch import OPTIONS_SCHEMA, Options, is_late, kernel_for, launch_scale, new_count, run
 from sublight.ops.library import LIBRARY, is_plain, on_its_device, peer
 from sublight.ops.rows import as_rows, generator_for, random_rows, why_torch
 
@@ -27,16 +27,8 @@ Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def reference(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    reduction: str = "mean",
-) -> torch.Tensor:
+def reference(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    ignore_index, label_smoothing, z_loss, softcap, reduction = Options(**options)
     x, target = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     if softcap:
         x = softcap * torch.tanh(x / softcap)
@@ -231,8 +223,7 @@ def _cuda_scaled(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late
 
 
 _cross_entropy = LIBRARY.op(
-    "cross_entropy(Tensor logits, Tensor labels, int ignore_index, float label_smoothing, float z_loss, float softcap, "
-    "str reduction, bool with_gradient) -> (Tensor, Tensor, Tensor)",
+    f"cross_entropy(Tensor logits, Tensor labels, {OPTIONS_SCHEMA}, bool with_gradient) -> (Tensor, Tensor, Tensor)",
     cpu=_cpu,
     cuda=_cuda,
     fake=_fake,

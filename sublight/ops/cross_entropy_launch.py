@@ -19,7 +19,7 @@ from sublight.ops.cross_entropy_kernels import (
 )
 from sublight.ops.cross_entropy_terms import FEW_LABELS
 from sublight.ops.rows import as_rows, facts, is_packed, is_ragged, sums_of
-from sublight.ops.softmax import LAG_BYTES, ROW_BYTES, TILE_COLS, plan
+from sublight.ops.softmax_launch import LAG_BYTES, ROW_BYTES, TILE_COLS, plan
 from sublight.ops.tuning import TUNED_CAPABILITY, Tile, tile_for
 
 SCALE_BLOCK = 4096
@@ -35,6 +35,9 @@ class Options(NamedTuple):
     z_loss: float = 0.0
     softcap: float = 0.0
     reduction: str = "mean"
+
+
+OPTIONS_SCHEMA = "int ignore_index, float label_smoothing, float z_loss, float softcap, str reduction"  # as in Options
 
 
 def is_late(logits: torch.Tensor, options: Options) -> bool:

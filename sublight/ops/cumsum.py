@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from sublight.jit import AVAILABLE, tl, triton
+from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import DTYPES, as_rows, block_for, facts, random_rows
+from sublight.ops.rows import as_rows, block_for, facts, random_rows, why_no_kernel
 from sublight.ops.tuning import Tile, tile_for
 
 TILE_BYTES = 16 * 1024  # a row of more is cut in parts
@@ -207,12 +207,8 @@ def dim_of(x: torch.Tensor, dim: int) -> int:
 
 
 def _why_torch(x: torch.Tensor, dim: int) -> str:
-    if not AVAILABLE:
-        return "triton is not installed"
-    if x.device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {x.device.type}"
-    if x.dtype not in DTYPES:
-        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+    if reason := why_no_kernel(x):
+        return reason
     if x.numel() == 0:
         return "nothing to do for a tensor without elements"
     outer, n, inner = _around(x, dim)

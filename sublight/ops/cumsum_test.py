@@ -32,8 +32,13 @@ def test_any_dimension_of_any_layout(data: st.DataObject, sizes: list[int], reve
     assert error.largest <= 2 * max(error.torch_largest, EPS[x.dtype] * float(truth.abs().max()))
 
 
-def test_whole_numbers_are_exact_over_many_parts(device: str) -> None:
-    x = torch.arange(200_003, device=device).remainder(7).float()
+# parts in four groups, as they are made; in three blocks of groups, as only far longer rows would have them
+@pytest.mark.parametrize(("size", "group"), [(200_003, cumsum.GROUP), (90_003, 4)])
+def test_whole_numbers_are_exact_over_many_parts(
+    size: int, group: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cumsum, "GROUP", group)
+    x = torch.arange(size, device=device).remainder(7).float()
     assert torch.equal(cumsum.launch(x), x.double().cumsum(0).float())
     assert torch.equal(cumsum.launch(x, -1, True), x.double().flip(0).cumsum(0).flip(0).float())
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sublight.jit import AVAILABLE, tl, triton
+from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import DTYPES, add_pairs, as_rows, block_for, generator_for, sums_of
+from sublight.ops.rows import add_pairs, as_rows, block_for, generator_for, sums_of, why_no_kernel
 from sublight.ops.tuning import TRIAL, Tile
 
 RUN = 64  # positions that a program sums ahead of a frequent token's own program
@@ -252,12 +252,8 @@ def _trial(kernel: str) -> Tile | None:
 
 
 def _why_torch(ids: torch.Tensor, weight: torch.Tensor) -> str:
-    if not AVAILABLE:
-        return "triton is not installed"
-    if weight.device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {weight.device.type}"
-    if weight.dtype not in DTYPES:
-        return f"no kernel of ours for {str(weight.dtype).removeprefix('torch.')}"
+    if reason := why_no_kernel(weight):
+        return reason
     if ids.dtype not in ID_DTYPES or ids.device != weight.device or weight.dim() != 2:
         return "ids must be int32 or int64 on the weight's GPU, the weight a matrix: PyTorch says what is wrong"
     if weight.numel() == 0 or ids.numel() == 0:

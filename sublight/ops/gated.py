@@ -303,7 +303,13 @@ def _liger(module: str, name: str) -> Callable[..., Thunk]:
     return lambda gate, up: partial(peer(f"liger_kernel.ops.{module}", name).apply, gate.clone(), up.clone())
 
 
-SHAPES = shapes_of((1600, 2560, 4096, 5120, 11008, 12288, 14336), small=14336)
+_SHARED: dict[str, Any] = {
+    "inputs": inputs,
+    "cost": cost,
+    "kernels": KERNELS,
+    "shapes": shapes_of((1600, 2560, 4096, 5120, 11008, 12288, 14336), small=14336),
+    "test_shapes": TEST_SHAPES,
+}
 SWIGLU = Op(
     name="swiglu",
     summary="silu(gate) * up",
@@ -312,11 +318,7 @@ SWIGLU = Op(
     launch=partial(launch, by="silu"),
     launch_backward=partial(launch_backward, by="silu"),
     choose=lambda gate, up=None: _choose(gate, up, "torch.nn.functional.silu, torch.mul"),
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
+    **_SHARED,
     peers={"liger": _liger("swiglu", "LigerSiLUMulFunction")},
 )
 GEGLU = Op(
@@ -327,11 +329,7 @@ GEGLU = Op(
     launch=partial(launch, by="tanh"),
     launch_backward=partial(launch_backward, by="tanh"),
     choose=lambda gate, up=None, approximate="tanh": _choose(gate, up, "torch.nn.functional.gelu, torch.mul"),
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
+    **_SHARED,
     peers={"liger": _liger("geglu", "LigerGELUMulFunction")},
     library_args=lambda gate, up: (gate, up, "tanh"),
 )

@@ -18,11 +18,11 @@ from sublight.ops import linear_cross_entropy as module  # noqa: E402
 from sublight.ops.cross_entropy_launch import Options  # noqa: E402
 from sublight.ops.linear_cross_entropy import (  # noqa: E402
     LINEAR_CROSS_ENTROPY,
-    chunks_of,
     linear_cross_entropy,
     reference,
     run,
 )
+from sublight.ops.linear_cross_entropy_plan import chunks_of  # noqa: E402
 
 SHAPE = {"rows": 300, "cols": 24, "vocab": 70}
 FEW = 128 * 70 * 4  # bytes of logits: 128 rows of them in fp32

@@ -14,25 +14,18 @@ from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import (
-    as_rows,
     chunk_places,
     collect,
     end_places,
-    facts,
     forget,
-    is_packed,
-    is_ragged,
     publish,
     random_rows,
     row_shapes,
     sum_of,
-    sums_of,
     why_torch,
 )
-from sublight.ops.softmax import LAG_BYTES, SOFTMAX, TILE_COLS, exp_below, log_of, plan
-from sublight.ops.tuning import Tile
-
-CHUNK = 8192  # columns that a program of the backward pass's `trailing` takes
+from sublight.ops.softmax import SOFTMAX, exp_below, log_of
+from sublight.ops.softmax_launch import TILE_COLS, Kernels, backward, forward, plan
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -171,69 +164,18 @@ def _trailing_log_backward_kernel(
         tl.store(dx_ptr + old_row * cols + old_col, dx, mask=inside, cache_modifier=".cs")
 
 
+FORWARD = Kernels(tile=_tile_log_kernel, row=_row_log_kernel, trailing=_trailing_log_kernel)
+BACKWARD = Kernels(tile=_tile_log_backward_kernel, row=_row_log_backward_kernel, trailing=_trailing_log_backward_kernel)
+
+
 def launch(x: torch.Tensor) -> torch.Tensor:
     """Our forward kernel, whatever `choose` would say."""
-    x2 = as_rows(x)
-    rows, cols = x2.shape
-    y = torch.empty_like(x2, memory_format=torch.contiguous_format)
-    tile = plan("softmax", cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability)
-    if tile is None or (cols > TILE_COLS and is_ragged(x2, y)):
-        vector = 16 // x.element_size() if is_ragged(x2, y) else 1
-        chunk, warps, registers = (4096, 4, None) if cols <= 32 * 4096 else (8192, 8, 80)
-        parts = triton.cdiv(cols + vector - 1, chunk)
-        units, lag = trailing_units(rows, parts, chunk * x.element_size())
-        part = torch.zeros(units, dtype=torch.int64, device=x.device)
-        _trailing_log_kernel[(units + lag,)](
-            x2, y, part, cols, x2.stride(0), y.stride(0), units, lag, parts,
-            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector, SUMS=sums_of(x),
-            **Tile(block=chunk, warps=warps, registers=registers if x.element_size() == 2 else None).options(),
-        )  # fmt: skip
-    elif cols <= TILE_COLS:
-        _tile_log_kernel[(triton.cdiv(rows, tile.rows),)](
-            x2, y, rows, cols, x2.stride(0), y.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, SUMS=sums_of(x), **tile.options(),
-        )  # fmt: skip
-    else:
-        _row_log_kernel[(rows,)](
-            x2, y, cols, x2.stride(0), y.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed, SUMS=sums_of(x), **tile.options(),
-        )  # fmt: skip
-    return y.view(x.shape)
+    return forward(FORWARD, x)
 
 
 def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Our backward kernel: dx = dy - exp(y) * sum(dy)."""
-    dy2, y2 = as_rows(dy), as_rows(y)
-    rows, cols = y2.shape
-    dx = torch.empty_like(y2, memory_format=torch.contiguous_format)
-    item, packed = 2 * y.element_size(), is_packed(dy2, y2)  # two tensors share the registers
-    tile = plan("softmax_backward", cols, item, packed=packed, capability=facts(y).capability)
-    if tile is None:
-        parts = triton.cdiv(cols, CHUNK)
-        units, lag = trailing_units(rows, parts, CHUNK * item)
-        part = torch.zeros(units, dtype=torch.int64, device=y.device)
-        _trailing_log_backward_kernel[(units + lag,)](
-            dy2, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
-            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), SUMS=sums_of(y), num_warps=8,
-        )  # fmt: skip
-    elif cols <= TILE_COLS:
-        _tile_log_backward_kernel[(triton.cdiv(rows, tile.rows),)](
-            dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, SUMS=sums_of(y), **tile.options(),
-        )  # fmt: skip
-    else:
-        _row_log_backward_kernel[(rows,)](
-            dy2, y2, dx, cols, dy2.stride(0), y2.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed, SUMS=sums_of(y), **tile.options(),
-        )  # fmt: skip
-    return dx.view(y.shape)
-
-
-def trailing_units(rows: int, parts: int, chunk_bytes: int) -> tuple[int, int]:
-    """Chunks in all, and how many programs the second pass trails the first: a whole row at least, or a program would
-    wait for one that is yet to start."""
-    units = rows * parts
-    return units, min(units, max(parts, LAG_BYTES // chunk_bytes))
+    return backward(BACKWARD, dy, y)
 
 
 def choose(x: torch.Tensor) -> Choice:
@@ -313,9 +255,7 @@ LOG_SOFTMAX = Op(
         Kernel(jit=_tile_log_kernel),
         Kernel(jit=_row_log_kernel, spills="16 bytes a thread at 32,768 columns on a B200"),
         Kernel(jit=_trailing_log_kernel),
-        Kernel(jit=_tile_log_backward_kernel),
-        Kernel(jit=_row_log_backward_kernel),
-        Kernel(jit=_trailing_log_backward_kernel),
+        *(Kernel(jit=jit) for jit in BACKWARD[:3]),
     ),
     shapes=(*row_shapes(WIDTHS)[: len(WIDTHS)], *({"rows": rows, "cols": 4096} for rows in (1, 16, 128))),
     test_shapes=SOFTMAX.test_shapes,

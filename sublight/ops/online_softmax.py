@@ -14,7 +14,6 @@ import torch
 from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.log_softmax import trailing_units
 from sublight.ops.rows import (
     MAX_COLS,
     as_rows,
@@ -29,7 +28,8 @@ from sublight.ops.rows import (
     sums_of,
     why_torch,
 )
-from sublight.ops.softmax import LOG2_E, exp_below, log_of, plan, share_of
+from sublight.ops.softmax import LOG2_E, exp_below, log_of, share_of
+from sublight.ops.softmax_launch import plan, trailing_units
 from sublight.ops.tuning import Tile, tile_for
 
 

@@ -1,4 +1,4 @@
-"""Masked rows (of log_softmax too), the plans that softmaxes share, and gradients through one output alone."""
+"""Masked rows (of log_softmax too), and gradients through one output alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight.ops import log_softmax, online_softmax, softmax  # noqa: E402
+from sublight.ops import log_softmax, online_softmax  # noqa: E402
 
 
 @pytest.mark.parametrize("cols", [100, 3000, 40_000])
@@ -39,18 +39,3 @@ def test_a_gradient_through_one_output(used: int, device: str) -> None:
     call = torch.ops.sublight.online_softmax
     grads = [torch.autograd.grad(f(x)[used].square().sum(), x)[0] for f in (call, online_softmax.reference)]
     torch.testing.assert_close(*grads)
-
-
-@pytest.mark.parametrize("cols", [2560, 5120, 8192, 12288, 32768])
-def test_a_row_in_one_block_fits_it(cols: int) -> None:
-    """Softmax's own kernel may split a row in two, and the table that they share says so."""
-    for kernel, item in (("softmax", 2), ("softmax_backward", 4)):
-        tile = softmax.plan(kernel, cols, item, packed=True, capability=90)
-        assert tile is None or (tile.block >= cols and not tile.tail)
-
-
-@pytest.mark.parametrize("parts", [3, 5000])
-def test_no_program_waits_for_a_later_one(parts: int) -> None:
-    units, lag = log_softmax.trailing_units(7, parts, 32768)
-    assert units == 7 * parts
-    assert parts <= lag <= units

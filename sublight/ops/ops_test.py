@@ -108,14 +108,14 @@ def rows_of(shape: Shape, tensors: tuple[torch.Tensor, ...]) -> list[int]:
 
 @EACH_ROW_WISE
 def test_more_than_two_dimensions(op: Op, device: str) -> None:
-    shape = {"rows": 64, "cols": 130}
+    shape = {"rows": 12, "cols": 130}
     inputs = op.inputs(shape, "float32", device, 0)
     mine = rows_of(shape, inputs)
-    folded = tuple(x.view(4, 16, *x.shape[1:]) if i in mine else x for i, x in enumerate(inputs))
+    folded = tuple(x.view(3, 4, *x.shape[1:]) if i in mine else x for i, x in enumerate(inputs))
     flat, result = as_tuple(op.launch(*inputs)), as_tuple(op.launch(*folded))
     for one, other in zip(flat, result, strict=True):
-        if one.dim() and one.shape[0] == 64:
-            assert other.shape == (4, 16, *one.shape[1:])
+        if one.dim() and one.shape[0] == 12:
+            assert other.shape == (3, 4, *one.shape[1:])
         assert torch.equal(one.flatten(), other.flatten())
 
 
@@ -144,13 +144,6 @@ def test_softmax_of_masked_rows(cols: int, device: str) -> None:
     torch.testing.assert_close(result, expected, equal_nan=True, rtol=1e-5, atol=1e-7)  # digits: see above
     assert torch.isnan(result[2]).all()
     assert result[1, 0] == 1
-
-
-def test_each_softmax_kernel_is_reached() -> None:
-    reached = {softmax.plan("softmax", shape["cols"], 4, packed=False) for shape in softmax.SOFTMAX.test_shapes}
-    assert None in reached  # trailing
-    assert {tile.rows > 1 for tile in reached if tile} == {True, False}
-    assert any(tile.block > softmax.TILE_COLS for tile in reached if tile)
 
 
 @EACH_ROW_WISE

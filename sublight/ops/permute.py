@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from sublight.jit import AVAILABLE, tl, triton
+from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import facts, generator_for
+from sublight.ops.rows import facts, generator_for, why_no_kernel
 from sublight.ops.tuning import Tile, tile_for
 
 MAX_DIMS = 5
@@ -160,12 +160,8 @@ def _others(others: list[Run]) -> tuple[int, tuple[int, ...]]:
 
 
 def _why_torch(x: torch.Tensor, order: tuple[int, ...]) -> str:
-    if not AVAILABLE:
-        return "triton is not installed"
-    if x.device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {x.device.type}"
-    if x.dtype not in DTYPES:
-        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+    if reason := why_no_kernel(x, DTYPES):
+        return reason
     if x.numel() == 0:
         return "nothing to do for a tensor without elements"
     if len(runs_of(x.permute(order))) > MAX_DIMS:

@@ -8,16 +8,18 @@ element would cost more than the memory does.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
+from sublight.ops import codes
 from sublight.ops.codes import (
     CHUNK,
     FEW_ROWS,
+    FORWARD_ONLY,
     KINDS,
-    SHAPES,
     TILE_COLS,
     Kind,
     Pair,
@@ -144,7 +146,7 @@ def launch_rows(x: torch.Tensor, kind: Kind) -> Pair:
     x2, gpu = as_rows(x), facts(x)
     rows, cols = x2.shape
     form = form_of(kind, gpu)
-    codes, written = empty_codes(x2, kind, form)
+    q, written = empty_codes(x2, kind, form)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2)
     tile = plan("quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
@@ -161,7 +163,7 @@ def launch_rows(x: torch.Tensor, kind: Kind) -> Pair:
             x2, written, scale, cols, x2.stride(0),
             BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, **how, **tile.options(),
         )  # fmt: skip
-    return codes.view(x.shape), scale.view(*x.shape[:-1], 1)
+    return q.view(x.shape), scale.view(*x.shape[:-1], 1)
 
 
 def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
@@ -169,7 +171,7 @@ def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
     x2, gpu = as_rows(x), facts(x)
     rows, cols = x2.shape
     form = form_of(kind, gpu)
-    codes, written = empty_codes(x2, kind, form)
+    q, written = empty_codes(x2, kind, form)
     blocks_per_row = triton.cdiv(cols, block_size)
     scale = torch.empty((rows, blocks_per_row), dtype=torch.float32, device=x.device)
     blocks, stride = rows * blocks_per_row, x2.stride(0)
@@ -183,19 +185,12 @@ def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
         KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector_of(x), DIVIDE=is_interpreted(),
         **tile.options(),
     )  # fmt: skip
-    return codes.view(x.shape), scale.view(*x.shape[:-1], -1)
+    return q.view(x.shape), scale.view(*x.shape[:-1], -1)
 
 
 def choose_rows(x: torch.Tensor) -> Choice:
     """What a quantization by rows runs, and why."""
-    if reason := why_torch(x):
-        return Choice(provider="torch", kernel="torch.amax, torch.div, …", reason=reason)
-    cols = x.shape[-1]
-    if plan("", cols, x.element_size(), packed=False) is None:
-        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
-    if cols <= TILE_COLS:
-        return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
-    return Choice(provider="sublight", kernel="_row_kernel", reason=f"{cols} columns: one row in registers")
+    return codes.choose(x, why_torch(x), "torch.amax, torch.div, …")
 
 
 def choose_blocks(x: torch.Tensor, block_size: int = 128) -> Choice:
@@ -276,73 +271,56 @@ TEST_SHAPES: tuple[Shape, ...] = tuple(
     {"rows": rows, "cols": cols}
     for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (5, 2049), (9, 4096), (3, 16385), (2, 40_000))
 )
+
+
+def _by_rows(kind: Kind) -> dict[str, Any]:
+    return {
+        "reference": partial(quantize, kind=kind),
+        "launch": partial(launch_rows, kind=kind),
+        "choose": choose_rows,
+        "inputs": inputs,
+        "cost": cost,
+        "kernels": ROW_KERNELS,
+        "test_shapes": TEST_SHAPES,
+        "judged": as_numbers,
+        **FORWARD_ONLY,
+    }
+
+
+def _by_blocks(kind: Kind) -> dict[str, Any]:
+    return {
+        **_by_rows(kind),
+        "reference": partial(quantize, kind=kind, block_size=128),
+        "launch": partial(launch_blocks, kind=kind),
+        "choose": choose_blocks,
+        "cost": partial(cost, block_size=128),
+        "kernels": BLOCK_KERNELS,
+        "library_args": lambda x: (x, 128),
+        "judged": partial(as_numbers, block_size=128),
+    }
+
+
 QUANTIZE_INT8 = Op(
     name="quantize_int8",
     summary="to whole numbers of 8 bits, one scale a row",
-    reference=partial(quantize, kind="int8"),
     call=quantize_int8,
-    launch=partial(launch_rows, kind="int8"),
-    launch_backward=None,
-    choose=choose_rows,
-    inputs=inputs,
-    cost=cost,
-    kernels=ROW_KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    wrt=(),
-    directions=("fwd",),
-    judged=as_numbers,
+    **_by_rows("int8"),
 )
 QUANTIZE_FP8 = Op(
     name="quantize_fp8",
     summary="to fp8 (e4m3), one scale a row",
-    reference=partial(quantize, kind="fp8"),
     call=quantize_fp8,
-    launch=partial(launch_rows, kind="fp8"),
-    launch_backward=None,
-    choose=choose_rows,
-    inputs=inputs,
-    cost=cost,
-    kernels=ROW_KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    wrt=(),
-    directions=("fwd",),
-    judged=as_numbers,
+    **_by_rows("fp8"),
 )
 QUANTIZE_INT8_BLOCKS = Op(
     name="quantize_int8_blocks",
     summary="to whole numbers of 8 bits, one scale for every 128 columns",
-    reference=partial(quantize, kind="int8", block_size=128),
     call=quantize_int8_blocks,
-    launch=partial(launch_blocks, kind="int8"),
-    launch_backward=None,
-    choose=choose_blocks,
-    inputs=inputs,
-    cost=partial(cost, block_size=128),
-    kernels=BLOCK_KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    wrt=(),
-    directions=("fwd",),
-    library_args=lambda x: (x, 128),
-    judged=partial(as_numbers, block_size=128),
+    **_by_blocks("int8"),
 )
 QUANTIZE_FP8_BLOCKS = Op(
     name="quantize_fp8_blocks",
     summary="to fp8 (e4m3), one scale for every 128 columns",
-    reference=partial(quantize, kind="fp8", block_size=128),
     call=quantize_fp8_blocks,
-    launch=partial(launch_blocks, kind="fp8"),
-    launch_backward=None,
-    choose=choose_blocks,
-    inputs=inputs,
-    cost=partial(cost, block_size=128),
-    kernels=BLOCK_KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    wrt=(),
-    directions=("fwd",),
-    library_args=lambda x: (x, 128),
-    judged=partial(as_numbers, block_size=128),
+    **_by_blocks("fp8"),
 )

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from sublight.jit import AVAILABLE, tl, triton
+from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.plane import plane_of
 from sublight.ops.reduction import KERNELS, reduce
-from sublight.ops.rows import DTYPES, block_for, generator_for, sums_of
+from sublight.ops.rows import block_for, generator_for, sums_of, why_no_kernel
 
 Dims = int | tuple[int, ...] | None
 
@@ -140,13 +140,7 @@ def launch_max_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
 
 
 def _why_torch(x: torch.Tensor) -> str:
-    if not AVAILABLE:
-        return "triton is not installed"
-    if x.device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {x.device.type}"
-    if x.dtype not in DTYPES:
-        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
-    return "" if x.numel() else "nothing to do for a tensor without elements"
+    return why_no_kernel(x) or ("" if x.numel() else "nothing to do for a tensor without elements")
 
 
 def _choose(x: torch.Tensor, dim: Dims, name: str) -> Choice:
@@ -311,6 +305,12 @@ TEST_SHAPES = _shapes(
     *((3, 5, 129), (2, 700, 16), (70, 9, 3), (1, 3000, 5), (2, 33, 300)),
 )
 
+_SHARED: dict[str, Any] = {
+    "inputs": inputs,
+    "shapes": SHAPES,
+    "test_shapes": TEST_SHAPES,
+    "library_args": lambda x: (x, x.dim() - 1, x.dim() - 1, False),
+}
 REDUCE_SUM = Op(
     name="reduce_sum",
     summary="sum over any axis, in a fixed order",
@@ -319,12 +319,9 @@ REDUCE_SUM = Op(
     launch=launch_sum,
     launch_backward=launch_sum_backward,
     choose=lambda x, dim=-1, keepdim=False: _choose(x, dim, "sum"),
-    inputs=inputs,
     cost=sum_cost,
     kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    library_args=lambda x: (x, x.dim() - 1, x.dim() - 1, False),
+    **_SHARED,
 )
 REDUCE_MAX = Op(
     name="reduce_max",
@@ -334,12 +331,9 @@ REDUCE_MAX = Op(
     launch=launch_max,
     launch_backward=launch_max_backward,
     choose=lambda x, dim=-1, keepdim=False: _choose(x, dim, "max"),
-    inputs=inputs,
     cost=max_cost,
     kernels=(*KERNELS, Kernel(jit=_spread_kernel)),
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    library_args=lambda x: (x, x.dim() - 1, x.dim() - 1, False),
+    **_SHARED,
 )
 REDUCE_ARGMAX = Op(
     name="reduce_argmax",
@@ -349,11 +343,8 @@ REDUCE_ARGMAX = Op(
     launch=launch_argmax,
     launch_backward=None,
     choose=lambda x, dim=-1, keepdim=False: _choose(x, dim, "argmax"),
-    inputs=inputs,
     cost=argmax_cost,
     kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
     wrt=(),
-    library_args=lambda x: (x, x.dim() - 1, x.dim() - 1, False),
+    **_SHARED,
 )

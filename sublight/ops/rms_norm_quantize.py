@@ -7,17 +7,19 @@ codes follow from x * weight without the row in between, which PyTorch writes, r
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from sublight.jit import tl, triton
 from sublight.op import ITEMSIZE, Call, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
+from sublight.ops import codes
 from sublight.ops.codes import (
     CHUNK,
     FEW_ROWS,
+    FORWARD_ONLY,
     KINDS,
     LEAST,
-    SHAPES,
     TILE_COLS,
     Kind,
     Pair,
@@ -172,7 +174,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kin
     x2, gpu, weight = as_rows(x), facts(x), weight.contiguous()
     rows, cols = x2.shape
     form = form_of(kind, gpu)
-    codes, written = empty_codes(x2, kind, form)
+    q, written = empty_codes(x2, kind, form)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2, weight.view(1, -1))
     tile = plan("rms_norm_quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few, each=64)
@@ -189,19 +191,12 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kin
             x2, weight, written, scale, cols, x2.stride(0), eps,
             BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, AGAIN=not few, **how, **tile.options(),
         )  # fmt: skip
-    return codes.view(x.shape), scale.view(*x.shape[:-1], 1)
+    return q.view(x.shape), scale.view(*x.shape[:-1], 1)
 
 
 def choose(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Choice:
     """What `rms_norm_int8(x, weight)` runs, and why."""
-    if reason := why_torch(x, weight):
-        return Choice(provider="torch", kernel="torch.nn.functional.rms_norm, torch.amax, …", reason=reason)
-    cols = x.shape[-1]
-    if plan("", cols, x.element_size(), packed=False) is None:
-        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
-    if cols <= TILE_COLS:
-        return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
-    return Choice(provider="sublight", kernel="_row_kernel", reason=f"{cols} columns: one row in registers")
+    return codes.choose(x, why_torch(x, weight), "torch.nn.functional.rms_norm, torch.amax, …")
 
 
 def rms_norm_int8(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Pair:
@@ -252,39 +247,32 @@ TEST_SHAPES: tuple[Shape, ...] = tuple(
     {"rows": rows, "cols": cols}
     for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (40, 2049), (40, 4096), (20, 16_385), (20, 40_000))
 )
+
+
+def _fields(kind: Kind) -> dict[str, Any]:
+    return {
+        "reference": partial(reference, kind=kind),
+        "launch": partial(launch, kind=kind),
+        "choose": choose,
+        "inputs": inputs,
+        "cost": cost,
+        "kernels": KERNELS,
+        "test_shapes": TEST_SHAPES,
+        "library_args": lambda *inputs: (*inputs, EPS),
+        "judged": judged,
+        **FORWARD_ONLY,
+    }
+
+
 RMS_NORM_INT8 = Op(
     name="rms_norm_int8",
     summary="RMSNorm, then to whole numbers of 8 bits, one scale a row",
-    reference=partial(reference, kind="int8"),
     call=rms_norm_int8,
-    launch=partial(launch, kind="int8"),
-    launch_backward=None,
-    choose=choose,
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    wrt=(),
-    directions=("fwd",),
-    library_args=lambda *inputs: (*inputs, EPS),
-    judged=judged,
+    **_fields("int8"),
 )
 RMS_NORM_FP8 = Op(
     name="rms_norm_fp8",
     summary="RMSNorm, then to fp8 (e4m3), one scale a row",
-    reference=partial(reference, kind="fp8"),
     call=rms_norm_fp8,
-    launch=partial(launch, kind="fp8"),
-    launch_backward=None,
-    choose=choose,
-    inputs=inputs,
-    cost=cost,
-    kernels=KERNELS,
-    shapes=SHAPES,
-    test_shapes=TEST_SHAPES,
-    wrt=(),
-    directions=("fwd",),
-    library_args=lambda *inputs: (*inputs, EPS),
-    judged=judged,
+    **_fields("fp8"),
 )

@@ -124,7 +124,7 @@ def rotate(
     positions: torch.Tensor | None,
     rotary_dim: int,
     interleaved: bool,
-    inverse: bool,
+    inverse: bool = False,
 ) -> None:
     """Our kernel, from q and k (rows of unit stride) into the outputs, which may be q and k themselves."""
     rule, item = rotary.rule(rotary_dim, q.element_size()), q.element_size()
@@ -146,25 +146,13 @@ def launch(
     *,
     style: Style = "half",
     rotary_dim: int | None = None,
+    in_place: bool = False,
 ) -> Pair:
     """Our kernel, whatever `choose` would say."""
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    return _cuda(q, k, cos, sin, positions, width, style == "interleaved", False)
-
-
-def launch_(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None = None,
-    *,
-    style: Style = "half",
-    rotary_dim: int | None = None,
-) -> Pair:
-    """Our kernel in place, whatever `choose` would say."""
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    _cuda_(q, k, cos, sin, positions, width, style == "interleaved")
+    how = rotary.check(q, k, cos, sin, positions, style, rotary_dim), style == "interleaved"
+    if not in_place:
+        return _cuda(q, k, cos, sin, positions, *how, False)
+    _cuda_(q, k, cos, sin, positions, *how)
     return q, k
 
 
@@ -237,43 +225,33 @@ def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tenso
     return *_rope(dq, dk, *ctx.saved_tensors, rotary_dim, interleaved, not inverse), *[None] * 6
 
 
-def _cuda(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    rotary_dim: int, interleaved: bool, inverse: bool,
-) -> Pair:  # fmt: skip
+def _cuda(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Pair:
     q, k = rotary.unit(q), rotary.unit(k)
     q_out, k_out = rotary.like(q), rotary.like(k)
-    rotate(q, k, q_out, k_out, cos, sin, positions, rotary_dim, interleaved, inverse)
+    rotate(q, k, q_out, k_out, *how)
     return q_out, k_out
 
 
 def _cpu(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    rotary_dim: int, interleaved: bool, inverse: bool,
+    rotary_dim: int, interleaved: bool, inverse: bool = False,
 ) -> Pair:  # fmt: skip
     style: Style = "interleaved" if interleaved else "half"
     turned = reference(q, k, cos, -sin if inverse else sin, positions, style=style, rotary_dim=rotary_dim)
     return rotary.like(q).copy_(turned[0]), rotary.like(k).copy_(turned[1])
 
 
-def _cuda_(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    rotary_dim: int, interleaved: bool,
-) -> None:  # fmt: skip
+def _cuda_(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
     q_rows, k_rows = rotary.unit(q), rotary.unit(k)
-    rotate(q_rows, k_rows, q_rows, k_rows, cos, sin, positions, rotary_dim, interleaved, False)
+    rotate(q_rows, k_rows, q_rows, k_rows, *how)
     for x, rows in ((q, q_rows), (k, k_rows)):
         if rows is not x:
             x.copy_(rows)
 
 
-def _cpu_(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    rotary_dim: int, interleaved: bool,
-) -> None:  # fmt: skip
-    turned = _cpu(q, k, cos, sin, positions, rotary_dim, interleaved, False)
-    q.copy_(turned[0])
-    k.copy_(turned[1])
+def _cpu_(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
+    for x, turned in zip((q, k), _cpu(q, k, *how), strict=True):
+        x.copy_(turned)
 
 
 _ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, int rotary_dim, bool interleaved"
@@ -308,19 +286,22 @@ def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     return _liger_(q.clone(), k.clone(), cos, sin)  # once: what is timed turns its own copies on and on
 
 
+_SHARED: dict[str, Any] = {
+    "reference": reference,
+    "choose": choose,
+    "inputs": rotary.random_inputs,
+    "cost": cost,
+    "kernels": (Kernel(jit=_rope_kernel),),
+    "shapes": rotary.SHAPES,
+    "test_shapes": rotary.TEST_SHAPES,
+}
 ROPE = Op(
     name="rope",
     summary="rotary position embedding of q and k",
-    reference=reference,
     call=rope,
     launch=launch,
     launch_backward=launch_backward,
-    choose=choose,
-    inputs=rotary.random_inputs,
-    cost=cost,
-    kernels=(Kernel(jit=_rope_kernel),),
-    shapes=rotary.SHAPES,
-    test_shapes=rotary.TEST_SHAPES,
+    **_SHARED,
     peers={"liger": _liger},
     wrt=(0, 1),
     library_args=lambda *inputs: (*inputs, None, inputs[0].shape[-1], False, False),
@@ -328,16 +309,10 @@ ROPE = Op(
 ROPE_IN_PLACE = Op(
     name="rope_",
     summary="rotary position embedding, written into q and k",
-    reference=reference,
     call=rope_,
-    launch=launch_,
+    launch=partial(launch, in_place=True),
     launch_backward=None,
-    choose=choose,
-    inputs=rotary.random_inputs,
-    cost=cost,
-    kernels=ROPE.kernels,
-    shapes=rotary.SHAPES,
-    test_shapes=rotary.TEST_SHAPES,
+    **_SHARED,
     peers={"liger": _liger_},
     wrt=(),
     directions=("fwd",),

@@ -109,14 +109,19 @@ def facts(x: torch.Tensor) -> Facts:
     return PRETEND.get() or Facts(multiprocessors=2 if is_interpreted() else 132)
 
 
-def why_torch(x: torch.Tensor, *others: torch.Tensor | None) -> str:
-    """Why a call on these tensors goes to PyTorch; empty where one of our kernels takes it."""
+def why_no_kernel(x: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
+    """Why no kernel of ours runs here on such a tensor; empty where one does."""
     if not AVAILABLE:
         return "triton is not installed"
     if x.device.type != "cuda":
         return f"our kernels are for GPUs, this is on the {x.device.type}"
-    if x.dtype not in DTYPES:
-        return f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+    return "" if x.dtype in dtypes else f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
+
+
+def why_torch(x: torch.Tensor, *others: torch.Tensor | None) -> str:
+    """Why a call on these rows goes to PyTorch; empty where one of our kernels takes it."""
+    if reason := why_no_kernel(x):
+        return reason
     if x.dim() == 0 or x.numel() == 0:
         return "nothing to do for a tensor without rows"
     if x.shape[-1] > MAX_COLS:

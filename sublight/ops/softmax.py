@@ -17,32 +17,21 @@ from sublight.jit import libdevice, tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
 from sublight.ops.library import LIBRARY, peer
 from sublight.ops.rows import (
-    as_rows,
-    block_for,
     chunk_places,
     collect,
     end_places,
-    facts,
     forget,
     is_interpreted,
-    is_packed,
-    is_ragged,
     publish,
     random_rows,
     row_shapes,
-    split,
     sum_of,
-    sums_of,
     why_torch,
 )
-from sublight.ops.tuning import Tile, tile_for
+from sublight.ops.softmax_launch import TILE_COLS, Kernels, backward, forward, plan
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
 INTERPRETED = tl.constexpr(is_interpreted())  # which has NumPy's exponential, and no library of CUDA's
-TILE_COLS = 2048  # up to here several rows share a program
-ROW_BYTES = 64 * 1024  # up to here two rows fit in a multiprocessor's registers
-CHUNK = 8192  # columns that a program of the backward pass's `trailing` takes
-LAG_BYTES = 6 * 2**20  # how far its second pass trails the first: as much as runs at once, well within the L2
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -209,88 +198,18 @@ def _trailing_backward_kernel(
         tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols, cache_modifier=".cs")
 
 
+FORWARD = Kernels(tile=_tile_kernel, row=_row_kernel, trailing=_trailing_kernel, splits=True)
+BACKWARD = Kernels(tile=_tile_backward_kernel, row=_row_backward_kernel, trailing=_trailing_backward_kernel)
+
+
 def launch(x: torch.Tensor) -> torch.Tensor:
     """Our forward kernel, whatever `choose` would say."""
-    x2 = as_rows(x)
-    rows, cols = x2.shape
-    y = torch.empty_like(x2, memory_format=torch.contiguous_format)
-    tile = plan("softmax", cols, x.element_size(), packed=is_packed(x2), capability=facts(x).capability, two=True)
-    if tile is None or (cols > TILE_COLS and is_ragged(x2, y)):
-        vector = 16 // x.element_size() if is_ragged(x2, y) else 1
-        chunk, warps, registers = (4096, 4, None) if cols <= 32 * 4096 else (8192, 8, 80)
-        parts = triton.cdiv(cols + vector - 1, chunk)
-        units, lag = _units(rows, parts, chunk * x.element_size())
-        part = torch.zeros(units, dtype=torch.int64, device=x.device)
-        _trailing_kernel[(units + lag,)](
-            x2, y, part, cols, x2.stride(0), y.stride(0), units, lag, parts,
-            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector, SUMS=sums_of(x),
-            **Tile(block=chunk, warps=warps, registers=registers if x.element_size() == 2 else None).options(),
-        )  # fmt: skip
-    elif cols <= TILE_COLS:
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
-            x2, y, rows, cols, x2.stride(0), y.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, SUMS=sums_of(x), **tile.options(),
-        )  # fmt: skip
-    else:
-        _row_kernel[(rows,)](
-            x2, y, cols, x2.stride(0), y.stride(0),
-            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed, SUMS=sums_of(x), **tile.options(),
-        )  # fmt: skip
-    return y.view(x.shape)
+    return forward(FORWARD, x)
 
 
 def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Our backward kernel: dx = y * (dy - sum(y * dy))."""
-    dy2, y2 = as_rows(dy), as_rows(y)
-    rows, cols = y2.shape
-    dx = torch.empty_like(y2, memory_format=torch.contiguous_format)
-    item, packed = 2 * y.element_size(), is_packed(dy2, y2)  # two tensors share the registers
-    tile = plan("softmax_backward", cols, item, packed=packed, capability=facts(y).capability)
-    if tile is None:
-        parts = triton.cdiv(cols, CHUNK)
-        units, lag = _units(rows, parts, CHUNK * item)
-        part = torch.zeros(units, dtype=torch.int64, device=y.device)
-        _trailing_backward_kernel[(units + lag,)](
-            dy2, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
-            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), SUMS=sums_of(y), num_warps=8,
-        )  # fmt: skip
-    elif cols <= TILE_COLS:
-        _tile_backward_kernel[(triton.cdiv(rows, tile.rows),)](
-            dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, SUMS=sums_of(y), **tile.options(),
-        )  # fmt: skip
-    else:
-        _row_backward_kernel[(rows,)](
-            dy2, y2, dx, cols, dy2.stride(0), y2.stride(0),
-            BLOCK=tile.block, PACKED=tile.packed, SUMS=sums_of(y), **tile.options(),
-        )  # fmt: skip
-    return dx.view(y.shape)
-
-
-def plan(
-    kernel: str, cols: int, bytes_per_col: int, *, packed: bool, capability: int = 90, two: bool = False
-) -> Tile | None:
-    """How a row is shared out, in `two` blocks where it fills none; None where no multiprocessor holds it."""
-    block = block_for(cols)
-    rule: Tile | None
-    if cols <= TILE_COLS:  # about 2 KB a warp: loads enough in flight, and few reductions leave their warp
-        rule = Tile(rows=max(1, 1024 // block), block=block, warps=max(1, block * bytes_per_col // 2048))
-    elif block * bytes_per_col > (ROW_BYTES if capability < 120 else ROW_BYTES // 2):  # GeForce spills there
-        rule = None
-    else:  # a thread holds 64 bytes of the row, in so few registers that two rows fit
-        warps = min(32, max(4, block * bytes_per_col // 2048))
-        registers = {8: 64, 16: 40, 32: 32}.get(warps) if packed else None
-        if packed and warps == 32 and capability >= 100:  # where Blackwell's assembler spills
-            warps, registers = 16, 64
-        first, tail = split(cols) if two else (block, 0)
-        rule = Tile(block=first, tail=tail, warps=warps, registers=registers, packed=packed)
-    tile = tile_for(kernel, cols, bytes_per_col, packable=packed, capability=capability, rule=rule)
-    return tile if two or tile is None or not tile.tail else rule  # a kernel of one block would leave the tail out
-
-
-def _units(rows: int, parts: int, chunk_bytes: int) -> tuple[int, int]:
-    units = rows * parts
-    return units, min(units, LAG_BYTES // chunk_bytes)
+    return backward(BACKWARD, dy, y)
 
 
 def _why_torch(x: torch.Tensor) -> str:
@@ -382,17 +301,7 @@ SOFTMAX = Op(
     choose=choose,
     inputs=inputs,
     cost=cost,
-    kernels=tuple(
-        Kernel(jit=jit)
-        for jit in (
-            _tile_kernel,
-            _row_kernel,
-            _trailing_kernel,
-            _tile_backward_kernel,
-            _row_backward_kernel,
-            _trailing_backward_kernel,
-        )
-    ),
+    kernels=tuple(Kernel(jit=jit) for jit in (*FORWARD[:3], *BACKWARD[:3])),
     shapes=row_shapes(WIDTHS),
     test_shapes=(
         *({"rows": rows, "cols": cols} for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (5, 2048))),
