@@ -16,7 +16,7 @@ _FUNCTIONS = ("bench_ops", "explain", "measure", "measure_limits", "profile", "r
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
 _CLASSES = {"AdamW": "sublight.ops.adamw_optimizer"}
-_MODULES = ("bench", "gpus", "limits", "ops", "results", "units")
+_MODULES = ("bench", "gpus", "limits", "ops", "results", "units", "xray")
 
 
 def __getattr__(name: str) -> Any:

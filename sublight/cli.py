@@ -6,19 +6,14 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from sublight import __version__
-from sublight.op import DIRECTIONS
+from sublight import __version__, cli_output
+from sublight.op import one_of
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from sublight.results import Run
-
-USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # 128 + the signal, as a shell says it
+USAGE, INTERRUPTED = 2, 130  # 128 + the signal, as a shell says it
 UsageError: Any = typer.BadParameter.__mro__[
     1
 ]  # typer carries a click of its own or uses the installed one: take its class
@@ -94,9 +89,9 @@ def gpus(names: _Names = None, explain: _Explain = "", json: _Json = "") -> None
 
     if explain:
         gpu = _this_gpu() if explain == "this" else known.find(explain)
-        return _show(report.explain(gpu), report.to_json([gpu], explained=True), json)
+        return cli_output.show(report.explain(gpu), report.to_json([gpu], explained=True), json)
     found = [known.find(name) for name in names or ()] or known.all_gpus()
-    _show(report.sheet(found) if names else report.overview(found), report.to_json(found), json)
+    cli_output.show(report.sheet(found) if names else report.overview(found), report.to_json(found), json)
 
 
 @app.command()
@@ -114,12 +109,12 @@ def limits(
     from sublight.report import console, page
     from sublight.report import limits as report
 
-    _check_writable(html, json)
+    cli_output.check_writable(html, json)
     with console.progress("limits") as progress:
         found = run.run(kind=_kind(device), quick=quick, only=_split(only), progress=progress)
     if html:
         page.write(page.limits(found), Path(html))
-    _show(report.page(found), found.to_json(), json)
+    cli_output.show(report.page(found), found.to_json(), json)
     if "interrupted" in found.source:
         raise typer.Exit(INTERRUPTED)
 
@@ -140,13 +135,13 @@ def bench(
     json: _Json = "",
 ) -> None:
     """Time ops against their floors on this machine."""
-    from sublight import results
+    from sublight import cli_bench, results
     from sublight.report import bench as report
     from sublight.report import roofline
 
     if tune:
-        return _tune(json)
-    _check_writable(plot, json)
+        return cli_bench.tune(json)
+    cli_output.check_writable(plot, json)
     roofline.check(plot)
     old = results.read_run(Path(compare)) if compare else None
     if show:
@@ -159,14 +154,14 @@ def bench(
             device=device,
             quick=quick,
         )
-        run, interrupted = _of_ops(results.read_run(Path(show)), ops or ()), False
+        run, interrupted = cli_bench.of_ops(results.read_run(Path(show)), ops or ()), False
     else:
         words = (shape or (), _split(dtype), _split(against), _split(direction))
-        run, interrupted = _measure(ops or (), _kind(device), *words, quick)
+        run, interrupted = cli_bench.measure(ops or (), _kind(device), *words, quick)
     if plot:
         roofline.write(run, Path(plot))
     changes = results.compare(old.rows, run.rows) if old else None
-    _show(report.everything(run, changes), report.to_json(run, changes), json)
+    cli_output.show(report.everything(run, changes), report.to_json(run, changes), json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if any(change.verdict == "slower" for change in changes or ()):
@@ -189,14 +184,69 @@ def explain(
     """Why a script or a trace is slow, what to change, and what each change saves."""
     from sublight import cli_explain
 
-    _check_writable(html, json, perfetto, trace)
+    cli_output.check_writable(html, json, perfetto, trace)
     files = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
     files = {name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()}
-    _check_apart(files.values(), [*(words or ())[:2], limits])
-    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, show=_show, **files)
+    cli_output.check_apart(files.values(), [*(words or ())[:2], limits])
+    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, **files)
     if diff:
         return cli_explain.diff(words or [], module, wanted)
     status = cli_explain.explain(words or [], module, wanted)
+    if status:
+        raise typer.Exit(status)
+
+
+@app.command()
+def xray(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE[:KERNEL]|OP [-- ARGS]", help="A .py, .cu, .ptx or .cubin, a Triton cache, an op."),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="h200,a100,…: side by side.", autocompletion=_gpu_names)
+    ] = None,
+    sig: Annotated[str, typer.Option(metavar="TYPES", help="Arguments' types: 'x:*bf16, n:i32'.")] = "",
+    const: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="BLOCK=1024, num_warps=8.")] = None,
+    arg: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A launch's number: n=4096.")] = None,
+    grid: Annotated[str, typer.Option(metavar="N[xN]", help="Blocks of the launch.")] = "",
+    threads: Annotated[int, typer.Option(min=0, metavar="N", help="Threads a block, where the code does not say.")] = 0,
+    shape: Annotated[str, typer.Option(metavar="4096x1024", help="An op's sizes.")] = "",
+    dtype: Annotated[str, typer.Option(metavar="bf16", help="An op's data type.")] = "bf16",
+    record: Annotated[bool, typer.Option("--record", help="Run the script; look at what it launches.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run the script on the CPU: races, bounds.")] = False,
+    at: Annotated[str, typer.Option(metavar="n=3_000_000_000", help="With --run: do offsets hold at this size?")] = "",
+    no_exec: Annotated[bool, typer.Option("--no-exec", help="Run nobody's code: .ptx and .cubin only.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="What changed: xray --diff BEFORE AFTER.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Time it, and count where ncu may.")] = False,
+    counted: Annotated[str, typer.Option("--import", metavar="FILE", help="Counters: .ncu-rep or ncu's .csv.")] = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Source, TTGIR, PTX and SASS side by side.")] = "",
+    json: _Json = "",
+) -> None:
+    """What a kernel really is: registers, occupancy, instructions, sectors, bank conflicts; with or without a GPU."""
+    from sublight import cli_xray
+
+    cli_output.check_writable(html, json)
+    target, args = (words or [""])[0], (words or [])[1:]
+    cli_output.check_apart((html, json), [target, counted])
+    wanted = cli_xray.Wanted(
+        target=target,
+        args=tuple(args),
+        gpus=tuple(_split(gpu)),
+        signature=sig,
+        constants=tuple(const or ()),
+        numbers=tuple(_split(arg)),
+        grid=grid,
+        threads=threads or None,
+        shape=shape,
+        dtype=dtype,
+        record=record,
+        may_run=not no_exec,
+        measure=measure,
+        counted=counted,
+        html=html,
+        json=json,
+    )
+    status = cli_xray.run_script(wanted, at) if run else cli_xray.diff(wanted) if diff else cli_xray.xray(wanted)
     if status:
         raise typer.Exit(status)
 
@@ -213,13 +263,13 @@ def memory(
     from sublight.report import page
     from sublight.trace import memory as analysis
 
-    _check_writable(html, json)
+    cli_output.check_writable(html, json)
     if not Path(file).is_file():
         raise BadInput(f"there is no file {file}: record one with torch.cuda.memory._record_memory_history()")
     found = analysis.read(Path(file))
     if html:
         page.write(report.html(found), Path(html))
-    _show(report.page(found), report.to_json(found), json)
+    cli_output.show(report.page(found), report.to_json(found), json)
 
 
 @app.command()
@@ -229,81 +279,9 @@ def doctor(json: _Json = "") -> None:
     from sublight.report import doctor as report
 
     checks = diagnosis.examine()
-    _show(report.page(checks), report.to_json(checks), json)
+    cli_output.show(report.page(checks), report.to_json(checks), json)
     if diagnosis.broken(checks):
         raise typer.Exit(1)
-
-
-def _measure(
-    names: Sequence[str],
-    kind: Any,
-    shapes: Sequence[str],
-    dtypes: Sequence[str],
-    against: Sequence[str],
-    directions: Sequence[str],
-    quick: bool,
-) -> tuple[Run, bool]:
-    """The run, and whether it was interrupted."""
-    from sublight import ops
-    from sublight.limits.run import this_machine
-    from sublight.op import BadInput, parse_dtype
-    from sublight.report import console
-
-    chosen = [ops.find(name) for name in names] or ops.OPS
-    for op in chosen if shapes else ():
-        for words in shapes:
-            op.parse_shape(words)  # before anything is measured: a mistake must not cost a minute
-    types = [parse_dtype(words) for words in dtypes]
-    ways: Any = [_one_of("direction", word, DIRECTIONS) for word in directions]
-    machine = this_machine(kind)
-    from sublight import bench
-
-    with console.progress("limits") as progress:
-        limits = bench.limits_for(machine, progress)
-    with console.progress("bench") as progress:
-        count = console.Count(progress)
-        run = bench.run(
-            chosen,
-            machine=machine,
-            limits=limits,
-            shapes=shapes,
-            dtypes=types,
-            against=against,
-            directions=ways,
-            quick=quick,
-            progress=count,
-        )
-    interrupted = len(run.rows) < count.total  # Ctrl-C keeps the rows that are done
-    if not interrupted and not any(row.median_s for row in run.rows):
-        raise BadInput(f"nothing could be measured: {next((row.unavailable for row in run.rows), 'no such case')}")
-    return run, interrupted
-
-
-def _tune(json: str) -> None:
-    """Renew the table that launches go by; `--json` keeps every trial."""
-    from rich.text import Text
-
-    from sublight.limits.run import this_machine
-
-    this_machine("cuda")
-    from sublight import tune
-    from sublight.ops import tuning
-    from sublight.report import console
-    from sublight.results import write_json
-
-    with console.progress("tiles") as progress:
-        table, trials = tune.tune(progress)
-    write_json(tuning.to_json(table), tuning.TABLE)
-    _show(Text(f"{len(table)} tiles chosen from {len(trials)} trials: {tuning.TABLE}"), trials, json)
-
-
-def _of_ops(run: Run, names: Iterable[str]) -> Run:
-    """The rows of these ops, or all."""
-    import dataclasses
-
-    known = list(dict.fromkeys(row.op for row in run.rows))
-    wanted = [_one_of("op in that file", name, known) for name in names] or known
-    return dataclasses.replace(run, rows=tuple(row for row in run.rows if row.op in wanted))
 
 
 def _this_gpu() -> Any:
@@ -319,16 +297,7 @@ def _this_gpu() -> Any:
 def _kind(device: str) -> Any:
     if device.lower() in ("gpu", "rocm"):  # what people call it; torch calls both cuda
         return "cuda"
-    return _one_of("device", device.lower(), ("cuda", "cpu")) if device else None
-
-
-def _one_of(what: str, word: str, known: Sequence[str]) -> str:
-    from sublight.op import BadInput, nearest
-
-    if word not in known:
-        few = " or ".join(known) if len(known) < 3 else nearest(word, list(known))
-        raise BadInput(f"unknown {what} {word!r}: use {few}")
-    return word
+    return one_of("device", device.lower(), ("cuda", "cpu")) if device else None
 
 
 def _split(words: Iterable[str] | None) -> list[str]:
@@ -342,56 +311,6 @@ def _refuse(why: str, **options: Any) -> None:
     given = ", ".join(f"--{name}" for name, value in options.items() if value)
     if given:
         raise BadInput(f"{why}: leave out {given}, or leave out --from")
-
-
-def _check_writable(*names: str) -> None:
-    """Before anything is measured, by trying: a file that cannot be written must not cost the user two minutes."""
-    import tempfile
-
-    from sublight.op import BadInput
-
-    for name in names:
-        if not name or name == "-":
-            continue
-        path = Path(os.path.realpath(name))
-        folder = next((parent for parent in path.parents if parent.exists()), path)
-        if path.is_dir():
-            raise BadInput(f"cannot write {name}: it is a folder; name another file")
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise BadInput(f"cannot write {name}: {error.strerror}; name another file") from None
-
-
-def _check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
-    """No output over another, or over what is read."""
-    from sublight.op import BadInput
-
-    written = [os.path.realpath(name) for name in outputs if name not in ("", "-", os.devnull)]
-    read = [os.path.realpath(name) for name in inputs if name]
-    if twice := next((name for name in written if written.count(name) > 1 or name in read), None):
-        raise BadInput(f"{twice} is named twice: an output must not replace another, nor what is read")
-
-
-def _show(renderable: RenderableType, data: Any, json: str) -> None:
-    """The result for people, or as JSON alone; the file first, so that a closed pipe does not lose it."""
-    from sublight.report import console
-    from sublight.results import write_json
-
-    try:
-        if json == "-":
-            from json import dumps
-
-            print(dumps(data, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
-            return
-        if json:
-            write_json(data, Path(json))
-        console.stdout().print(renderable)
-        sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich leaves with SystemExit where the pipe is closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
-        raise typer.Exit(BROKEN_PIPE) from None
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -6,17 +6,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sublight import cli_output
 from sublight.op import BadInput
 from sublight.trace.load import is_trace
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from sublight.diagnose.record import Explanation
 
 
@@ -30,7 +29,6 @@ NEEDED = {  # what the floors of a model's ops ask for
 class Wanted:
     """The command's options."""
 
-    show: Callable[[RenderableType, Any, str], None]  # on the terminal, or as JSON
     gpu: str
     limits: str
     trace: str
@@ -76,7 +74,7 @@ def diff(words: Sequence[str], module: str, wanted: Wanted) -> None:
     if wanted.trace or wanted.html or wanted.perfetto:
         raise BadInput("--diff compares in the terminal: leave out --trace, --html and --perfetto")
     found = compare(*(_of_file(word, wanted) for word in words))
-    wanted.show(explain_diff.page(found), found.to_json(), wanted.json)
+    cli_output.show(explain_diff.page(found), found.to_json(), wanted.json)
 
 
 def _of_file(name: str, wanted: Wanted) -> Explanation:
@@ -173,7 +171,7 @@ def _report(explanation: Explanation, wanted: Wanted, *, name: str) -> None:
 
         page = page or os.path.join(wanted.folder, f"explain-{_stem(name)}.html")
         explain_page.write(explanation, Path(page))
-    wanted.show(report.page(explanation), explanation.to_json(), wanted.json)
+    cli_output.show(report.page(explanation), explanation.to_json(), wanted.json)
     if page and wanted.json != "-":
         _say(f"report: {os.path.relpath(page, wanted.folder)}")
 

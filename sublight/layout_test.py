@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parent
 ROWS = (  # an import goes down, or stays inside its own part
     ("__main__",),
     ("cli", "api"),
-    ("cli_explain",),
+    ("cli_bench", "cli_explain", "cli_xray"),
+    ("cli_output",),
     ("report",),
     ("engines", "learn"),
     ("diagnose",),

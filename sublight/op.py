@@ -6,7 +6,7 @@ Everything that tests, times, draws or predicts an op reads this record; nothing
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,14 @@ def nearest(word: str, known: list[str]) -> str:
     """
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     return ", ".join(near or [*known[:MOST_NAMES], *(["…"] if len(known) > MOST_NAMES else [])])
+
+
+def one_of(what: str, word: str, known: Sequence[str]) -> str:
+    """The word, if it is known; else one line that says which are."""
+    if word not in known:
+        few = " or ".join(known) if len(known) < 3 else nearest(word, list(known))
+        raise BadInput(f"unknown {what} {word!r}: use {few}")
+    return word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,57 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sublight.op import Kernel, Op, Shape
+from sublight.gpus import Gpu
+from sublight.op import Inputs, Kernel, Op, Shape
+from sublight.xray import binary, build
+from sublight.xray.launch import Launch, noting
+from sublight.xray.occupancy.sm import SMS
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
-MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}  # of one block
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+MAX_SHARED_BYTES = {target: SMS[target].shared_bytes_per_block for target in TARGETS}
 DTYPES = ("bfloat16", "float32")  # fp16 compiles as bf16 does
-_TYPES = {
-    "float64": "*fp64",
-    "float32": "*fp32",
-    "float16": "*fp16",
-    "bfloat16": "*bf16",
-    "float8_e4m3fn": "*fp8e4nv",
-    "int64": "*i64",
-    "int32": "*i32",
-    "int16": "*i16",
-    "int8": "*i8",
-    "uint8": "*u8",
-    "bool": "*i1",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One specialisation of a kernel: enough to compile it anywhere."""
-
-    kernel: str
-    jit: Any
-    signature: Mapping[str, str]
-    constants: Mapping[str, Any]
-    aligned: tuple[str, ...]  # pointers and numbers that are multiples of 16, as Triton finds out at run time
-    options: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        return f"{self.kernel} {dict(self.signature)} {dict(self.constants)} {self.aligned} {dict(self.options)}"
-
-    @property
-    def size(self) -> int:
-        """Elements that one program holds, for picking the most demanding specialisation."""
-        product = 1
-        for value in self.constants.values():
-            product *= value if isinstance(value, int) and value > 1 else 1
-        return product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,48 +44,46 @@ class Compiled:
 
 
 @contextlib.contextmanager
-def recording(target: int) -> Iterator[list[Launch]]:
-    """Note Triton launches instead of making them, as planned for that GPU."""
-    from triton.runtime.jit import JITFunction
-
+def recording(target: int, gpu: Gpu | None = None) -> Iterator[list[Launch]]:
+    """Note Triton launches instead of making them, as planned for that GPU; the tensors may be on any device."""
     from sublight.ops.rows import PRETEND, Facts
 
+    plan = Facts(capability=target, shared_bytes=SMS[target].shared_bytes_per_block)
+    if gpu is not None and gpu.sms:
+        plan = replace(plan, multiprocessors=gpu.sms)
     launches: list[Launch] = []
-
-    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        launches.append(_launch(self, args, kwargs))
-
-    original = JITFunction.run
-    JITFunction.run = note  # type: ignore[method-assign]
-    token = PRETEND.set(Facts(capability=target, shared_bytes=MAX_SHARED_BYTES[target]))
+    token = PRETEND.set(plan)
     try:
-        yield launches
+        with noting(target, launches):
+            yield launches
     finally:
         PRETEND.reset(token)
-        JITFunction.run = original  # type: ignore[method-assign]
 
 
 def launches_of(op: Op, shapes: tuple[Shape, ...], target: int) -> list[Launch]:
     """Every distinct specialisation that these shapes take on that GPU, forward and backward."""
+    found: dict[str, Launch] = {}
+    for shape, dtype in itertools.product(shapes, DTYPES):
+        with recording(target) as launches:
+            make(op, op.inputs(shape, dtype, "meta", 0))
+        found.update({launch.key: launch for launch in launches})
+    return list(found.values())
+
+
+def make(op: Op, inputs: Inputs) -> None:
+    """Every launch that the op makes of these inputs: plain, with gaps between rows, by its variants, and backward."""
     import torch
 
     gapped = functools.partial(_gapped, flat=op.keys == ("numel",))
-    found: dict[str, Launch] = {}
-    for shape in shapes:
-        for dtype in DTYPES:
-            inputs = op.inputs(shape, dtype, "meta", 0)
-            with recording(target) as launches:
-                result = op.launch(*inputs)
-                op.launch(*map(gapped, inputs))
-                for variant in op.variants:
-                    variant(*inputs)
-                if op.launch_backward:
-                    outputs = result if isinstance(result, tuple) else (result,)
-                    grads = [torch.empty_like(y) for y in outputs if y.is_floating_point()]
-                    op.launch_backward(*grads, *inputs)
-                    op.launch_backward(*map(gapped, grads), *map(gapped, inputs))
-            found.update({launch.key: launch for launch in launches})
-    return list(found.values())
+    result = op.launch(*inputs)
+    op.launch(*map(gapped, inputs))
+    for variant in op.variants:
+        variant(*inputs)
+    if op.launch_backward:
+        outputs = result if isinstance(result, tuple) else (result,)
+        grads = [torch.ones_like(y) for y in outputs if y.is_floating_point()]
+        op.launch_backward(*grads, *inputs)
+        op.launch_backward(*map(gapped, grads), *map(gapped, inputs))
 
 
 def limit_launches(target: int) -> list[Launch]:
@@ -153,25 +113,14 @@ def limit_launches(target: int) -> list[Launch]:
 
 
 def compile_for(launch: Launch, target: int) -> Compiled:
-    """Through Triton's own compiler and assembler; about a second, and no GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    names = launch.jit.arg_names
-    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned}
-    signature = {name: launch.signature.get(name, "constexpr") for name in names}
-    kind = GluonASTSource if launch.jit.is_gluon() else ASTSource
-    constants = {**launch.constants, **({"num_warps": launch.options["num_warps"]} if "num_warps" in names else {})}
-    source = kind(launch.jit, signature, constants, attrs=attrs)
-    kernel = triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(launch.options))
-    usage = _resource_usage(kernel.asm["cubin"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump")
+    """About a second, and no GPU."""
+    kernel = build.compiled(launch, target)
+    used = binary.usage(kernel.asm["cubin"])[kernel.metadata.name]
     return Compiled(
         launch=launch,
         target=target,
-        registers=usage["REG"],
-        spill_bytes=usage["STACK"],
+        registers=used["REG"],
+        spill_bytes=used["STACK"],  # Triton indexes no arrays: what is on the stack was spilled
         shared_bytes=int(kernel.metadata.shared),
     )
 
@@ -184,53 +133,14 @@ def kernel_of(op: Op, name: str) -> Kernel:
     raise LookupError(f"{op.name} launches {name}, which its record does not list")
 
 
-def _launch(jit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
-    import torch
-
-    options = {name: value for name, value in kwargs.items() if name in OPTIONS}
-    given = dict(zip(jit.arg_names, args, strict=False))
-    given |= {name: value for name, value in kwargs.items() if name not in options}
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    aligned: list[str] = []
-    for parameter in jit.params:
-        if parameter.name in OPTIONS:  # a Gluon kernel may ask for its own warps
-            continue
-        value = given[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            constants[parameter.name] = value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = _TYPES[str(value.dtype).removeprefix("torch.")]
-            aligned.append(parameter.name)
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
-                aligned.append(parameter.name)
-    return Launch(
-        kernel=jit.__name__,
-        jit=jit,
-        signature=signature,
-        constants=constants,
-        aligned=tuple(aligned),
-        options=options,
-    )
-
-
 def _gapped(x: Any, *, flat: bool) -> Any:
     """The same values, with rows that do not follow one another in memory; a weight or bias is left as it is."""
     if x.dim() == 1 and flat:
         x = x[: x.shape[0] // 2 * 2].view(2, -1) if x.shape[0] > 1 else x.view(1, 1)
-    return x.new_empty(*x.shape[:-1], 2 * x.shape[-1])[..., : x.shape[-1]] if x.dim() > 1 else x
-
-
-def _resource_usage(cubin: bytes, cuobjdump: Path) -> dict[str, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        told = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", told)}
+    if x.dim() < 2:
+        return x
+    wide = x.new_zeros(*x.shape[:-1], 2 * x.shape[-1])[..., : x.shape[-1]]
+    return wide.copy_(x)
 
 
 def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> Iterator[tuple[str, Compiled, str]]:
@@ -242,7 +152,7 @@ def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> I
     done: dict[tuple[str, int], Compiled] = {}  # ops share kernels: each is listed for every op, and compiled once
     for op, target in itertools.product(ops, targets):
         launches = launches_of(op, (*op.shapes, *op.test_shapes), target)
-        for launch in launches if thorough else _most_demanding(launches):
+        for launch in launches if thorough else most_demanding(launches):
             kernel = kernel_of(op, launch.kernel)
             if target not in kernel.targets:
                 continue
@@ -252,7 +162,8 @@ def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> I
             yield op.name, compiled, "" if kernel.spills and "spill" in problem else problem
 
 
-def _most_demanding(launches: list[Launch]) -> list[Launch]:
+def most_demanding(launches: list[Launch]) -> list[Launch]:
+    """Of each kernel and data type the one that holds most."""
     best: dict[tuple[str, str], Launch] = {}
     for launch in launches:
         group = (launch.kernel, str(sorted({kind for kind in launch.signature.values() if kind.startswith("*")})))

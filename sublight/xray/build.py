@@ -1,0 +1,119 @@
+"""From a launch, PTX or a cubin to `Code`: the one way by which xray compiles and reads what was compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sublight.gpus import Gpu
+from sublight.op import BadInput
+from sublight.xray import binary
+from sublight.xray.complaint import complaint, hushed
+from sublight.xray.launch import OPTIONS, Launch, compilable, no_interpreter
+from sublight.xray.record import Code
+from sublight.xray.sass.asm_lines import right_lines
+
+
+def compiled(launch: Launch, capability: int) -> Any:
+    """Triton's compiled kernel, through its own compiler and assembler; about a second, and no GPU."""
+    no_interpreter()
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    jit, names = launch.jit, launch.jit.arg_names
+    attributes = {_path(name, names): [["tt.divisibility", 16]] for name in launch.aligned}
+    signature = {name: launch.signature.get(name, "constexpr") for name in names}
+    given = {name: launch.options[name] for name in names if name in launch.options}  # a Gluon kernel's own num_warps
+    constants = {_path(name, names): value for name, value in {**launch.constants, **given}.items()}
+    kind = GluonASTSource if jit.is_gluon() else ASTSource
+    try:
+        with hushed() as printed, right_lines():
+            source = kind(jit, signature, constants, attrs=attributes)
+            return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+    except Exception as error:  # the compiler's errors have no class in common
+        raise complaint(error, printed.text, jit=jit) from error
+
+
+def code_of(launch: Launch, gpu: Gpu) -> Code:
+    """The launch, compiled for that GPU and taken apart."""
+    kernel = compiled(launch, compilable(gpu))
+    return code_of_compiled(
+        kernel,
+        gpu,
+        name=launch.kernel,
+        file=inspect.getsourcefile(launch.jit.fn) or "",
+        signature={name: str(kind) for name, kind in launch.signature.items()},
+        constants=launch.constants,
+        grid=launch.grid,
+        arguments=launch.arguments,
+    )
+
+
+def code_of_compiled(kernel: Any, gpu: Gpu, *, name: str, **known: Any) -> Code:
+    """Of what Triton compiled, here or when a launch was made."""
+    shared_bytes, options = kernel.metadata.shared, _options(kernel.metadata._asdict())
+    asm = kernel.asm
+    (code,) = codes(
+        asm["cubin"], gpu, ptx=asm["ptx"], dynamic_shared_bytes=shared_bytes, symbol=kernel.metadata.name, names={}
+    )
+    return replace(code, name=name, ttgir=asm.get("ttgir", ""), options=options, **known)
+
+
+def codes(
+    cubin: bytes,
+    gpu: Gpu,
+    *,
+    ptx: str = "",
+    dynamic_shared_bytes: int = 0,
+    threads: int | None = None,
+    symbol: str = "",
+    names: Mapping[str, str],
+    spilled: Mapping[str, int] | None = None,
+    file: str = "",
+) -> tuple[Code, ...]:
+    """Every kernel of a cubin, or the one of that symbol; `names` are the author's, by symbol."""
+    used, sass = binary.usage(cubin), binary.disassemble(cubin)
+    written = [*binary.entries(ptx), *sass]  # in the order of the source, which the binary does not keep
+    found = []
+    for each in dict.fromkeys(name for name in written if name in sass and name in used and symbol in ("", name)):
+        own = binary.ptx_of(ptx, each)
+        arrays = binary.local_array_bytes(own)
+        if arrays and spilled is None:  # the stack is no spill there: the assembler says what is
+            spilled = binary.assembled(ptx, binary.architecture(cubin)).spilled
+        found.append(
+            Code(
+                name=names.get(each, each),
+                symbol=each,
+                gpu=gpu,
+                resources=binary.resources(
+                    used[each],
+                    sass[each],
+                    dynamic_shared_bytes=dynamic_shared_bytes,
+                    threads=threads,
+                    capability=binary.architecture(cubin),
+                    array_bytes=arrays,
+                    spilled=(spilled or {}).get(each),
+                ),
+                sass=sass[each],
+                ptx=own,
+                file=file,
+            )
+        )
+    if not found:
+        wanted = f"no kernel {symbol!r}" if symbol else "no kernel at all"
+        raise BadInput(f"the binary has {wanted}: it has {', '.join(used) or 'nothing to run'}")
+    return tuple(found)
+
+
+def _path(name: str, names: list[str]) -> tuple[int, ...]:
+    """`t.2.1` of (x, t) is (1, 2, 1): Triton counts arguments."""
+    first, *rest = name.split(".")
+    return (names.index(first), *map(int, rest))
+
+
+def _options(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: metadata[name] for name in OPTIONS if metadata.get(name) is not None}

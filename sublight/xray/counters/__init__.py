@@ -1,0 +1,1 @@
+"""What Nsight Compute counted, and how far the predictions are from it."""

@@ -1,0 +1,152 @@
+"""A kernel's whole page: what its compiled code takes, how it fills an SM, what it issues and what it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublight.op import BadInput
+from sublight.xray.occupancy.blocks import Occupancy, Row, WhatIf, occupancy, table, what_if
+from sublight.xray.occupancy.in_flight import InFlight, bytes_in_flight
+from sublight.xray.occupancy.waves import Waves, waves
+from sublight.xray.ptx.accesses import access_findings, accesses, follow_blocks
+from sublight.xray.record import Access, Code, Finding
+from sublight.xray.roof import Roof, roof_of, turns_of
+from sublight.xray.sass.ahead import bytes_ahead
+from sublight.xray.sass.asm_lines import read
+from sublight.xray.sass.findings import by_line, code_findings
+from sublight.xray.sass.instruction import file_of
+from sublight.xray.sass.loops import flow
+from sublight.xray.sass.mix import Mix, mix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Everything that xray tells of one kernel on one GPU."""
+
+    code: Code
+    mix: Mix
+    accesses: tuple[Access, ...]
+    findings: tuple[Finding, ...]
+    roof: Roof
+    heat: Mapping[int, float]  # source line -> instructions there
+    occupancy: Occupancy | None = None  # None: the block's size is not known
+    what_if: WhatIf | None = None
+    table: tuple[Row, ...] = ()
+    waves: Waves | None = None
+    in_flight: InFlight | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        used, found = self.code.resources, self.occupancy
+        return {
+            "name": self.code.name,
+            "gpu": self.code.gpu.key,
+            "registers": used.registers,
+            "spill_bytes": used.spill_bytes,
+            "stack_bytes": used.stack_bytes,
+            "shared_bytes": used.shared_bytes,
+            "static_shared_bytes": used.static_shared_bytes,
+            "dynamic_shared_bytes": used.dynamic_shared_bytes,
+            "barriers": used.barriers,
+            "threads": used.threads,
+            "blocks_per_sm": found.blocks_per_sm if found else None,
+            "warps_per_sm": found.warps_per_sm if found else None,
+            "occupancy": found.fraction if found else None,
+            "limited_by": ", ".join(found.limited_by) if found else None,
+            "what_if": self.what_if.sentence if self.what_if else None,
+            "waves": self.waves.sentence if self.waves else None,
+            "in_flight": self.in_flight.sentence if self.in_flight else None,
+            "tensor_core": self.mix.tensor_core,
+            "mix": self.mix.to_json(),
+            "accesses": [_access(access) for access in self.accesses],
+            "findings": [finding.to_json() for finding in self.findings],
+            "roof": [
+                {"name": bound.name, "seconds": bound.seconds, "detail": bound.detail} for bound in self.roof.bounds
+            ],
+            "constants": {name: _plain(value) for name, value in self.code.constants.items()},
+            "options": {name: _plain(value) for name, value in self.code.options.items()},
+            "grid": list(self.code.grid),
+            "notes": list(self.notes),
+        }
+
+
+def examine(code: Code, *, blocks: int = 3, measured_s: float | None = None) -> Page:
+    """Every part of xray over one kernel."""
+    instructions = read(code)
+    paths, file = flow(instructions), file_of(code, instructions)
+    found, notes = _occupancy(code)
+    followed = follow_blocks(code, blocks=blocks)
+    seen = accesses(code, followed=followed)
+    counted = mix(code)
+    grid = waves(math.prod(code.grid), found, code.gpu) if found and found.blocks_per_sm and code.grid else None
+    in_flight = _in_flight(found, code, bytes_ahead(instructions))
+    warps = followed.blocks * found.warps_per_block if found else 0
+    notes += [followed.problem] if followed.problem else [_stopped(stop.reason) for stop in followed.stops[:1]]
+    return Page(
+        code=code,
+        mix=counted,
+        accesses=seen,
+        findings=(*code_findings(code), *access_findings(code, followed)),
+        roof=roof_of(
+            code,
+            mix=counted,
+            turns=turns_of(instructions, paths, file, seen, warps),
+            accesses=seen,
+            followed=followed,
+            occupancy=found,
+            waves=grid,
+            in_flight=in_flight,
+            measured_s=measured_s,
+        ),
+        heat={line: float(sum(kinds.values())) for line, kinds in by_line(code).items()},
+        occupancy=found,
+        what_if=what_if(code.resources, code.gpu) if found else None,
+        table=table(code.resources, code.gpu) if found else (),
+        waves=grid,
+        in_flight=in_flight,
+        notes=tuple(notes),
+    )
+
+
+def _occupancy(code: Code) -> tuple[Occupancy | None, list[str]]:
+    if code.resources.threads is None:
+        return None, ["how many threads a block has is not known: give --threads 256"]
+    return occupancy(code.resources, code.gpu), []
+
+
+def _in_flight(found: Occupancy | None, code: Code, ahead: int) -> InFlight | None:
+    if found is None or not found.warps_per_sm or not ahead:
+        return None
+    try:
+        return bytes_in_flight(found, code.gpu, bytes_per_thread=ahead)
+    except BadInput:  # no latency is published for this GPU
+        return None
+
+
+def _stopped(reason: str) -> str:
+    return f"not every block could be followed to its end: {reason}"
+
+
+def _access(access: Access) -> dict[str, Any]:
+    return {
+        "line": access.place.line if access.place else None,
+        "file": access.place.file if access.place else None,
+        "space": access.space,
+        "kind": access.kind,
+        "instruction": access.instruction,
+        "bytes_per_thread": access.bytes_per_thread,
+        "requests": access.requests,
+        "sectors_per_request": access.sectors_per_request,
+        "ideal_sectors_per_request": access.ideal_sectors / access.requests
+        if access.sectors_per_request is not None
+        else None,
+        "bank_conflict": access.bank_conflict,
+        "unknown": access.unknown or None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

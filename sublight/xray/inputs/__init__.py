@@ -1,0 +1,1 @@
+"""Whatever can be named on the command line, turned into Code."""

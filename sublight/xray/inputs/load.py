@@ -1,0 +1,224 @@
+"""Whatever can be named on the command line, as `Code`: an op of ours, a Python or CUDA file, PTX, a cubin, a cache."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sublight.gpus import Gpu
+from sublight.gpus import find as find_gpu
+from sublight.op import BadInput, parse_dtype
+from sublight.xray import build
+from sublight.xray.launch import Launch
+from sublight.xray.record import Code
+
+MOST_LAUNCHES = 32  # of one recorded script
+SUFFIXES = (".py", ".cu", ".ptx", ".cubin")
+WITHOUT_RUNNING = (".ptx", ".cubin")
+
+
+def load(
+    target: str,
+    gpus: Sequence[Gpu],
+    *,
+    signature: str = "",
+    constants: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    shape: str = "",
+    dtype: str = "bfloat16",
+    threads: int | None = None,
+    shared_bytes: int = 0,
+    flags: Sequence[str] = (),
+    record: bool = False,
+    may_run: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> tuple[Code, ...]:
+    """Every kernel that the target names, for every GPU; `NAME:KERNEL` picks one.
+
+    A Python file takes `signature` and `constants`, or with `record` is run as a script with `arguments`; an op takes
+    `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` and dynamic `shared_bytes`
+    takes those. `tell` gets what the user should know beside the result; it goes to stderr unless given.
+    """
+    say = tell or _to_stderr
+    path, kernel = parted(target)
+    if not may_run and runs(target):
+        raise BadInput(
+            f"{target} would run code of yours or ours: --no-exec reads only {', '.join(WITHOUT_RUNNING)} files"
+        )
+    if not gpus and (path is None or path.suffix in (".py", ".cu", ".ptx")):
+        raise BadInput(f"{target} is compiled for a GPU, and none is named: add --gpu h100, or another")
+    if path is None:
+        return _of_op(target, gpus, shape=shape, dtype=dtype)
+    if path.is_dir():
+        from sublight.xray.inputs.binary_files import codes_of_cache
+
+        return codes_of_cache(path, kernel, gpus, tell=say)
+    _takes(path, signature=signature, constants=constants, record=record)
+    if path.suffix == ".py":
+        return _of_python(path, kernel, gpus, signature, constants, arguments, record=record, tell=say)
+    if path.suffix == ".cu":
+        from sublight.xray.inputs.cuda import codes_of_cuda
+
+        return codes_of_cuda(path, kernel, gpus, threads=threads, shared_bytes=shared_bytes, flags=flags)
+    from sublight.xray.inputs import binary_files as load_binary
+
+    if path.suffix == ".ptx":
+        return load_binary.codes_of_ptx(path, kernel, gpus, threads=threads, shared_bytes=shared_bytes)
+    return load_binary.codes_of_cubin(path, kernel, gpus, threads=threads, shared_bytes=shared_bytes, tell=say)
+
+
+def load_kernel(
+    kernel: Any,
+    gpu: Gpu | str = "h100",
+    *,
+    signature: str | Mapping[str, str] = "",
+    constants: Mapping[str, Any] | None = None,
+) -> Code:
+    """A @triton.jit or @gluon.jit function, or what Triton compiled of one, as Code.
+
+    `load_kernel(k, "h100", signature="x_ptr:*bf16, n:i32", constants={"BLOCK": 1024, "num_warps": 8})`
+    """
+    from sublight.xray.inputs.python import launch_as_told, unwrapped
+    from sublight.xray.inputs.signature import Typed, parse_signature
+
+    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    if hasattr(kernel, "asm") and hasattr(kernel, "metadata"):
+        arch = kernel.metadata.target.arch
+        if gpu.compute_capability != divmod(arch, 10):
+            raise BadInput(f"{kernel.metadata.name} is compiled for sm_{arch}, which is not {gpu.key}'s: name its GPU")
+        return build.code_of_compiled(kernel, gpu, name=kernel.metadata.name)
+    found = unwrapped(kernel)
+    if found is None:
+        raise BadInput(
+            f"{type(kernel).__name__} is no Triton kernel: give a function with @triton.jit, without TRITON_INTERPRET"
+        )
+    words = signature if isinstance(signature, str) else ", ".join(f"{name}:{kind}" for name, kind in signature.items())
+    parsed = parse_signature(words, [parameter.name for parameter in found.jit.params])
+    types = {name: kind for name, kind in parsed.items() if isinstance(kind, Typed)}
+    ones = {name: 1 for name, kind in types.items() if kind.is_one}
+    return build.code_of(launch_as_told(found, types, {**ones, **(constants or {})}, where="Python"), gpu)
+
+
+def runs(target: str) -> bool:
+    """Whether loading it runs code: an import or a script of the user's, a launcher of ours, or a compiler."""
+    path, _ = parted(target)
+    return path is None or (path.is_file() and path.suffix not in WITHOUT_RUNNING)
+
+
+def parted(target: str) -> tuple[Path | None, str]:
+    """The file or folder and the kernel; no file where it is an op's name.
+
+    >>> parted("softmax:_row_kernel")
+    (None, '_row_kernel')
+    """
+    parts = target.split(":")  # a kernel's name may have colons too: ns::scale
+    for count in range(len(parts), 0, -1):
+        words, kernel = ":".join(parts[:count]), ":".join(parts[count:])
+        path = Path(words).expanduser()
+        if words and path.is_file():
+            return _readable(path), kernel
+        if words and path.is_dir() and not ("/" not in words and _is_op(words)):
+            return path, kernel
+    name, _, kernel = target.partition(":")
+    if _is_op(name):
+        return None, kernel
+    if Path(name).suffix or "/" in name:
+        raise BadInput(f"no file {name!r}: give an op's name, FILE.py, .cu, .ptx, .cubin or a Triton cache folder")
+    from sublight.ops import find
+
+    find(name)  # says which ops are near
+    raise AssertionError(name)
+
+
+def _is_op(name: str) -> bool:
+    from sublight.ops import OPS
+
+    return any(op.name == name for op in OPS)
+
+
+def _readable(path: Path) -> Path:
+    """By its name; of another name, what begins as ELF: its machine says whether it is a cubin."""
+    if path.suffix in SUFFIXES:
+        return path
+    with path.open("rb") as file:
+        if file.read(4) == b"\x7fELF":
+            return path
+    raise BadInput(f"{path} is no file that xray reads: it reads {', '.join(SUFFIXES)}")
+
+
+def _takes(path: Path, *, signature: str, constants: Sequence[str], record: bool) -> None:
+    if path.suffix == ".py":
+        if record and (signature or constants):
+            raise BadInput("--record finds types and constants by itself: leave --sig and --const out")
+        return
+    if signature or constants or record:
+        raise BadInput(f"--sig, --const and --record are for Python files, {path.name} is none: leave them out")
+
+
+def _of_op(target: str, gpus: Sequence[Gpu], *, shape: str, dtype: str) -> tuple[Code, ...]:
+    from sublight.ops import find
+    from sublight.xray.inputs.op import launches_of_op
+
+    name, _, kernel = target.partition(":")
+    op, dtype = find(name), parse_dtype(dtype)
+    return tuple(
+        build.code_of(launch, gpu)
+        for gpu in gpus
+        for launch in launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
+    )
+
+
+def _of_python(
+    file: Path,
+    kernel: str,
+    gpus: Sequence[Gpu],
+    signature: str,
+    constants: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    record: bool,
+    tell: Callable[[str], None],
+) -> tuple[Code, ...]:
+    from sublight.xray.launch import compilable
+
+    for gpu in gpus:
+        compilable(gpu)  # said before anything of the user's runs
+    launches = (
+        _recorded(file, kernel, arguments, compilable(gpus[0]), tell)
+        if record
+        else _in_file(file, kernel, signature, constants)
+    )
+    return tuple(build.code_of(launch, gpu) for gpu in gpus for launch in launches)
+
+
+def _in_file(file: Path, kernel: str, signature: str, constants: Sequence[str]) -> list[Launch]:
+    from sublight.xray.inputs.python import launches_in
+
+    return launches_in(file, kernel, signature, constants)
+
+
+def _recorded(
+    file: Path, kernel: str, arguments: Sequence[str], capability: int, tell: Callable[[str], None]
+) -> list[Launch]:
+    """Each specialisation once: its first launch."""
+    from sublight.xray.inputs.recorded import record
+
+    launches = record(file, arguments, capability=capability, tell=tell)
+    distinct: dict[str, Launch] = {}
+    for launch in launches:
+        if kernel in ("", launch.kernel):
+            distinct.setdefault(launch.key, launch)
+    if not distinct:
+        known = ", ".join(dict.fromkeys(launch.kernel for launch in launches))
+        raise BadInput(f"{file.name} launches no {kernel!r}: it launches {known}")
+    if len(distinct) > MOST_LAUNCHES:
+        tell(
+            f"{file.name} launches {len(distinct)} kernels: the first {MOST_LAUNCHES} are shown, {file}:KERNEL is one's"
+        )
+    return list(distinct.values())[:MOST_LAUNCHES]
+
+
+def _to_stderr(words: str) -> None:
+    print(f"sublight: {words}", file=sys.stderr)

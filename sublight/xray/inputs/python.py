@@ -1,0 +1,286 @@
+"""Kernels of a user's Python file: importing it runs it, then its JIT functions are there to be compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sublight.op import BadInput, nearest
+from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
+from sublight.xray.inputs.without_gpu import without_gpu
+from sublight.xray.launch import OPTIONS, Launch, no_interpreter, noting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A kernel of a file, and what its decorators say of its constants."""
+
+    name: str
+    jit: Any
+    constants: Mapping[str, Any] = field(default_factory=dict)  # of the first configuration that autotune would try
+    options: Mapping[str, Any] = field(default_factory=dict)
+    heuristics: Mapping[str, Any] = field(default_factory=dict)  # name -> function of the arguments
+
+
+def launches_in(file: Path, kernel: str, signature: str, constants: Sequence[str]) -> list[Launch]:
+    """What is to be compiled of that file: the kernel named, or every one for which enough is said."""
+    module = imported(file)
+    found = kernels_in(module, file)
+    if not found:
+        raise BadInput(f"{file} defines no kernel: decorate one with @triton.jit, or name the file that does")
+    if kernel:
+        if kernel not in found:
+            raise BadInput(f"{file} has no kernel {kernel!r}: it has {nearest(kernel, list(found))}")
+        return [specialised(found[kernel], signature, constants, module, file)]
+    wanted = _not_called_by_another(found)
+    if len(wanted) == 1:
+        return [specialised(wanted[0], signature, constants, module, file)]
+    launches, complaints = [], []
+    for each in wanted:
+        try:
+            launches.append(specialised(each, signature, constants, module, file))
+        except BadInput as error:
+            complaints.append(str(error))
+    if not launches:
+        names = ", ".join(each.name for each in wanted)
+        raise BadInput(f"{file.name} has {len(wanted)} kernels, name one of {names}; {complaints[0]}")
+    return launches
+
+
+def imported(file: Path) -> ModuleType:
+    """The user's file, run as an import runs it."""
+    no_interpreter()
+    file = file.resolve()
+    root, name = file.parent, file.stem
+    while (root / "__init__.py").is_file():  # a file of a package may import its neighbours by a dot
+        root, name = root.parent, f"{root.name}.{name}"
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))  # and it stays: what the file imports later lies beside it, too
+    with _guarded(file):
+        if "." in name:
+            found = importlib.import_module(name)
+            if _is_of(found, file):
+                return found
+            name = file.stem  # a package of that name is installed, too, and comes first
+        here = sys.modules.get(name)
+        if here is not None and _is_of(here, file):
+            return here
+        name = name if here is None else f"{name}_of_xray"  # a user's code.py must not take the place of Python's
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
+
+
+def _is_of(module: ModuleType, file: Path) -> bool:
+    own = getattr(module, "__file__", None)
+    return own is not None and Path(own).resolve() == file
+
+
+def kernels_in(module: ModuleType, file: Path) -> dict[str, Found]:
+    """By name, in the order of the file; what was imported from elsewhere is not the file's."""
+    found = {}
+    for value in vars(module).values():
+        kernel = unwrapped(value)
+        if kernel is not None and Path(kernel.jit.fn.__code__.co_filename).resolve() == file.resolve():
+            found[kernel.name] = kernel
+    return dict(sorted(found.items(), key=lambda item: item[1].jit.fn.__code__.co_firstlineno))
+
+
+def unwrapped(value: Any) -> Found | None:
+    """The JIT function under @triton.autotune and @triton.heuristics; None where there is none."""
+    from triton.runtime.jit import JITFunction
+
+    constants: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    heuristics: dict[str, Any] = {}
+    for _ in range(8):  # decorators over one another
+        if isinstance(value, JITFunction):
+            return Found(name=value.__name__, jit=value, constants=constants, options=options, heuristics=heuristics)
+        if configs := getattr(value, "configs", None):
+            first = configs[0].all_kwargs()
+            constants |= {name: each for name, each in first.items() if name not in OPTIONS}
+            options |= {name: each for name, each in first.items() if name in OPTIONS and each is not None}
+        if isinstance(values := getattr(value, "values", None), dict):
+            heuristics |= values
+        value = getattr(value, "fn", None)
+    return None
+
+
+def specialised(found: Found, signature: str, constants: Sequence[str], module: ModuleType, file: Path) -> Launch:
+    """The launch that the user describes; what is missing is named, with an example for this very kernel."""
+    jit = found.jit
+    names = [parameter.name for parameter in jit.params]
+    given = parse_constants(constants, vars(module))
+    if unknown := [name for name in given if name not in names and name not in OPTIONS]:
+        known = [*(parameter.name for parameter in jit.params if parameter.is_constexpr), *OPTIONS]
+        raise BadInput(f"--const {unknown[0]}: {found.name} has no such constant: it has {', '.join(known)}")
+    typed = parse_signature(signature, names)
+    for name, kind in typed.items():
+        if isinstance(kind, str):
+            given.setdefault(name, parse_value(kind, vars(module)))
+        elif kind.is_one:
+            given.setdefault(name, 1)
+    types = {name: kind for name, kind in typed.items() if isinstance(kind, Typed)}
+    return launch_as_told(found, types, given, where=file.name)
+
+
+def launch_as_told(found: Found, types: Mapping[str, Typed], given: Mapping[str, Any], *, where: str) -> Launch:
+    """From types and constants by name, what the decorators say, annotations and defaults, in this order."""
+    options = {**found.options, **{name: value for name, value in given.items() if name in OPTIONS}}
+    signature: dict[str, str] = {}
+    aligned: list[str] = []
+    constants: dict[str, Any] = {}
+    missing: list[Any] = []
+    for parameter in found.jit.params:
+        name = parameter.name
+        if name in given and name in OPTIONS:
+            continue
+        if name in given:
+            constants[name] = given[name]
+        elif name in types and not parameter.is_constexpr:
+            signature[name] = types[name].kind
+            if types[name].is_aligned and not parameter.do_not_specialize_on_alignment:
+                aligned.append(name)
+        elif name in found.constants:
+            constants[name] = found.constants[name]
+        elif parameter.is_constexpr and name in options:
+            continue
+        elif not parameter.is_constexpr and parameter.annotation_type:
+            signature[name] = parameter.annotation_type
+            if parameter.annotation_type.startswith("*"):
+                aligned.append(name)
+        elif parameter.is_constexpr and parameter.has_default:
+            constants[name] = parameter.default
+        else:
+            missing.append(parameter)
+    for parameter in [each for each in missing if each.name in found.heuristics]:
+        with contextlib.suppress(Exception):  # it may want an argument's value, which only a launch has
+            constants[parameter.name] = found.heuristics[parameter.name]({**constants, **options})
+            missing.remove(parameter)
+    if missing:
+        raise BadInput(_what_is_missing(found, missing, types, where))
+    return Launch(
+        kernel=found.name,
+        jit=found.jit,
+        signature=signature,
+        constants=constants,
+        aligned=tuple(aligned),
+        options=options,
+    )
+
+
+def _what_is_missing(found: Found, missing: list[Any], types: Mapping[str, Typed], where: str) -> str:
+    untyped = [each.name for each in missing if not each.is_constexpr]
+    unset = [each.name for each in missing if each.is_constexpr]
+    needs = [f"a type for {', '.join(untyped)}"] * bool(untyped) + [f"a value for {', '.join(unset)}"] * bool(unset)
+    kinds = {name: kind.kind for name, kind in types.items()} | {name: guessed_type(name) for name in untyped}
+    ordered = [each.name for each in found.jit.params if each.name in kinds]
+    example = [f"--sig '{', '.join(f'{name}:{kinds[name]}' for name in ordered)}'"] * bool(untyped)
+    example += [f"--const {name}={guessed_value(name)}" for name in unset]
+    return f"{found.name} in {where} needs {' and '.join(needs)}: add {' '.join(example)}"
+
+
+def guessed_type(name: str) -> str:
+    """What an argument of that name most likely is, for an example.
+
+    >>> guessed_type("x_ptr"), guessed_type("n_elements"), guessed_type("stride_xm"), guessed_type("eps")
+    ('*bf16', 'i32', 'i32', 'fp32')
+    """
+    word = name.lower()
+    if word.endswith(("ptr", "pointer", "_p")) or word in (
+        "a",
+        "b",
+        "c",
+        "q",
+        "k",
+        "v",
+        "o",
+        "w",
+        "x",
+        "y",
+        "z",
+        "bias",
+    ):
+        return "*bf16"
+    if word in ("eps", "scale", "alpha", "beta", "lr", "p", "sm_scale") or word.endswith(("_scale", "_eps")):
+        return "fp32"
+    if word.startswith(("x", "y", "out", "in_", "input", "output", "d_", "weight", "grad")) and "stride" not in word:
+        return "*bf16"
+    return "i32"
+
+
+def guessed_value(name: str) -> Any:
+    """
+    >>> guessed_value("BLOCK"), guessed_value("BLOCK_M"), guessed_value("HAS_BIAS"), guessed_value("EPS")
+    (1024, 64, True, 1e-06)
+    """
+    word = name.upper()
+    if word.startswith(("IS_", "HAS_", "USE_", "WITH_", "DO_")) or word in ("CAUSAL", "PACKED", "INTERPRET"):
+        return True
+    if "EPS" in word:
+        return 1e-6
+    if "BLOCK" in word or "TILE" in word:
+        return 64 if word.endswith(("_M", "_N", "_K", "_D")) else 1024
+    return 64 if "DIM" in word or "SIZE" in word else 1
+
+
+def _not_called_by_another(found: Mapping[str, Found]) -> list[Found]:
+    """A JIT function that another kernel of the file calls is a part of it."""
+    called = {name for each in found.values() for name in each.jit.fn.__code__.co_names if name != each.name}
+    return [each for each in found.values() if each.name not in called] or list(found.values())
+
+
+@contextlib.contextmanager
+def _guarded(file: Path) -> Iterator[None]:
+    """A failure is told at its line. Without a GPU nothing is launched: some files do that while they are imported."""
+    import torch
+
+    launches: list[Launch] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # stdout is the report's
+            if not torch.cuda.is_available():
+                stack.enter_context(without_gpu(90))
+                stack.enter_context(noting(90, launches))
+            yield
+    except SyntaxError as error:
+        raise BadInput(f"{error.filename or file}:{error.lineno}: {file.name} does not import: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        hint = f"; it had launched {launches[0].kernel}: try --record" if launches else ""
+        raise BadInput(f"{place_of(error, file)}: {file.name} does not import: {said(error)}{hint}") from error
+
+
+def place_of(error: BaseException, file: Path) -> str:
+    """The last line of the user's file that was running."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve() == file.resolve()
+    ]
+    return f"{file}:{lines[-1]}" if lines else str(file)
+
+
+def said(error: BaseException) -> str:
+    """
+    >>> said(KeyError("x")), said(SystemExit(2))
+    ("KeyError: 'x'", 'it exits with 2')
+    """
+    if isinstance(error, SystemExit):
+        return f"it exits with {error.code}"
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__

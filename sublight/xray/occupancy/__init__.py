@@ -1,0 +1,1 @@
+"""How many blocks an SM holds, what limits them, and whether that matters."""

@@ -1,0 +1,396 @@
+"""Loads, stores, copies and atomics of a followed block: the bytes they move, and their addresses for the recorder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_BYTES, SHARED_REGION, Memory
+from sublight.xray.ptx.numbers import BITS, Array, Kind
+from sublight.xray.ptx.transactions import WARP
+from sublight.xray.record import AccessKind, Space
+
+if TYPE_CHECKING:
+    from sublight.xray.ptx.entry import Instruction
+    from sublight.xray.ptx.machine import Machine, Step
+    from sublight.xray.ptx.steps import Builder, Source, Target
+
+Elements = list[tuple[Array, Array | None]]  # bits and reasons, one pair an element of a lane's vector
+_ADDRESS = re.compile(r"\[([^\]+-]*)((?:[+-]-?\w+)*)\]")
+_SPACES = ("global", "shared", "local", "param", "const")
+_INSIDE = np.int64((1 << REGION_SHIFT) - 1)
+_ATOMICS: dict[str, Callable[[Array, Array], Array]] = {
+    **{"add": np.add, "min": np.minimum, "max": np.maximum, "exch": lambda old, new: new},
+    **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
+    "inc": lambda old, most: np.where(old >= most, old.dtype.type(0), old + old.dtype.type(1)),
+    "dec": lambda old, most: np.where((old == 0) | (old > most), most, old - old.dtype.type(1)),
+}
+
+
+class Accessor:
+    """Makes the steps of memory instructions."""
+
+    def __init__(self, machine: Machine, builder: Builder) -> None:
+        self.machine, self.builder = machine, builder
+        self.parameters: dict[str, int] = {}
+        at = 0
+        for parameter in machine.entry.parameters:
+            align = min(parameter.bytes, 8) if parameter.count == 1 else 16
+            at = -(-at // align) * align
+            self.parameters[parameter.name] = at
+            at += parameter.bytes
+
+    def step(self, index: int, instruction: Instruction) -> Step | None:
+        """None: it does not touch memory."""
+        name, parts = instruction.parts[0], instruction.parts
+        if name in ("ld", "ldu"):
+            return self._load(index, instruction)
+        if name == "st":
+            return self._store(index, instruction)
+        if name in ("atom", "red"):
+            return self._atomic(index, instruction)
+        if name in ("ldmatrix", "stmatrix"):
+            return self._matrix(index, instruction)
+        if name == "cp" and parts[1] == "async":
+            if "bulk" in parts:
+                return self._bulk(index, instruction)
+            return self._copy(index, instruction) if any(w.startswith("shared") for w in parts) else lambda: None
+        return (lambda: None) if name == "cp" else None
+
+    # -------------------------------------------------------------------------------------------- addresses
+
+    def address(self, text: str) -> tuple[Source, np.int64]:
+        found = _ADDRESS.fullmatch(text)
+        if not found:
+            raise ValueError(text)
+        offset = sum(int(piece.replace("+", "").replace("--", ""), 0) for piece in re.findall(r"[+-]-?\w+", found[2]))
+        kind = Kind("b32" if self.builder.entry.registers.get(found[1]) in ("b32", "u32", "s32") else "b64")
+        return self.builder.source(found[1], kind), np.int64(offset)
+
+    def lanes_at(self, source: Source, offset: np.int64) -> tuple[Array, Array | None]:
+        """Every lane's address, and why it is not known."""
+        machine = self.machine
+        at = self.builder.read(source).astype(np.int64) + offset
+        why = machine.whys[source.slot]
+        if machine.doubt is not None:
+            why = machine.doubt if why is None else np.maximum(why, machine.doubt)
+        if why is not None:
+            why = np.where(machine.active(), why, np.uint8(0))
+            why = why if why.any() else None
+        return np.broadcast_to(at, (machine.lanes,)), why
+
+    def note(
+        self, index: int, space: str, kind: AccessKind, at: Array, on: Array, width: int, why: Array | None
+    ) -> None:
+        if space not in ("global", "shared"):
+            return
+        named: Space = "global" if space == "global" else "shared"
+        if why is not None:
+            self.machine.recorder.note_unknown(index, named, kind, width, self.told(why))
+        else:
+            self.machine.recorder.note(index, named, kind, at, on, width)
+
+    def told(self, why: Array) -> str:
+        what = "its address depends" if self.machine.doubt is None else "which lanes run it depends"
+        return f"{what} on {self.machine.start.reasons[int(why.max())]}"
+
+    def resolve(self, space: str, at: Array, on: Array) -> tuple[str, Array]:
+        """A generic address lies in the space that its upper bits name; constants lie beside global memory."""
+        if space == "":
+            region = int(at[on.argmax()] >> REGION_SHIFT)
+            space = {SHARED_REGION: "shared", LOCAL_REGION: "local"}.get(region, "global")
+            at = at if space == "global" else at & _INSIDE
+        return space, at
+
+    def pieces(self, space: str, at: Array, on: Array) -> list[tuple[Memory, Array, Array, str]]:
+        """Memory, offsets into it, and the lanes that are in it; a lane outside of everything is in none."""
+        machine = self.machine
+        if space == "shared":
+            inside = on & (at >= 0) & (at < SHARED_BYTES)
+            return [(machine.shared, at + machine.block * SHARED_BYTES, inside, "")]
+        if space == "local":
+            room = machine.local_bytes
+            return [(machine.local, at + np.arange(machine.lanes) * room, on & (at >= 0) & (at < room), "")]
+        found = []
+        regions = at >> REGION_SHIFT
+        for number in np.unique(regions[on]):
+            region = machine.start.memory.region_of(int(number))
+            if region:
+                found.append((region.memory, at & _INSIDE, on & (regions == number), region.name))
+        return found
+
+    def fetch(self, space: str, at: Array, on: Array, width: int, count: int) -> Elements:
+        """Elements of each lane that is on; what lies outside of the data is unknown."""
+        machine = self.machine
+        outside = np.uint8(machine.reason("memory outside of the tensors that were given"))
+        pieces = self.pieces(space, at, on)
+        out: Elements = []
+        for k in range(count):
+            bits, whys = np.zeros(machine.lanes, BITS[width]), np.full(machine.lanes, outside)
+            for memory, offsets, lanes, _ in pieces:
+                place = offsets + k * width
+                size = 1 << REGION_SHIFT if memory.data is None else len(memory.data)
+                fine = lanes & (place + width <= size) & (place % width == 0)
+                chosen = np.flatnonzero(fine)
+                told, why = memory.load(place[chosen], width)
+                bits[chosen] = told
+                whys[chosen] = 0 if why is None else why
+            whys[~on] = 0
+            out.append((bits, whys if whys.any() else None))
+        return out
+
+    def keep(self, space: str, at: Array, on: Array, elements: Elements) -> None:
+        for memory, offsets, lanes, _ in self.pieces(space, at, on):
+            for k, (bits, why) in enumerate(elements):
+                width = bits.dtype.itemsize
+                place = offsets + k * width
+                size = 0 if memory.data is None else len(memory.data)
+                chosen = np.flatnonzero(lanes & (place + width <= size) & (place % width == 0))
+                bits, why = (
+                    np.broadcast_to(bits, at.shape),
+                    None if why is None else np.broadcast_to(why, at.shape),
+                )
+                memory.store(place[chosen], bits[chosen], None if why is None else why[chosen])
+
+    # -------------------------------------------------------------------------------------------- instructions
+
+    def _load(self, index: int, instruction: Instruction) -> Step:
+        parts, operands = instruction.parts, instruction.operands
+        space = _space(parts)
+        kind = Kind(parts[-1])
+        targets = [self.builder.target(word) for word in operands[0].strip("{}").split(",")]
+        if space == "param":
+            return self._load_parameter(operands[1], kind, targets)
+        source, offset = self.address(operands[1])
+        count, is_signed = len(targets), kind.family == "s"
+        machine, write = self.machine, self.builder.write
+
+        def step() -> None:
+            at, why = self.lanes_at(source, offset)
+            on = machine.active() if why is None else machine.active() & (why == 0)
+            where, at = self.resolve(space, at, on)
+            self.note(index, "" if space == "const" else where, "load", at, on, count * kind.bytes, why)
+            for target, (bits, told) in zip(targets, self.fetch(where, at, on, kind.bytes, count), strict=True):
+                if why is not None:
+                    told = why if told is None else np.maximum(told, why)
+                write(target, bits, told, is_signed=is_signed)
+
+        return step
+
+    def _load_parameter(self, text: str, kind: Kind, targets: list[Target]) -> Step:
+        """A kernel's parameter, the same for every lane; what a function that was called returned is not known."""
+        found = _ADDRESS.fullmatch(text)
+        assert found
+        machine = self.machine
+        first = self.parameters.get(found[1])
+        called = np.array([machine.reason("what a function that is not inlined returned")], np.uint8)
+        offset = int(found[2] or 0)
+        loaded: Elements = []
+        for k in range(len(targets)):
+            if first is None:
+                loaded.append((np.zeros(1, BITS[kind.bytes]), called))
+            else:
+                loaded.append(machine.start.parameters.load(np.array([first + offset + k * kind.bytes]), kind.bytes))
+
+        def step() -> None:
+            for target, (bits, why) in zip(targets, loaded, strict=True):
+                self.builder.write(target, bits, why, is_signed=kind.family == "s")
+
+        return step
+
+    def _store(self, index: int, instruction: Instruction) -> Step:
+        parts, operands = instruction.parts, instruction.operands
+        space, kind = _space(parts), Kind(parts[-1])
+        if space == "param" or "async" in parts or "bulk" in parts:  # a call's argument; another block's shared memory
+            return lambda: None
+        source, offset = self.address(operands[0])
+        given = [self.builder.source(word, kind) for word in operands[1].strip("{}").split(",")]
+        machine = self.machine
+
+        def step() -> None:
+            at, why = self.lanes_at(source, offset)
+            on = machine.active() if why is None else machine.active() & (why == 0)
+            where, at = self.resolve(space, at, on)
+            self.note(index, where, "store", at, on, len(given) * kind.bytes, why)
+            self.keep(where, at, on, [(self.builder.read(one), machine.whys[one.slot]) for one in given])
+
+        return step
+
+    def _atomic(self, index: int, instruction: Instruction) -> Step:
+        """Lane after lane, as one legal order; the other blocks of the grid have not come yet."""
+        parts, operands = instruction.parts, list(instruction.operands)
+        space = _space(parts)
+        target = self.builder.target(operands.pop(0)) if parts[0] == "atom" else self.builder.target("")
+        kind = Kind(parts[-1])
+        source, offset = self.address(operands[0])
+        given = [self.builder.source(word, kind) for word in operands[1].strip("{}").split(",")]
+        name = next((word for word in parts if word in (*_ATOMICS, "cas")), "")
+        other = self.builder.source(operands[2], kind) if name == "cas" else None
+        machine, read = self.machine, self.builder.read
+        foreign = np.array([machine.reason(f"{instruction.opcode}, which is not emulated")], np.uint8)
+        simple = bool(name) and len(given) == 1 and not kind.pair
+        slots = tuple(one.slot for one in (*given, *([other] if other else [])))
+
+        def step() -> None:
+            at, why = self.lanes_at(source, offset)
+            on = machine.active() if why is None else machine.active() & (why == 0)
+            where, at = self.resolve(space, at, on)
+            self.note(index, where, "atomic", at, on, len(given) * kind.bytes, why)
+            bits, told = np.zeros(machine.lanes, BITS[kind.bytes]), machine.why(slots)
+            told = None if told is None else np.broadcast_to(told, at.shape)
+            values = np.broadcast_to(kind.numbers(read(given[0])), at.shape) if simple else None
+            swaps = np.broadcast_to(kind.numbers(read(other)), at.shape) if other else None
+            whys = np.zeros(machine.lanes, np.uint8) if why is None else why.copy()
+            for lanes in _rounds(at, on):
+                ((old, of_old),) = self.fetch(where, at, lanes, kind.bytes, 1)
+                bits[lanes] = old[lanes]
+                doubt = np.zeros(machine.lanes, np.uint8) if of_old is None else of_old
+                doubt = doubt if told is None else np.maximum(doubt, told)
+                whys[lanes] = doubt[lanes]
+                new = old
+                if values is None:
+                    doubt = np.maximum(doubt, foreign)
+                else:
+                    before = kind.numbers(old)
+                    after = (
+                        _ATOMICS[name](before, values) if swaps is None else np.where(before == values, swaps, before)
+                    )
+                    new = kind.bits(after)
+                self.keep(where, at, lanes, [(new, doubt if doubt.any() else None)])
+            self.builder.write(target, bits, whys if whys.any() else None)
+
+        return step
+
+    def _matrix(self, index: int, instruction: Instruction) -> Step:
+        """ldmatrix, stmatrix of 8 × 8 matrices of 16 bits: lanes 8 i … 8 i + 7 point to the rows of matrix i."""
+        parts, operands = instruction.parts, instruction.operands
+        is_load = parts[0] == "ldmatrix"
+        pointer, listed = (operands[1], operands[0]) if is_load else (operands[0], operands[1])
+        words = listed.strip("{}").split(",")
+        source, offset = self.address(pointer)
+        matrices = next((int(part[1:]) for part in parts if part in ("x1", "x2", "x4")), 1)
+        is_usual, is_transposed = "m8n8" in parts and parts[-1] == "b16", "trans" in parts
+        machine, builder = self.machine, self.builder
+        targets = [builder.target(word) for word in words]
+        given = [] if is_load else [builder.source(word, Kind("b32")) for word in words]
+        lane = np.arange(machine.lanes)
+        warp, within = lane - lane % WARP, lane % WARP
+        kind: AccessKind = "matrix load" if is_load else "matrix store"
+        foreign = np.array([machine.reason(f"{instruction.opcode}, which is not emulated")], np.uint8)
+
+        def step() -> None:
+            at, why = self.lanes_at(source, offset)
+            if why is not None:
+                machine.recorder.note_unknown(index, "shared", kind, 16, self.told(why))
+            else:
+                machine.recorder.note(index, "shared", kind, at, machine.active(), 16, matrices=matrices)
+            for i in range(len(words)):
+                if why is not None or not is_usual:
+                    if is_load:
+                        builder.write(targets[i], np.zeros(1, np.uint32), foreign if why is None else why)
+                    continue
+                halves = []
+                for half in range(2):
+                    row, column = within // 4, 2 * (within % 4) + half
+                    if is_transposed:
+                        row, column = column, row
+                    halves.append(at[warp + 8 * i + row] + 2 * column)
+                if is_load:
+                    low, high = (self.fetch("shared", place, machine.active(), 2, 1)[0] for place in halves)
+                    told = low[1] if high[1] is None else high[1] if low[1] is None else np.maximum(low[1], high[1])
+                    builder.write(
+                        targets[i], low[0].astype(np.uint32) | (high[0].astype(np.uint32) << np.uint32(16)), told
+                    )
+                else:
+                    bits, told = builder.read(given[i]), machine.whys[given[i].slot]
+                    for half, place in enumerate(halves):
+                        piece = (bits >> np.uint32(16 * half)).astype(np.uint16)
+                        self.keep("shared", place, machine.active(), [(piece, told)])
+
+        return step
+
+    def _copy(self, index: int, instruction: Instruction) -> Step:
+        """cp.async: done at once. Bytes beyond the source's size are zeros, and no lane fetches nothing."""
+        operands = instruction.operands
+        (to, to_offset), (source, offset) = self.address(operands[0]), self.address(operands[1])
+        width = int(operands[2], 0)
+        has_size = len(operands) > 3 and self.builder.entry.registers.get(operands[3]) not in ("b64", "u64", "pred")
+        size = self.builder.source(operands[3], Kind("b32")) if has_size else None
+        element = min(width, 4)
+        machine = self.machine
+
+        def step() -> None:
+            at, why = self.lanes_at(source, offset)
+            target, why_target = self.lanes_at(to, to_offset)
+            active = machine.active()
+            on = active if why is None else active & (why == 0)
+            sizes = np.broadcast_to(self.builder.read(size) if size else np.array([width], np.uint32), at.shape)
+            fetching = on & (sizes > 0)
+            if fetching.any() or why is not None:
+                self.note(index, "global", "async copy", at, fetching, width, why)
+            self.note(index, "shared", "async copy", target, active, width, why_target)
+            if why_target is not None:
+                return
+            elements = self.fetch("global", at, fetching, element, width // element)
+            whole = []
+            for k, (bits, told) in enumerate(elements):
+                inside = sizes > k * element
+                whole.append((np.where(inside, bits, bits.dtype.type(0)), told))
+            self.keep("shared", target, active, whole)
+
+        return step
+
+    def _bulk(self, index: int, instruction: Instruction) -> Step:
+        """TMA: one thread asks for a whole piece or tile; what arrives is not followed."""
+        parts, operands = instruction.parts, instruction.operands
+        if not operands or not operands[0].startswith("["):  # commit_group, wait_group
+            return lambda: None
+        is_tensor = "tensor" in parts
+        sized = next((word for word in operands[1:] if not word.startswith(("[", "{"))), "") if not is_tensor else ""
+        size = self.builder.source(sized, Kind("b32")) if sized else None
+        machine = self.machine
+        spaces = [name for part in parts if (name := part.partition("::")[0]) in ("global", "shared")]
+        pointer = operands[spaces.index("global")] if "global" in spaces else operands[0]
+        source, offset = self.address(pointer) if size else (None, np.int64(0))
+
+        def step() -> None:
+            if size is None or source is None or machine.whys[size.slot] is not None:
+                machine.recorder.note_unknown(index, "global", "bulk copy", 0, "TMA moves whole tiles")
+                return
+            at, why = self.lanes_at(source, offset)
+            for lane in np.flatnonzero(machine.active()):
+                length = int(np.broadcast_to(self.builder.read(size), at.shape)[lane])
+                pieces = np.zeros(-(-length // (16 * WARP)) * WARP, np.int64)
+                pieces[: length // 16] = at[lane] + 16 * np.arange(length // 16)
+                on = np.arange(len(pieces)) < length // 16
+                if why is None and len(pieces):
+                    machine.recorder.note(index, "global", "bulk copy", pieces, on, 16)
+
+        return step
+
+
+def _space(parts: tuple[str, ...]) -> str:
+    """
+    >>> _space(("ld", "shared::cta", "b32")), _space(("ld", "volatile", "global", "u64")), _space(("ld", "f32"))
+    ('shared', 'global', '')
+    """
+    return next((name for part in parts if (name := part.partition("::")[0]) in _SPACES), "")
+
+
+def _rounds(at: Array, on: Array) -> list[Array]:
+    """Lanes whose addresses differ go together; those that share one, one after another."""
+    lanes = np.flatnonzero(on)
+    order = lanes[np.argsort(at[lanes], kind="stable")]
+    sorted_at = at[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = sorted_at[1:] != sorted_at[:-1]
+    rank = np.arange(len(order)) - np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
+    found = []
+    for number in range(int(rank.max()) + 1 if len(rank) else 0):
+        mask = np.zeros(len(at), np.bool_)
+        mask[order[rank == number]] = True
+        found.append(mask)
+    return found

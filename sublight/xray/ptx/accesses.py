@@ -1,0 +1,264 @@
+"""Every memory instruction of a kernel: how many sectors or passes it takes against how few it could.
+
+Some blocks of the launch (the first, the last, and those evenly between) are followed through the PTX; each warp's true
+addresses are counted as in `transactions`. What could not be followed is said with its reason, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sublight.op import BadInput
+from sublight.xray.ptx.entry import Entry, parse_entry
+from sublight.xray.ptx.machine import MOST_STEPS, Stop
+from sublight.xray.ptx.memory import REGION_SHIFT, GlobalMemory
+from sublight.xray.ptx.numbers import Array
+from sublight.xray.ptx.start import start_of
+from sublight.xray.ptx.steps import follow
+from sublight.xray.ptx.transactions import SECTOR_BYTES, WARP, matrix_wavefronts_of, sectors_of, wavefronts_of
+from sublight.xray.record import Access, AccessKind, Code, Finding, Place, Space
+
+_WAYS: dict[AccessKind, tuple[str, ...]] = {
+    "load": ("read",),
+    "async copy": ("read",),
+    "bulk copy": ("read",),
+    "matrix load": ("read",),
+    "store": ("written",),
+    "matrix store": ("written",),
+    "atomic": ("read", "written"),
+}
+MOST_KEPT = 2**22  # addresses kept for finding what is loaded twice
+WORTH_TELLING = 1.25  # times the ideal
+WORTH_ALIGNING = 1.1  # one sector more of four is; one more of sixteen, the wide access of an odd row, is not
+LEAST_AGAIN_BYTES = 1024  # loaded again by a block before it is worth a line
+
+
+@dataclass(slots=True)
+class Tally:
+    """One memory instruction, counted over the warps that ran it."""
+
+    index: int
+    space: Space
+    kind: AccessKind
+    width: int
+    requests: int = 0
+    sectors: int = 0
+    ideal: int = 0
+    shifted: int = 0  # sectors above the ideal that a better start would save
+    wavefronts: int = 0
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """What following a kernel's blocks told: its memory instructions, and where a block had to be left."""
+
+    entry: Entry | None
+    tallies: tuple[Tally, ...] = ()
+    blocks: int = 0
+    stops: tuple[Stop, ...] = ()
+    again_bytes: dict[int, int] = field(default_factory=dict)  # load's index -> bytes its block had loaded before
+    loaded_bytes: dict[int, int] = field(default_factory=dict)
+    touched: dict[str, set[str]] = field(default_factory=dict)  # argument -> read, written
+    problem: str = ""  # why nothing was followed at all
+
+    def place(self, tally: Tally) -> Place | None:
+        return self.entry.instructions[tally.index].place if self.entry else None
+
+
+class _Counter:
+    """The machine's recorder."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[tuple[int, Space], Tally] = {}
+        self.loads: list[tuple[int, int, Array, Array]] = []  # instruction, width, addresses, which lanes
+        self.touched: dict[str, set[int]] = {"read": set(), "written": set()}  # regions of memory
+        self._kept = 0
+
+    def _tally(self, index: int, space: Space, kind: AccessKind, width: int) -> Tally:
+        return self.tallies.setdefault((index, space), Tally(index, space, kind, width))
+
+    def note(
+        self,
+        index: int,
+        space: Space,
+        kind: AccessKind,
+        addresses: Array,
+        active: Array,
+        width: int,
+        *,
+        matrices: int = 0,
+    ) -> None:
+        tally = self._tally(index, space, kind, width)
+        if space == "global":
+            told = sectors_of(addresses, active, width)
+            tally.sectors += told.sectors
+            tally.shifted += told.shifted
+            tally.requests += told.requests
+            tally.ideal += told.ideal
+            regions = np.unique(addresses[active] >> REGION_SHIFT).tolist()
+            for way in _WAYS[kind]:
+                self.touched[way].update(regions)
+            if kind in ("load", "async copy") and self._kept < MOST_KEPT:
+                lanes = np.flatnonzero(active)
+                self.loads.append((index, width, addresses[lanes], lanes))
+                self._kept += len(lanes)
+            return
+        if matrices:
+            shared = matrix_wavefronts_of(addresses, active, matrices)
+        else:
+            shared = wavefronts_of(addresses, active, width, is_load=kind == "load")
+        tally.requests += shared.requests
+        tally.wavefronts += shared.wavefronts
+        tally.ideal += shared.ideal
+
+    def note_unknown(self, index: int, space: Space, kind: AccessKind, width: int, reason: str) -> None:
+        self._tally(index, space, kind, width).unknown = reason
+
+    def again(self, lanes_of_block: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Bytes that each load fetched, and how many of them its block had fetched before, other warps included."""
+        fetched: dict[int, int] = {}
+        repeated: dict[int, int] = {}
+        if not self.loads:
+            return repeated, fetched
+        grain = min(width for _, width, _, _ in self.loads)
+        keys, owners = [], []
+        for index, width, addresses, lanes in self.loads:
+            warp_and_start = np.unique(np.stack((lanes // WARP, addresses)), axis=1)  # lanes of a warp share for free
+            starts = warp_and_start[1][:, None] + grain * np.arange(width // grain)
+            blocks = warp_and_start[0] * WARP // lanes_of_block
+            keys.append((starts // grain + (blocks[:, None].astype(np.int64) << 50)).reshape(-1))
+            owners.append(np.full(starts.size, index))
+            fetched[index] = fetched.get(index, 0) + starts.size * grain
+        every, owner = np.concatenate(keys), np.concatenate(owners)
+        _, first = np.unique(every, return_index=True)
+        is_again = np.ones(len(every), np.bool_)
+        is_again[first] = False
+        for index, count in zip(*np.unique(owner[is_again], return_counts=True), strict=True):
+            repeated[int(index)] = int(count) * grain
+        return repeated, fetched
+
+
+def follow_blocks(code: Code, *, blocks: int = 3, most_steps: int = MOST_STEPS) -> Followed:
+    """Follow that many blocks of the launch, all together."""
+    if not code.ptx:
+        return Followed(entry=None, problem="only the binary is at hand: addresses are followed through PTX")
+    try:
+        entry = parse_entry(code.ptx, code.symbol)
+    except BadInput as error:
+        return Followed(entry=None, problem=str(error))
+    start = start_of(code, entry, blocks=blocks)
+    if isinstance(start, str):
+        return Followed(entry=entry, problem=start)
+    counter = _Counter()
+    stops = follow(entry, start, counter, most_steps=most_steps)
+    x, y, z = start.threads
+    again, fetched = counter.again(-(-x * y * z // WARP) * WARP)
+    return Followed(
+        entry=entry,
+        tallies=tuple(counter.tallies[key] for key in sorted(counter.tallies)),
+        blocks=len(start.blocks),
+        stops=stops,
+        again_bytes=again,
+        loaded_bytes=fetched,
+        touched=_by_argument(counter.touched, start.memory),
+    )
+
+
+def _by_argument(touched: dict[str, set[int]], memory: GlobalMemory) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for way, regions in touched.items():
+        for index in regions:
+            if region := memory.region_of(index):
+                found.setdefault(region.name, set()).add(way)
+    return found
+
+
+def accesses(code: Code, *, blocks: int = 3, followed: Followed | None = None) -> tuple[Access, ...]:
+    """One entry for each memory instruction that a followed block reached, in the order of the code."""
+    followed = followed or follow_blocks(code, blocks=blocks)
+    return tuple(_access(tally, followed) for tally in followed.tallies)
+
+
+def _access(tally: Tally, followed: Followed) -> Access:
+    assert followed.entry
+    instruction = followed.entry.instructions[tally.index]
+    is_known, is_global = not tally.unknown, tally.space == "global"
+    return Access(
+        place=instruction.place,
+        space=tally.space,
+        kind=tally.kind,
+        bytes_per_thread=tally.width,
+        requests=tally.requests if is_known else 0,
+        sectors=tally.sectors if is_known and is_global else 0,
+        ideal_sectors=tally.ideal if is_known and is_global else 0,
+        wavefronts=tally.wavefronts if is_known and not is_global else 0,
+        ideal_wavefronts=tally.ideal if is_known and not is_global else 0,
+        unknown=tally.unknown,
+        instruction=instruction.opcode,
+    )
+
+
+def access_findings(code: Code, followed: Followed) -> tuple[Finding, ...]:
+    """What takes more sectors or passes than it must, line by line, the worst first."""
+    found = [*_by_line(code, followed, "global"), *_by_line(code, followed, "shared"), *_again(code, followed)]
+    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _groups(followed: Followed, tallies: Iterable[Tally]) -> dict[tuple[Place | None, str], list[Tally]]:
+    groups: dict[tuple[Place | None, str], list[Tally]] = {}
+    for tally in tallies:
+        groups.setdefault((followed.place(tally), tally.kind), []).append(tally)
+    return groups
+
+
+def _by_line(code: Code, followed: Followed, space: Space) -> Iterable[tuple[float, Finding]]:
+    known = (tally for tally in followed.tallies if tally.space == space and not tally.unknown)
+    for (place, kind), group in _groups(followed, known).items():
+        ideal = sum(tally.ideal for tally in group)
+        actual = sum(tally.sectors if space == "global" else tally.wavefronts for tally in group)
+        requests = sum(tally.requests for tally in group)
+        if not ideal or actual <= ideal:
+            continue
+        ratio = actual / ideal
+        if space == "shared":
+            if ratio >= WORTH_TELLING:
+                detail = (
+                    f"{kind}: {ratio:.3g}-way bank conflict, {actual / requests:.3g} passes a warp where "
+                    f"{ideal / requests:.3g} would do: pad or swizzle the rows in shared memory"
+                )
+                yield ratio, _finding("bank-conflict", code, place, detail)
+            continue
+        shifted = sum(tally.shifted for tally in group)
+        bytes_told = (
+            f"{actual / requests:.3g} sectors a request where {ideal / requests:.3g} would do "
+            f"({actual * SECTOR_BYTES:,} bytes of sectors touched for {ideal * SECTOR_BYTES:,} wanted)"
+        )
+        if shifted == actual - ideal:
+            if ratio < WORTH_ALIGNING:
+                continue
+            detail = f"{kind}: {bytes_told}: the warps' pieces do not begin at a multiple of 32 bytes"
+            yield ratio, _finding("misaligned", code, place, detail)
+        elif ratio >= WORTH_TELLING:
+            detail = f"{kind}: {bytes_told}: let neighbouring lanes take neighbouring addresses"
+            yield ratio, _finding("uncoalesced", code, place, detail)
+
+
+def _again(code: Code, followed: Followed) -> Iterable[tuple[float, Finding]]:
+    loads = [tally for tally in followed.tallies if tally.index in followed.loaded_bytes and tally.space == "global"]
+    for (place, _), group in _groups(followed, loads).items():
+        again = sum(followed.again_bytes.get(tally.index, 0) for tally in group)
+        total = sum(followed.loaded_bytes[tally.index] for tally in group)
+        if again >= LEAST_AGAIN_BYTES * followed.blocks and again * WORTH_TELLING >= total * (WORTH_TELLING - 1):
+            detail = (
+                f"{again:,} of {total:,} bytes loaded here are bytes that the same block has loaded before "
+                "(another warp, an earlier line or iteration): a cache may serve them, a register would"
+            )
+            yield again / total, _finding("redundant-load", code, place, detail, is_information=True)
+
+
+def _finding(name: str, code: Code, place: Place | None, detail: str, *, is_information: bool = False) -> Finding:
+    return Finding(id=name, kernel=code.name, place=place, detail=detail, is_information=is_information)

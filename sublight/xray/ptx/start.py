@@ -1,0 +1,149 @@
+"""From a compiled kernel and its recorded launch to what a followed block begins with: parameters, memory, its place.
+
+A tensor's pointer is a made-up address with the tensor's own offset into its storage; a number is its value. An
+argument that is not given is a pointer without data behind it, or an unknown number whose reason names it.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sublight.xray.ptx.entry import Entry, Parameter
+from sublight.xray.ptx.machine import Start
+from sublight.xray.ptx.memory import GlobalMemory, Memory, storage_of
+from sublight.xray.ptx.numbers import BITS
+from sublight.xray.record import Code
+
+_PACK = {"f32": "<f", "f64": "<d"}
+
+
+def start_of(code: Code, entry: Entry, *, blocks: int) -> Start | str:
+    """Where the blocks begin; a sentence where that cannot be said."""
+    threads = entry.threads or _as_three(code.options.get("block")) or _as_three(code.resources.threads)
+    threads = threads or entry.most_threads
+    if threads is None:
+        return "the launch is not known, nor how many threads a block has: give --block 256"
+    reasons = [""]
+    memory = GlobalMemory()
+    symbols: dict[str, int] = {}
+    for variable in entry.variables:
+        if variable.space in ("global", "const"):
+            data = np.zeros(max(variable.bytes, 8), np.uint8)
+            if variable.content:
+                bits = np.array([x & (2**64 - 1) for x in variable.content], np.uint64)
+                raw = bits.astype(BITS[variable.item_bytes]).view(np.uint8)
+                data[: len(raw)] = raw
+            symbols[variable.name] = memory.add(variable.name, data, 0).base
+    grid = _as_three(code.grid) or (1, 1, 1)
+    return Start(
+        threads=threads,
+        grid=grid,
+        blocks=chosen_blocks(grid, blocks),
+        memory=memory,
+        parameters=_parameters(code, entry, memory, reasons),
+        reasons=reasons,
+        symbols=symbols,
+    )
+
+
+def chosen_blocks(grid: tuple[int, int, int], count: int) -> tuple[tuple[int, int, int], ...]:
+    """The first, the last, and those evenly between.
+
+    >>> chosen_blocks((5, 2, 1), 3)
+    ((0, 0, 0), (4, 0, 0), (4, 1, 0))
+    """
+    x, y, z = grid
+    total = x * y * z
+    count = min(count, total)
+    numbers = sorted({round(i * (total - 1) / max(1, count - 1)) for i in range(count)})
+    return tuple((number % x, number // x % y, number // (x * y)) for number in numbers)
+
+
+def _as_three(given: Any) -> tuple[int, int, int] | None:
+    if given is None or given == ():
+        return None
+    sizes = (given,) if isinstance(given, int) else tuple(given)
+    x, y, z = (*(int(size) for size in sizes), 1, 1)[:3]
+    return x, y, z
+
+
+def _parameters(code: Code, entry: Entry, memory: GlobalMemory, reasons: list[str]) -> Memory:
+    """All parameters' bytes in order, each aligned to its size, as ld.param finds them."""
+    given = dict(_flat(code))
+    names = list(given)
+    raw, whys = bytearray(), bytearray()
+    stored: dict[Any, int] = {}
+    for position, parameter in enumerate(entry.parameters):
+        align = min(parameter.bytes, 8) if parameter.count == 1 else 16
+        while len(raw) % align:
+            raw.append(0)
+            whys.append(0)
+        name = names[position] if position < len(names) else str(position)
+        is_extra = bool(names) and position >= len(names)  # Triton's scratch memory
+        missing = object()
+        value = given[name][1] if name in given else None
+        value = code.arguments.get(str(position), missing) if value is None else value
+        bits = None
+        if value is missing or value is None:
+            kind = given[name][0] if name in given else ""
+            if parameter.count == 1 and _is_pointer(parameter, kind):
+                reason = "memory that the launch has beside its arguments" if is_extra else f"the values of {name}"
+                reasons.append(reason)
+                bits = memory.add(name, None, len(reasons) - 1).base
+        elif hasattr(value, "shape"):
+            storage = storage_of(value)
+            if storage.key not in stored:
+                reasons.append(f"the values of {name}")
+                stored[storage.key] = memory.add(name, storage.data, len(reasons) - 1).base
+            bits = stored[storage.key] + storage.offset_bytes
+        packed = _packed(parameter, bits if bits is not None else value if value is not missing else None)
+        number = 0
+        if packed is None:
+            packed = bytes(parameter.bytes)
+            reasons.append(f"argument {name}, which is not given (--arg {name}=4096)")
+            number = len(reasons) - 1
+        raw += packed
+        whys += bytes([number]) * parameter.bytes
+    padding = -len(raw) % 16
+    data = np.frombuffer(bytes(raw) + bytes(padding), np.uint8)
+    why = np.frombuffer(bytes(whys) + bytes(padding), np.uint8)
+    return Memory(data, why if why.any() else None)
+
+
+def _flat(code: Code) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Type and value of each argument that the kernel takes, the items of tuples one by one; constants are no more."""
+
+    def leaves(path: str, kind: Any, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
+        if isinstance(kind, tuple):
+            values = value if isinstance(value, tuple | list) else (None,) * len(kind)
+            for index, (of_one, one) in enumerate(zip(kind, values, strict=True)):
+                yield from leaves(f"{path}.{index}", of_one, one)
+        elif kind != "constexpr":
+            yield path, (str(kind), value)
+
+    for name, kind in code.signature.items():
+        yield from leaves(name, ast.literal_eval(kind) if kind.startswith("(") else kind, code.arguments.get(name))
+
+
+def _is_pointer(parameter: Parameter, kind: str) -> bool:
+    if kind:
+        return kind.startswith("*") or kind.endswith("*")
+    return parameter.is_pointer or parameter.type in ("u64", "b64")
+
+
+def _packed(parameter: Parameter, value: Any) -> bytes | None:
+    """A number's bytes as the parameter has them."""
+    if isinstance(value, bytes | bytearray) and len(value) == parameter.bytes:
+        return bytes(value)
+    if not isinstance(value, int | float | np.number) or parameter.count != 1:
+        return None
+    if parameter.type in _PACK:
+        return struct.pack(_PACK[parameter.type], float(value))
+    if isinstance(value, float | np.floating):  # Triton declares a float argument's bits: .b32 or .u32
+        return struct.pack({4: "<f", 8: "<d"}.get(parameter.bytes, "<e"), float(value))
+    return (int(value) & ((1 << (8 * parameter.bytes)) - 1)).to_bytes(parameter.bytes, "little")

@@ -1,0 +1,1 @@
+"""Races and bounds of Triton kernels, on the CPU, under an instrumented interpreter."""

@@ -1,0 +1,123 @@
+"""The sizes of `--at`: the same launch with a larger argument, a grid that grew with it, and only its last programs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+ALL_ITERATIONS = 64  # a longer loop runs its first two and its last two times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretended:
+    names: frozenset[str]  # of --at, that this launch has
+    arguments: dict[str, Any]
+    grid: tuple[int, int, int]
+
+    def programs(self) -> Iterator[tuple[int, int, int]]:
+        """The last two along each axis."""
+        x, y, z = (range(max(0, size - 2), size) for size in self.grid)
+        return itertools.product(x, y, z)
+
+
+def pretend(
+    bound: Mapping[str, Any], constants: list[str], grid: tuple[int, int, int], at: Mapping[str, int]
+) -> Pretended | None:
+    """Put the sizes in. None where this launch has none of the names.
+
+    A name is a number's among the arguments, or says a tensor's size: `x_ptr.numel`, `x_ptr.shape[0]`, `numel`. Strides
+    of the same value grow with it, and so does an axis of the grid that is the size over a block.
+
+    >>> plan = pretend({"n": 1000, "stride": 1000, "BLOCK": 128}, ["BLOCK"], (8, 4, 1), {"n": 3_000_000_000})
+    >>> plan.arguments, plan.grid
+    ({'n': 3000000000, 'stride': 3000000000, 'BLOCK': 128}, (23437500, 4, 1))
+    """
+    arguments, sizes, names = dict(bound), list(grid), set()
+    blocks = _blocks([bound[name] for name in constants if name not in at])
+    for name, new in at.items():
+        old = _old(bound, constants, name)
+        if old is None:
+            continue
+        names.add(name)
+        for argument, value in bound.items():
+            follows = argument == name or name not in bound or "stride" in argument
+            may = argument not in constants or argument == name
+            if follows and may and type(value) is int and value == old:
+                arguments[argument] = new
+        for axis in range(3):
+            block = next((block for block in blocks if grid[axis] > 1 and grid[axis] == -(-old // block)), None)
+            if block is not None:
+                sizes[axis] = -(-new // block)
+                break
+        else:
+            sizes = _products(sizes, blocks, old, new)
+    if not names:
+        return None
+    x, y, z = (min(size, 2**31 - 1) for size in sizes)
+    return Pretended(names=frozenset(names), arguments=arguments, grid=(x, y, z))
+
+
+def _old(bound: Mapping[str, Any], constants: list[str], name: str) -> int | None:
+    """What the size is in the launch that was made."""
+    value = bound.get(name)
+    if type(value) is int:
+        return value
+    numbers = {value for key, value in bound.items() if type(value) is int and key not in constants}
+    for key, tensor in bound.items():
+        if not hasattr(tensor, "data_ptr") or not hasattr(tensor, "numel"):
+            continue
+        named = {f"{key}.numel": tensor.numel(), f"{key}.numel()": tensor.numel(), "numel": tensor.numel()}
+        for i, size in enumerate(tensor.shape):
+            named |= {f"{key}.shape[{i}]": size, f"{key}.size({i})": size}
+        if named.get(name) in numbers:
+            return int(named[name])
+    return None
+
+
+def _blocks(constants: list[Any]) -> list[int]:
+    """What a size may be divided by to give a grid: a constant, or a product of two; the largest first, then 1."""
+    numbers = [n for n in constants if type(n) is int and n > 1]
+    products = [a * b for a, b in itertools.combinations(numbers, 2)]
+    return [*sorted({*numbers, *products}, reverse=True), 1]
+
+
+def _products(sizes: list[int], blocks: list[int], old: int, new: int) -> list[int]:
+    """A grid axis that is a product of several counts of blocks, as a matrix product has."""
+    for axis, size in enumerate(sizes):
+        for block in blocks:
+            count = -(-old // block)
+            if count > 1 and size > 1 and size % count == 0:
+                return [*sizes[:axis], size // count * -(-new // block), *sizes[axis + 1 :]]
+    # one block held it all, so its axis is 1 and cannot be told from the others: the first is the likeliest
+    fitting = [block for block in blocks if block > 1 and -(-old // block) == 1]
+    if sizes[0] == 1 and fitting and new > fitting[-1]:
+        return [-(-new // fitting[-1]), *sizes[1:]]
+    return sizes
+
+
+def ends_of(interpreter: Any) -> Callable[..., Iterator[Any]]:
+    """`range` for such a launch: the ends of a long loop, and counters in the type that the compiler gives them."""
+
+    def ends(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        bounds = [*args, *((kwargs["step"],) if "step" in kwargs else ())]
+        if len(args) == 1 and "step" in kwargs:
+            bounds = [0, *bounds]
+        values = [int(getattr(bound, "value", bound)) for bound in bounds]
+        counters = range(*values)
+        if not any(isinstance(bound, interpreter.tl.tensor) for bound in bounds):
+            yield from counters  # of constants: the compiler may unroll it
+            return
+        tl = interpreter.tl
+        is_wide = any(bound.dtype.primitive_bitwidth == 64 for bound in bounds if isinstance(bound, tl.tensor)) or any(
+            not -(2**31) <= value < 2**31 for value in values
+        )
+        kind, element = (tl.int64, np.int64) if is_wide else (tl.int32, np.int32)
+        many = len(counters) > ALL_ITERATIONS
+        for counter in (counters[0], counters[1], counters[-2], counters[-1]) if many else counters:
+            yield tl.tensor(interpreter.TensorHandle(np.array([counter], element), kind), kind)
+
+    return ends

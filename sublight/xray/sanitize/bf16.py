@@ -1,0 +1,199 @@
+"""bfloat16 as a GPU computes it, for Triton's interpreter.
+
+The interpreter keeps bf16 as 16-bit integers and then adds, compares and multiplies those integers; it also cuts fp32
+off where a GPU rounds to nearest even. Here each operation widens to fp32, computes, and rounds once: a sum or product
+of two bf16 numbers, rounded to fp32 first and to bf16 then, is the correctly rounded one (24 bits >= 2 * 8 + 2), which
+is what add.bf16 and fma.bf16 give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sublight.xray.record import Place
+from sublight.xray.sanitize.memory import Array
+
+LONG_SUM = 4  # additions into one bf16 accumulator that are a loop's, not an expression's
+
+
+def widen(bits: Array) -> Array:
+    """bf16 -> fp32, exactly.
+
+    >>> widen(np.array([0x3F80, 0xC000], np.uint16)).tolist()
+    [1.0, -2.0]
+    """
+    return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def narrow(values: Array, *, truncate: bool = False) -> Array:
+    """fp32 -> bf16, to nearest even; a NaN stays one.
+
+    >>> [hex(bits) for bits in narrow(np.array([1.0, 1.00390625, 1.01171875, 3.4e38, np.nan], np.float32))]
+    ['0x3f80', '0x3f80', '0x3f82', '0x7f80', '0x7fff']
+    """
+    values = np.ascontiguousarray(values, np.float32)
+    bits = values.view(np.uint32)
+    bias = np.uint32(0) if truncate else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    with np.errstate(over="ignore"):
+        rounded = ((bits + bias) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FFF), rounded)
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """The mended builder methods. `note(place, detail)` is told of sums that lose their small terms."""
+
+    interpreter: Any  # the module triton.runtime.interpreter
+    place: Callable[[], Place]
+    note: Callable[[str, Place, str], None]
+
+    def install(self, builder: Any) -> None:
+        """Put the mended methods over those of InterpreterBuilder."""
+        for name in ("binary_op", "ternary_op", "unary_op", "cast_impl", "create_fp_to_fp", "create_fma"):
+            setattr(builder, name, self._wrap(getattr(builder, name), getattr(self, name)))
+        for name in ("create_dot", "create_bitcast", "create_atomic_rmw", "create_clampf"):
+            setattr(builder, name, self._wrap(getattr(builder, name), getattr(self, name)))
+        builder.get_bf16 = lambda _, value: self._handle(narrow(np.array([value], np.float32)))
+
+    @staticmethod
+    def _wrap(original: Callable[..., Any], mended: Callable[..., Any]) -> Callable[..., Any]:
+        def method(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            with np.errstate(all="ignore"):
+                done = mended(builder, original, *args, **kwargs)
+            return original(builder, *args, **kwargs) if done is NotImplemented else done
+
+        return method
+
+    def _is(self, handle: Any) -> bool:
+        kind = getattr(handle, "dtype", None)
+        return kind is not None and kind.scalar.name == "bf16" and handle.data.dtype == np.uint16
+
+    def _handle(self, bits: Array) -> Any:
+        return self.interpreter.TensorHandle(bits, self.interpreter.tl.bfloat16)
+
+    def binary_op(self, builder: Any, original: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        if not (self._is(lhs) and self._is(rhs)):
+            return self._shifted(lhs, rhs, op, original(builder, lhs, rhs, op))
+        output = op(widen(lhs.data), widen(rhs.data))
+        if output.dtype == np.bool_:
+            return self.interpreter.TensorHandle(output, self.interpreter.tl.int1)
+        result = self._handle(narrow(output))
+        if op is np.add:
+            self._watch_sum(lhs, rhs, result)
+        return result
+
+    def _watch_sum(self, lhs: Any, rhs: Any, result: Any) -> None:
+        """A sum that is carried around a loop in bf16 stops growing once it is 256 times what is added."""
+        place = self.place()
+        for old, term in ((lhs, rhs), (rhs, lhs)):
+            line, times = old.attr.get("bf16 sum", (None, 0))
+            if line == place:
+                result.attr["bf16 sum"] = (place, times + 1)
+                swamped = (result.data == old.data) & (widen(term.data) != 0)
+                if times + 1 >= LONG_SUM or swamped.any():
+                    lost = f"; here {int(swamped.sum())} terms vanish in one addition" if swamped.any() else ""
+                    detail = f"a sum is carried around a loop in bf16, which has 8 bits{lost}: accumulate in float32"
+                    self.note("bf16-accumulation", place, detail)
+                return
+        result.attr["bf16 sum"] = (place, 1)
+
+    def _shifted(self, lhs: Any, rhs: Any, op: Any, result: Any) -> Any:
+        """fp32 bits shifted right by 16 are bf16 that was cut off; adding a bias first is rounding by hand."""
+        if lhs.attr.get("fp32 bits") and op is np.right_shift and (np.asarray(rhs.data) == 16).all():
+            result.attr["cut fp32 bits"] = True
+        return result
+
+    def ternary_op(self, builder: Any, original: Any, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
+        if op is np.where or not self._is(other):
+            return NotImplemented
+        return self._handle(narrow(op(widen(lhs.data), widen(rhs.data), widen(other.data))))
+
+    def create_clampf(self, builder: Any, original: Any, arg: Any, lo: Any, hi: Any, nans: Any) -> Any:
+        if not self._is(arg):
+            return NotImplemented
+        x, low, high = widen(arg.data), widen(lo.data), widen(hi.data)
+        keeps_nans = nans != self.interpreter._ir.PROPAGATE_NAN.NONE
+        return self._handle(narrow(np.clip(x, low, high) if keeps_nans else np.fmin(np.fmax(x, low), high)))
+
+    def unary_op(self, builder: Any, original: Any, arg: Any, op: Any) -> Any:
+        return self._handle(narrow(op(widen(arg.data)))) if self._is(arg) else NotImplemented
+
+    def create_fma(self, builder: Any, original: Any, x: Any, y: Any, z: Any) -> Any:
+        if not self._is(z):
+            return NotImplemented
+        exact = widen(x.data).astype(np.float64) * widen(y.data) + widen(z.data)
+        return self._handle(narrow(exact.astype(np.float32)))
+
+    def cast_impl(self, builder: Any, original: Any, src: Any, dst_type: Any) -> Any:
+        wanted = dst_type.scalar
+        if self._is(src):
+            values = widen(src.data)
+            if wanted.name == "bf16":
+                return src
+            kind = self.interpreter._get_np_dtype(wanted)
+            if kind == np.bool_:
+                return self.interpreter.TensorHandle(values != 0, wanted)
+            return self.interpreter.TensorHandle(values.astype(kind), wanted)
+        if wanted.name == "bf16":
+            return self._handle(narrow(src.data.astype(np.float32)))
+        done = original(builder, src, dst_type)
+        if src.attr.get("cut fp32 bits"):
+            done.attr["cut fp32 bits"] = True
+        return done
+
+    def create_fp_to_fp(self, builder: Any, original: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        from_, to = src.dtype.scalar, dst_type.scalar
+        if to.name == "bf16" and from_.name in ("fp16", "fp32", "fp64"):
+            towards_zero = rounding_mode == self.interpreter._ir.ROUNDING_MODE.RTZ
+            return self._handle(narrow(src.data.astype(np.float32), truncate=towards_zero))
+        if self._is(src) and to.name in ("fp16", "fp32", "fp64"):
+            return self.cast_impl(builder, original, src, dst_type)
+        if self._is(src):  # to fp8: Triton's own rounding, from the true values
+            wide = self.interpreter.TensorHandle(widen(src.data), self.interpreter.tl.float32)
+            return original(builder, wide, dst_type, rounding_mode)
+        return NotImplemented
+
+    def create_bitcast(self, builder: Any, original: Any, src: Any, dst_type: Any) -> Any:
+        done = original(builder, src, dst_type)
+        if src.dtype.scalar.name == "fp32" and dst_type.scalar.is_int():
+            done.attr["fp32 bits"] = True
+        if dst_type.scalar.name == "bf16" and src.attr.get("cut fp32 bits"):
+            detail = "the upper half of fp32 bits is taken as bf16, which cuts off where .to(tl.bfloat16) rounds"
+            self.note("bf16-truncation", self.place(), detail)
+        return done
+
+    def create_dot(self, builder: Any, original: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        if not (self._is(a) or self._is(b) or self._is(d)):
+            return NotImplemented
+        left, right = (widen(side.data) if self._is(side) else side.data.astype(np.float32) for side in (a, b))
+        product = np.matmul(left, right, dtype=np.float32)
+        if self._is(d):
+            return self._handle(narrow(product + widen(d.data)))
+        return self.interpreter.TensorHandle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
+
+    def create_atomic_rmw(
+        self, builder: Any, original: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any
+    ) -> Any:
+        if not self._is(val):
+            return NotImplemented
+        return self._handle(add_at(self.interpreter._interpreter, ptr.data, val.data, np.asarray(mask.data)))
+
+
+def add_at(memory: Any, addresses: Array, bits: Array, mask: Array) -> Array:
+    """bf16 atomic adds, lane after lane where lanes share an address; gives what was there before."""
+    where, lanes = addresses.reshape(-1), np.flatnonzero(np.broadcast_to(mask, addresses.shape).reshape(-1))
+    terms = np.broadcast_to(bits, addresses.shape).reshape(-1)
+    before = np.zeros(where.shape, np.uint16)
+    while lanes.size:
+        _, first = np.unique(where[lanes], return_index=True)
+        now = lanes[first]
+        at, yes = np.ascontiguousarray(where[now]), np.ones(len(now), bool)
+        old = memory.load(at, yes, np.zeros(len(now), np.uint16), np.dtype(np.uint16))
+        memory.store(at, narrow(widen(old) + widen(terms[now])), yes)
+        before[now] = old
+        lanes = np.setdiff1d(lanes, now, assume_unique=True)
+    return before.reshape(addresses.shape)

@@ -1,0 +1,347 @@
+"""Does the compiler take what the interpreter took? The kernels that ran are rebuilt elsewhere and compiled.
+
+In the process that interprets, Triton's own library is interpreted too, so another process compiles. It gets the code
+of each kernel and of the helpers it calls, with the globals they use, and never runs the script again. Run as
+`python -m sublight.xray.sanitize.compile JOBS ANSWERS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import marshal
+import os
+import pickle
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TARGETS = (80, 90)
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+_DIAGNOSIS = re.compile(
+    r"^(?:loc\(\")?(?P<file>[^\s\"]+?)\"?:(?P<line>\d+):\d+\)?: error: (?P<words>.*)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One specialisation of a kernel; pickles into bytes, and names no class of the script's."""
+
+    kernel: str
+    functions: bytes  # see _Pickler
+    signature: Mapping[str, str]
+    constants: bytes
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What the compiler said, on which targets, and where."""
+
+    file: str
+    line: int
+    message: str
+    targets: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Functions:
+    """The jit functions that a kernel needs, itself first, each with its code and its globals."""
+
+    known: dict[int, int] = field(default_factory=dict)
+    queue: list[Any] = field(default_factory=list)
+
+    def number(self, jit: Any) -> int:
+        if id(jit) not in self.known:
+            self.known[id(jit)] = len(self.queue)
+            self.queue.append(jit)
+        return self.known[id(jit)]
+
+
+class _Pickler(pickle.Pickler):
+    """Jit functions go by number and modules by name."""
+
+    def __init__(self, file: Any, functions: _Functions) -> None:
+        super().__init__(file)
+        self.functions = functions
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, types.ModuleType):
+            return ("module", obj.__name__)
+        if type(obj).__name__ in ("InterpretedFunction", "JITFunction", "ConstexprFunction"):
+            if obj.fn.__module__.startswith("triton."):
+                return ("library", obj.fn.__module__, obj.fn.__qualname__)
+            return ("function", self.functions.number(obj))
+        return None
+
+
+def describe(jit: Any, bound: dict[str, Any], options: dict[str, Any]) -> tuple[str, Job] | None:
+    """A key for this specialisation, and the job; None for arguments that cannot be told to a compiler from here."""
+    from triton.runtime.jit import mangle_type
+
+    parameters = inspect.signature(jit.fn).parameters
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for name, value in bound.items():
+        is_constant = "constexpr" in str(parameters[name].annotation) or value is None
+        if is_constant or (type(value) is int and value == 1):
+            signature[name] = "constexpr"
+            constants[name] = value
+        elif isinstance(value, tuple) or hasattr(value, "block_shape"):
+            return None
+        else:
+            signature[name] = mangle_type(value)
+    used = {name: value for name, value in options.items() if name in _OPTIONS}
+    functions = _Functions()
+    try:
+        told = _told(jit, functions)
+        frozen = _frozen(constants, functions)
+    except Exception:  # a global or constant that cannot be sent
+        return None
+    job = Job(kernel=jit.__name__, functions=told, signature=signature, constants=frozen, options=used)
+    return f"{jit.__name__} {id(jit)} {signature} {constants} {used}", job
+
+
+def _frozen(value: Any, functions: _Functions) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, functions).dump(value)
+    return file.getvalue()
+
+
+def _told(jit: Any, functions: _Functions) -> bytes:
+    """The code and the globals of the kernel and of all it calls."""
+    functions.number(jit)
+    told = []
+    for current in functions.queue:  # grows as globals name further functions
+        fn = current.fn
+        annotated = re.findall(r"\w+", " ".join(map(str, fn.__annotations__.values())))  # the compiler reads them, too
+        names = {*_names(fn.__code__), *annotated}
+        scope = {name: _sent(value, functions) for name, value in fn.__globals__.items() if name in names}
+        cells = [_sent(cell.cell_contents, functions) for cell in fn.__closure__ or ()]
+        told.append(
+            {
+                "kind": type(current).__name__,
+                "code": marshal.dumps(fn.__code__),
+                "name": fn.__name__,
+                "qualname": fn.__qualname__,
+                "module": fn.__module__,
+                "globals": scope,
+                "closure": cells,
+                "defaults": _sent(fn.__defaults__, functions),
+                "kwdefaults": _sent(fn.__kwdefaults__, functions),
+                "annotations": {name: _annotation(value) for name, value in fn.__annotations__.items()},
+                "noinline": bool(getattr(current, "kwargs", {}).get("noinline")),
+            }
+        )
+    return pickle.dumps(told)
+
+
+def _sent(value: Any, functions: _Functions) -> bytes | None:
+    try:
+        return _frozen(value, functions)
+    except Exception:
+        return None  # the compiler will miss it by name if it needs it
+
+
+def _annotation(value: Any) -> str:
+    return value if isinstance(value, str) else "constexpr" if "constexpr" in str(value) else ""
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, functions: list[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.functions = functions
+
+    def persistent_load(self, pid: Any) -> Any:
+        import importlib
+
+        if pid[0] == "module":
+            return importlib.import_module(pid[1])
+        if pid[0] == "library":
+            return getattr(importlib.import_module(pid[1]), pid[2])
+        return self.functions[pid[1]]
+
+
+def _rebuilt(job: Job) -> tuple[Any, dict[str, Any], list[Any]]:
+    """The kernel as a function of the compiler's, its constants, and all functions."""
+    import triton
+    from triton.runtime import jit as runtime
+
+    told = pickle.loads(job.functions)
+    made: list[Any] = []
+    for one in told:
+        code = marshal.loads(one["code"])
+        cells = tuple(types.CellType() for _ in one["closure"])
+        fn = types.FunctionType(
+            code, {"__builtins__": __builtins__, "__name__": one["module"]}, one["name"], None, cells
+        )
+        fn.__qualname__, fn.__module__ = one["qualname"], one["module"]
+        fn.__annotations__ = {
+            name: triton.language.constexpr if kind == "constexpr" else kind
+            for name, kind in one["annotations"].items()
+            if kind
+        }
+        made.append((fn, one))
+    functions: list[Any] = []
+    for fn, one in made:  # defaults first: a JITFunction looks at the signature
+        fn.__defaults__ = pickle_or(one["defaults"], functions)
+        fn.__kwdefaults__ = pickle_or(one["kwdefaults"], functions)
+        is_constexpr = one["kind"] == "ConstexprFunction"
+        functions.append(
+            runtime.ConstexprFunction(fn) if is_constexpr else runtime.JITFunction(fn, noinline=one["noinline"])
+        )
+    for fn, one in made:
+        fn.__globals__["__unsent__"] = [name for name, data in one["globals"].items() if data is None]
+        for name, data in one["globals"].items():
+            if data is not None:
+                fn.__globals__[name] = _Unpickler(data, functions).load()
+        for cell, data in zip(fn.__closure__ or (), one["closure"], strict=True):
+            if data is not None:
+                cell.cell_contents = _Unpickler(data, functions).load()
+    return functions[0], _Unpickler(job.constants, functions).load(), functions
+
+
+def pickle_or(data: bytes | None, functions: list[Any]) -> Any:
+    return None if data is None else _Unpickler(data, functions).load()
+
+
+def refusal(job: Job, targets: tuple[int, ...] = TARGETS) -> Refusal | None:
+    """Compile for each target; what the compiler says where it refuses. Only where Triton does not interpret."""
+    kernel, constants, functions = _rebuilt(job)
+    said = {target: said for target in targets if (said := _compile(job, kernel, constants, functions, target))}
+    if not said:
+        return None
+    file, line, message = next(iter(said.values()))
+    return Refusal(file=file, line=line, message=message, targets=tuple(said))
+
+
+def _compile(
+    job: Job, kernel: Any, constants: dict[str, Any], functions: list[Any], target: int
+) -> tuple[str, int, str] | None:
+    """The frontend and Triton's own passes, down to LLVM's IR: what comes after does not refuse."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler.compiler import make_backend
+
+    source = ASTSource(kernel, dict(job.signature), constants)
+    chosen = GPUTarget("cuda", target, 32)
+    backend = make_backend(chosen)
+    stages: dict[str, Any] = {}
+    with _errors_of_the_compiler() as errors:
+        try:
+            options = backend.parse_options(dict(job.options))
+            backend.add_stages(stages, options, source.language)
+            context = ir.context()
+            ir.load_dialects(context)
+            backend.load_dialects(context)
+            module = source.make_ir(
+                chosen, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+            )
+            metadata: dict[str, Any] = {"target": chosen, **options.__dict__}
+            for stage in ("ttir", "ttgir"):
+                module = stages[stage](module, metadata)
+        except Exception as error:
+            return _said(error, kernel, functions, errors())
+    return None
+
+
+def _said(error: BaseException, kernel: Any, functions: list[Any], printed: str) -> tuple[str, int, str] | None:
+    """The compiler's message at its line, without the dump."""
+    from triton.compiler.errors import CompilationError
+
+    deepest: CompilationError | None = None
+    at: BaseException | None = error
+    words = ""
+    while at is not None:
+        if isinstance(at, CompilationError):
+            deepest = at
+            words = str(at.error_message or words)
+        elif str(at):
+            words = str(at)
+        at = at.__cause__ or (at.__context__ if not at.__suppress_context__ else None)
+    if deepest is not None:
+        if any(f"{name} is not defined" in words for name in _unsent(functions)):
+            return None
+        owner = next((jit for jit in functions if jit.src == deepest.src), None)
+        if owner is not None:
+            return (
+                owner.fn.__code__.co_filename,
+                _definition(owner) + getattr(deepest.node, "lineno", 1) - 1,
+                _one_line(words),
+            )
+        return kernel.fn.__code__.co_filename, _definition(kernel), _one_line(words)
+    if found := _DIAGNOSIS.search(printed):
+        return found["file"], int(found["line"]), _one_line(found["words"])
+    return kernel.fn.__code__.co_filename, _definition(kernel), _one_line(words or repr(error))
+
+
+def _unsent(functions: list[Any]) -> set[str]:
+    """Globals that could not be sent from the other process: missing them is our fault, not the kernel's."""
+    return {name for jit in functions for name in jit.fn.__globals__.get("__unsent__", ())}
+
+
+def _definition(jit: Any) -> int:
+    """The line of `def`, below the decorators."""
+    lines, first = inspect.getsourcelines(jit.fn)
+    return first + next((i for i, line in enumerate(lines) if re.match(r"\s*def\s", line)), 0)
+
+
+def _one_line(words: str) -> str:
+    """
+    >>> _one_line("ValueError('a is wrong')\\n  module { ... }")
+    'ValueError: a is wrong'
+    """
+    line = next((line.strip() for line in words.splitlines() if line.strip()), "no message")
+    told = re.fullmatch(r"(\w+)\((['\"])(.*)\2,?\)", line)
+    return re.sub(r"(\s|\\n)+", " ", f"{told[1]}: {told[3]}" if told else line)
+
+
+@contextlib.contextmanager
+def _errors_of_the_compiler() -> Iterator[Any]:
+    """MLIR prints its diagnoses to the second file descriptor."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+        def printed() -> str:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+        try:
+            yield printed
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def main(jobs_file: str, answers_file: str) -> None:
+    jobs = pickle.loads(Path(jobs_file).read_bytes())
+    answers: list[Any] = []
+    for job in jobs:
+        try:
+            refused = refusal(job)
+            answers.append(None if refused is None else dataclasses.asdict(refused))
+        except Exception as error:  # it could not be rebuilt here: say so, and blame nobody
+            answers.append({"unknown": repr(error)})
+    Path(answers_file).write_text(json.dumps(answers), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

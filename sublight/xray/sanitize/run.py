@@ -1,0 +1,199 @@
+"""Races and bounds without a GPU: run a script that launches Triton kernels, and watch every load and store.
+
+What is looked for, each at its source line:
+
+- `out-of-bounds`: an address outside the tensor its pointer came from, whatever else lies there. A view holds the
+  elements it reaches: the gaps of `x[:, :10]` are outside.
+- `uninitialised-read`: a kernel reads what `torch.empty` made and nobody wrote.
+- `unwritten-output`: a kernel stores to what `torch.empty` made, but not everywhere, and torch reads the rest, or the
+  script ends. (A buffer of which only the written part is read is no fault.)
+- `race`: two programs of one launch meet on an address, one of them writes, and no atomic orders them. It is named at
+  both lines. Where both write the same value it is information: harmless, and seldom meant. One store that names an
+  address twice with different values is a race as well.
+- `offset-overflow`: 32-bit arithmetic wraps on its way to an address that is used, at the sizes that ran or at those of
+  `at`.
+- `does-not-compile`: the compiler refuses what the interpreter took (for sm_80 and sm_90; for one alone: information).
+- `bf16-accumulation`, `bf16-truncation`: bf16 loses what should have been kept. bf16 is computed as a GPU does.
+- `nondeterministic-atomics`: information.
+- `not-interpreted`, `not-compiled`: information: what this could not look at, and why.
+- `script-failed`: the script's own exception or exit status, such as an assertion that a CPU pass should have met.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sublight.op import BadInput
+from sublight.xray.record import Finding, Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one run of a script has shown."""
+
+    script: Path
+    findings: tuple[Finding, ...]
+    kernels: tuple[str, ...]  # that were launched
+    launches: int
+    failure: str  # the script's own exception; empty where it ended well
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing to mend."""
+        return all(finding.is_information for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"findings": [finding.to_json() for finding in self.findings]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What to run, and the sizes to pretend."""
+
+    file: Path
+    args: Sequence[str] = ()
+    at: Mapping[str, int] | None = None
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """`--at` as it is written.
+
+    >>> parse_sizes("n=3_000_000_000, rows=2**20")
+    {'n': 3000000000, 'rows': 1048576}
+    """
+    sizes = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (word.strip() for word in part.partition("="))
+        base, _, power = value.partition("**")
+        try:
+            sizes[name] = int(base) ** int(power or 1)
+        except ValueError:
+            raise BadInput(f"--at {part}: write NAME=NUMBER, such as n=3_000_000_000") from None
+        if not name or sizes[name] < 1:
+            raise BadInput(f"--at {part}: write NAME=NUMBER, such as n=3_000_000_000")
+    return sizes
+
+
+def run(script: Path, args: Sequence[str] = (), *, at: Mapping[str, int] | None = None) -> Report:
+    """Run a script under watch, in a process of its own. What it prints is its own."""
+    [report] = run_all([Script(file=script, args=args, at=at)])
+    if report.launches == 0 and report.failure:
+        place = report.findings[0].place
+        line = f", line {place.line}" if place and place.line else ""
+        raise BadInput(f"{script}{line}: it ended before it launched a kernel: {report.failure}")
+    if report.launches == 0:
+        raise BadInput(
+            f"{script} launches no Triton kernel: call kernel[grid](...) in it, under no `if` that a CPU fails"
+        )
+    return report
+
+
+def run_all(scripts: Sequence[Script]) -> list[Report]:
+    """Several scripts one after another in one process, which saves loading torch for each."""
+    for script in scripts:
+        if not script.file.is_file():
+            raise BadInput(f"{script.file} is not a file: name a Python script that launches Triton kernels")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        order = {
+            "scripts": [
+                {"file": str(script.file.resolve()), "args": list(script.args), "at": dict(script.at or {})}
+                for script in scripts
+            ],
+            "answers": str(folder / "answers.json"),
+            "jobs": str(folder / "jobs.pickle"),
+        }
+        (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
+        _python("sublight.xray.sanitize.script", str(folder / "order.json"), interpret=True)
+        if not (folder / "answers.json").is_file():
+            names = ", ".join(str(script.file) for script in scripts)
+            raise BadInput(f"{names}: the process that ran it died before it could answer; see its message above")
+        answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+        refused = _refusals(folder, folder / "jobs.pickle")
+    return [_report(script, answer, said) for script, answer, said in zip(scripts, answers, refused, strict=True)]
+
+
+def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> Report:
+    if answer["unused"] and answer["launches"]:
+        known = ", ".join(answer["arguments"])
+        raise BadInput(f"--at {answer['unused'][0]}: no kernel of {script.file} has that number; they have {known}")
+    found = [
+        Finding(
+            id=told["id"],
+            kernel=told["kernel"],
+            place=None if told["file"] is None else Place(file=told["file"], line=told["line"]),
+            detail=told["detail"],
+            is_information=told["is_information"],
+        )
+        for told in answer["findings"]
+    ]
+    return Report(
+        script=script.file,
+        findings=(*found, *refused),
+        kernels=tuple(answer["kernels"]),
+        launches=answer["launches"],
+        failure=answer["failure"],
+    )
+
+
+def _refusals(folder: Path, jobs_file: Path) -> list[list[Finding]]:
+    """What the compiler refuses, script by script; every specialisation is asked about in one process."""
+    from sublight.xray.sanitize.compile import TARGETS
+
+    scripts = pickle.loads(jobs_file.read_bytes())
+    jobs = [job for script in scripts for job in script]
+    if not jobs:
+        return [[] for _ in scripts]
+    (folder / "flat.pickle").write_bytes(pickle.dumps(jobs))
+    _python(
+        "sublight.xray.sanitize.compile", str(folder / "flat.pickle"), str(folder / "refused.json"), interpret=False
+    )
+    answered = folder / "refused.json"
+    said = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else [None] * len(jobs)
+    answers = iter(zip(jobs, said, strict=True))
+    found = []
+    for script in scripts:
+        kept: dict[tuple[str, int], Finding] = {}
+        for _ in script:
+            job, refusal = next(answers)
+            if refusal is None:
+                continue
+            if "unknown" in refusal:
+                kept[job.kernel, 0] = Finding(
+                    id="not-compiled",
+                    kernel=job.kernel,
+                    place=None,
+                    detail=f"whether the compiler takes {job.kernel} was not found out: {refusal['unknown']}",
+                    is_information=True,
+                )
+                continue
+            everywhere = len(refusal["targets"]) == len(TARGETS)
+            where = "" if everywhere else f" (for sm_{refusal['targets'][0]} alone)"
+            kept[refusal["file"], refusal["line"]] = Finding(
+                id="does-not-compile",
+                kernel=job.kernel,
+                place=Place(file=refusal["file"], line=refusal["line"]),
+                detail=f"the compiler refuses this{where}: {refusal['message']}",
+                is_information=not everywhere,
+            )
+        found.append(list(kept.values()))
+    return found
+
+
+def _python(module: str, *words: str, interpret: bool) -> None:
+    """Another Python, with or without the interpreter: Triton must know before it loads."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = str(Path(__file__).resolve().parents[3])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    subprocess.run([sys.executable, "-m", module, *words], env=environment, check=False)

@@ -1,0 +1,103 @@
+"""The process that runs a user's scripts under watch. Run as `python -m sublight.xray.sanitize.script ORDER`.
+
+ORDER is a JSON file: {"scripts": [{"file", "args", "at"}], "answers": FILE, "jobs": FILE}. TRITON_INTERPRET=1 is set by
+the process that starts this one, before Triton loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from sublight.xray.record import Finding, Place
+from sublight.xray.sanitize import compile as sanitize_compile
+from sublight.xray.sanitize import torch_hooks as sanitize_torch
+from sublight.xray.sanitize.interpreter import Session, Watch
+from sublight.xray.sanitize.notes import Stack
+
+
+def main(order_file: str) -> None:
+    order = json.loads(Path(order_file).read_text(encoding="utf-8"))
+    watch = Watch(Stack.of_libraries(), sanitize_compile.describe)
+    watch.install()
+    sanitize_torch.pretend_gpu()
+    refuse_gluon()
+    answers, jobs = [], []
+    for script in order["scripts"]:
+        session = Session(script["at"])
+        watch.session = session
+        failure = run(Path(script["file"]), script["args"], session, watch.stack)
+        session.memory.finish()
+        jobs.append(list(session.kernels.values()))
+        answers.append(
+            {
+                "findings": [_told(finding) for finding in session.notes.findings()],
+                "launches": session.launches,
+                "kernels": list(session.names),
+                "arguments": list(session.arguments),
+                "unused": [name for name in script["at"] if name not in session.replaced],
+                "failure": failure,
+            }
+        )
+    sys.stdout.flush()
+    Path(order["answers"]).write_text(json.dumps(answers), encoding="utf-8")
+    Path(order["jobs"]).write_bytes(pickle.dumps(jobs))
+
+
+def run(file: Path, args: list[str], session: Session, stack: Stack) -> str:
+    """Run it as `python file args` would; how it failed, or nothing."""
+    kept = sys.argv, sys.path[:]
+    sys.argv, sys.path[0] = [str(file), *args], str(file.parent)
+    failed: BaseException | None = None
+    try:
+        with sanitize_torch.OnCpu(session.memory), sanitize_torch.Reads(session.memory):
+            runpy.run_path(str(file), run_name="__main__")
+    except SystemExit as error:
+        failed = error if error.code not in (None, 0) else None
+    except BaseException as error:  # the script's own; a KeyboardInterrupt ends it, too
+        failed = error
+    finally:
+        sys.argv, sys.path[:] = kept
+    if failed is None:
+        return ""
+    return _note_failure(failed, file, session, stack)
+
+
+def _note_failure(failed: BaseException, file: Path, session: Session, stack: Stack) -> str:
+    cause: BaseException = failed
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    words = traceback.format_exception_only(cause)[-1].strip().splitlines()[0]
+    place = stack.place_of(failed) or Place(file=str(file), line=0)
+    kernel = "" if type(failed).__name__ != "InterpreterError" else next(reversed(session.names), "")
+    if isinstance(cause, NotImplementedError) and "interpreter" in words:
+        detail = f"Triton's interpreter cannot run this, so the rest was not looked at: {words}"
+        session.notes.add("not-interpreted", kernel, place, detail, is_information=True)
+    else:
+        session.notes.add("script-failed", kernel, place, f"the script ended here: {words}")
+    return words
+
+
+def _told(finding: Finding) -> dict[str, Any]:
+    return {**finding.to_json(), "is_information": finding.is_information}
+
+
+def refuse_gluon() -> None:
+    """Gluon's kernels are never interpreted; Triton would look for a GPU instead and say something else."""
+    from triton.runtime.jit import JITFunction
+
+    def run(jit: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{jit.__name__} is a Gluon kernel, which Triton's interpreter cannot run")
+
+    JITFunction.run = run  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    main(sys.argv[1])
