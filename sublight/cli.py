@@ -40,6 +40,21 @@ def _gpu_names(incomplete: str) -> list[str]:
     return [gpu.key for gpu in known.all_gpus() if gpu.key.startswith(incomplete)]
 
 
+def _gpu_lists(incomplete: str) -> list[str]:
+    """The last of several, which commas part."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _gpu_names(last)]
+
+
+def _op_and_file_names(incomplete: str) -> list[str]:
+    """A shell that is given names offers no files of its own."""
+    import glob
+
+    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    files = [name for name in found if Path(name).suffix in (".py", ".cu", ".ptx", ".cubin")]
+    return _op_names(incomplete) + files + [f"{name}/" for name in found if os.path.isdir(name)]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"sublight {__version__}")
@@ -200,29 +215,56 @@ def explain(
 def xray(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE[:KERNEL]|OP [-- ARGS]", help="A .py, .cu, .ptx or .cubin, a Triton cache, an op."),
+        typer.Argument(
+            metavar="FILE[:KERNEL]|OP[:KERNEL] [-- ARGS]",
+            help="A .py (imported, which runs it), .cu, .ptx or .cubin, a Triton cache, or an op.",
+            autocompletion=_op_and_file_names,
+        ),
     ] = None,
     gpu: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="h200,a100,…: side by side.", autocompletion=_gpu_names)
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="As in h200,a100: side by side.", autocompletion=_gpu_lists),
     ] = None,
-    sig: Annotated[str, typer.Option(metavar="TYPES", help="Arguments' types: 'x:*bf16, n:i32'.")] = "",
-    const: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="BLOCK=1024, num_warps=8.")] = None,
-    arg: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A launch's number: n=4096.")] = None,
-    grid: Annotated[str, typer.Option(metavar="N[xN]", help="Blocks of the launch.")] = "",
-    threads: Annotated[int, typer.Option(min=0, metavar="N", help="Threads a block, where the code does not say.")] = 0,
+    full: Annotated[bool, typer.Option("--full", help="Of several kernels each one's page, not a summary.")] = False,
+    sig: Annotated[str, typer.Option(metavar="TYPES", help="Of a .py's kernel: 'x:*bf16, n:i32'.")] = "",
+    const: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="BLOCK=1024, num_warps=8; with --diff after:BLOCK=2048."),
+    ] = None,
     shape: Annotated[str, typer.Option(metavar="4096x1024", help="An op's sizes.")] = "",
-    dtype: Annotated[str, typer.Option(metavar="bf16", help="An op's data type.")] = "bf16",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="An op's data type; bf16 unless told.")] = "",
+    arg: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="The launch's n=4096; of PTX by place: 0=4096.")
+    ] = None,
+    grid: Annotated[str, typer.Option(metavar="N[xN]", help="The launch's blocks.")] = "",
+    threads: Annotated[str, typer.Option(metavar="N[xN]", help="A block's threads, where CUDA does not say.")] = "",
+    shared: Annotated[str, typer.Option(metavar="BYTES", help="Its dynamic shared memory: 48KiB.")] = "",
+    nvcc: Annotated[str, typer.Option(metavar="FLAGS", help="For a .cu: '-std=c++20 -Iinclude'.")] = "",
     record: Annotated[bool, typer.Option("--record", help="Run the script; look at what it launches.")] = False,
-    run: Annotated[bool, typer.Option("--run", help="Run the script on the CPU: races, bounds.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run the script on the CPU: races, bounds; exits 1 if any.")
+    ] = False,
     at: Annotated[str, typer.Option(metavar="n=3_000_000_000", help="With --run: do offsets hold at this size?")] = "",
     no_exec: Annotated[bool, typer.Option("--no-exec", help="Run nobody's code: .ptx and .cubin only.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="What changed: xray --diff BEFORE AFTER.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="Time it, and count where ncu may.")] = False,
-    counted: Annotated[str, typer.Option("--import", metavar="FILE", help="Counters: .ncu-rep or ncu's .csv.")] = "",
+    counted: Annotated[
+        str, typer.Option("--import", metavar="FILE", help="Counters, .ncu-rep or ncu's .csv: alone or with a kernel.")
+    ] = "",
     html: Annotated[str, typer.Option(metavar="FILE", help="Source, TTGIR, PTX and SASS side by side.")] = "",
     json: _Json = "",
 ) -> None:
-    """What a kernel really is: registers, occupancy, instructions, sectors, bank conflicts; with or without a GPU."""
+    """What a kernel really is: registers, occupancy, instructions, sectors, bank conflicts; with or without a GPU.
+
+    Of one kernel the whole page; of several a summary and what is to be mended.
+
+    \b
+    sublight xray softmax:_row_kernel --gpu a100,h200 --html page.html
+    sublight xray train.py --record -- --steps 2
+    sublight xray kernels.py:copy --sig 'x:*bf16, y:*bf16, n:i32' --const BLOCK=1024
+    sublight xray kernel.cu --threads 256 --grid 16 --arg n=4096
+    sublight xray --run script.py
+    """
     from sublight import cli_xray
 
     cli_output.check_writable(html, json)
@@ -236,17 +278,21 @@ def xray(
         constants=tuple(const or ()),
         numbers=tuple(_split(arg)),
         grid=grid,
-        threads=threads or None,
+        threads=threads,
+        shared=shared,
+        nvcc=nvcc,
         shape=shape,
         dtype=dtype,
         record=record,
-        may_run=not no_exec,
+        no_exec=no_exec,
         measure=measure,
         counted=counted,
+        at=at,
+        full=full,
         html=html,
         json=json,
     )
-    status = cli_xray.run_script(wanted, at) if run else cli_xray.diff(wanted) if diff else cli_xray.xray(wanted)
+    status = cli_xray.command(wanted, run=run, diff=diff)
     if status:
         raise typer.Exit(status)
 
@@ -327,8 +373,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error))
     except UsageError as error:
         hint = "see `sublight --help`"
-        if words[:1] == ["explain"] and "No such option" in error.format_message():
-            hint = "a script's own arguments go after --, as in `sublight explain train.py -- --lr 3`"
+        if words[:1] in (["explain"], ["xray"]) and "No such option" in error.format_message():
+            verb = "xray --record" if words[0] == "xray" else words[0]
+            hint = f"a script's own arguments go after --, as in `sublight {verb} train.py -- --lr 3`"
         return _complain(f"{error.format_message().rstrip('.')}; {hint}")
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]

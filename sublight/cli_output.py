@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,20 @@ def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
     read = [os.path.realpath(name) for name in inputs if name]
     if twice := next((name for name in written if written.count(name) > 1 or name in read), None):
         raise BadInput(f"{twice} is named twice: an output must not replace another, nor what is read")
+
+
+@contextlib.contextmanager
+def stdout_kept() -> Iterator[None]:
+    """For results alone: what a user's script, its children or a compiler print meanwhile goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def show(renderable: RenderableType, data: Any, json: str) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sublight import units
-from sublight.report.tables import note, plain
-from sublight.report.xray_view import KernelView, MixRow, OccupancyRow, RoofRow
+from sublight.report import xray_summary
+from sublight.report.tables import Fitting, note, plain
+from sublight.report.xray_facts import (
+    counted,
+    facts,
+    grouped,
+    joined,
+    over_ideal,
+    region_name,
+    regions,
+    sentences,
+    specialised,
+    view,
+    where,
+)
 from sublight.xray.examine import Page
-from sublight.xray.record import Access, Finding
-from sublight.xray.sass.mix import Region
+from sublight.xray.record import Finding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,7 +31,8 @@ if TYPE_CHECKING:
 
 MOST_KINDS = 6  # of instructions, named in the row of a loop
 MOST_ACCESSES = 24
-WORTH_MARKING = 1.25  # times the ideal
+WORTH_MARKING = xray_summary.BAD_RATIO
+T = TypeVar("T")
 QUIET = ("nop", "move", "uniform", "control", "constant load", "other")
 
 
@@ -28,31 +40,28 @@ def to_json(pages: Sequence[Page]) -> dict[str, Any]:
     return {"kernels": [page.to_json() for page in pages]}
 
 
-def page(pages: Sequence[Page]) -> RenderableType:
-    """All kernels; one that was compiled for several GPUs has a column for each."""
+def page(pages: Sequence[Page], *, target: str = "", full: bool = False) -> RenderableType:
+    """One kernel whole, GPUs side by side; of several a summary and what is to be mended, and each whole if `full`."""
     from rich.console import Group
     from rich.text import Text
 
+    groups = grouped(pages)
+    several = len({each.code.name for each in pages}) > 1
     parts: list[RenderableType] = []
-    for group in grouped(pages):
-        parts += [*_kernel(group), Text("")]
-    return Group(*parts[:-1])
-
-
-def grouped(pages: Sequence[Page]) -> list[list[Page]]:
-    """One kernel's pages for several GPUs together, in the order in which they came."""
-    groups: list[list[Page]] = []
-    for each in pages:
-        code = each.code
+    if len(groups) > 1:
+        of = f" of {target}" if target else ""
+        keys = list(dict.fromkeys(each.code.gpu.key for each in pages))
+        parts += [Text(f"{counted(len(groups), 'kernel')}{of} on {', '.join(keys)}", style="bold")]
+        parts += [xray_summary.table([view(each) for each in pages]), Text("")]
+    if full or not several:
         for group in groups:
-            of_group = group[0].code
-            is_same = (code.name, code.file, code.signature) == (of_group.name, of_group.file, of_group.signature)
-            if is_same and code.gpu.key not in {other.code.gpu.key for other in group}:
-                group.append(each)
-                break
-        else:
-            groups.append([each])
-    return groups
+            parts += [*_kernel(group), Text("")]
+        return Group(*parts[:-1])
+    for group in groups:
+        parts += _to_mend(group)
+    name = f"{target}:{groups[0][0].code.name}"
+    parts.append(Text(f"one kernel's whole page: {name}; all of them: --full", style="dim"))
+    return Group(*parts)
 
 
 def _kernel(group: Sequence[Page]) -> Iterator[RenderableType]:
@@ -61,36 +70,51 @@ def _kernel(group: Sequence[Page]) -> Iterator[RenderableType]:
     code = group[0].code
     at = f"  {Path(code.file).name}" if code.file else ""
     yield Text.assemble((code.name, "bold"), (at, "dim"))
-    for words in _specialised(group):
-        yield note(f"  {words}")
+    for keys, words in _distinct(group, lambda each: specialised(each.code)):
+        if words:
+            yield _indented(Text(f"{keys}: {words}" if keys else words, style="dim"))
     yield Text("")
     yield resources(group)
-    for each in group:
-        several = f"{each.code.gpu.key}: " if len(group) > 1 else ""
-        for sentence in sentences(each):
-            yield Text(f"  {several}{sentence}")
     yield Text("")
-    first = group[0]
-    yield _mix(first)
-    if first.accesses:
-        yield Text("")
-        yield _accesses(first.accesses)
+    yield from _sentences(group)
+    yield from _separated(_occupancy(group))
+    yield from _separated(_roof(group))
+    for keys, rows in _distinct(group, _mix_rows):
+        yield from _separated([_mix(rows, keys)])
+    for keys, accesses in _distinct(group, _access_rows):
+        yield from _separated(_accesses(accesses, keys) if accesses else ())
     yield Text("")
     yield from _findings(group)
     for words in dict.fromkeys(words for each in group for words in each.notes):
-        yield Text(f"  note: {words}", style="dim")
+        yield _indented(Text(f"note: {words}", style="dim"))
 
 
-def _specialised(group: Sequence[Page]) -> Iterator[str]:
-    """Constants and options; with the GPUs that have them, where they differ."""
-    said: dict[str, list[str]] = {}
+def _distinct(group: Sequence[Page], told: Callable[[Page], T]) -> list[tuple[str, T]]:
+    """What is told of each GPU, once for those of which it is the same; they are named where not all agree."""
+    kept: list[tuple[list[str], T]] = []
     for each in group:
-        given = {**each.code.constants, **each.code.options}
-        words = " ".join(f"{name}={value}" for name, value in given.items())
-        said.setdefault(words, []).append(each.code.gpu.key)
-    for words, keys in said.items():
-        if words:
-            yield words if len(said) == 1 else f"{', '.join(keys)}: {words}"
+        words = told(each)
+        for keys, other in kept:
+            if other == words:
+                keys.append(each.code.gpu.key)
+                break
+        else:
+            kept.append(([each.code.gpu.key], words))
+    return [(", ".join(keys) if len(kept) > 1 else "", words) for keys, words in kept]
+
+
+def _indented(words: RenderableType, columns: int = 2) -> RenderableType:
+    from rich.padding import Padding
+
+    return Padding(words, (0, 0, 0, columns), expand=False)
+
+
+def _separated(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    for at, part in enumerate(parts):
+        yield from () if at else (Text(""),)
+        yield part
 
 
 def resources(group: Sequence[Page]) -> Table:
@@ -98,173 +122,164 @@ def resources(group: Sequence[Page]) -> Table:
     keys = [each.code.gpu.key for each in group]
     out = plain(("", *keys), right=keys)
     rows = [facts(each) for each in group]
-    for name in rows[0]:
-        out.add_row(name, *(row[name] for row in rows))
+    for name in dict.fromkeys(name for row in rows for name in row):
+        out.add_row(name, *(row.get(name, "") for row in rows))
     return out
 
 
-def facts(page: Page) -> dict[str, str]:
-    """The figures of a kernel, by what people call them."""
-    used, found = page.code.resources, page.occupancy
-    kept = {
-        "registers a thread": str(used.registers),
-        "spilled": units.text(used.spill_bytes, "B") if used.spill_bytes else "none",
-        "shared memory a block": units.text(used.shared_bytes, "B") if used.shared_bytes else "none",
-        "threads a block": str(used.threads) if used.threads else "?",
-        "tensor cores": page.mix.tensor_core or "not used",
-    }
-    if found:
-        kept["blocks an SM"] = str(found.blocks_per_sm)
-        kept["occupancy"] = f"{units.percent(found.fraction)} ({found.warps_per_sm} of {found.max_warps_per_sm} warps)"
-        kept["limited by"] = ", ".join(found.limited_by)
-    return kept
+def _sentences(group: Sequence[Page]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    for keys, told in _distinct(group, lambda each: tuple(sentences(each))):
+        for claim, arithmetic in told:
+            behind = f" ({arithmetic})" if arithmetic else ""
+            yield _indented(Text.assemble((f"{keys}: " if keys else "", "bold"), claim, (behind, "dim")))
 
 
-def sentences(page: Page) -> Iterator[str]:
-    """What the figures mean."""
-    if page.occupancy and page.occupancy.reason:
-        yield f"not even one block fits: {page.occupancy.reason}"
-    if page.in_flight:
-        yield page.in_flight.sentence
-    if page.what_if and not (page.in_flight and page.in_flight.verdict == "enough"):
-        yield page.what_if.sentence
-    if page.waves:
-        yield page.waves.sentence
-    if page.roof.sentence:
-        yield page.roof.sentence
+def _occupancy(group: Sequence[Page]) -> Iterator[RenderableType]:
+    """By the block's size, a row for each GPU."""
+    from rich.text import Text
+
+    tables = {each.code.gpu.key: {row.threads: row for row in each.table} for each in group}
+    sizes = sorted({size for rows in tables.values() for size in rows})
+    if not sizes:
+        return
+    is_triton = all(each.code.ttgir for each in group)
+    heads = [str(-(-size // 32) if is_triton else size) for size in sizes]
+    out = plain(("num_warps" if is_triton else "threads a block", *heads), right=heads)
+    for key, rows in tables.items():
+        all_best = all(row.is_best for row in rows.values())
+        cells = []
+        for size in sizes:
+            row = rows.get(size)
+            share = units.percent(row.occupancy.fraction) if row else ""
+            marks = ("*" if row.is_best and not all_best else "") + (">" if row.is_compiled else "") if row else ""
+            cells.append(f"{marks}{share}")
+        out.add_row(f"{key} occupancy", *cells)
+    yield out
+    yield _indented(Text("> as compiled; * best, if registers and shared memory stay as they are", style="dim"))
 
 
-def _mix(page: Page) -> Table:
-    right = ("instructions", "clocks")
-    out = plain(("instructions by loop", *right, "waits for", "what they are"), right=right)
-    for region in regions(page):
+def _roof(group: Sequence[Page]) -> Iterator[RenderableType]:
+    """The times below which nothing lets the launch go; of one GPU with the reasons."""
+    from rich.text import Text
+
+    times = [{bound.name: bound for bound in each.roof.bounds} for each in group]
+    known = [name for name in times[0] if any(row[name].seconds is not None for row in times if name in row)]
+    if not known:
+        if times[0]:
+            yield _indented(Text(f"no time can be told: {next(iter(times[0].values())).detail}"))
+        return
+    keys = [each.code.gpu.key for each in group]
+    if len(group) > 1:
+        out = plain(("no faster than", *keys), right=keys)
+        for name in known:
+            out.add_row(name, *(units.text(row[name].seconds if name in row else None, "s") for row in times))
+        yield out
+        return
+    out = plain(("no faster than", "time", "× floor", "because"), right=("time", "× floor"), fold=("because",))
+    floor = times[0]["floor"].seconds if "floor" in times[0] else None
+    for name, bound in times[0].items():
+        over = f"{bound.seconds / floor:.2f}" if floor and bound.seconds is not None and name != "floor" else ""
+        out.add_row(name, units.text(bound.seconds, "s"), over, note(bound.detail))
+    yield out
+
+
+def _mix_rows(each: Page) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for region in regions(each):
         kinds = sorted(region.counts.items(), key=lambda item: -item[1])
-        named = [f"{count} {kind}" for kind, count in kinds if kind not in QUIET][:MOST_KINDS]
+        named = ", ".join([f"{count} {kind}" for kind, count in kinds if kind not in QUIET][:MOST_KINDS])
         clocks = f"{region.clocks_per_turn:,.0f}"
-        out.add_row(region_name(region), f"{region.instructions:,}", clocks, region.limit or "", note(", ".join(named)))
-    return out
+        rows.append((region_name(region), f"{region.instructions:,}", clocks, region.limit or "", named))
+    return rows
 
 
-def regions(page: Page) -> list[Region]:
-    return [page.mix.outside, *page.mix.loops]
+def _mix(rows: Sequence[tuple[str, ...]], keys: str) -> RenderableType:
+    title = f"instructions, {keys}" if keys else "instructions"
+    heads = (title, "count", "clocks", "waits for", "what they are")
+    choices = []
+    for left_out in ((), ("waits for",)):
+        shown = [at for at, name in enumerate(heads) if name not in left_out]
+        out = plain([heads[at] for at in shown], right=("count", "clocks"), fold=("what they are",))
+        for row in rows:
+            cells: list[RenderableType] = [*row[:-1], note(row[-1])]
+            out.add_row(*(cells[at] for at in shown))
+        choices.append(out)
+    return Fitting(tuple(choices))
 
 
-def region_name(region: Region) -> str:
-    if not region.depth:
-        return "outside loops"
-    indent = "  " * (region.depth - 1)
-    return f"{indent}loop at line {region.place.line}" if region.place else f"{indent}loop"
+def _access_rows(each: Page) -> list[tuple[RenderableType, ...]]:
+    """By line and kind. Requests are left out: they are of the blocks that were followed, not of the launch."""
+    rows: list[tuple[RenderableType, ...]] = []
+    for row in joined(each.accesses):
+        per, conflict, ratio = row.sectors_per_request, row.bank_conflict, over_ideal(row)
+        rows.append(
+            (
+                str(row.place.line) if row.place else "",
+                f"{row.space} {row.kind}",
+                str(row.bytes_per_thread),
+                "" if per is None else _marked(f"{per:.3g}", is_bad=(ratio or 1) > WORTH_MARKING),
+                "" if per is None else f"{row.ideal_sectors / row.requests:.3g}",
+                "" if conflict is None else _conflict(conflict),
+                note(row.unknown),
+            )
+        )
+    return rows
 
 
-def _accesses(accesses: Iterable[Access]) -> Table:
-    """By line and kind: several instructions of one line are one row."""
-    right = ("line", "bytes", "requests", "sectors", "ideal", "bank conflict")
-    out = plain(("line", "memory access", *right[1:], "not known"), right=right)
-    rows = list(joined(accesses))
-    if all(not row.unknown for row in rows):
-        out.columns.pop()
+def _accesses(rows: Sequence[Sequence[RenderableType]], keys: str) -> Iterator[RenderableType]:
+    title = f"memory access, {keys}" if keys else "memory access"
+    right = ("line", "bytes", "sectors", "ideal", "bank conflict")
+    heads = ["line", title, *right[1:], *["not known"] * any(str(row[-1]) for row in rows)]
+    out = plain(heads, right=right, fold=("not known",))
     for row in rows[:MOST_ACCESSES]:
-        per, conflict = row.sectors_per_request, row.bank_conflict
-        ideal = row.ideal_sectors / row.requests if per is not None and row.requests else None
-        cells = [
-            str(row.place.line) if row.place else "",
-            f"{row.space} {row.kind}",
-            str(row.bytes_per_thread),
-            f"{row.requests:,}" if row.requests else "",
-            "" if per is None else _marked(f"{per:.3g}", is_bad=ideal is not None and per > WORTH_MARKING * ideal),
-            "" if ideal is None else f"{ideal:.3g}",
-            ""
-            if conflict is None
-            else "none"
-            if conflict == 1
-            else _marked(f"{conflict:.3g}-way", is_bad=conflict > 1.25),
-        ]
-        out.add_row(*cells, *([note(row.unknown)] if len(out.columns) > len(cells) else []))
+        out.add_row(*row[: len(heads)])
+    yield out
     if len(rows) > MOST_ACCESSES:
-        out.add_row("", f"{len(rows) - MOST_ACCESSES} more: --json has them all")
-    return out
+        yield _indented(note(f"{counted(len(rows) - MOST_ACCESSES, 'more row')}: --html and --json have them all"))
 
 
 def _conflict(ways: float) -> str:
-    return "none" if ways == 1 else _marked(f"{ways:.3g}-way", is_bad=ways > WORTH_MARKING)
-
-
-def joined(accesses: Iterable[Access]) -> Iterator[Access]:
-    """One for each line, kind, width and reason."""
-    import dataclasses
-
-    def key(access: Access) -> tuple[Any, ...]:
-        place = (access.place.file, access.place.line) if access.place else ("", 0)
-        return (access.space, *place, access.kind, access.bytes_per_thread, access.unknown)
-
-    counts = ("requests", "sectors", "ideal_sectors", "wavefronts", "ideal_wavefronts")
-    for _, group in itertools.groupby(sorted(accesses, key=key), key):
-        same = list(group)
-        yield dataclasses.replace(same[0], **{name: sum(getattr(each, name) for each in same) for name in counts})
+    return "none" if ways < 1.005 else _marked(f"{ways:.3g}-way", is_bad=ways > WORTH_MARKING)
 
 
 def _marked(words: str, *, is_bad: bool) -> str:
     return f"[bold red]{words}[/]" if is_bad else words
 
 
-def _findings(group: Sequence[Page]) -> Iterator[RenderableType]:
-    """Each once, with the GPUs that it is true of where not of all."""
-    from rich.text import Text
-
+def _held(group: Sequence[Page]) -> list[tuple[Finding, str]]:
+    """Each finding once, what is to be mended first, with the GPUs that it is true of where not of all."""
     held: dict[tuple[str, int, str], tuple[Finding, list[str]]] = {}
     for each in group:
         for finding in each.findings:
             key = (finding.id, finding.place.line if finding.place else 0, finding.detail)
             held.setdefault(key, (finding, []))[1].append(each.code.gpu.key)
-    if not held:
+    found = [(finding, f" ({', '.join(keys)})" if len(keys) < len(group) else "") for finding, keys in held.values()]
+    return sorted(found, key=lambda item: item[0].is_information)
+
+
+def finding_lines(finding: Finding, *, of: str = "", only: str = "", indent: int = 2) -> list[RenderableType]:
+    """What and where, then the sentence below it."""
+    from rich.text import Text
+
+    style = "dim" if finding.is_information else "bold red"
+    at = f"  {where(finding)}" if finding.place else ""
+    head = Text.assemble((finding.id, style), at, (f"  {of}" if of else "", "bold"))
+    return [_indented(head, indent), _indented(Text(f"{finding.detail}{only}"), indent + 2)]
+
+
+def _findings(group: Sequence[Page]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    held = _held(group)
+    if all(finding.is_information for finding, _ in held):
         yield Text("  nothing to mend in the code", style="green")
-    for finding, gpus in held.values():
-        style = "dim" if finding.is_information else "bold red"
-        only = f" ({', '.join(gpus)})" if len(gpus) < len(group) else ""
-        yield Text.assemble(("  " + finding.id, style), f"  {where(finding)}{finding.detail}{only}")
+    for finding, only in held:
+        yield from finding_lines(finding, only=only)
 
 
-def where(finding: Finding) -> str:
-    return f"{Path(finding.place.file).name}:{finding.place.line}  " if finding.place else ""
-
-
-def view(page: Page) -> KernelView:
-    """The same for the HTML page."""
-    found = page.occupancy
-    return KernelView(
-        code=page.code,
-        blocks_per_sm=found.blocks_per_sm if found else None,
-        occupancy=found.fraction if found else None,
-        limited_by=", ".join(found.limited_by) if found else "",
-        tensor_core=page.mix.tensor_core or "",
-        findings=page.findings,
-        accesses=tuple(joined(page.accesses)),
-        occupancy_rows=tuple(
-            OccupancyRow(
-                warps=row.num_warps,
-                blocks_per_sm=row.occupancy.blocks_per_sm,
-                occupancy=row.occupancy.fraction,
-                limited_by=", ".join(row.occupancy.limited_by),
-                is_now=row.is_compiled,
-                is_best=row.is_best,
-            )
-            for row in page.table
-        ),
-        mix=tuple(
-            MixRow(
-                name=region_name(region),
-                counts={str(kind): count for kind, count in region.counts.items()},
-                place=region.place,
-                depth=region.depth,
-                issue_cycles=region.clocks_per_turn,
-                note=f"waits for {region.limit}" if region.limit else "",
-            )
-            for region in regions(page)
-        ),
-        roof=tuple(
-            RoofRow(name=bound.name, seconds=bound.seconds, kind=bound.kind, detail=bound.detail)
-            for bound in page.roof.bounds
-        ),
-        heat=page.heat,
-        notes=(*sentences(page), *page.notes),
-    )
+def _to_mend(group: Sequence[Page]) -> Iterator[RenderableType]:
+    for finding, only in _held(group):
+        if not finding.is_information:
+            yield from finding_lines(finding, of=group[0].code.name, only=only)

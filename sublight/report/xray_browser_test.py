@@ -75,6 +75,33 @@ def test_lines_light_what_comes_from_them(tmp_path: Path) -> None:
     assert out["link"] == ["kernel-0", ["4"]]
 
 
+def test_the_sheet_of_the_kernel_that_is_picked_shows(tmp_path: Path) -> None:
+    other = xray_fakes.view(code=xray_fakes.code(name="_other"))
+    script = """
+      const shown = () => [...document.querySelectorAll('.sheet')].map((one) => one.hidden ? 0 : one.clientHeight > 0);
+      const on = () => [...document.querySelectorAll('.summary tr.on')].map((one) => one.dataset.k);
+      out.first = [shown(), on()];
+      document.querySelector('.summary tr[data-k="1"] td:last-child').click();
+      out.second = [shown(), on(), document.querySelector('article:not([hidden])').id];
+    """
+    out = driven(tmp_path, xray_page.document([xray_fakes.view(), other]), script)
+    assert out["first"] == [[True, 0], ["0"]]
+    assert out["second"] == [[0, True], ["1"], "kernel-1"]
+
+
+def test_times_and_tables_keep_to_their_columns(tmp_path: Path) -> None:
+    """Bars have a width, and nothing hangs over what stands beside it."""
+    script = """
+      const box = (one) => one.getBoundingClientRect();
+      const bars = [...document.querySelectorAll('.roof .bar-of')];
+      out.wide = Math.max(...bars.map((one) => box(one).width)) > 60;
+      out.inside = [...document.querySelectorAll('.part')].map((part) =>
+        [...part.querySelectorAll('dd *, .loop *')].every((one) => box(one).right <= box(part).right + 1));
+    """
+    out = driven(tmp_path, xray_page.document([xray_fakes.view()]), script)
+    assert out["wide"] and out["inside"] == [True] * 4
+
+
 def test_the_other_panes_scroll_to_what_is_held(tmp_path: Path) -> None:
     nops = "".join(f"        /*{address:04x}*/ NOP ;\n" for address in range(0x1000, 0x4000, 16))
     begins = '\t//## File "/home/me/double.py", line 9\n'

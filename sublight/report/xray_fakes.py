@@ -6,7 +6,13 @@ import dataclasses
 
 from sublight import gpus
 from sublight.report.xray_view import KernelView, MixRow, OccupancyRow, RoofRow
+from sublight.xray.examine import Page
+from sublight.xray.occupancy.blocks import occupancy, table, what_if
+from sublight.xray.occupancy.in_flight import bytes_in_flight
+from sublight.xray.occupancy.waves import waves
 from sublight.xray.record import Access, Code, Finding, Place, Resources
+from sublight.xray.roof import Bound, Roof
+from sublight.xray.sass.mix import mix
 
 FILE = "/home/me/double.py"
 HELPER = "/home/me/lib/standard.py"
@@ -195,6 +201,34 @@ def view(gpu: str = "h200", **changed: object) -> KernelView:
     return dataclasses.replace(made, **changed)  # type: ignore[arg-type]
 
 
+def page(gpu: str = "h200", **changed: object) -> Page:
+    """The terminal's: occupancy, waves and instructions as they are reckoned, the rest made up."""
+    made = code(gpu)
+    made = changed.pop("code", made)  # type: ignore[assignment]
+    found = occupancy(made.resources, made.gpu)
+    whole = Page(
+        code=made,
+        mix=mix(made),
+        accesses=accesses(),
+        findings=view(gpu).findings,
+        roof=Roof(
+            bounds=(
+                Bound(name="floor", seconds=1e-5, detail="48 MB at 4.8 TB/s"),
+                Bound(name="transactions", seconds=1.25e-5, detail="60 MB in sectors"),
+                Bound(name="issue", seconds=None, detail="how often the loop at line 10 turns is not known"),
+            )
+        ),
+        heat={},
+        occupancy=found,
+        what_if=what_if(made.resources, made.gpu),
+        table=table(made.resources, made.gpu),
+        waves=waves(512, found, made.gpu),
+        in_flight=bytes_in_flight(found, made.gpu, bytes_per_thread=16),
+        notes=("One note.",),
+    )
+    return dataclasses.replace(whole, **changed)  # type: ignore[arg-type]
+
+
 def hostile() -> KernelView:
     """Names, source and listings that are markup."""
     ptx, sass = (text.replace("R4, R4", HOSTILE) for text in (PTX, SASS))
@@ -212,6 +246,6 @@ def hostile() -> KernelView:
         accesses=(Access(place=at, space="global", kind="load", bytes_per_thread=4, requests=1, unknown=HOSTILE),),
         mix=(MixRow(name=HOSTILE, counts={HOSTILE: 3}, note=HOSTILE),),
         roof=(RoofRow(name=HOSTILE, seconds=1.0, detail=HOSTILE),),
-        occupancy_rows=(OccupancyRow(warps=1, blocks_per_sm=1, occupancy=1.0, limited_by=HOSTILE, note=HOSTILE),),
+        occupancy_rows=(OccupancyRow(warps=1, blocks_per_sm=1, occupancy=1.0, limited_by=HOSTILE),),
         notes=(HOSTILE,),
     )

@@ -15,9 +15,10 @@ from typing import Any
 
 from sublight import units
 from sublight.op import BadInput
-from sublight.report import xray_code, xray_tables
+from sublight.report import xray_code, xray_summary, xray_tables
 from sublight.report.explain_page import asset, json_text
 from sublight.report.xray_code import PaneName, Panes
+from sublight.report.xray_facts import bytes_text, counted, same_kernels, specialised
 from sublight.report.xray_tables import line_link, terms
 from sublight.report.xray_view import KernelView
 from sublight.results import write_file
@@ -98,13 +99,13 @@ def facts(view: KernelView) -> dict[str, tuple[str, str]]:
     """Name -> figure, and what to know of it."""
     used, gpu = view.code.resources, view.code.gpu
     room = f"of {gpu.shared_bytes_per_sm // 1024} KiB an SM" if gpu.shared_bytes_per_sm else ""
-    warps = f"{-(-used.threads // 32)} warps a block" if used.threads else "the launch says"
+    warps = f"{counted(-(-used.threads // 32), 'warp')} a block" if used.threads else "the launch says"
     limit = f"limited by {view.limited_by}" if view.limited_by else ""
     tensor = {None: UNKNOWN, "": "none"}.get(view.tensor_core, view.tensor_core)
     found = {
         "registers": (str(used.registers), "a thread"),
         "spills": (f"{used.spill_bytes} B" if used.spill_bytes else "none", _stack(view)),
-        "shared memory": (xray_tables.bytes_text(used.shared_bytes), room),
+        "shared memory": (bytes_text(used.shared_bytes), room),
         "threads": (str(used.threads) if used.threads else UNKNOWN, warps),
         "blocks per SM": (str(view.blocks_per_sm) if view.blocks_per_sm is not None else UNKNOWN, limit),
         "occupancy": (units.percent(view.occupancy), "of an SM's warps"),
@@ -124,34 +125,49 @@ def _kind(name: str, view: KernelView) -> str:
 
 
 def _kernels(views: Sequence[KernelView]) -> str:
-    """A table for each kernel: a column for each GPU."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for index, view in enumerate(views):
-        groups.setdefault((view.code.name, _signature(view)), []).append(index)
+    """Of several a table, then a sheet for each kernel: a column for each GPU. The script shows one sheet at a time."""
+    groups = same_kernels([view.code for view in views])
     cards = []
-    for (name, signature), members in groups.items():
-        body = _tiles(views[members[0]], members[0]) if len(members) == 1 else _compared(views, members)
-        picked = len(groups) > 1 and len(members) == 1
-        button = f'<button type="button" class="pick" data-pick="{members[0]}">show</button>' if picked else ""
-        under = " · ".join(filter(None, (signature, _launch(views[members[0]]))))
-        heading = f"<h2>{escape(name)}{button}</h2>" if len(groups) > 1 else ""
+    for members in groups:
+        first = views[members[0]]
+        body = _tiles(first, members[0]) if len(members) == 1 else _compared(views, members)
+        told = [_signature(first), "" if _differ(views, members) else specialised(first.code)]
+        under = " · ".join(filter(None, told))
+        heading = f"<h2>{escape(first.code.name)}</h2>" if len(groups) > 1 else ""
         heading += f'<p class="signature">{escape(under)}</p>' if under else ""
         cards.append(f'<div class="sheet">{heading}{body}{_findings(views, members)}</div>')
+    summary = _summary(views) if len(groups) > 1 else ""
     words = terms("register", "spill", "shared memory", "warp", "occupancy")
-    return f'<section id="kernels" aria-label="Kernels"><div class="sheets">{"".join(cards)}</div>{words}</section>'
+    sheets = f'<div class="sheets">{"".join(cards)}</div>'
+    return f'<section id="kernels" aria-label="Kernels">{summary}{sheets}{words}</section>'
 
 
-def _launch(view: KernelView) -> str:
-    code = view.code
-    told = [f"{name}={code.options[name]}" for name in ("num_warps", "num_stages") if name in code.options]
-    return ", ".join(told + [f"grid {' × '.join(map(str, code.grid))}"] * bool(code.grid))
+def _summary(views: Sequence[KernelView]) -> str:
+    """A row for each kernel and GPU; a click shows it below."""
+    found = xray_summary.rows(views)
+    names = xray_summary.shown(found)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("kernel", *names))
+    rows, before = [], ""
+    for row in found:
+        cells = "".join(
+            f'<td class="{"poor" if name in row.bad else ""}">{escape(row.cells[name])}</td>' for name in names
+        )
+        again = " again" if row.label == before else ""
+        pick = f'<button type="button" class="pick{again}" data-pick="{row.at}">{escape(row.label)}</button>'
+        rows.append(f'<tr data-k="{row.at}" data-pick="{row.at}"><td>{pick}</td>{cells}</tr>')
+        before = row.label
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="wide tall summary">{table}</div>'
+
+
+def _differ(views: Sequence[KernelView], members: Sequence[int]) -> bool:
+    """Whether constants or the launch differ from GPU to GPU."""
+    return len({specialised(views[at].code) for at in members}) > 1
 
 
 def _signature(view: KernelView) -> str:
     code = view.code
-    told = [f"{name}: {kind}" for name, kind in code.signature.items() if kind != "constexpr"]
-    told += [f"{name}={value}" for name, value in code.constants.items()]
-    return ", ".join(told)
+    return ", ".join(f"{name}: {kind}" for name, kind in code.signature.items() if kind != "constexpr")
 
 
 def _tiles(view: KernelView, index: int) -> str:
@@ -190,6 +206,9 @@ def _compared(views: Sequence[KernelView], members: Sequence[int]) -> str:
             for at, fact in zip(members, told, strict=True)
         )
         rows.append(f'<tr class="{"differs" if differs else ""}"><th scope="row">{name}</th>{cells}</tr>')
+    if _differ(views, members):
+        cells = "".join(f'<td data-k="{at}" class="given">{escape(specialised(views[at].code))}</td>' for at in members)
+        rows.append(f'<tr class="differs"><th scope="row">constants</th>{cells}</tr>')
     return (
         f'<div class="wide compare"><table><thead><tr><td></td>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -243,12 +262,12 @@ def _article(view: KernelView, panes: Panes, index: int) -> str:
     notes = "".join(f"<li>{escape(words)}</li>" for words in view.notes)
     return (
         f'<article class="kernel" id="kernel-{index}" data-k="{index}" aria-label="{escape(view.code.name)}">'
-        f'<section id="panes-{index}" tabindex="-1">'
+        + (f'<section class="notes"><ul>{notes}</ul></section>' if notes else "")
+        + f'<section id="panes-{index}" tabindex="-1">'
         f"<h2>Code <small>{escape(view.code.name)} on {escape(view.code.gpu.name)}</small></h2>"
         f'<div class="tools">{toggles}<input type="search" placeholder="search the panes" aria-label="Search">'
         f'<span class="matches"></span><span class="now" aria-live="polite"></span>'
         f'<ul class="legend">{kinds}</ul></div><div class="panes">{"".join(drawn)}</div>'
-        f'<p class="keys">{KEYS}</p></section><div class="parts-below">{xray_tables.sections(view, index)}</div>'
-        + (f'<section class="notes"><h2>Notes</h2><ul>{notes}</ul></section>' if notes else "")
-        + "</article>"
+        f'<p class="keys">{KEYS}</p></section>'
+        f'<div class="parts-below">{xray_tables.sections(view, index)}</div></article>'
     )

@@ -104,8 +104,8 @@ def test_the_page_has_every_part_and_figure() -> None:
     assert ids == ["kernels", "panes-0", "roof-0", "mix-0", "occupancy-0", "accesses-0"]
     for expected in (
         "_double on H200 SXM", "sm_90", "8 B", "1.5 KiB", "4 warps a block", "75 %", "limited by registers",
-        "x_ptr: *fp32", "N=512 · num_warps=4, grid 256 × 2", "8 bytes do not fit into registers.", "48 MB at 4.8 TB/s",
-        "10.0 µs",
+        "x_ptr: *fp32", "y_ptr: *fp32 · N=512 num_warps=4 grid=256x2",
+        "8 bytes do not fit into registers.", "48 MB at 4.8 TB/s", "10.0 µs",
         "· 1.50 × floor", "not known", "issues in ≥ 8 cycles", "8-way", "its address depends on data", "One note.",
         "4.10 kB", "512 B", "12 %",
     ):  # fmt: skip
@@ -155,8 +155,40 @@ def test_gpus_stand_side_by_side_and_shared_findings_once() -> None:
     assert document.count("<template>") == 4  # the second kernel's panes wait
 
 
+def test_several_kernels_have_a_table_and_a_sheet_each() -> None:
+    other = xray_fakes.view(code=xray_fakes.code(name="_other"), accesses=(), findings=())
+    document = xray_page.document([xray_fakes.view(), other, xray_fakes.view("a100", limited_by="threads")])
+    table = document[document.index('<div class="wide tall summary">') : document.index('<div class="sheets">')]
+    rows = re.findall(r'<tr data-k="(\d)" data-pick="\1">(.*?)</tr>', table)
+    cells = [(at, re.sub("<.*?>", " ", row.replace("</td><td", "</td>|<td")).split("|")) for at, row in rows]
+    told = [(at, *(cell.strip() for cell in row)) for at, row in cells]
+    assert told == [
+        ("0", "_double", "h200", "40", "8 B", "1.5 KiB", "75 %", "registers", "8 ×", "8-way", "1"),
+        ("2", "_double", "a100", "40", "8 B", "1.5 KiB", "75 %", "threads", "8 ×", "8-way", "1"),
+        ("1", "_other", "h200", "40", "8 B", "1.5 KiB", "75 %", "registers", "–", "–", "none"),
+    ]
+    assert table.count('class="poor"') == 4 + 4 + 1 and table.count('class="pick again"') == 1
+    assert document.count('<div class="sheet">') == 2
+    assert "summary" not in re.findall(r'<div class="wide[^>]*>', xray_page.document([xray_fakes.view()]))[0]
+
+
+def test_constants_that_differ_by_gpu_are_told_by_gpu() -> None:
+    tiles = xray_fakes.code("a100", constants={"N": 1024})
+    document = xray_page.document([xray_fakes.view(), xray_fakes.view(code=tiles)])
+    assert document.count('<div class="sheet">') == 1
+    given = re.findall(r'<td data-k="(\d)" class="given">(.*?)</td>', document)
+    assert given == [("0", "N=512 num_warps=4 grid=256x2"), ("1", "N=1024 num_warps=4 grid=256x2")]
+    assert '<p class="signature">x_ptr: *fp32, y_ptr: *fp32</p>' in document
+
+
 def test_badges_say_the_worst_of_a_line() -> None:
-    given = {"place": xray_fakes.place(9), "space": "global", "kind": "load", "bytes_per_thread": 4, "requests": 2}
+    given: dict[str, Any] = {
+        "place": xray_fakes.place(9),
+        "space": "global",
+        "kind": "load",
+        "bytes_per_thread": 4,
+        "requests": 2,
+    }
     rows = [Access(**given, sectors=sectors, ideal_sectors=8) for sectors in (8, 64, 16)]
     badges = xray_code.badges("double.py", [*rows, *xray_fakes.accesses()[1:]], xray_fakes.view().findings)
     assert {line: [re.sub("<.*?>", "", mark) for mark in marks] for line, marks in badges.items()} == {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublight.report.xray import where
+from sublight.report.xray import finding_lines
 from sublight.xray.sanitize.run import Report
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ def page(report: Report) -> RenderableType:
     wrong = [finding for finding in report.findings if not finding.is_information]
     parts: list[RenderableType] = []
     for finding in (*wrong, *(each for each in report.findings if each.is_information)):
-        style = "dim" if finding.is_information else "bold red"
-        parts.append(Text.assemble((finding.id, style), f"  {where(finding)}", (finding.kernel, "bold")))
-        parts.append(Text(f"    {finding.detail}"))
+        parts += finding_lines(finding, of=finding.kernel, indent=0)
     if report.failure:
         parts.append(Text(f"the script itself ended with {report.failure}", style="dim"))
     launches = f"{report.launches:,} launch{'' if report.launches == 1 else 'es'} of {', '.join(report.kernels)}"

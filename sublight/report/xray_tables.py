@@ -107,30 +107,21 @@ def _meter(share: float, kind: str = "") -> str:
 def _occupancy(rows: Sequence[OccupancyRow]) -> str:
     if not rows:
         return ""
-    headings = [("r", "warps"), ("r", "threads"), ("r", "blocks / SM")]
-    headings += [("", "occupancy"), ("", "limited by"), ("note", "")]
-    told = []
+    headings = [("r", "warps"), ("r", "threads"), ("r", "blocks / SM"), ("", "occupancy"), ("", "limited by")]
+    told, all_best = [], all(row.is_best for row in rows)
     for row in rows:
         marks = "".join(
             f'<mark class="{kind}">{words}</mark>'
-            for kind, words, is_so in (("fine", "best", row.is_best), ("told", "now", row.is_now))
+            for kind, words, is_so in (("fine", "best", row.is_best and not all_best), ("told", "now", row.is_now))
             if is_so
         )
         cells = (
             str(row.warps), str(32 * row.warps), str(row.blocks_per_sm),
-            f"{_meter(row.occupancy)}{row.warps * row.blocks_per_sm} warps, {units.percent(row.occupancy)}",
-            escape(row.limited_by), marks + escape(row.note),
+            f"{_meter(row.occupancy)}{units.percent(row.occupancy)} {marks}", escape(row.limited_by),
         )  # fmt: skip
-        told.append((" ".join(filter(None, ("now" * row.is_now, "best" * row.is_best))), cells))
-    return _table(headings, told)
-
-
-def bytes_text(count: int) -> str:
-    """
-    >>> bytes_text(0), bytes_text(512), bytes_text(65536), bytes_text(1536)
-    ('0', '512 B', '64 KiB', '1.5 KiB')
-    """
-    return "0" if not count else f"{count} B" if count < 1024 else f"{count / 1024:.4g} KiB"
+        told.append(("now" * row.is_now, cells))
+    as_is = "If registers and shared memory stay as they are; compiling for another size may change both."
+    return f'{_table(headings, told)}<p class="small">{as_is}</p>'
 
 
 def group_of(kind: str) -> str:
@@ -202,16 +193,17 @@ def _accesses(rows: Sequence[Access], kernel: int) -> str:
             f'<span class="o-{row.space}">{row.space}</span> {row.kind}',
             str(row.bytes_per_thread),
             f"{row.requests:,}" if row.requests else "–",
-            f"{row.sectors / row.requests:.3g}" if is_global else "–",
+            f'<span class="{kind}">{row.sectors / row.requests:.3g}</span>' if is_global else "–",
             f"{row.ideal_sectors / row.requests:.3g}" if is_global else "–",
-            way,
+            f'<span class="{kind}">{way}</span>' if conflict is not None else "–",
             units.text(SECTOR_BYTES * row.sectors, "B") if is_global else "–",
             units.text(SECTOR_BYTES * row.ideal_sectors, "B") if is_global else "–",
             f"{_meter(share, kind)}{units.percent(share)}" if share is not None else "–",
             escape(row.unknown) or f"<code>{escape(row.instruction)}</code>",
         )
         told.append((kind, cells))
-    return _table(headings, told)
+    of_what = "Requests and bytes are of the blocks that were followed, not of the whole launch."
+    return f'{_table(headings, told)}<p class="small">{of_what}</p>'
 
 
 def _roof(rows: Sequence[RoofRow]) -> str:
@@ -231,5 +223,5 @@ def _roof(rows: Sequence[RoofRow]) -> str:
                 f"<b>{escape(units.text(row.seconds, 's'))}</b><small>{against}</small>"
             )
         detail = f"<small>{escape(row.detail)}</small>" if row.detail else ""
-        bars.append(f"<dt>{escape(row.name)}{detail}</dt><dd><div>{bar}</div></dd>")
+        bars.append(f"<dt>{escape(row.name)}</dt><dd><div>{bar}</div>{detail}</dd>")
     return f'<dl class="bars">{"".join(bars)}</dl>'

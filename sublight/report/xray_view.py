@@ -19,7 +19,6 @@ class OccupancyRow:
     limited_by: str
     is_now: bool = False  # the kernel as it was compiled
     is_best: bool = False
-    note: str = ""  # "with one register fewer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ _INFO = re.compile(r"^\.nv\.info\.(\S+)$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"EIATTR_(NUM_BARRIERS|REQNTID|MAX_THREADS)\s+Format:\s+\S+\s+Value:\s+((?:0x[0-9a-f]+ ?)+)")
 _MACHINES = {62: "a program of x86-64", 183: "a program of AArch64", 224: "AMD's", 0: "of no machine"}
 
+_CUT_OFF = "this cubin holds no code: it is cut off, or of a compiler that is newer than the tools here"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
@@ -86,6 +88,8 @@ def architecture(cubin: bytes) -> int:
     """90 of a cubin for sm_90, from the ELF header."""
     if cubin[:4] != b"\x7fELF":
         raise BadInput("this is no cubin: it does not begin as an ELF file does")
+    if len(cubin) < 64:
+        raise BadInput(_CUT_OFF)
     if int.from_bytes(cubin[18:20], "little") != 190:
         machine = int.from_bytes(cubin[18:20], "little")
         raise BadInput(f"this ELF file is no NVIDIA cubin, it is {_MACHINES.get(machine, f'of machine {machine}')}")
@@ -227,5 +231,6 @@ def _run(command: str, *words: str, file: bytes, suffix: str) -> str:
         holder.flush()
         done = subprocess.run([command, *words, holder.name], capture_output=True, text=True)
     if done.returncode:
-        raise BadInput(f"{Path(command).name}: {_first_line(done.stderr)}")
+        told = _first_line(done.stderr).replace(holder.name, "the file")
+        raise BadInput(_CUT_OFF if "does not contain device code" in told else f"{Path(command).name}: {told}")
     return done.stdout

@@ -50,6 +50,7 @@ def code_of(launch: Launch, gpu: Gpu) -> Code:
         constants=launch.constants,
         grid=launch.grid,
         arguments=launch.arguments,
+        function=launch.jit,
     )
 
 

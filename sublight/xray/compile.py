@@ -1,4 +1,4 @@
-"""Compile our kernels for GPUs that are not here, and read off registers, spills and shared memory.
+"""Compile our kernels for GPUs that are not here, and read off registers, spills, shared memory and narrow accesses.
 
 What to compile is recorded from the launchers themselves: they run on tensors without data, and every launch is noted
 with its types, constants and options instead of being made. So a specialisation cannot be forgotten.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from sublight.gpus import Gpu
+from sublight.gpus import find as find_gpu
 from sublight.op import Inputs, Kernel, Op, Shape
 from sublight.xray import binary, build
 from sublight.xray.launch import Launch, noting
@@ -22,6 +25,9 @@ from sublight.xray.occupancy.sm import SMS
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
 MAX_SHARED_BYTES = {target: SMS[target].shared_bytes_per_block for target in TARGETS}
 DTYPES = ("bfloat16", "float32")  # fp16 compiles as bf16 does
+_ACCESS = re.compile(r"\b(?:ld|st)\.(?:\w+\.)*?global\S*?(?:\.v([248]))?\.(?:b|u|s|f|bf)(8|16)\b")
+
+Trouble = Literal["shared", "spills", "narrow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +39,25 @@ class Compiled:
     registers: int
     spill_bytes: int
     shared_bytes: int
+    narrow: tuple[str, ...] = ()  # accesses below 4 bytes a lane; empty, too, where nobody looked
 
     @property
-    def problem(self) -> str:
-        """Why this must not ship; empty where nothing is wrong."""
+    def problems(self) -> dict[Trouble, str]:
+        """Why this must not ship, unless the kernel's record says why it may."""
+        found: dict[Trouble, str] = {}
         room = MAX_SHARED_BYTES[self.target]
         if self.shared_bytes > room:
-            return f"{self.shared_bytes} bytes of shared memory, {TARGETS[self.target]} has {room}"
-        return f"spills {self.spill_bytes} bytes a thread" if self.spill_bytes else ""
+            found["shared"] = f"{self.shared_bytes} bytes of shared memory, {TARGETS[self.target]} has {room}"
+        if self.spill_bytes:
+            found["spills"] = f"spills {self.spill_bytes} bytes a thread"
+        if self.narrow:
+            found["narrow"] = ", ".join(self.narrow)
+        return found
+
+    def problem(self, kernel: Kernel | None = None) -> str:
+        """What its record does not explain; empty where nothing is wrong."""
+        explained = {"spills": kernel.spills, "narrow": kernel.narrow} if kernel else {}
+        return "; ".join(words for trouble, words in self.problems.items() if not explained.get(trouble))
 
 
 @contextlib.contextmanager
@@ -112,7 +129,7 @@ def limit_launches(target: int) -> list[Launch]:
     return list({launch.key: launch for launch in launches}.values())
 
 
-def compile_for(launch: Launch, target: int) -> Compiled:
+def compile_for(launch: Launch, target: int, *, look_for_narrow: bool = False) -> Compiled:
     """About a second, and no GPU."""
     kernel = build.compiled(launch, target)
     used = binary.usage(kernel.asm["cubin"])[kernel.metadata.name]
@@ -122,7 +139,38 @@ def compile_for(launch: Launch, target: int) -> Compiled:
         registers=used["REG"],
         spill_bytes=used["STACK"],  # Triton indexes no arrays: what is on the stack was spilled
         shared_bytes=int(kernel.metadata.shared),
+        narrow=_narrow(kernel, target) if look_for_narrow and has_narrow(kernel.asm["ptx"]) else (),
     )
+
+
+def has_narrow(ptx: str) -> bool:
+    """Whether to look at the instructions, which takes longer: PTX says the width, not whether lanes differ.
+
+    >>> has_narrow("ld.global.v4.b32 {...}"), has_narrow("st.global.v2.b16 [%rd1]"), has_narrow("@%p1 ld.global.b16")
+    (False, False, True)
+    """
+    return any(int(count or 1) * int(bits) < 32 for count, bits in _ACCESS.findall(ptx))
+
+
+def _narrow(kernel: Any, target: int) -> tuple[str, ...]:
+    """2-byte loads at rows.py:31"""
+    from sublight.xray.sass.findings import code_findings
+
+    code = build.code_of_compiled(kernel, find_gpu(TARGETS[target]), name=kernel.metadata.name)
+    found = [each for each in code_findings(code) if each.id in ("narrow-load", "narrow-store")]
+    at = [f"{Path(each.place.file).name}:{each.place.line}" if each.place else "an unknown line" for each in found]
+    return tuple(dict.fromkeys(f"{each.id} at {place}" for each, place in zip(found, at, strict=True)))
+
+
+def is_odd(launch: Launch) -> bool:
+    """Whether there is a size or stride that 16 does not divide, which is all that Triton knows of a number.
+
+    What such numbers lead to begins anywhere, so that Triton moves it element by element.
+    """
+    numbers = [name for name, kind in launch.signature.items() if str(kind).startswith("i")]
+    fixed = {parameter.name for parameter in launch.jit.params if parameter.is_constexpr}
+    has_ones = any(name not in fixed for name in launch.constants)  # Triton makes a size of one a constant
+    return has_ones or any(name not in launch.aligned for name in numbers)
 
 
 def kernel_of(op: Op, name: str) -> Kernel:
@@ -147,29 +195,36 @@ def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> I
     """Compile and judge: every specialisation, or of each kernel and data type the most demanding one."""
     for target in targets:
         for launch in limit_launches(target):
-            compiled = compile_for(launch, target)
-            yield "limits", compiled, compiled.problem
-    done: dict[tuple[str, int], Compiled] = {}  # ops share kernels: each is listed for every op, and compiled once
+            compiled = compile_for(launch, target, look_for_narrow=True)
+            yield "limits", compiled, compiled.problem()
+    done: dict[tuple[str, int, bool], Compiled] = {}  # ops share kernels: each is listed for every op, compiled once
     for op, target in itertools.product(ops, targets):
         launches = launches_of(op, (*op.shapes, *op.test_shapes), target)
+        even = {_group(launch) for launch in launches if not is_odd(launch)}
         for launch in launches if thorough else most_demanding(launches):
             kernel = kernel_of(op, launch.kernel)
             if target not in kernel.targets:
                 continue
-            known = (launch.key, target)
-            compiled = done[known] if known in done else done.setdefault(known, compile_for(launch, target))
-            problem = compiled.problem
-            yield op.name, compiled, "" if kernel.spills and "spill" in problem else problem
+            # an odd size explains narrow accesses, if there is an even one that cannot be excused so
+            look = not kernel.narrow and not (is_odd(launch) and _group(launch) in even)
+            known = (launch.key, target, look)
+            if known not in done:
+                done[known] = compile_for(launch, target, look_for_narrow=look)
+            yield op.name, done[known], done[known].problem(kernel)
 
 
 def most_demanding(launches: list[Launch]) -> list[Launch]:
     """Of each kernel and data type the one that holds most."""
     best: dict[tuple[str, str], Launch] = {}
     for launch in launches:
-        group = (launch.kernel, str(sorted({kind for kind in launch.signature.values() if kind.startswith("*")})))
+        group = _group(launch)
         if group not in best or launch.size > best[group].size:
             best[group] = launch
     return list(best.values())
+
+
+def _group(launch: Launch) -> tuple[str, str]:
+    return launch.kernel, str(sorted({kind for kind in launch.signature.values() if kind.startswith("*")}))
 
 
 def main() -> None:
@@ -195,7 +250,7 @@ def main() -> None:
         )
         count += 1
         failed += bool(problem)
-    print(f"{count - failed} of {count} kernels compile, fit, and spill nothing unexplained")
+    print(f"{count - failed} of {count} kernels compile, fit, and have no spill or narrow access unexplained")
     sys.exit(1 if failed else 0)
 
 

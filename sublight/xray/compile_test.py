@@ -1,4 +1,4 @@
-"""Every kernel compiles for a GPU that is not here, and a spill or too much shared memory does not pass unseen.
+"""Every kernel compiles for a GPU that is not here; spills, narrow accesses, too much shared memory are not missed.
 
 What compiles runs in a process of its own: where there is no GPU, this one has Triton's interpreter, which does not.
 """
@@ -48,7 +48,8 @@ def report() -> subprocess.CompletedProcess[str]:
 
 
 def test_every_kernel_compiles_and_fits(report: subprocess.CompletedProcess[str]) -> None:
-    problems = [line for line in report.stdout.splitlines() if "spills" in line or "bytes of shared" in line]
+    words = ("spills", "bytes of shared", "narrow-")
+    problems = [line for line in report.stdout.splitlines() if any(word in line for word in words)]
     assert report.returncode == 0, "\n".join((*problems, report.stderr))
 
 
@@ -142,6 +143,34 @@ def planted_spills() -> list[Any]:
     return [[(compiled.spill_bytes, problem) for _, compiled, problem in each] for each in found]
 
 
+@triton.jit
+def _every_other_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    """Two values of 16 bits a thread, with one between that it does not load."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + 2 * place, mask=place < n, other=0.0)
+    tl.store(y_ptr + place, x, mask=place < n)
+
+
+def sparing(cols: tuple[int, ...], narrow: str = "") -> Op:
+    """An op of that kernel at those widths."""
+
+    def launch(x: torch.Tensor) -> None:
+        _every_other_kernel[(1,)](x, x, x.shape[1] // 2, BLOCK=256, num_warps=4)
+
+    return dataclasses.replace(
+        hoarding(Kernel(jit=_every_other_kernel, narrow=narrow)),
+        launch=launch,
+        shapes=tuple({"rows": 1, "cols": each} for each in cols),
+    )
+
+
+def planted_narrow_loads() -> list[Any]:
+    """Undeclared, declared, and odd: alone, and beside a width that 16 divides."""
+    ops = sparing((512,)), sparing((512,), narrow="planted"), sparing((510,)), sparing((510, 512))
+    found = [list(xray.check((op,), (H200,), thorough=True)) for op in ops]
+    return [[(xray.is_odd(compiled.launch), problem) for _, compiled, problem in each] for each in found]
+
+
 def wrong_target() -> list[Any]:
     op = hoarding(Kernel(jit=_hoarding_kernel, targets=(120,)))
     return list(xray.check((op,), (H200,), thorough=False))
@@ -177,6 +206,7 @@ QUESTIONS = (
     rows_and_columns_of_one,
     after_recording,
     planted_spills,
+    planted_narrow_loads,
     wrong_target,
     exit_status,
     unlisted_kernel,
@@ -244,12 +274,22 @@ def test_a_planted_spill_is_reported_unless_it_is_declared(answers: dict[str, An
     assert declared == [[spill_bytes, ""] for spill_bytes, _ in undeclared]
 
 
+def test_a_planted_narrow_load_is_reported_unless_it_is_explained(answers: dict[str, Any]) -> None:
+    line = _every_other_kernel.fn.__code__.co_firstlineno + 4
+    problem = f"narrow-load at compile_test.py:{line}"
+    undeclared, declared, odd, both = answers["planted_narrow_loads"]
+    assert undeclared == [[False, problem], [False, ""]], "fp32 is wide enough"
+    assert declared == [[False, ""], [False, ""]]
+    assert odd[0] == [True, f"{problem}, narrow-store at compile_test.py:{line + 1}"], "no other width is judged"
+    assert both == [[True, ""], [True, ""], [False, problem], [False, ""]], "the width that 16 divides is"
+
+
 def test_a_kernel_is_compiled_for_its_own_targets_only(answers: dict[str, Any]) -> None:
     assert answers["wrong_target"] == []
 
 
 def test_the_command_fails_where_a_kernel_spills(answers: dict[str, Any]) -> None:
-    assert answers["exit_status"] == [1, "0 of 2 kernels compile, fit, and spill nothing unexplained"]
+    assert answers["exit_status"] == [1, "0 of 2 kernels compile, fit, and have no spill or narrow access unexplained"]
 
 
 def test_a_launch_of_an_unlisted_kernel_is_found(answers: dict[str, Any]) -> None:
@@ -259,26 +299,30 @@ def test_a_launch_of_an_unlisted_kernel_is_found(answers: dict[str, Any]) -> Non
 # ------------------------------------------------------------------------------------------------ what is a problem
 
 
-def compiled(*, spill: int = 0, shared: int = 0, target: int = H200) -> Compiled:
+def compiled(*, spill: int = 0, shared: int = 0, target: int = H200, narrow: tuple[str, ...] = ()) -> Compiled:
     launch = Launch(kernel="_k", jit=None, signature={}, constants={}, aligned=(), options={})
-    return Compiled(launch=launch, target=target, registers=32, spill_bytes=spill, shared_bytes=shared)
+    return Compiled(launch=launch, target=target, registers=32, spill_bytes=spill, shared_bytes=shared, narrow=narrow)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_just_fits_is_no_problem(target: int) -> None:
-    assert compiled(shared=MAX_SHARED_BYTES[target], target=target).problem == ""
+    assert compiled(shared=MAX_SHARED_BYTES[target], target=target).problem() == ""
 
 
-def test_a_spill_is_a_problem() -> None:
-    assert compiled(spill=8).problem == "spills 8 bytes a thread"
+def test_a_spill_and_a_narrow_access_are_problems_unless_explained() -> None:
+    both = compiled(spill=8, narrow=("narrow-load at x.py:1", "narrow-store at x.py:2"))
+    spills, narrow = "spills 8 bytes a thread", "narrow-load at x.py:1, narrow-store at x.py:2"
+    assert both.problem() == both.problem(Kernel(jit=None)) == f"{spills}; {narrow}"
+    assert both.problem(Kernel(jit=None, spills="why")) == narrow
+    assert both.problem(Kernel(jit=None, narrow="why")) == spills
+    assert both.problem(Kernel(jit=None, spills="why", narrow="why")) == ""
 
 
 @pytest.mark.parametrize(("target", "gpu"), [(80, "a100"), (90, "h200"), (100, "b200"), (120, "rtx5090")])
 def test_too_much_shared_memory_is_a_problem_that_no_declared_spill_hides(target: int, gpu: str) -> None:
     much = MAX_SHARED_BYTES[target]
-    problem = compiled(shared=much + 1, target=target, spill=8).problem
+    problem = compiled(shared=much + 1, target=target, spill=8).problem(Kernel(jit=None, spills="why", narrow="why"))
     assert problem == f"{much + 1} bytes of shared memory, {gpu} has {much}"
-    assert "spill" not in problem, "that word is what a declaration excuses"
 
 
 def test_the_record_behind_a_launch() -> None:

@@ -13,13 +13,14 @@ from sublight.xray.occupancy.in_flight import InFlight, bytes_in_flight
 from sublight.xray.occupancy.waves import Waves, waves
 from sublight.xray.ptx.accesses import access_findings, accesses, follow_blocks
 from sublight.xray.record import Access, Code, Finding
-from sublight.xray.roof import Roof, roof_of, turns_of
+from sublight.xray.roof import Roof, roof_of
 from sublight.xray.sass.ahead import bytes_ahead
 from sublight.xray.sass.asm_lines import read
 from sublight.xray.sass.findings import by_line, code_findings
 from sublight.xray.sass.instruction import file_of
 from sublight.xray.sass.loops import flow
 from sublight.xray.sass.mix import Mix, mix
+from sublight.xray.sass.turns import turns_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def examine(code: Code, *, blocks: int = 3, measured_s: float | None = None) -> 
     counted = mix(code)
     grid = waves(math.prod(code.grid), found, code.gpu) if found and found.blocks_per_sm and code.grid else None
     in_flight = _in_flight(found, code, bytes_ahead(instructions))
-    warps = followed.blocks * found.warps_per_block if found else 0
+    warps = followed.blocks * found.warps_per_block if found and not followed.stops else 0
     notes += [followed.problem] if followed.problem else [_stopped(stop.reason) for stop in followed.stops[:1]]
     return Page(
         code=code,
@@ -92,8 +93,7 @@ def examine(code: Code, *, blocks: int = 3, measured_s: float | None = None) -> 
         findings=(*code_findings(code), *access_findings(code, followed)),
         roof=roof_of(
             code,
-            mix=counted,
-            turns=turns_of(instructions, paths, file, seen, warps),
+            turns=turns_of(code, instructions, paths, file, seen, warps),
             accesses=seen,
             followed=followed,
             occupancy=found,
@@ -117,7 +117,7 @@ def _occupancy(code: Code) -> tuple[Occupancy | None, list[str]]:
     return occupancy(code.resources, code.gpu), []
 
 
-def _in_flight(found: Occupancy | None, code: Code, ahead: int) -> InFlight | None:
+def _in_flight(found: Occupancy | None, code: Code, ahead: int | None) -> InFlight | None:
     if found is None or not found.warps_per_sm or not ahead:
         return None
     try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray.examine import Page, examine
-from sublight.xray.record import Code, Place
+from sublight.xray.launch import no_interpreter
+from sublight.xray.record import Code, Place, Space
 from sublight.xray.sass.asm_lines import read
 from sublight.xray.sass.instruction import file_of
 from sublight.xray.sass.kinds import Kind, bytes_per_thread, kind_of
@@ -35,16 +37,21 @@ def check(
     uncoalesced: bool = True,
     signature: str | Mapping[str, str] = "",
     constants: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    grid: tuple[int, ...] = (),
 ) -> tuple[Page, ...]:
     """Compile `kernel` for `gpu` and raise `Unexpected` unless all that is asked for holds; else its pages.
 
     `kernel` is a @triton.jit function (with `signature` and `constants`, unless it was compiled), `Code`, or what the
     command takes: an op's name, FILE:KERNEL. `spills`: bytes a thread at most; None: as many as it likes.
     `min_load_bytes`, `min_store_bytes`: what a lane moves at once, where lanes differ in their address. `tensor_cores`:
-    used (True), not used (False), or which ("HGMMA"). `bank_conflicts=False`, `uncoalesced=False`: none may be found,
-    which needs a launch that is known.
+    used (True), not used (False), or which ("HGMMA"). `bank_conflicts=False`, `uncoalesced=False`: none may be found.
+    That takes addresses to be known: of an op they are, else give numbers and tensors by name as `arguments`, and the
+    `grid`; what cannot be judged is not as expected either.
     """
-    pages = tuple(examine(code) for code in _codes(kernel, gpu, signature, constants))
+    codes = _codes(kernel, gpu, signature, constants)
+    given = [replace(code, arguments={**code.arguments, **(arguments or {})}, grid=grid or code.grid) for code in codes]
+    pages = tuple(map(examine, given))
     wrong: list[str] = []
     for page in pages:
         name = f"{page.code.name} on {page.code.gpu.key}"
@@ -54,17 +61,14 @@ def check(
             wrong.append(f"{name}: spills {used.spill_bytes} bytes a thread, at most {spills} allowed{_at(place)}")
         if max_registers is not None and used.registers > max_registers:
             wrong.append(f"{name}: {used.registers} registers a thread, at most {max_registers} allowed")
-        if min_occupancy is not None and page.occupancy and page.occupancy.fraction < min_occupancy:
-            wrong.append(f"{name}: occupancy {page.occupancy.fraction:.2f}, at least {min_occupancy:.2f} wanted")
+        if min_occupancy is not None and (page.occupancy is None or page.occupancy.fraction < min_occupancy):
+            told = f"{page.occupancy.fraction:.2f}" if page.occupancy else "not known"
+            wrong.append(f"{name}: occupancy {told}, at least {min_occupancy:.2f} wanted")
         wrong += [f"{name}: {words}" for words in _narrow(page.code, "global load", min_load_bytes)]
         wrong += [f"{name}: {words}" for words in _narrow(page.code, "global store", min_store_bytes)]
         wrong += [f"{name}: {words}" for words in _tensor_cores(page, tensor_cores)]
-        unwanted = {"bank-conflict": bank_conflicts, "uncoalesced": uncoalesced, "misaligned": uncoalesced}
-        wrong += [
-            f"{name}: {found.id}, {found.detail}{_at(found.place)}"
-            for found in page.findings
-            if not unwanted.get(found.id, True)
-        ]
+        wrong += [f"{name}: {words}" for words in _memory(page, "shared", bank_conflicts, ("bank-conflict",))]
+        wrong += [f"{name}: {words}" for words in _memory(page, "global", uncoalesced, ("uncoalesced", "misaligned"))]
     if wrong:
         raise Unexpected("\n".join(wrong))
     return pages
@@ -78,6 +82,8 @@ def _codes(
     found = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if isinstance(kernel, Code):
         return (kernel,)
+    if not isinstance(kernel, str | Path) and not hasattr(kernel, "asm"):
+        no_interpreter()
     if isinstance(kernel, str | Path):
         words = signature if isinstance(signature, str) else ", ".join(f"{n}:{kind}" for n, kind in signature.items())
         given = [f"{name}={value}" for name, value in (constants or {}).items()]
@@ -101,9 +107,21 @@ def _narrow(code: Code, wanted: Kind, least: int) -> Iterator[str]:
         yield f"{count} {verb}{'s' if count > 1 else ''} of {width} bytes a thread, at least {least} wanted{_at(place)}"
 
 
+def _memory(page: Page, space: Space, is_allowed: bool, unwanted: tuple[str, ...]) -> Iterator[str]:
+    """What was found of these, or why it could not be looked for."""
+    if is_allowed:
+        return
+    untold = [*page.notes, *(access.unknown for access in page.accesses if access.space == space and access.unknown)]
+    if untold:
+        yield f"{' and '.join(unwanted)} accesses cannot be looked for: {untold[0]}"
+    for found in page.findings:
+        if found.id in unwanted:
+            yield f"{found.id}, {found.detail}{_at(found.place)}"
+
+
 def _tensor_cores(page: Page, wanted: bool | str | None) -> Iterator[str]:
     used = page.mix.tensor_core
-    if wanted is None or wanted == used or (isinstance(wanted, bool) and wanted == bool(used)):
+    if wanted is None or (wanted == bool(used) if isinstance(wanted, bool) else wanted in (used or "").split("+")):
         return
     told = wanted if isinstance(wanted, str) else "tensor cores" if wanted else "no tensor cores"
     yield f"{told} wanted, {used or 'none'} used"

@@ -57,6 +57,7 @@ class Code:
     options: Mapping[str, Any] = field(default_factory=dict)  # num_warps, num_stages, …
     grid: tuple[int, ...] = ()  # of the launch that was recorded; empty: unknown
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of that launch: tensors and numbers by name
+    function: Any = None  # Triton's, to launch it again; None where only the code is at hand
 
     @property
     def capability(self) -> int:

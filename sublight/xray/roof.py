@@ -1,8 +1,9 @@
 """The roof over a kernel: what each of its resources allows at best, so that the largest names the reason for its time.
 
-Each bound is for the launch that was followed. The floor is what its tensors cost in device memory, each through it
-once; the others are what this very code asks for: sectors of the L2, instructions of the schedulers, passes through
-shared memory, and bytes in flight against the memory's latency.
+Each bound is for the launch that is known, from a few of its blocks that were followed. The floor is what its tensors
+cost in device memory, each through it once; the others are what this very code asks for: sectors of the caches,
+instructions of the schedulers, passes through shared memory, and answers of the memory. All are times that the launch
+cannot go below: where something is not known, less is claimed, and the detail says so.
 """
 
 from __future__ import annotations
@@ -10,27 +11,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sublight import units
 from sublight.gpus import Gpu, UnknownFigure, memory_peak
+from sublight.results import Limit, Limits
 from sublight.xray.occupancy.blocks import Occupancy
 from sublight.xray.occupancy.in_flight import InFlight
 from sublight.xray.occupancy.waves import Waves
 from sublight.xray.ptx.accesses import Followed
+from sublight.xray.ptx.moved import ELSEWHERE
 from sublight.xray.ptx.transactions import SECTOR_BYTES
-from sublight.xray.record import Access, Code, Place
-from sublight.xray.sass.instruction import Instruction
-from sublight.xray.sass.kinds import kind_of
-from sublight.xray.sass.loops import Flow
-from sublight.xray.sass.mix import Mix, Region
+from sublight.xray.record import Access, Code
+from sublight.xray.sass.turns import Turns
 
 SCHEDULERS = 4  # of an SM: each issues one instruction of one warp a clock
-L2_BYTES_PER_CLOCK = 64  # of an SM, from and to the L2: NVIDIA, "Dissecting" papers of Volta to Hopper measure as much
+L1_BYTES_PER_CLOCK = 128  # of an SM: CUDA's documents give the L1 the width of shared memory, which it is part of
+L2_BYTES_PER_CLOCK = 64  # of an SM, from and to the L2: what the "Dissecting" papers measured from Volta to Hopper
+WHOLE = 0.6  # of a tensor's bytes: where three blocks promise so much, all of them move all of it
+EQUAL = 1.05
 _NO_FIGURES = "the GPU's SMs or clock are not known"
-_MOVES = ("global load", "global store", "global atomic", "async copy", "shared load", "shared store", "matrix load")
+_NO_GRID = "the grid is not known: record a launch with --record"
 
 Name = Literal["floor", "issue", "transactions", "shared memory", "latency", "measured"]
+_HOLDS: dict[Name, str] = {
+    "issue": "issuing its instructions holds it back",
+    "transactions": "its memory transactions hold it back",
+    "shared memory": "shared memory holds it back",
+    "latency": "waiting for memory holds it back",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +69,32 @@ class Roof:
 
     @property
     def sentence(self) -> str:
+        """For the reader, in one line."""
         times = {bound.name: bound.seconds for bound in self.bounds if bound.seconds}
         highest = self.highest
         if highest is None or not highest.seconds:
             return ""
         floor, measured = times.get("floor"), times.get("measured")
-        at = units.text(highest.seconds, "s")
+        at = f"{units.text(highest.seconds, 's')} at best"
         if highest.name == "floor":
-            words = f"nothing but device memory holds it back: {at} at best"
-        elif floor and highest.seconds < 1.05 * floor:
-            words = f"device memory and {highest.name} hold it back equally: {at} at best"
+            words = f"nothing but device memory holds it back: {at}"
+        elif floor and highest.seconds < EQUAL * floor:
+            words = f"device memory and {highest.name} hold it back equally: {at}"
         else:
             over = f", {highest.seconds / floor:.2g} times its floor" if floor else ""
-            words = f"{highest.name} holds it back: {at} at best{over}"
-        if measured:
-            share = highest.seconds / measured
-            words += f"; measured {units.text(measured, 's')}, of which that explains {units.percent(min(1.0, share))}"
-        return words
+            words = f"{_HOLDS[highest.name]}: {at}{over}"
+        if not measured:
+            return words
+        told = f"; measured {units.text(measured, 's')}"
+        if highest.seconds > EQUAL * measured:
+            return words + f"{told}, which is less: a cache had its data"
+        return words + f"{told}, of which that explains {units.percent(min(1.0, highest.seconds / measured))}"
 
 
 def roof_of(
     code: Code,
     *,
-    mix: Mix,
-    turns: Sequence[float | None],
+    turns: Turns,
     accesses: Sequence[Access],
     followed: Followed,
     occupancy: Occupancy | None,
@@ -95,120 +106,143 @@ def roof_of(
     blocks = math.prod(code.grid) if code.grid else 0
     scale = blocks / followed.blocks if followed.blocks else 0.0
     stopped = followed.problem or next((stop.reason for stop in followed.stops), "")
-    unknown = stopped or ("" if blocks else "the grid is not known: record a launch with --record")
+    unknown = stopped or ("" if blocks else _NO_GRID)
     on_device = [access for access in accesses if access.space == "global"]
     untold = unknown or next((access.unknown for access in on_device if access.unknown), "")
-    moved_bytes = sum(access.sectors for access in on_device) * SECTOR_BYTES * scale
+    floor, read_bytes = _floor(code, followed, scale, unknown)
     bounds = [
-        _floor(code, followed, unknown),
-        _transactions(code.gpu, moved_bytes, untold),
-        _shared(code.gpu, accesses, scale, unknown),
-        _issue(code.gpu, mix, turns, occupancy, blocks),
-        _latency(moved_bytes, in_flight, waves, untold),
+        floor,
+        _transactions(code, on_device, followed, scale, untold),
+        _shared(code.gpu, accesses, followed.blocks, blocks, unknown),
+        _issue(code.gpu, turns, occupancy, blocks),
+        _latency(read_bytes, in_flight, waves, untold),
     ]
     if measured_s is not None:
         bounds.append(Bound(name="measured", seconds=measured_s, detail="the median, on this machine"))
     return Roof(bounds=tuple(bounds))
 
 
-def turns_of(
-    instructions: Sequence[Instruction], flow: Flow, file: str, accesses: Iterable[Access], warps: int
-) -> tuple[float | None, ...]:
-    """How often a warp goes round each loop, from how often it made the loop's memory accesses.
+def _floor(code: Code, followed: Followed, scale: float, unknown: str) -> tuple[Bound, float]:
+    """Each tensor that is read or written, once; and how much of it is read.
 
-    The SASS may hold several turns of the source's loop at once; its instructions at a line against the requests of
-    that line count this in. None: the loop has no access that was followed.
+    Where data say what is read, as in a gather, blocks may read the same: that is counted as far as it was followed.
     """
-    requests: dict[Place | None, int] = {}
-    for access in accesses:
-        requests[access.place] = requests.get(access.place, 0) + access.requests
-    found: list[float | None] = []
-    for loop in flow.loops:
-        held: dict[Place | None, int] = {}
-        for index in loop.own:
-            if kind_of(instructions[index]) in _MOVES:
-                place = instructions[index].place(file)
-                held[place] = held.get(place, 0) + 1
-        counted = [requests[place] / (count * warps) for place, count in held.items() if requests.get(place) and warps]
-        found.append(max(counted) if counted else None)
-    return tuple(found)
-
-
-def _floor(code: Code, followed: Followed, unknown: str) -> Bound:
-    moved = {name: directions for name, directions in followed.touched.items() if name in code.arguments}
-    if unknown or not moved:
-        return Bound(name="floor", seconds=None, detail=unknown or "no argument is a tensor: nothing is known to move")
-    total = sum(_bytes(code.arguments[name]) * len(directions) for name, directions in moved.items())
-    try:
-        rate = code.gpu.reached.get("hbm_copy") or memory_peak(code.gpu).value
-    except UnknownFigure as error:
-        return Bound(name="floor", seconds=None, detail=str(error))
-    whose = "reached" if "hbm_copy" in code.gpu.reached else "theoretical"
-    words = f"{units.text(total, 'B')} of tensors at {units.text(rate, 'B/s')} ({whose})"
-    return Bound(name="floor", seconds=total / rate, detail=words)
-
-
-def _bytes(tensor: object) -> int:
-    return int(getattr(tensor, "nbytes", 0))
-
-
-def _transactions(gpu: Gpu, moved_bytes: float, unknown: str) -> Bound:
     if unknown:
-        return Bound(name="transactions", seconds=None, detail=unknown)
-    rate = gpu.reached.get("l2_read") or L2_BYTES_PER_CLOCK * (gpu.sms or 0) * (gpu.clock_hz("fp32") or 0.0)
-    if not rate:
-        return Bound(name="transactions", seconds=None, detail=_NO_FIGURES)
-    words = f"{units.text(moved_bytes, 'B')} in sectors through the L2 at {units.text(rate, 'B/s')}"
-    return Bound(name="transactions", seconds=moved_bytes / rate, detail=words)
+        return Bound(name="floor", seconds=None, detail=unknown), 0.0
+    moved = followed.moved
+    read, written, parts = 0.0, moved.written_bytes.get(ELSEWHERE, 0) * scale, []
+    for name, value in _tensors(code).items():
+        size, indirect = _bytes(value), moved.indirect_bytes.get(name, 0)
+        direct = _of_whole((moved.read_bytes.get(name, 0) - indirect) * scale, size)
+        written += _of_whole(moved.written_bytes.get(name, 0) * scale, size)
+        read += min(size, direct + indirect)
+        parts += [name] if indirect and direct < size else []
+    if not read + written:
+        return Bound(name="floor", seconds=None, detail="no argument is a tensor: nothing is known to move"), 0.0
+    reached = [Limit(name=name, unit="B/s", value=rate) for name, rate in code.gpu.reached.items()]
+    rate = Limits(device=code.gpu.name, kind="cuda", limits=tuple(reached)).memory_rate(read, written)
+    whose = "reached" if rate else "theoretical"
+    try:
+        rate = rate or memory_peak(code.gpu).value
+    except UnknownFigure as error:
+        return Bound(name="floor", seconds=None, detail=str(error)), read
+    words = (
+        f"{units.text(read, 'B')} read and {units.text(written, 'B')} written, at {units.text(rate, 'B/s')} ({whose})"
+    )
+    if parts:
+        words += f"; of {', '.join(parts)} data say what is read: counted where it was followed"
+    if ELSEWHERE in followed.moved.read_bytes:
+        words += "; what is read behind addresses in a table is not counted"
+    return Bound(name="floor", seconds=(read + written) / rate, detail=words), read
 
 
-def _shared(gpu: Gpu, accesses: Iterable[Access], scale: float, unknown: str) -> Bound:
+def _of_whole(estimate: float, size: int) -> float:
+    return size if estimate >= WHOLE * size else estimate
+
+
+def _tensors(code: Code) -> dict[str, Any]:
+    """By the names that memory goes by: the first argument of each storage, as it is followed."""
+    flat: dict[str, Any] = {}
+    for name, value in code.arguments.items():
+        for index, one in enumerate(value if isinstance(value, tuple | list) else (value,)):
+            if hasattr(one, "nbytes"):
+                flat[f"{name}.{index}" if isinstance(value, tuple | list) else name] = one
+    return flat
+
+
+def _bytes(tensor: Any) -> int:
+    """A view that repeats its elements has no more of them than its storage, one with gaps fewer."""
+    storage = tensor.untyped_storage().nbytes() if hasattr(tensor, "untyped_storage") else tensor.nbytes
+    return int(min(tensor.nbytes, storage))
+
+
+def _transactions(code: Code, on_device: Iterable[Access], followed: Followed, scale: float, unknown: str) -> Bound:
+    """All sectors through the L1; through the L2 what the L1 cannot have: a block's first reads, and every write.
+
+    Of what many blocks read, weights say, each SM fetches at least one.
+    """
+    gpu = code.gpu
+    clock = gpu.clock_hz("fp32")
+    if unknown or not gpu.sms or not clock:
+        return Bound(name="transactions", seconds=None, detail=unknown or _NO_FIGURES)
+    sizes = {name: _bytes(value) for name, value in _tensors(code).items()}
+    read = sum(
+        min(seen * scale, max(seen, sizes.get(name, math.inf) * gpu.sms))
+        for name, seen in followed.moved.read_bytes.items()
+    )
+    through_l2 = read + sum(followed.moved.written_bytes.values()) * scale
+    through_l1 = sum(access.sectors for access in on_device) * SECTOR_BYTES * scale
+    l2_rate = gpu.reached.get("l2_read") or L2_BYTES_PER_CLOCK * gpu.sms * clock
+    l1_rate = L1_BYTES_PER_CLOCK * gpu.sms * clock
+    ways = [(through_l2 / l2_rate, through_l2, "L2", l2_rate), (through_l1 / l1_rate, through_l1, "L1", l1_rate)]
+    seconds, moved, cache, rate = max(ways)
+    words = f"{units.text(moved, 'B')} in sectors through the {cache} at {units.text(rate, 'B/s')}"
+    return Bound(name="transactions", seconds=seconds, detail=words)
+
+
+def _shared(gpu: Gpu, accesses: Iterable[Access], followed: int, blocks: int, unknown: str) -> Bound:
     known = [access for access in accesses if access.space == "shared"]
     unknown = unknown or next((access.unknown for access in known if access.unknown), "")
     clock = gpu.clock_hz("fp32")
     if unknown or not gpu.sms or not clock:
         return Bound(name="shared memory", seconds=None, detail=unknown or _NO_FIGURES)
-    passes, ideal = (
-        sum(getattr(access, name) for access in known) * scale for name in ("wavefronts", "ideal_wavefronts")
-    )
-    cost = units.text((passes - ideal) / gpu.sms / clock, "s") if passes > ideal else ""
-    words = f"{passes:,.0f} passes, one a clock and SM"
-    words += (
-        f"; {passes - ideal:,.0f} of them are bank conflicts and cost {cost}"
-        if cost
-        else ", no bank conflict" * bool(passes)
-    )
-    return Bound(name="shared memory", seconds=passes / gpu.sms / clock, detail=words if passes else "none is used")
+    passes, ideal = (sum(getattr(access, name) for access in known) for name in ("wavefronts", "ideal_wavefronts"))
+    on_busiest = math.ceil(blocks / gpu.sms) / followed  # of an SM, in followed blocks
+    words = f"{passes * on_busiest:,.0f} passes on an SM, one a clock"
+    if passes > ideal:
+        lost = (passes - ideal) * on_busiest
+        words += f"; {lost:,.0f} of them are bank conflicts and cost {units.text(lost / clock, 's')}"
+    else:
+        words += ", no bank conflict"
+    words = words if passes else "none is used"
+    return Bound(name="shared memory", seconds=passes * on_busiest / clock, detail=words)
 
 
-def _issue(gpu: Gpu, mix: Mix, turns: Sequence[float | None], occupancy: Occupancy | None, blocks: int) -> Bound:
+def _issue(gpu: Gpu, turns: Turns, occupancy: Occupancy | None, blocks: int) -> Bound:
+    """The SM with most blocks: its warps, shared out among its schedulers."""
     clock = gpu.clock_hz("fp32")
     if not (blocks and occupancy and gpu.sms and clock):
         return Bound(name="issue", seconds=None, detail="the launch is not known: record one with --record")
-    if any(turn is None for turn in turns):
-        lines = [_line(loop) for loop, turn in zip(mix.loops, turns, strict=True) if turn is None]
-        return Bound(name="issue", seconds=None, detail=f"how often the {lines[0]} turns is not known")
-    clocks = mix.outside.clocks_per_turn
-    clocks += sum(loop.clocks_per_turn * (turn or 0.0) for loop, turn in zip(mix.loops, turns, strict=True))
-    warps = blocks * occupancy.warps_per_block
-    seconds = clocks * warps / (SCHEDULERS * gpu.sms * clock)
-    words = f"{clocks:,.0f} clocks a warp of a scheduler, {warps:,} warps over {gpu.sms} SMs of {SCHEDULERS}"
-    return Bound(name="issue", seconds=seconds, detail=words)
+    on_busiest = math.ceil(blocks / gpu.sms)
+    warps = math.ceil(on_busiest * occupancy.warps_per_block / SCHEDULERS)
+    held = "1 warp" if warps == 1 else f"{warps:,} warps"
+    words = f"{turns.clocks:,.0f} clocks a warp, {held} to each of the {SCHEDULERS} schedulers of an SM"
+    if turns.limit and turns.limit != "issue":
+        words += f"; the busiest pipe is {turns.limit}"
+    if turns.unknown:
+        words += f"; the {turns.unknown[0]} counts once, how often it turns is not known"
+    return Bound(name="issue", seconds=turns.clocks * warps / clock, detail=words)
 
 
-def _line(loop: Region) -> str:
-    return f"loop at line {loop.place.line}" if loop.place else "loop without a line"
-
-
-def _latency(moved_bytes: float, in_flight: InFlight | None, waves: Waves | None, unknown: str) -> Bound:
-    """At least one answer of the memory a wave; and Little's law over all that is asked for."""
+def _latency(read_bytes: float, in_flight: InFlight | None, waves: Waves | None, unknown: str) -> Bound:
+    """At least one answer of the memory a wave; and Little's law over what is read from device memory."""
     if unknown or in_flight is None or waves is None:
-        return Bound(name="latency", seconds=None, detail=unknown or "no load that a thread waits for is known")
+        return Bound(name="latency", seconds=None, detail=unknown or "how much a thread asks for at once is not known")
     latency_s = in_flight.need.latency_s
     by_waves = waves.rounds * latency_s
-    by_bytes = moved_bytes * latency_s / (in_flight.bytes_per_sm * waves.sms)
+    by_bytes = read_bytes * latency_s / (in_flight.bytes_per_sm * min(waves.sms, waves.blocks))
     if by_bytes > by_waves:
         return Bound(name="latency", seconds=by_bytes, detail=in_flight.arithmetic)
-    count = "1 wave" if waves.rounds == 1 else f"{waves.rounds} waves"
+    count = "1 wave" if waves.rounds == 1 else f"{waves.rounds:,} waves"
     words = f"{count} of blocks, each at least one answer of the memory: {units.text(latency_s, 's')}"
     return Bound(name="latency", seconds=by_waves, detail=words)

@@ -149,6 +149,7 @@
     at = index;
     const view = build(index);
     if (before) for (const [name, one] of view.panes) show(name, !before.panes.get(name)?.pane.hidden);
+    document.querySelectorAll("#kernels .sheet").forEach((one) => { one.hidden = !one.querySelector(`[data-k="${index}"]`); });
     document.querySelectorAll("#kernels [data-k]").forEach((one) => one.classList.toggle("on", Number(one.dataset.k) === index));
     document.querySelector("nav").replaceChildren(...[...view.article.querySelectorAll("section[id]")].map((section) =>
       page.make("a", { href: `#${section.id}` }, section.id.startsWith("panes") ? "code" : section.id.replace(/-\d+$/, ""))));

@@ -22,6 +22,7 @@ CLOSE = 0.05  # predicted and counted agree within this share
 MAX_LAUNCHES = 64  # that ncu profiles of one script: each is run again for every pass
 MAX_SETS = 256  # copies of a launch's tensors, so that none is read from a cache
 TIMEOUT_S = 600.0
+MOST_INDEX = 2**40  # above it, a 64-bit integer is an address
 _LACKING = re.compile(r"[Ff]ailed to find metric:? (?:regex:)?([\w.]+)")
 FORBIDDEN = (
     "the driver keeps its counters for administrators (ERR_NVGPUCTRPERM): run as root, give the container "
@@ -240,13 +241,15 @@ def _timed(code: Code, function: Any, time_limit_s: float) -> tuple[Samples | No
 
     if function is None or not code.grid:
         return None, False, "only a recorded launch can be timed: run the script with --record"
-    tensors = [value for value in code.arguments.values() if isinstance(value, torch.Tensor)]
-    if not all(tensor.is_cuda for tensor in tensors):
-        return None, False, "its tensors are not on the GPU"
+    try:
+        placed = on_gpu(code.arguments)
+    except (RuntimeError, AssertionError, BadInput) as error:  # more than its memory holds, say
+        return None, False, f"its tensors do not go to the GPU: {(str(error).splitlines() or ['no message'])[0]}"
+    tensors = [value for value in placed.values() if isinstance(value, torch.Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     sets = min(MAX_SETS, timing.sets_for(max(1, sum(storages.values())), cache_bytes))
-    calls = [launch_of(code, function, arguments) for arguments in copies(code.arguments, sets)]
+    calls = [launch_of(code, function, arguments) for arguments in copies(placed, sets)]
     try:
         samples = timing.measure(calls, time_limit_s=time_limit_s, keep_outputs=False)
     except (RuntimeError, BadInput) as error:
@@ -262,6 +265,36 @@ def launch_of(code: Code, function: Any, arguments: Mapping[str, Any]) -> Thunk:
         return function[code.grid](**named)
 
     return call
+
+
+def on_gpu(arguments: Mapping[str, Any], device: str = "cuda") -> dict[str, Any]:
+    """The arguments with every tensor there, whole storages at once; of those without data nothing is known but zeros.
+
+    An op's launch is planned on tensors of the CPU. Where they hold addresses, as a table of tensors does, those would
+    be of the CPU's memory.
+    """
+    import torch
+
+    stored: dict[int, Any] = {}
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(placed(one) for one in value)
+        if not isinstance(value, torch.Tensor) or value.device.type not in ("cpu", "meta"):
+            return value
+        if value.dtype == torch.int64 and not value.is_meta and bool((value.abs() > MOST_INDEX).any()):
+            raise BadInput("a tensor of its launch holds addresses: time a script that makes it, with --record")
+        storage = value.untyped_storage()
+        if storage._cdata not in stored:
+            stored[storage._cdata] = (
+                torch.zeros(storage.nbytes(), dtype=torch.uint8, device=device)
+                if value.is_meta
+                else torch.empty(0, dtype=torch.uint8).set_(storage).to(device, copy=True)  # type: ignore[call-overload]
+            ).untyped_storage()
+        empty = torch.empty(0, dtype=value.dtype, device=device)
+        return empty.set_(stored[storage._cdata], value.storage_offset(), value.shape, value.stride())
+
+    return {name: placed(value) for name, value in arguments.items()}
 
 
 def copies(arguments: Mapping[str, Any], sets: int) -> list[dict[str, Any]]:

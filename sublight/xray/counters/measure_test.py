@@ -214,7 +214,11 @@ def test_copies_keep_strides_alignment_and_sharing() -> None:
 def test_what_cannot_be_timed_says_why() -> None:
     torch = pytest.importorskip("torch")
     assert "--record" in xray._timed(replace(ADD, grid=()), object(), 0.1)[2]
-    assert "not on the GPU" in xray._timed(replace(ADD, arguments={"x": torch.ones(2)}), object(), 0.1)[2]
+    table = torch.tensor([2**46])
+    assert (
+        "not go to the GPU: a tensor of its launch holds addresses"
+        in xray._timed(replace(ADD, arguments={"x": table}), object(), 0.1)[2]
+    )
 
 
 @pytest.mark.gpu
@@ -236,3 +240,17 @@ def test_a_kernel_is_timed_on_the_gpu() -> None:
     (row,) = xray.measure([(code, _copy_kernel)], time_limit_s=0.1)
     assert row.samples and row.is_cold and 2e-6 < row.samples.median_s < 1e-3
     assert torch.equal(x, y)
+
+
+def test_arguments_go_to_the_gpu_as_they_lie() -> None:
+    """Two views of one storage stay views of one; what has no data is zeros; numbers are left alone."""
+    torch = pytest.importorskip("torch")
+    x = torch.arange(12.0).view(3, 4)
+    given = {"x": x[1:], "turned": x.t(), "none": torch.empty(2, 3, device="meta"), "n": 12, "pair": (x[0], 3)}
+    placed = xray.on_gpu(given, "cpu")
+    assert placed["x"].tolist() == x[1:].tolist() and placed["turned"].stride() == (1, 4) and placed["n"] == 12
+    x.zero_()
+    assert placed["turned"].sum() == 66, "a copy"
+    placed["x"][0, 0] = 100
+    assert placed["turned"][0, 1] == 100 and placed["pair"][0].tolist() == [0, 1, 2, 3] and placed["pair"][1] == 3
+    assert placed["none"].tolist() == [[0.0] * 3] * 2

@@ -26,7 +26,7 @@ def codes_of_ptx(
     file: Path, kernel: str, gpus: Sequence[Gpu], *, threads: int | None = None, shared_bytes: int = 0
 ) -> tuple[Code, ...]:
     """Assembled for every GPU."""
-    ptx = _text(file)
+    ptx = read_text(file)
     symbols = binary.entries(ptx)
     if ".version" not in ptx or not symbols:
         raise BadInput(f"{file} has no kernel in PTX: it needs .version, .target and an .entry")
@@ -62,7 +62,10 @@ def codes_of_cubin(
     owners = _owners(_architecture(cubin, file), gpus, str(file), tell)
     found: list[Code] = []
     for gpu in owners:
-        codes = build.codes(cubin, gpu, dynamic_shared_bytes=shared_bytes, threads=threads, names={})
+        try:
+            codes = build.codes(cubin, gpu, dynamic_shared_bytes=shared_bytes, threads=threads, names={})
+        except BadInput as error:
+            raise BadInput(f"{file}: {error}") from None
         names = demangled([code.symbol for code in codes])
         wanted = chosen(kernel, names, file)
         found += [replace(code, name=names[code.symbol]) for code in codes if code.symbol in wanted]
@@ -236,7 +239,7 @@ def _json(file: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _text(file: Path) -> str:
+def read_text(file: Path) -> str:
     return _bytes(file).decode("utf-8", errors="replace")
 
 

@@ -146,8 +146,12 @@ BAD = {
     "empty.cubin": (b"", "this is no cubin: it does not begin as an ELF file does"),
     "amd.cubin": (ELF + (224).to_bytes(2, "little") + bytes(44), "no NVIDIA cubin, it is AMD's"),
     "cpu.so": (ELF + (62).to_bytes(2, "little") + bytes(44), "no NVIDIA cubin, it is a program of x86-64"),
-    "cut.cubin": (ELF + (190).to_bytes(2, "little") + bytes(28) + b"\x50\x05\x50\x00" + bytes(12), ""),
-    "future.cubin": (ELF + (190).to_bytes(2, "little") + bytes(28) + b"\x63\x05\x63\x00", "is for sm_99: no GPU"),
+    "cut.cubin": (ELF + (190).to_bytes(2, "little") + bytes(28) + b"\x50\x05\x50\x00" + bytes(12), "cut.cubin: "),
+    "future.cubin": (
+        ELF + (190).to_bytes(2, "little") + bytes(28) + b"\x63\x05\x63\x00" + bytes(12),
+        "is for sm_99: no GPU",
+    ),
+    "header.cubin": (ELF + (190).to_bytes(2, "little"), "this cubin holds no code: it is cut off"),
 }
 
 

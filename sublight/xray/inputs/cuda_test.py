@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from sublight.gpus import find
 from sublight.op import BadInput
-from sublight.xray.inputs.load import load
+from sublight.xray.inputs.load import load, sides_of
+from sublight.xray.ptx.accesses import accesses, follow_blocks
 
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(192) copy(const float4* x, float4* y) {
@@ -46,6 +47,33 @@ def test_every_kernel_of_a_file(tmp_path: Path) -> None:
     assert (indexed.resources.spill_bytes, indexed.resources.stack_bytes) == (0, 128)
     assert copy.file == str(file) and 'k.cu", line 4' in copy.sass and ".loc" in copy.ptx
     assert ".entry _Z5scale" not in copy.ptx and "LDG.E.128" in copy.sass
+    assert indexed.signature == {"x": "float*", "k": "int*", "n": "int"}, "--arg n=4096 finds it"
+    assert scale.signature == {"x": "T*", "by": ""} and copy.options == {}
+
+
+@needs_nvcc
+def test_a_block_has_sides(tmp_path: Path) -> None:
+    file = tmp_path / "k.cu"
+    file.write_text(
+        "__global__ void turned(const float* x, float* y) {\n"
+        "  __shared__ float tile[32][32];\n"
+        "  tile[threadIdx.y][threadIdx.x] = x[threadIdx.y * 32 + threadIdx.x];\n"
+        "  __syncthreads();\n"
+        "  y[threadIdx.y * 32 + threadIdx.x] = tile[threadIdx.x][threadIdx.y];\n"
+        "}\n"
+    )
+    (code,) = load(str(file), [find("h100")], threads="32x8")
+    assert (code.resources.threads, code.options["block"]) == (256, (32, 8))
+    seen = {(one.place.line, one.kind): one for one in accesses(code) if one.place and one.space == "shared"}
+    assert (seen[3, "store"].bank_conflict, seen[5, "load"].bank_conflict) == (1, 32)
+    (flat,) = load(str(file), [find("h100")], threads=256)
+    assert "--threads 32x8" in follow_blocks(flat).problem, "which lane has which threadIdx.y is not known"
+
+
+@pytest.mark.parametrize("threads", ["32x64", "0", "32x8x1x1", "many", 2048])
+def test_no_such_block(threads: str | int) -> None:
+    with pytest.raises(BadInput, match="--threads"):
+        sides_of(threads)
 
 
 @needs_nvcc

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sublight.xray import build
 from sublight.xray.launch import Launch
 from sublight.xray.record import Code
 
+MOST_THREADS = 1024  # of a block, on every GPU
 MOST_LAUNCHES = 32  # of one recorded script
 SUFFIXES = (".py", ".cu", ".ptx", ".cubin")
 WITHOUT_RUNNING = (".ptx", ".cubin")
@@ -28,7 +31,7 @@ def load(
     arguments: Sequence[str] = (),
     shape: str = "",
     dtype: str = "bfloat16",
-    threads: int | None = None,
+    threads: int | str | Sequence[int] | None = None,
     shared_bytes: int = 0,
     flags: Sequence[str] = (),
     record: bool = False,
@@ -38,8 +41,8 @@ def load(
     """Every kernel that the target names, for every GPU; `NAME:KERNEL` picks one.
 
     A Python file takes `signature` and `constants`, or with `record` is run as a script with `arguments`; an op takes
-    `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` and dynamic `shared_bytes`
-    takes those. `tell` gets what the user should know beside the result; it goes to stderr unless given.
+    `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` (256, or sides: "32x8") and
+    dynamic `shared_bytes` takes those. `tell` gets what the user should know beside the result, else stderr does.
     """
     say = tell or _to_stderr
     path, kernel = parted(target)
@@ -58,15 +61,38 @@ def load(
     _takes(path, signature=signature, constants=constants, record=record)
     if path.suffix == ".py":
         return _of_python(path, kernel, gpus, signature, constants, arguments, record=record, tell=say)
+    from sublight.xray.inputs import binary_files
+
+    sides = sides_of(threads)
+    given: dict[str, Any] = {"threads": math.prod(sides) if sides else None, "shared_bytes": shared_bytes}
     if path.suffix == ".cu":
         from sublight.xray.inputs.cuda import codes_of_cuda
 
-        return codes_of_cuda(path, kernel, gpus, threads=threads, shared_bytes=shared_bytes, flags=flags)
-    from sublight.xray.inputs import binary_files as load_binary
+        found = codes_of_cuda(path, kernel, gpus, flags=flags, **given)
+    elif path.suffix == ".ptx":
+        found = binary_files.codes_of_ptx(path, kernel, gpus, **given)
+    else:
+        found = binary_files.codes_of_cubin(path, kernel, gpus, tell=say, **given)
+    return tuple(replace(code, options={**code.options, "block": sides}) for code in found) if sides[1:] else found
 
-    if path.suffix == ".ptx":
-        return load_binary.codes_of_ptx(path, kernel, gpus, threads=threads, shared_bytes=shared_bytes)
-    return load_binary.codes_of_cubin(path, kernel, gpus, threads=threads, shared_bytes=shared_bytes, tell=say)
+
+def sides_of(threads: int | str | Sequence[int] | None) -> tuple[int, ...]:
+    """
+    >>> sides_of("32x8"), sides_of(256), sides_of(None)
+    ((32, 8), (256,), ())
+    """
+    if threads is None or threads == "":
+        return ()
+    given = (
+        threads.lower().split("x") if isinstance(threads, str) else [threads] if isinstance(threads, int) else threads
+    )
+    try:
+        sides = tuple(int(size) for size in given)
+    except ValueError:
+        raise BadInput(f"--threads {threads!r}: write a block's threads, as in 256 or 32x8") from None
+    if len(sides) > 3 or min(sides) < 1 or math.prod(sides) > MOST_THREADS:
+        raise BadInput(f"--threads {threads}: a block has 1 to {MOST_THREADS} threads, on three sides at most")
+    return sides
 
 
 def load_kernel(
@@ -117,10 +143,13 @@ def parted(target: str) -> tuple[Path | None, str]:
     for count in range(len(parts), 0, -1):
         words, kernel = ":".join(parts[:count]), ":".join(parts[count:])
         path = Path(words).expanduser()
-        if words and path.is_file():
-            return _readable(path), kernel
-        if words and path.is_dir() and not ("/" not in words and _is_op(words)):
-            return path, kernel
+        try:
+            if words and path.is_file():
+                return _readable(path), kernel
+            if words and path.is_dir() and not ("/" not in words and _is_op(words)):
+                return path, kernel
+        except OSError as error:  # a folder that is closed, a name that is too long
+            raise BadInput(f"{words[:80]} cannot be read: {error.strerror}") from None
     name, _, kernel = target.partition(":")
     if _is_op(name):
         return None, kernel
@@ -185,12 +214,30 @@ def _of_python(
 
     for gpu in gpus:
         compilable(gpu)  # said before anything of the user's runs
-    launches = (
-        _recorded(file, kernel, arguments, compilable(gpus[0]), tell)
-        if record
-        else _in_file(file, kernel, signature, constants)
-    )
-    return tuple(build.code_of(launch, gpu) for gpu in gpus for launch in launches)
+    if record:
+        launches = _recorded(file, kernel, arguments, compilable(gpus[0]), tell)
+    else:
+        tell(f"importing {file.name} runs it")
+        launches = _in_file(file, kernel, signature, constants)
+    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+
+
+def _compiled(wanted: Sequence[tuple[Launch, Gpu]], tell: Callable[[str], None]) -> tuple[Code, ...]:
+    """Where some do not compile (fp8 on an old GPU), the others are shown; where none does, the first says why."""
+    found: list[Code] = []
+    failures: list[BadInput] = []
+    for launch, gpu in wanted:
+        try:
+            found.append(build.code_of(launch, gpu))
+        except BadInput as error:
+            failures.append(
+                BadInput(f"{error} ({gpu.key})" if len({each.key for _, each in wanted}) > 1 else str(error))
+            )
+    if not found and failures:
+        raise failures[0]
+    for words in dict.fromkeys(map(str, failures)):
+        tell(f"left out: {words}")
+    return tuple(found)
 
 
 def _in_file(file: Path, kernel: str, signature: str, constants: Sequence[str]) -> list[Launch]:

@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight.gpus import find
+from sublight.gpus import Gpu, find
 from sublight.op import BadInput
+from sublight.xray import build
 from sublight.xray.inputs import load as load_module
 from sublight.xray.inputs.load import load, parted
 
@@ -45,6 +46,8 @@ def test_a_target_is_a_place_and_a_kernel(files: Path, target: str, path: str | 
 @pytest.mark.parametrize(
     ("target", "options", "words"),
     [
+        (300 * "k" + ".py", {}, "cannot be read: File name too long"),
+        ("k.cu", {"threads": "64x32"}, "--threads 64x32: a block has 1 to 1024 threads"),
         ("gone.py", {}, "no file 'gone.py': give an op's name, FILE.py"),
         ("sofmax", {}, "unknown op 'sofmax': did you mean softmax"),
         ("odd.txt", {}, "odd.txt is no file that xray reads: it reads .py, .cu, .ptx, .cubin"),
@@ -73,6 +76,21 @@ def test_the_interpreter_is_told_of(files: Path, monkeypatch: pytest.MonkeyPatch
     for record in (False, True):
         with pytest.raises(BadInput, match="TRITON_INTERPRET=1 makes kernels that cannot be compiled: unset it"):
             load("k.py", [find("h100")], record=record)
+
+
+def test_what_does_not_compile_is_left_out(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def code_of(launch: str, gpu: Gpu) -> str:
+        if launch == "fp8" and gpu.key == "a100":
+            raise BadInput("k.py:3: fp8 does not compile")
+        return f"{launch} on {gpu.key}"
+
+    said: list[str] = []
+    monkeypatch.setattr(build, "code_of", code_of)
+    wanted: Any = [("fp8", find("a100")), ("plain", find("a100")), ("fp8", find("h100"))]
+    assert list(map(str, load_module._compiled(wanted, said.append))) == ["plain on a100", "fp8 on h100"]
+    assert said == ["left out: k.py:3: fp8 does not compile (a100)"]
+    with pytest.raises(BadInput, match=r"^k\.py:3: fp8 does not compile$"):
+        load_module._compiled(wanted[:1], said.append)
 
 
 def test_what_is_told_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,8 +247,7 @@ def test_an_op_has_its_most_demanding_shape_with_arguments_that_are_there(answer
     assert code["name"] == "_row_kernel" and code["signature"]["x_ptr"] == "*bf16" and code["file"] == "softmax.py"
     assert int(code["constants"]["BLOCK"]) >= 4096, "the widest row that it takes"
     (rows, cols), device = code["arguments"]["x_ptr"]
-    assert device == "cpu" and rows * cols <= 2**22 and code["arguments"]["cols"] == cols
-    assert code["grid"] == [rows] and rows > 1, "fewer rows, the same code"
+    assert device == "cpu" and code["arguments"]["cols"] == cols and code["grid"] == [rows], "as many as it has"
     assert code["texts"] == [True, True, True] and code["sm"] and code["wide"]
     assert code["threads"] == 32 * code["options"]["num_warps"] and code["spill"] == 0 and code["barriers"] == 1
 
@@ -354,6 +353,7 @@ def test_a_script_is_recorded_with_grids_and_arguments(answers: dict[str, Any]) 
     assert tuned["arguments"] == {"x_ptr": [[1000], device], "y_ptr": [[1001], device], "n": 1000, "BLOCK": 512}
     assert plain["options"]["num_warps"] == 1 and plain["constants"] == {"BLOCK": "128"}
     assert answers["recorded"]["said"] == []
+    assert answers["plain"]["said"] == ["importing kernels.py runs it"]
 
 
 def test_what_was_launched_before_a_failure_is_kept(answers: dict[str, Any]) -> None:

@@ -248,13 +248,11 @@ def _not_called_by_another(found: Mapping[str, Found]) -> list[Found]:
 @contextlib.contextmanager
 def _guarded(file: Path) -> Iterator[None]:
     """A failure is told at its line. Without a GPU nothing is launched: some files do that while they are imported."""
-    import torch
-
     launches: list[Launch] = []
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # stdout is the report's
-            if not torch.cuda.is_available():
+            if _names_torch(file) and not _has_gpu():
                 stack.enter_context(without_gpu(90))
                 stack.enter_context(noting(90, launches))
             yield
@@ -263,6 +261,17 @@ def _guarded(file: Path) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         hint = f"; it had launched {launches[0].kernel}: try --record" if launches else ""
         raise BadInput(f"{place_of(error, file)}: {file.name} does not import: {said(error)}{hint}") from error
+
+
+def _names_torch(file: Path) -> bool:
+    """Loading torch takes longer than all the rest, and a file of kernels alone does without."""
+    return "torch" in sys.modules or b"torch" in file.read_bytes()
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def place_of(error: BaseException, file: Path) -> str:

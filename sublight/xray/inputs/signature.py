@@ -58,6 +58,8 @@ def parse_signature(words: str, names: Sequence[str]) -> dict[str, Typed | str]:
     if len(named) < len(parts) and (named or any(re.match(r"[A-Za-z_]\w*\s*:\s*[*A-Za-z]", part) for part in parts)):
         odd = next(part for part in parts if part not in named)
         raise BadInput(f"--sig: no argument is named by {odd!r}: they are {', '.join(names)}")
+    if untyped := [part for part in parts if part in names]:
+        raise BadInput(f"--sig: {untyped[0]} has no type: write {untyped[0]}:*bf16, or :i32")
     if not named:
         if len(parts) > len(names):
             raise BadInput(f"--sig has {len(parts)} types, the kernel {len(names)} arguments: {', '.join(names)}")

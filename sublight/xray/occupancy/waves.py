@@ -50,9 +50,12 @@ class Waves:
         waves = f"wave{'s' * (self.full_waves != 1)} of {self.blocks_per_wave}"
         if not self.tail_blocks:
             return f"{self.blocks} blocks fill {self.full_waves} {waves}: no tail"
-        empty = f"{100 * self.wasted:.0f} % of the room stays empty"
         if not self.full_waves:
-            return f"{self.blocks} blocks fill no wave of {self.blocks_per_wave}: {empty}"
+            blocks = "1 block is" if self.blocks == 1 else f"{self.blocks} blocks are"
+            idle = max(0, self.sms - self.blocks)
+            used = f"{idle} of {self.sms} SMs stay idle" if idle else f"each of the {self.sms} SMs has one at least"
+            return f"{blocks} less than one wave of {self.blocks_per_wave}: {used}"
+        empty = f"{100 * self.wasted:.0f} % of the room stays empty"
         return f"{self.blocks} blocks: {self.full_waves} full {waves} and a tail of {self.tail_blocks}; {empty}"
 
 

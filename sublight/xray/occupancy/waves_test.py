@@ -51,7 +51,7 @@ def test_a_grid_that_fills_no_wave() -> None:
     found = waves(33, alive(128, 512), H200)
     assert (found.full_waves, found.tail_blocks, found.rounds) == (0, 33, 1)
     assert found.wasted == found.idle_sms == 0.75
-    assert found.sentence == "33 blocks fill no wave of 132: 75 % of the room stays empty"
+    assert found.sentence == "33 blocks are less than one wave of 132: 99 of 132 SMs stay idle"
 
 
 def test_room_and_blocks_add_up() -> None:

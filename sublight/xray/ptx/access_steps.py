@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sublight.xray.ptx.copy_steps import Copier
 from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_BYTES, SHARED_REGION, Memory
 from sublight.xray.ptx.numbers import BITS, Array, Kind
 from sublight.xray.ptx.transactions import WARP
@@ -36,6 +37,7 @@ class Accessor:
     def __init__(self, machine: Machine, builder: Builder) -> None:
         self.machine, self.builder = machine, builder
         self.parameters: dict[str, int] = {}
+        self._copier = Copier(self)
         at = 0
         for parameter in machine.entry.parameters:
             align = min(parameter.bytes, 8) if parameter.count == 1 else 16
@@ -45,7 +47,7 @@ class Accessor:
 
     def step(self, index: int, instruction: Instruction) -> Step | None:
         """None: it does not touch memory."""
-        name, parts = instruction.parts[0], instruction.parts
+        name = instruction.parts[0]
         if name in ("ld", "ldu"):
             return self._load(index, instruction)
         if name == "st":
@@ -54,11 +56,7 @@ class Accessor:
             return self._atomic(index, instruction)
         if name in ("ldmatrix", "stmatrix"):
             return self._matrix(index, instruction)
-        if name == "cp" and parts[1] == "async":
-            if "bulk" in parts:
-                return self._bulk(index, instruction)
-            return self._copy(index, instruction) if any(w.startswith("shared") for w in parts) else lambda: None
-        return (lambda: None) if name == "cp" else None
+        return self._copier.step(index, instruction)
 
     # -------------------------------------------------------------------------------------------- addresses
 
@@ -309,65 +307,6 @@ class Accessor:
                     for half, place in enumerate(halves):
                         piece = (bits >> np.uint32(16 * half)).astype(np.uint16)
                         self.keep("shared", place, machine.active(), [(piece, told)])
-
-        return step
-
-    def _copy(self, index: int, instruction: Instruction) -> Step:
-        """cp.async: done at once. Bytes beyond the source's size are zeros, and no lane fetches nothing."""
-        operands = instruction.operands
-        (to, to_offset), (source, offset) = self.address(operands[0]), self.address(operands[1])
-        width = int(operands[2], 0)
-        has_size = len(operands) > 3 and self.builder.entry.registers.get(operands[3]) not in ("b64", "u64", "pred")
-        size = self.builder.source(operands[3], Kind("b32")) if has_size else None
-        element = min(width, 4)
-        machine = self.machine
-
-        def step() -> None:
-            at, why = self.lanes_at(source, offset)
-            target, why_target = self.lanes_at(to, to_offset)
-            active = machine.active()
-            on = active if why is None else active & (why == 0)
-            sizes = np.broadcast_to(self.builder.read(size) if size else np.array([width], np.uint32), at.shape)
-            fetching = on & (sizes > 0)
-            if fetching.any() or why is not None:
-                self.note(index, "global", "async copy", at, fetching, width, why)
-            self.note(index, "shared", "async copy", target, active, width, why_target)
-            if why_target is not None:
-                return
-            elements = self.fetch("global", at, fetching, element, width // element)
-            whole = []
-            for k, (bits, told) in enumerate(elements):
-                inside = sizes > k * element
-                whole.append((np.where(inside, bits, bits.dtype.type(0)), told))
-            self.keep("shared", target, active, whole)
-
-        return step
-
-    def _bulk(self, index: int, instruction: Instruction) -> Step:
-        """TMA: one thread asks for a whole piece or tile; what arrives is not followed."""
-        parts, operands = instruction.parts, instruction.operands
-        if not operands or not operands[0].startswith("["):  # commit_group, wait_group
-            return lambda: None
-        is_tensor = "tensor" in parts
-        sized = next((word for word in operands[1:] if not word.startswith(("[", "{"))), "") if not is_tensor else ""
-        size = self.builder.source(sized, Kind("b32")) if sized else None
-        machine = self.machine
-        spaces = [name for part in parts if (name := part.partition("::")[0]) in ("global", "shared")]
-        pointer = operands[spaces.index("global")] if "global" in spaces else operands[0]
-        source, offset = self.address(pointer) if size else (None, np.int64(0))
-
-        def step() -> None:
-            if size is None or source is None or machine.whys[size.slot] is not None:
-                machine.recorder.note_unknown(index, "global", "bulk copy", 0, "TMA moves whole tiles")
-                return
-            at, why = self.lanes_at(source, offset)
-            for lane in np.flatnonzero(machine.active()):
-                length = int(np.broadcast_to(self.builder.read(size), at.shape)[lane])
-                pieces = np.zeros(-(-length // (16 * WARP)) * WARP, np.int64)
-                pieces[: length // 16] = at[lane] + 16 * np.arange(length // 16)
-                on = np.arange(len(pieces)) < length // 16
-                if why is None and len(pieces):
-                    machine.recorder.note(index, "global", "bulk copy", pieces, on, 16)
 
         return step
 

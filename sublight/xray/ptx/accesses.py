@@ -13,8 +13,10 @@ import numpy as np
 
 from sublight.op import BadInput
 from sublight.xray.ptx.entry import Entry, parse_entry
+from sublight.xray.ptx.indirect import indirect
 from sublight.xray.ptx.machine import MOST_STEPS, Stop
 from sublight.xray.ptx.memory import REGION_SHIFT, GlobalMemory
+from sublight.xray.ptx.moved import Moved, Mover
 from sublight.xray.ptx.numbers import Array
 from sublight.xray.ptx.start import start_of
 from sublight.xray.ptx.steps import follow
@@ -63,6 +65,7 @@ class Followed:
     again_bytes: dict[int, int] = field(default_factory=dict)  # load's index -> bytes its block had loaded before
     loaded_bytes: dict[int, int] = field(default_factory=dict)
     touched: dict[str, set[str]] = field(default_factory=dict)  # argument -> read, written
+    moved: Moved = field(default_factory=Moved)
     problem: str = ""  # why nothing was followed at all
 
     def place(self, tally: Tally) -> Place | None:
@@ -72,7 +75,8 @@ class Followed:
 class _Counter:
     """The machine's recorder."""
 
-    def __init__(self) -> None:
+    def __init__(self, mover: Mover) -> None:
+        self.mover = mover
         self.tallies: dict[tuple[int, Space], Tally] = {}
         self.loads: list[tuple[int, int, Array, Array]] = []  # instruction, width, addresses, which lanes
         self.touched: dict[str, set[int]] = {"read": set(), "written": set()}  # regions of memory
@@ -99,6 +103,7 @@ class _Counter:
             tally.shifted += told.shifted
             tally.requests += told.requests
             tally.ideal += told.ideal
+            self.mover.note(index, kind, addresses, active, width)
             regions = np.unique(addresses[active] >> REGION_SHIFT).tolist()
             for way in _WAYS[kind]:
                 self.touched[way].update(regions)
@@ -153,10 +158,11 @@ def follow_blocks(code: Code, *, blocks: int = 3, most_steps: int = MOST_STEPS) 
     start = start_of(code, entry, blocks=blocks)
     if isinstance(start, str):
         return Followed(entry=entry, problem=start)
-    counter = _Counter()
-    stops = follow(entry, start, counter, most_steps=most_steps)
     x, y, z = start.threads
-    again, fetched = counter.again(-(-x * y * z // WARP) * WARP)
+    lanes_of_block = -(-x * y * z // WARP) * WARP
+    counter = _Counter(Mover(lanes_of_block, indirect(entry)))
+    stops = follow(entry, start, counter, most_steps=most_steps)
+    again, fetched = counter.again(lanes_of_block)
     return Followed(
         entry=entry,
         tallies=tuple(counter.tallies[key] for key in sorted(counter.tallies)),
@@ -165,6 +171,7 @@ def follow_blocks(code: Code, *, blocks: int = 3, most_steps: int = MOST_STEPS) 
         again_bytes=again,
         loaded_bytes=fetched,
         touched=_by_argument(counter.touched, start.memory),
+        moved=counter.mover.moved(start.memory),
     )
 
 

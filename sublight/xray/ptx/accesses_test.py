@@ -223,8 +223,8 @@ def _told(launch: Any, output: str, truth: Any) -> dict[str, Any]:
     import torch
 
     from sublight.xray.build import code_of
-    from sublight.xray.ptx.accesses import _Counter
     from sublight.xray.ptx.entry import parse_entry
+    from sublight.xray.ptx.machine_test import Silent
     from sublight.xray.ptx.start import start_of
     from sublight.xray.ptx.steps import follow
 
@@ -234,7 +234,7 @@ def _told(launch: Any, output: str, truth: Any) -> dict[str, Any]:
     entry = parse_entry(code.ptx, code.symbol)
     start = start_of(code, entry, blocks=10**6)
     assert not isinstance(start, str)
-    follow(entry, start, _Counter(), most_steps=10**6)
+    follow(entry, start, Silent(), most_steps=10**6)
     region = next(region for region in start.memory.regions if region.name == output)
     data = torch.from_numpy(region.memory.data).view(truth.dtype)[: truth.numel()]
     return {

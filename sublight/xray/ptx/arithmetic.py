@@ -6,30 +6,18 @@ not emulated: the result is then unknown, never wrong.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from sublight.xray.ptx.conversion import Function, Meaning, clamped, conversion
 from sublight.xray.ptx.numbers import BITS, SIGNED, Array, Kind
 
-Function = Callable[..., Array]
 COMPARISONS: dict[str, Function] = {
     **{"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater},
     **{"ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal},
 }
 BOOLEANS: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
-_ROUNDING: dict[str, Function] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
-    """An opcode's function and the types it reads and writes."""
-
-    function: Function
-    reads: tuple[str, ...]
-    writes: str
 
 
 def meaning(parts: tuple[str, ...]) -> Meaning | None:
@@ -41,7 +29,7 @@ def meaning(parts: tuple[str, ...]) -> Meaning | None:
     name, modifiers = parts[0], parts[1:]
     try:
         if name == "cvt":
-            return _conversion(modifiers)
+            return conversion(modifiers)
         kind = Kind(modifiers[-1]) if modifiers else None
     except ValueError:
         return None
@@ -61,6 +49,16 @@ def meaning(parts: tuple[str, ...]) -> Meaning | None:
     if made is None:
         return None
     return made(kind, modifiers)
+
+
+def three_way(of_two: Meaning) -> Meaning:
+    """min and max of three, since sm_100."""
+    function = of_two.function
+    return Meaning(
+        function=lambda a, b, c: function(function(a, b), c),
+        reads=of_two.reads + of_two.reads[:1],
+        writes=of_two.writes,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ how tables are made
@@ -83,16 +81,12 @@ def _saturating(function: Function, count: int) -> Callable[[Kind, tuple[str, ..
     def made(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
         chosen = function
         if "sat" in modifiers:
-            chosen = lambda *numbers: _clamped(function(*numbers))  # noqa: E731
+            chosen = lambda *numbers: clamped(function(*numbers))  # noqa: E731
         elif "relu" in modifiers:
             chosen = lambda *numbers: np.maximum(function(*numbers), np.float32(0))  # noqa: E731
         return Meaning(function=chosen, reads=(kind.name,) * count, writes=kind.name)
 
     return made
-
-
-def _clamped(x: Array) -> Array:
-    return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, x.dtype.type(0), x.dtype.type(1)))
 
 
 def _mixed(name: str, modifiers: tuple[str, ...]) -> Meaning | None:
@@ -107,6 +101,31 @@ def _mixed(name: str, modifiers: tuple[str, ...]) -> Meaning | None:
 
 
 # ------------------------------------------------------------------------------------------------ integers
+
+
+def _summed(function: Function) -> Callable[[Kind, tuple[str, ...]], Meaning]:
+    """Sums and differences wrap round, or stay at the type's ends with .sat."""
+
+    def made(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
+        ends = np.iinfo(np.int32)
+
+        def bounded(a: Array, b: Array) -> Array:
+            wide = function(a.astype(np.int64), b.astype(np.int64))
+            return np.clip(wide, ends.min, ends.max).astype(np.int32)
+
+        return _same(bounded if "sat" in modifiers else function, 2)(kind, modifiers)
+
+    return made
+
+
+def _rectified(function: Function) -> Callable[[Kind, tuple[str, ...]], Meaning]:
+    """min and max of integers, with .relu never negative."""
+
+    def made(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
+        chosen = (lambda a, b: np.maximum(function(a, b), a.dtype.type(0))) if "relu" in modifiers else function
+        return _same(chosen, 2)(kind, modifiers)
+
+    return made
 
 
 def _wide_multiply(a: Array, b: Array) -> Array:
@@ -131,7 +150,9 @@ def _multiply(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
     return Meaning(function=_high if "hi" in modifiers else np.multiply, reads=(kind.name,) * 2, writes=kind.name)
 
 
-def _multiply_add(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
+def _multiply_add(kind: Kind, modifiers: tuple[str, ...]) -> Meaning | None:
+    if "sat" in modifiers:
+        return None
     if "hi" in modifiers:
         return Meaning(function=lambda a, b, c: _high(a, b) + c, reads=(kind.name,) * 3, writes=kind.name)
     return Meaning(function=lambda a, b, c: a * b + c, reads=(kind.name,) * 3, writes=kind.name)
@@ -191,6 +212,10 @@ def _ones(length: Array, dtype: np.dtype[np.generic]) -> Array:
     return _shift_left(np.broadcast_to(one, np.shape(length)), length) - one
 
 
+def _distance(a: Array, b: Array, c: Array) -> Array:
+    return c + np.where(a > b, a - b, b - a)
+
+
 def _population(a: Array) -> Array:
     ones: Array = _as_bits(a).sum(1, np.uint32)
     return ones
@@ -213,6 +238,17 @@ def _top_bit(a: Array) -> Array:
     """bfind: the place of the highest bit that is not a sign; all ones where there is none."""
     raw = np.where(a < 0, ~a, a).view(BITS[a.dtype.itemsize]) if a.dtype.kind == "i" else a
     return (np.uint32(8 * a.dtype.itemsize - 1) - _leading_zeros(raw)).astype(np.uint32)
+
+
+def _found(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
+    """bfind.shiftamt tells by how much that bit is to be shifted to become the highest."""
+
+    def shift(a: Array) -> Array:
+        place = _top_bit(a)
+        none = np.uint32(0xFFFFFFFF)
+        return np.where(place == none, none, np.uint32(8 * a.dtype.itemsize - 1) - place)
+
+    return Meaning(function=shift if "shiftamt" in modifiers else _top_bit, reads=(kind.name,), writes="u32")
 
 
 def _reversed(a: Array) -> Array:
@@ -272,19 +308,20 @@ def _mask(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
     return Meaning(function=made, reads=("u32", "u32"), writes="b32")
 
 
-_INTEGER: dict[str, Callable[[Kind, tuple[str, ...]], Meaning]] = {
-    **{"add": _same(np.add, 2), "sub": _same(np.subtract, 2), "mul": _multiply, "mad": _multiply_add},
-    **{"div": _same(_divide, 2), "rem": _same(_remainder, 2), "min": _same(np.minimum, 2), "max": _same(np.maximum, 2)},
+_INTEGER: dict[str, Callable[[Kind, tuple[str, ...]], Meaning | None]] = {
+    **{"add": _summed(np.add), "sub": _summed(np.subtract), "mul": _multiply, "mad": _multiply_add},
+    **{"div": _same(_divide, 2), "rem": _same(_remainder, 2)},
+    **{"min": _rectified(np.minimum), "max": _rectified(np.maximum)},
     **{"abs": _same(np.abs, 1), "neg": _same(lambda a: (~a) + a.dtype.type(1), 1), "not": _same(np.invert, 1)},
     **{"and": _same(np.bitwise_and, 2), "or": _same(np.bitwise_or, 2), "xor": _same(np.bitwise_xor, 2)},
     **{"cnot": _same(lambda a: (a == 0).astype(a.dtype), 1), "lop3": _typed(_three_way, "", "", "", "u32")},
     **{"shl": _typed(_shift_left, "", "u32"), "shr": _typed(_shift_right, "", "u32"), "shf": _funnel},
     **{"bfe": _typed(_extract, "", "u32", "u32"), "bfi": _typed(_insert, "", "", "u32", "u32")},
     **{"popc": _typed(_population, "", writes="u32"), "clz": _typed(_leading_zeros, "", writes="u32")},
-    **{"bfind": _typed(_top_bit, "", writes="u32"), "brev": _same(_reversed, 1), "prmt": _same(_permute, 3)},
-    **{"szext": _extend, "bmsk": _mask, "mov": _same(lambda a: a, 1), "sad": _same(lambda a, b, c: c + abs(a - b), 3)},
+    **{"bfind": _found, "brev": _same(_reversed, 1), "prmt": _same(_permute, 3)},
+    **{"szext": _extend, "bmsk": _mask, "mov": _same(lambda a: a, 1), "sad": _same(_distance, 3)},
 }
-_PREDICATE: dict[str, Callable[[Kind, tuple[str, ...]], Meaning]] = {
+_PREDICATE: dict[str, Callable[[Kind, tuple[str, ...]], Meaning | None]] = {
     **{"and": _same(np.logical_and, 2), "or": _same(np.logical_or, 2), "xor": _same(np.logical_xor, 2)},
     **{"not": _same(np.logical_not, 1), "mov": _same(lambda a: a, 1)},
 }
@@ -304,7 +341,7 @@ def _extreme(function: Function, number: Function) -> Callable[[Kind, tuple[str,
     return lambda kind, modifiers: _saturating(function if "NaN" in modifiers else number, 2)(kind, modifiers)
 
 
-_FLOAT: dict[str, Callable[[Kind, tuple[str, ...]], Meaning]] = {
+_FLOAT: dict[str, Callable[[Kind, tuple[str, ...]], Meaning | None]] = {
     **{"add": _saturating(np.add, 2), "sub": _saturating(np.subtract, 2), "mul": _saturating(np.multiply, 2)},
     **{"fma": _saturating(_fused, 3), "mad": _saturating(_fused, 3), "div": _same(np.divide, 2)},
     **{"max": _extreme(np.maximum, np.fmax), "min": _extreme(np.minimum, np.fmin), "mov": _same(lambda a: a, 1)},
@@ -313,48 +350,6 @@ _FLOAT: dict[str, Callable[[Kind, tuple[str, ...]], Meaning]] = {
     **{"sin": _same(np.sin, 1), "cos": _same(np.cos, 1), "tanh": _same(np.tanh, 1)},
     "copysign": _same(lambda a, b: np.copysign(b, a), 2),
 }
-
-
-def _conversion(modifiers: tuple[str, ...]) -> Meaning | None:
-    """cvt: with its rounding, saturation and packing of two."""
-    if len(modifiers) < 2 or "pack" in modifiers:
-        return None
-    to, source = Kind(modifiers[-2]), Kind(modifiers[-1])
-    rounding = next((_ROUNDING[word] for word in modifiers if word in _ROUNDING), None)
-    down = {"rz": "zero", "rm": "floor", "rp": "ceil"}
-    if to.is_float and to.item_bytes < 8 and any(word in down for word in modifiers):
-        return None  # numpy only rounds to nearest
-    if to.pair and not source.pair:  # the first operand is the upper half
-        return Meaning(
-            function=lambda high, low: np.stack(np.broadcast_arrays(low, high), axis=1),
-            reads=(source.name, source.name),
-            writes=to.name,
-        )
-    function = functools.partial(_converted, to=to, source=source, rounding=rounding, modifiers=modifiers)
-    return Meaning(function=function, reads=(source.name,), writes=to.name)
-
-
-def _converted(a: Array, *, to: Kind, source: Kind, rounding: Function | None, modifiers: tuple[str, ...]) -> Array:
-    if to.is_float:
-        wide = np.float64 if to.item_bytes == 8 or source.item_bytes == 8 or not source.is_float else np.float32
-        out = a.astype(wide)
-        if rounding:
-            out = rounding(out)
-        if "sat" in modifiers:
-            out = _clamped(out)
-        return np.maximum(out, wide(0)) if "relu" in modifiers else out
-    signed = to.family == "s"
-    limits = np.iinfo((SIGNED if signed else BITS)[to.item_bytes])
-    if source.is_float:
-        numbers = np.nan_to_num((rounding or np.trunc)(a.astype(np.float64)), nan=0.0)
-        bounded = np.clip(numbers, float(limits.min), float(limits.max))
-        top = numbers >= float(limits.max)  # 2**63 - 1 is no float64
-        safe = np.where(top, 0.0, bounded)
-        return np.where(top, limits.dtype.type(limits.max), safe.astype(limits.dtype))
-    if "sat" in modifiers:
-        low, high = max(limits.min, np.iinfo(a.dtype).min), min(limits.max, np.iinfo(a.dtype).max)
-        a = np.clip(a, a.dtype.type(low), a.dtype.type(high))
-    return a.astype(limits.dtype)
 
 
 def compared(name: str, a: Array, b: Array) -> Array:

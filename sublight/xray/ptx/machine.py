@@ -135,6 +135,11 @@ class Machine:
     def active(self) -> Array:
         return self.everyone if self.mask is None else self.mask
 
+    def is_whole(self) -> Array:
+        """Lanes of whose block every lane that has not left runs now."""
+        missing = self._live & ~self.active()
+        return ~np.isin(self.block, np.unique(self.block[missing]))
+
     def put(self, slot: int, bits: Array, why: Array | None) -> None:
         """Write a register on the lanes that run."""
         if slot < 0:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sublight.gpus import find
-from sublight.xray.ptx.accesses import _Counter, follow_blocks
+from sublight.xray.ptx.accesses import follow_blocks
 from sublight.xray.ptx.entry import parse_entry
 from sublight.xray.ptx.machine import Stop
 from sublight.xray.ptx.start import chosen_blocks, start_of
@@ -29,6 +29,14 @@ HEAD = """
 ret;
 }}
 """
+
+
+class Silent:
+    """Hears of every access, and keeps nothing."""
+
+    def note(self, *told: Any, **more: Any) -> None: ...
+
+    def note_unknown(self, *told: Any, **more: Any) -> None: ...
 
 
 def code(
@@ -59,7 +67,7 @@ def stored(
     entry = parse_entry(one.ptx, one.symbol)
     start = start_of(one, entry, blocks=1000)
     assert not isinstance(start, str)
-    stops = follow(entry, start, _Counter(), most_steps=most_steps)
+    stops = follow(entry, start, Silent(), most_steps=most_steps)
     memory = start.memory.regions[which].memory
     assert memory.data is not None
     return memory.data, memory.why, stops

@@ -97,14 +97,18 @@ class Storage:
     offset_bytes: int
 
 
-def storage_of(value: Any) -> Storage:
-    """Of a torch tensor (with data, or without: meta, fake, on a GPU) or a numpy array."""
+def storage_of(value: Any) -> Storage | None:
+    """Of a torch tensor (with data, or without: meta, fake, on a GPU) or a numpy array; None: it is neither."""
+    while hasattr(value, "base") and not isinstance(value, np.ndarray) and not hasattr(value, "untyped_storage"):
+        value = value.base  # triton.reinterpret's view
     if isinstance(value, np.ndarray):
         whole = value
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
         offset = value.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         return Storage(key=id(whole), data=whole.reshape(-1).view(np.uint8), offset_bytes=offset)
+    if not hasattr(value, "untyped_storage"):
+        return None
     offset = value.storage_offset() * value.element_size()
     if value.device.type != "cpu":
         return Storage(key=value.untyped_storage()._cdata, data=None, offset_bytes=offset)

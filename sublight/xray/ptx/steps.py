@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight.xray.ptx.access_steps import Accessor
-from sublight.xray.ptx.arithmetic import BOOLEANS, Meaning, compared, meaning
+from sublight.xray.ptx.arithmetic import BOOLEANS, compared, meaning, three_way
+from sublight.xray.ptx.conversion import Meaning
 from sublight.xray.ptx.entry import BYTES, Entry, Instruction
 from sublight.xray.ptx.machine import (
     BARRIER,
@@ -73,6 +74,7 @@ class Builder:
         self.entry = machine.entry
         self._slots: dict[str, int] = {}
         self.symbols = dict(machine.start.symbols)
+        self._assigned = {name for one in machine.entry.instructions for name in _named(one)}
         self._unwritten = np.full(machine.lanes, machine.reason("a register that nobody wrote"), np.uint8)
         self._lay_out()
         self.accessor = Accessor(machine, self)
@@ -136,7 +138,8 @@ class Builder:
         if name not in self._slots:
             kind = self.entry.registers[name]
             dtype = np.dtype(np.bool_) if kind == "pred" else BITS.get(BYTES.get(kind, 8), BITS[8])
-            self._slots[name] = self._fresh(np.zeros(self.machine.lanes, dtype), self._unwritten)
+            why = self._unwritten if name in self._assigned else None  # never written: any value will do
+            self._slots[name] = self._fresh(np.zeros(self.machine.lanes, dtype), why)
         return self._slots[name]
 
     def _fresh(self, bits: Array, why: Array | None) -> int:
@@ -229,7 +232,7 @@ class Builder:
         if "arrive" in parts and "cluster" not in parts:
             return PLAIN, lambda: self.machine.arrive(numbers[0]), 0, 0
         if "red" in parts:
-            return PLAIN, self._unknown(instruction), 0, 0
+            return BARRIER, self.warp.counted(instruction), numbers[1], numbers[2] if len(numbers) > 3 else 0
         if "warp" in parts or "cluster" in parts:
             return PLAIN, lambda: None, 0, 0
         return BARRIER, None, numbers[0] if numbers else 0, numbers[1] if len(numbers) > 1 else 0
@@ -264,21 +267,18 @@ class Builder:
         if made := special.get(name, self.warp.step)(instruction):
             return made
         what = meaning(parts)
+        if what and name in ("min", "max") and len(operands) == 4:
+            what = three_way(what)
         return self._compute(what, operands) if what else self._unknown(instruction)
 
     def _compute(self, what: Meaning, operands: tuple[str, ...]) -> Step:
         kinds = [Kind(name) for name in what.reads]
-        sources = [self.source(text, kind) for text, kind in zip(operands[1:], kinds, strict=False)]
+        sources = [self.source(text, kind) for text, kind in zip(operands[1:], kinds, strict=True)]
         target, result = self.target(operands[0].partition("|")[0]), Kind(what.writes)
         pairs = tuple(zip(kinds, sources, strict=True))
         slots = tuple({source.slot for source in sources})
-        is_signed, function, read, write, why = (
-            result.family == "s",
-            what.function,
-            self.read,
-            self.write,
-            self.machine.why,
-        )
+        is_signed, function = result.family == "s", what.function
+        read, write, why = self.read, self.write, self.machine.why
 
         def step() -> None:
             numbers = [kind.numbers(read(source)) for kind, source in pairs]

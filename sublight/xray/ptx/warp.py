@@ -1,7 +1,8 @@
-"""What lanes of one warp tell one another: shuffles, votes, reductions, elections. Lanes in order, 32 a warp."""
+"""What lanes tell one another: shuffles, votes, reductions, elections of a warp, votes of a block. 32 lanes a warp."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from sublight.xray.ptx.entry import Instruction
     from sublight.xray.ptx.machine import Machine, Step
     from sublight.xray.ptx.steps import Builder
+
+_VOTES: dict[str, Callable[[Array], object]] = {"popc": np.sum, "and": np.all, "or": np.any}
 
 
 def shuffle_sources(mode: str, lanes: int, b: Array, c: Array) -> tuple[Array, Array]:
@@ -182,5 +185,28 @@ class WarpSteps:
             active, of_a = self.machine.active(), self.machine.whys[a.slot]
             numbers = np.broadcast_to(self.builder.read(a), active.shape)
             self.builder.write(target, matched(numbers, active), None if of_a is None else spread(of_a))
+
+        return step
+
+    def counted(self, instruction: Instruction) -> Step:
+        """bar.red over a block: known where all of it comes together, else a later comer's word is missing."""
+        parts, operands, machine = instruction.parts, instruction.operands, self.machine
+        target, votes = self.builder.target(operands[0]), self.builder.source(operands[-1], Kind("pred"))
+        function = next(one for word, one in _VOTES.items() if word in parts)
+        later = machine.reason("what warps say that come later to a barrier")
+
+        def step() -> None:
+            told = np.broadcast_to(self.builder.read(votes), (machine.lanes,))
+            why = np.where(machine.is_whole(), np.uint8(0), np.uint8(later))
+            of_votes = machine.whys[votes.slot]
+            bits: Array = np.zeros(machine.lanes, np.bool_ if "pred" in parts else np.uint32)
+            for block in range(len(machine.start.blocks)):
+                here = machine.block == block
+                on = here & machine.active()
+                if on.any():
+                    bits[here] = function(told[on])
+                    if of_votes is not None:
+                        why[here] = np.maximum(why[here], np.broadcast_to(of_votes, here.shape)[on].max())
+            self.builder.write(target, bits, why if why.any() else None)
 
         return step

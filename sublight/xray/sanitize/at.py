@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from sublight.xray.record import Place
 
 ALL_ITERATIONS = 64  # a longer loop runs its first two and its last two times
 
@@ -36,7 +39,7 @@ def pretend(
     >>> plan.arguments, plan.grid
     ({'n': 3000000000, 'stride': 3000000000, 'BLOCK': 128}, (23437500, 4, 1))
     """
-    arguments, sizes, names = dict(bound), list(grid), set()
+    arguments, sizes, rest, names = dict(bound), list(grid), list(grid), set()
     blocks = _blocks([bound[name] for name in constants if name not in at])
     for name, new in at.items():
         old = _old(bound, constants, name)
@@ -44,21 +47,25 @@ def pretend(
             continue
         names.add(name)
         for argument, value in bound.items():
-            follows = argument == name or name not in bound or "stride" in argument
+            follows = argument == name or name not in bound or _is_stride(argument)
             may = argument not in constants or argument == name
             if follows and may and type(value) is int and value == old:
                 arguments[argument] = new
-        for axis in range(3):
-            block = next((block for block in blocks if grid[axis] > 1 and grid[axis] == -(-old // block)), None)
-            if block is not None:
-                sizes[axis] = -(-new // block)
-                break
-        else:
-            sizes = _products(sizes, blocks, old, new)
+        _grow(sizes, rest, blocks, old, new)
     if not names:
         return None
     x, y, z = (min(size, 2**31 - 1) for size in sizes)
     return Pretended(names=frozenset(names), arguments=arguments, grid=(x, y, z))
+
+
+def _is_stride(argument: str) -> bool:
+    """By its name: stride_am, sam, s_b, lda.
+
+    >>> [name for name in ("stride_am", "sam", "s_b", "lda", "size", "seq", "n", "M", "state") if _is_stride(name)]
+    ['stride_am', 'sam', 's_b', 'lda']
+    """
+    short = re.fullmatch(r"s_?[a-z0-9]{1,3}|s[a-z]_?[a-z0-9]{1,2}|ld_?[a-z0-9]{1,2}", argument)
+    return "stride" in argument or (short is not None and argument not in ("size", "seq", "seed", "step", "sms"))
 
 
 def _old(bound: Mapping[str, Any], constants: list[str], name: str) -> int | None:
@@ -85,27 +92,38 @@ def _blocks(constants: list[Any]) -> list[int]:
     return [*sorted({*numbers, *products}, reverse=True), 1]
 
 
-def _products(sizes: list[int], blocks: list[int], old: int, new: int) -> list[int]:
-    """A grid axis that is a product of several counts of blocks, as a matrix product has."""
-    for axis, size in enumerate(sizes):
-        for block in blocks:
-            count = -(-old // block)
-            if count > 1 and size > 1 and size % count == 0:
-                return [*sizes[:axis], size // count * -(-new // block), *sizes[axis + 1 :]]
+def _grow(sizes: list[int], rest: list[int], blocks: list[int], old: int, new: int) -> None:
+    """Let the axis grow that counts the size's blocks, alone or as a factor. `rest`: what no size has explained yet.
+
+    >>> sizes, rest = [12, 1, 1], [12, 1, 1]  # of a matrix product: 3 blocks of 16 rows, 4 of 16 columns
+    >>> _grow(sizes, rest, [16, 1], 40, 1600); _grow(sizes, rest, [16, 1], 60, 160); sizes, rest
+    ([1000, 1, 1], [1, 1, 1])
+    """
+    counts = [(block, -(-old // block)) for block in blocks if old > block]
+    alone = [(axis, *pair) for axis in range(3) for pair in counts if rest[axis] == pair[1]]
+    factor = [(axis, *pair) for axis in range(3) for pair in counts if rest[axis] > 1 and rest[axis] % pair[1] == 0]
+    for axis, block, count in (alone or factor)[:1]:
+        sizes[axis] = sizes[axis] // count * -(-new // block)
+        rest[axis] //= count
+        return
     # one block held it all, so its axis is 1 and cannot be told from the others: the first is the likeliest
-    fitting = [block for block in blocks if block > 1 and -(-old // block) == 1]
+    fitting = [block for block in blocks if block > 1 and old <= block]
     if sizes[0] == 1 and fitting and new > fitting[-1]:
-        return [-(-new // fitting[-1]), *sizes[1:]]
-    return sizes
+        sizes[0] = -(-new // fitting[-1])
 
 
-def ends_of(interpreter: Any) -> Callable[..., Iterator[Any]]:
+def ends_of(interpreter: Any, note: Callable[[str, Place, str], None]) -> Callable[..., Iterator[Any]]:
     """`range` for such a launch: the ends of a long loop, and counters in the type that the compiler gives them."""
 
     def ends(*args: Any, **kwargs: Any) -> Iterator[Any]:
         bounds = [*args, *((kwargs["step"],) if "step" in kwargs else ())]
         if len(args) == 1 and "step" in kwargs:
             bounds = [0, *bounds]
+        for bound in bounds:
+            if known := getattr(getattr(bound, "handle", None), "attr", {}).get("wrapped"):
+                note(
+                    "offset-overflow", known.place, f"{known.words()}, and a loop ends by it: make it int64 before this"
+                )
         values = [int(getattr(bound, "value", bound)) for bound in bounds]
         counters = range(*values)
         if not any(isinstance(bound, interpreter.tl.tensor) for bound in bounds):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sublight.xray.record import Place
+from sublight.xray.sanitize import fp8
 from sublight.xray.sanitize.memory import Array
 
 LONG_SUM = 4  # additions into one bf16 accumulator that are a loop's, not an expression's
@@ -48,7 +49,7 @@ class Right:
     """The mended builder methods. `note(place, detail)` is told of sums that lose their small terms."""
 
     interpreter: Any  # the module triton.runtime.interpreter
-    place: Callable[[], Place]
+    instruction: Callable[[], tuple[Place, int]]
     note: Callable[[str, Place, str], None]
 
     def install(self, builder: Any) -> None:
@@ -77,29 +78,42 @@ class Right:
 
     def binary_op(self, builder: Any, original: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         if not (self._is(lhs) and self._is(rhs)):
-            return self._shifted(lhs, rhs, op, original(builder, lhs, rhs, op))
+            result = self._shifted(lhs, rhs, op, original(builder, lhs, rhs, op))
+            if op in (np.add, np.subtract) and (known := lhs.attr.get("rounded") or rhs.attr.get("rounded")):
+                result.attr["rounded"] = known
+            return result
         output = op(widen(lhs.data), widen(rhs.data))
         if output.dtype == np.bool_:
             return self.interpreter.TensorHandle(output, self.interpreter.tl.int1)
         result = self._handle(narrow(output))
-        if op is np.add:
+        if op is np.add or op is np.subtract:
             self._watch_sum(lhs, rhs, result)
         return result
 
+    def _watch_rounding(self, src: Any, result: Any) -> None:
+        """The same in other words: widened, added to in fp32, and rounded back, time after time at one line."""
+        here = self.instruction()
+        before, times = src.attr.get("rounded", (None, 0))
+        times = times + 1 if before == here else 1
+        result.attr["rounded"] = (here, times)
+        if times > LONG_SUM:
+            detail = "a sum is rounded to bf16, which has 8 bits, each time around a loop: keep it in float32"
+            self.note("bf16-accumulation", here[0], detail)
+
     def _watch_sum(self, lhs: Any, rhs: Any, result: Any) -> None:
         """A sum that is carried around a loop in bf16 stops growing once it is 256 times what is added."""
-        place = self.place()
+        here = self.instruction()
         for old, term in ((lhs, rhs), (rhs, lhs)):
-            line, times = old.attr.get("bf16 sum", (None, 0))
-            if line == place:
-                result.attr["bf16 sum"] = (place, times + 1)
+            before, times = old.attr.get("bf16 sum", (None, 0))
+            if before == here:
+                result.attr["bf16 sum"] = (here, times + 1)
                 swamped = (result.data == old.data) & (widen(term.data) != 0)
                 if times + 1 >= LONG_SUM or swamped.any():
                     lost = f"; here {int(swamped.sum())} terms vanish in one addition" if swamped.any() else ""
                     detail = f"a sum is carried around a loop in bf16, which has 8 bits{lost}: accumulate in float32"
-                    self.note("bf16-accumulation", place, detail)
+                    self.note("bf16-accumulation", here[0], detail)
                 return
-        result.attr["bf16 sum"] = (place, 1)
+        result.attr["bf16 sum"] = (here, 1)
 
     def _shifted(self, lhs: Any, rhs: Any, op: Any, result: Any) -> Any:
         """fp32 bits shifted right by 16 are bf16 that was cut off; adding a bias first is rounding by hand."""
@@ -137,9 +151,14 @@ class Right:
             kind = self.interpreter._get_np_dtype(wanted)
             if kind == np.bool_:
                 return self.interpreter.TensorHandle(values != 0, wanted)
-            return self.interpreter.TensorHandle(values.astype(kind), wanted)
+            wide = self.interpreter.TensorHandle(values.astype(kind), wanted)
+            if "rounded" in src.attr:
+                wide.attr["rounded"] = src.attr["rounded"]
+            return wide
         if wanted.name == "bf16":
-            return self._handle(narrow(src.data.astype(np.float32)))
+            result = self._handle(narrow(src.data.astype(np.float32)))
+            self._watch_rounding(src, result)
+            return result
         done = original(builder, src, dst_type)
         if src.attr.get("cut fp32 bits"):
             done.attr["cut fp32 bits"] = True
@@ -149,10 +168,15 @@ class Right:
         from_, to = src.dtype.scalar, dst_type.scalar
         if to.name == "bf16" and from_.name in ("fp16", "fp32", "fp64"):
             towards_zero = rounding_mode == self.interpreter._ir.ROUNDING_MODE.RTZ
-            return self._handle(narrow(src.data.astype(np.float32), truncate=towards_zero))
+            result = self._handle(narrow(src.data.astype(np.float32), truncate=towards_zero))
+            self._watch_rounding(src, result)
+            return result
         if self._is(src) and to.name in ("fp16", "fp32", "fp64"):
             return self.cast_impl(builder, original, src, dst_type)
-        if self._is(src):  # to fp8: Triton's own rounding, from the true values
+        if to.name in fp8.FORMATS and (self._is(src) or from_.name in ("fp16", "fp32", "fp64")):
+            values = widen(src.data) if self._is(src) else src.data
+            return self.interpreter.TensorHandle(fp8.narrow(values, fp8.FORMATS[to.name]), to)
+        if self._is(src):  # to another fp8: Triton's own rounding, from the true values
             wide = self.interpreter.TensorHandle(widen(src.data), self.interpreter.tl.float32)
             return original(builder, wide, dst_type, rounding_mode)
         return NotImplemented
@@ -163,7 +187,7 @@ class Right:
             done.attr["fp32 bits"] = True
         if dst_type.scalar.name == "bf16" and src.attr.get("cut fp32 bits"):
             detail = "the upper half of fp32 bits is taken as bf16, which cuts off where .to(tl.bfloat16) rounds"
-            self.note("bf16-truncation", self.place(), detail)
+            self.note("bf16-truncation", self.instruction()[0], detail)
         return done
 
     def create_dot(self, builder: Any, original: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:

@@ -37,7 +37,7 @@ class Job:
 
     kernel: str
     functions: bytes  # see _Pickler
-    signature: Mapping[str, str]
+    signature: Mapping[str, str | tuple[str, ...]]
     constants: bytes
     options: Mapping[str, Any]
 
@@ -88,15 +88,17 @@ def describe(jit: Any, bound: dict[str, Any], options: dict[str, Any]) -> tuple[
     from triton.runtime.jit import mangle_type
 
     parameters = inspect.signature(jit.fn).parameters
-    signature: dict[str, str] = {}
+    signature: dict[str, str | tuple[str, ...]] = {}
     constants: dict[str, Any] = {}
     for name, value in bound.items():
         is_constant = "constexpr" in str(parameters[name].annotation) or value is None
         if is_constant or (type(value) is int and value == 1):
             signature[name] = "constexpr"
             constants[name] = value
-        elif isinstance(value, tuple) or hasattr(value, "block_shape"):
-            return None
+        elif isinstance(value, tuple):
+            if not all(hasattr(part, "data_ptr") for part in value):  # the rest may be constants, by Triton's own rules
+                return None
+            signature[name] = tuple(map(mangle_type, value))
         else:
             signature[name] = mangle_type(value)
     used = {name: value for name, value in options.items() if name in _OPTIONS}
@@ -122,8 +124,8 @@ def _told(jit: Any, functions: _Functions) -> bytes:
     told = []
     for current in functions.queue:  # grows as globals name further functions
         fn = current.fn
-        annotated = re.findall(r"\w+", " ".join(map(str, fn.__annotations__.values())))  # the compiler reads them, too
-        names = {*_names(fn.__code__), *annotated}
+        # the compiler reads the source, and in it the annotations, which the code does not name
+        names = {*_names(fn.__code__), *re.findall(r"\w+", inspect.getsource(fn))}
         scope = {name: _sent(value, functions) for name, value in fn.__globals__.items() if name in names}
         cells = [_sent(cell.cell_contents, functions) for cell in fn.__closure__ or ()]
         told.append(
@@ -309,7 +311,9 @@ def _one_line(words: str) -> str:
     """
     line = next((line.strip() for line in words.splitlines() if line.strip()), "no message")
     told = re.fullmatch(r"(\w+)\((['\"])(.*)\2,?\)", line)
-    return re.sub(r"(\s|\\n)+", " ", f"{told[1]}: {told[3]}" if told else line)
+    line = re.sub(r"(\s|\\n)+", " ", f"{told[1]}: {told[3]}" if told else line)
+    kept = re.match(r".{100,}?[.!](?= [A-Z])", line)  # advice that goes on and on
+    return kept[0] if kept else line
 
 
 @contextlib.contextmanager

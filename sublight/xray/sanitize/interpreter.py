@@ -10,8 +10,11 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +46,26 @@ class Session:
     def __post_init__(self) -> None:
         self.memory = Memory(self.notes)
 
+    def forget(self) -> None:
+        """Begin anew in a process that was forked; what is known of memory stays."""
+        self.notes.found.clear()
+        self.kernels.clear()
+        self.launches = 0
+
+    def told(self) -> tuple[Any, ...]:
+        """What `hear` takes in another process."""
+        return self.notes.findings(), self.launches, self.kernels, self.names, self.arguments, self.replaced
+
+    def hear(self, told: tuple[Any, ...]) -> None:
+        findings, launches, kernels, names, arguments, replaced = told
+        for found in findings:
+            self.notes.add(found.id, found.kernel, found.place, found.detail, is_information=found.is_information)
+        self.launches += launches
+        self.kernels |= kernels
+        self.names |= names
+        self.arguments |= arguments
+        self.replaced |= replaced
+
 
 @dataclass(slots=True)
 class Watch:
@@ -52,6 +75,7 @@ class Watch:
     describe: Callable[[Any, dict[str, Any], dict[str, Any]], tuple[str, Any] | None]
     session: Session | None = None
     launch: Launch | None = None
+    turn: Any = field(default_factory=threading.RLock)  # one launch at a time, whatever thread makes it
 
     def note(self, id: str, place: Place, detail: str) -> None:
         if self.session and self.launch:
@@ -61,7 +85,7 @@ class Watch:
         import triton.runtime.interpreter as interpreter
 
         builder = interpreter.InterpreterBuilder
-        Right(interpreter, self.stack.place, self.note).install(builder)
+        Right(interpreter, self.stack.instruction, self.note).install(builder)
         Offsets(interpreter, self.stack.place).install(builder)
         _Accesses(self, interpreter).install(builder)
         sanitize_libdevice.install(interpreter)
@@ -69,11 +93,29 @@ class Watch:
         options = interpreter.interpreter_builder.options
         interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
-        def run(jit: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        def run(jit: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Compiled:
             if not warmup:
-                _Run(self, interpreter, jit).launch(grid, args, kwargs)
+                with self.turn:
+                    _Run(self, interpreter, jit).launch(grid, args, kwargs)
+            return Compiled(jit, kwargs.get("num_warps", 4))
 
         interpreter.InterpretedFunction.run = run
+
+
+class Compiled:
+    """In place of the compiled kernel that a launch gives back: scripts ask for its registers, and launch it again."""
+
+    n_regs, n_spills, n_max_threads = 32, 0, 1024
+
+    def __init__(self, jit: Any, num_warps: int) -> None:
+        self.jit, self.name = jit, jit.__name__
+        self.metadata = SimpleNamespace(shared=0, num_warps=num_warps, num_stages=1, name=self.name)
+        self.asm: dict[str, str] = defaultdict(str)
+
+    def _init_handles(self) -> None: ...
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self.jit[grid]
 
 
 @dataclass(slots=True)
@@ -105,9 +147,7 @@ class _Run:
         if described := self.watch.describe(self.jit, bound, options):
             session.kernels.setdefault(*described)
         else:
-            detail = (
-                "whether the compiler takes it was not asked: an argument is a tuple or descriptor, or cannot be sent"
-            )
+            detail = "whether the compiler takes it was not asked: an argument is a tuple of numbers, or cannot be sent"
             session.notes.add("not-compiled", self.jit.__name__, None, detail, is_information=True)
         self._execute(fn, bound, constants, shape, itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
         if session.at and self.jit.__name__ not in session.pretended:
@@ -136,20 +176,20 @@ class _Run:
     ) -> None:
         watch, interpreter = self.watch, self.interpreter
         assert watch.session is not None
-        count = int(np.prod(shape, dtype=object))
         launch = Launch(
             self.jit.__name__,
             watch.session.notes,
             watch.session.memory,
-            1 if plan else count,
+            (1, 1, 1) if plan else shape,
             is_virtual=plan is not None,
         )
         scope = interpreter._patch_lang(fn)
         watch.launch, outer = launch, watch.launch
         loops = fn.__globals__.get("range")
         if plan:
-            fn.__globals__["range"] = ends_of(interpreter)
-            scope.set_attr(interpreter.tl, "range", ends_of(interpreter))
+            loops_of_this = ends_of(interpreter, watch.note)
+            fn.__globals__["range"] = loops_of_this
+            scope.set_attr(interpreter.tl, "range", loops_of_this)
         try:
             args = {
                 name: value if name in constants else self._converted(launch, name, value)
@@ -203,6 +243,8 @@ class _Run:
             kind = tl.str_to_ty(interpreter.triton.runtime.jit.mangle_type(value), None)
             data = np.array([value], interpreter._get_np_dtype(kind))
             return tl.tensor(interpreter.TensorHandle(data, kind), kind)
+        if type(value) is float:  # the interpreter leaves it a constant, which would take on the other side's type
+            return tl.tensor(interpreter.TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
         return interpreter._implicit_cvt(value)
 
 
@@ -235,6 +277,14 @@ class _Accesses:
                 )
                 launch.notes.add("offset-overflow", launch.kernel, stray.place, detail)
                 lanes = lanes & ~wrong
+        if known := getattr(mask, "attr", {}).get("wrapped"):
+            wrong = _data(mask) != known.exact
+            if not stray and wrong.any():
+                detail = (
+                    f"{known.words()}, and the mask of line {place.line} is wrong by it ({int(wrong.sum())} lanes of "
+                    f"program {launch.index}): make it int64 before this"
+                )
+                launch.notes.add("offset-overflow", launch.kernel, known.place, detail)
         return launch.access(kind, ptr.data, lanes, size, place, **more)
 
     def _load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:

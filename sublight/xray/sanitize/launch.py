@@ -47,13 +47,38 @@ class _Group:
     lanes: Array
     offsets: Array  # in bytes, from the storage's beginning
 
+    def spot(self, number: int) -> str:
+        """What the lane of that number in this group touches, in words."""
+        byte = int(self.offsets[number])
+        if self.argument is None:
+            return f"byte {byte} of a tensor that is no argument"
+        return f"{self.argument.spot(byte)} ({self.argument.text})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Access:
+    """What one instruction of one program does."""
+
+    kind: Kind
+    size: int  # bytes of an element
+    place: Place
+    values: Array | None  # that it stores, by lane
+    current: Callable[[Array], Array] | None  # reads memory at true addresses
+    reads: bool
+    is_float_add: bool
+    true: Array  # addresses by lane, as they become known
+
+    @property
+    def is_atomic(self) -> bool:
+        return self.kind.startswith("atomic")
+
 
 @dataclass(slots=True)
 class Launch:
     kernel: str
     notes: Notes
     memory: Memory
-    programs: int
+    shape: tuple[int, int, int]  # the grid
     is_virtual: bool = False  # at pretended sizes: there is no memory behind it
     arguments: list[Argument] = field(default_factory=list)
     program: int = 0
@@ -113,11 +138,20 @@ class Launch:
                 raise Enough
             return true.reshape(shape), np.zeros(shape, bool)
         flat = addresses.reshape(-1)
-        given = None if values is None else np.broadcast_to(values, shape).reshape(-1)
+        access = _Access(
+            kind=kind,
+            size=size,
+            place=place,
+            values=None if values is None else np.broadcast_to(values, shape).reshape(-1),
+            current=current,
+            reads=reads,
+            is_float_add=is_float_add,
+            true=true,
+        )
         self._note_store_to(kind, flat, place)
-        for group in self._groups(kind, flat, allowed, true, size, place):
-            self._check(group, kind, size, place, given, current, reads, is_float_add, true)
-        if allowed.size == 1 and kind.startswith("atomic"):
+        for group in self._groups(access, flat, allowed):
+            self._check(access, group)
+        if allowed.size == 1 and access.is_atomic:
             self._synchronise(int(true[0]), kind)
         return true.reshape(shape), allowed.reshape(shape)
 
@@ -144,100 +178,99 @@ class Launch:
         storage.fit(argument.tensor)
         storage.part(storage.claimed, argument.tensor)[...] = True
         if storage.stored is None:
-            storage.stored = Stored(kernel=self.kernel, place=place, name=argument.name)
+            storage.stored = Stored(
+                kernel=self.kernel,
+                place=place,
+                name=argument.name,
+                text=argument.text,
+                shape=tuple(argument.tensor.shape),
+                strides=argument.tensor.stride(),
+                start=argument.start,
+                itemsize=argument.itemsize,
+            )
 
-    def _groups(
-        self, kind: Kind, flat: Array, allowed: Array, true: Array, size: int, place: Place
-    ) -> Iterator[_Group]:
+    def _groups(self, access: _Access, flat: Array, allowed: Array) -> Iterator[_Group]:
         lanes = np.flatnonzero(allowed)
         if not lanes.size:
             return
-        which = (flat[lanes].astype(np.uint64) - np.uint64(FIRST)) >> np.uint64(WINDOW_BITS)
-        which = np.where(flat[lanes] >= np.uint64(FIRST), which.astype(np.int64), -1)
-        for owner in [int(which[0])] if (which == which[0]).all() else np.unique(which).tolist():
-            mine = lanes[which == owner]
-            if 0 <= owner < len(self.arguments):
-                argument = self.arguments[owner]
-                offsets = flat[mine].astype(np.int64) - argument.virtual
-                good = argument.holds(offsets, size)
-                if not good.all():
-                    self._out_of_bounds(kind, argument, int(offsets[~good][0]), int((~good).sum()), place)
-                    allowed[mine[~good]] = False
-                    mine, offsets = mine[good], offsets[good]
-                starts = offsets + argument.start
-                true[mine] = (starts + argument.storage.address).astype(np.uint64)
-                if mine.size:
-                    yield _Group(argument=argument, storage=argument.storage, lanes=mine, offsets=starts)
-            else:
-                yield from self._true_addresses(kind, flat, mine, allowed, true, place)
+        used = flat if lanes.size == flat.size else flat[lanes]
+        # one tensor's window alone, as nearly always: its bounds tell, lane by lane is slow
+        low, high = ((int(end) - FIRST) >> WINDOW_BITS for end in (used.min(), used.max()))
+        if low == high:
+            yield from self._group(access, low, used, lanes, allowed)
+            return
+        which = (used.astype(np.int64) - np.int64(FIRST)) >> WINDOW_BITS
+        for owner in np.unique(which).tolist():
+            mine = which == owner
+            yield from self._group(access, owner, used[mine], lanes[mine], allowed)
 
-    def _true_addresses(
-        self, kind: Kind, flat: Array, lanes: Array, allowed: Array, true: Array, place: Place
-    ) -> Iterator[_Group]:
+    def _group(self, access: _Access, owner: int, used: Array, lanes: Array, allowed: Array) -> Iterator[_Group]:
+        if not 0 <= owner < len(self.arguments):
+            yield from self._true_addresses(access, used, lanes, allowed)
+            return
+        argument = self.arguments[owner]
+        offsets = used.astype(np.int64) - argument.virtual
+        good = argument.holds(offsets, access.size)
+        if not good.all():
+            self._out_of_bounds(access, argument, int(offsets[~good][0]), int((~good).sum()))
+            allowed[lanes[~good]] = False
+            lanes, offsets = lanes[good], offsets[good]
+        starts = offsets + argument.start
+        access.true[lanes] = (starts + argument.storage.address).astype(np.uint64)
+        if lanes.size:
+            yield _Group(argument=argument, storage=argument.storage, lanes=lanes, offsets=starts)
+
+    def _true_addresses(self, access: _Access, used: Array, lanes: Array, allowed: Array) -> Iterator[_Group]:
         """Addresses that the kernel did not get from an argument: data_ptr() kept in a tensor, or a stray."""
-        storage = self.memory.at(int(flat[lanes[0]]))
-        offsets = flat[lanes].astype(np.int64) - (storage.address if storage else 0)
+        storage = self.memory.at(int(used[0]))
+        offsets = used.astype(np.int64) - (storage.address if storage else 0)
         if storage is not None and (offsets >= 0).all() and (offsets < storage.byte_count).all():
-            true[lanes] = flat[lanes]
+            access.true[lanes] = used
             yield _Group(argument=None, storage=storage, lanes=lanes, offsets=offsets)
-        elif int(flat[lanes].min()) < 4096 or int(flat[lanes].max()) >= 1 << 47:
+        elif int(used.min()) < 4096 or int(used.max()) >= 1 << 47:
             allowed[lanes] = False
-            address = int(flat[lanes[0]])
-            detail = f"program {self.index} {_VERBS[kind]} address {address:#x}, which belongs to no tensor"
-            self.notes.add("out-of-bounds", self.kernel, place, detail)
+            detail = (
+                f"program {self.index} {_VERBS[access.kind]} address {int(used[0]):#x}, which belongs to no tensor: "
+                "pass the tensor itself, or mend the offset"
+            )
+            self.notes.add("out-of-bounds", self.kernel, access.place, detail)
         else:
-            true[lanes] = flat[lanes]  # memory that we do not know: trust it, as Triton does
+            access.true[lanes] = used  # memory that we do not know: trust it, as Triton does
 
-    def _out_of_bounds(self, kind: Kind, argument: Argument, offset: int, lanes: int, place: Place) -> None:
+    def _out_of_bounds(self, access: _Access, argument: Argument, offset: int, lanes: int) -> None:
         element = offset // argument.itemsize
-        where = (
-            f"{element} of {argument.name}"
-            if element < 0 or offset >= argument.span
-            else f"{element} of {argument.name}, in a gap between the elements of that view"
-        )
+        is_between = 0 <= offset < argument.span
         detail = (
-            f"program {self.index} {_VERBS[kind]} at offset {where}, a {argument.text} "
-            f"that ends at {argument.span // argument.itemsize}; {lanes} lanes do: mask them off"
+            f"program {self.index} {_VERBS[access.kind]} at offset {element} of {argument.name}, "
+            + ("in a gap between the elements of that view, " if is_between else "")
+            + f"{argument.text} that ends at {argument.span // argument.itemsize}{_lanes(lanes)}: "
+            + ("mend the strides" if is_between else "mask it off, or mend the stride")
         )
-        self.notes.add("out-of-bounds", self.kernel, place, detail)
+        self.notes.add("out-of-bounds", self.kernel, access.place, detail)
 
-    def _check(
-        self,
-        group: _Group,
-        kind: Kind,
-        size: int,
-        place: Place,
-        values: Array | None,
-        current: Callable[[Array], Array] | None,
-        reads: bool,
-        is_float_add: bool,
-        true: Array,
-    ) -> None:
-        storage = group.storage
-        if size % storage.granule or (group.offsets % storage.granule).any():
+    def _check(self, access: _Access, group: _Group) -> None:
+        storage, size = group.storage, access.size
+        if size % storage.granule or (storage.granule > 1 and (group.offsets % storage.granule).any()):
             storage.refine(int(np.gcd.reduce([size, storage.granule, *np.unique(group.offsets % storage.granule)])))
         each = size // storage.granule
         granules = group.offsets // storage.granule
-        lanes = group.lanes
         if each > 1:
             granules = (granules[:, None] + np.arange(each)).reshape(-1)
-            lanes = np.repeat(lanes, each)
-        name = group.argument.name if group.argument else "memory"
-        writes = kind in ("store", "atomic", "atomic store")
-        if storage.written is not None and reads and kind != "store" and kind != "atomic store":
-            self._check_written(storage, granules, each, name, kind, place)
+        if storage.written is not None and access.reads and access.kind not in ("store", "atomic store"):
+            self._check_written(access, group, granules, each)
         last_write, first_read, last_read = storage.marks()
-        met = self._meets(last_write[granules])
+        writers = last_write[granules]
+        met = self._meets(writers)
         if met.any():
-            self._write_meets(kind, met, last_write[granules], lanes, name, place, values, current, true, is_float_add)
-        if writes:
+            self._write_meets(access, group, met, writers, each)
+        if access.kind in ("store", "atomic", "atomic store"):
             for readers in (last_read[granules], first_read[granules]):
                 met = self._meets(readers)
-                if met.any() and not (kind.startswith("atomic") and self._all_atomic(readers[met])):
-                    self._race(kind, int(readers[met][0]), name, place)
+                if met.any() and not (access.is_atomic and self._all_atomic(readers[met])):
+                    self._race(access, group, met, readers, each)
                     break
-            if values is not None and kind == "store":
-                self._check_duplicates(granules[::each], values[group.lanes], name, place)
+            if access.values is not None and access.kind == "store":
+                self._check_duplicates(access, group, granules[::each])
             last_write[granules] = self.event
             if storage.written is not None:
                 storage.written[granules] = True
@@ -246,88 +279,100 @@ class Launch:
             first_read[fresh] = self.event
             last_read[granules] = self.event
 
-    def _check_written(self, storage: Storage, granules: Array, each: int, name: str, kind: Kind, place: Place) -> None:
+    def _check_written(self, access: _Access, group: _Group, granules: Array, each: int) -> None:
+        storage = group.storage
         assert storage.written is not None and storage.consumed is not None
         missing = ~storage.written[granules]
         storage.consumed[granules] = True
         if missing.any():
-            offset = int(granules[missing][0]) // each
+            lanes = np.unique(np.flatnonzero(missing) // each)
             detail = (
-                f"program {self.index} {_VERBS[kind]} {name} at offset {offset}, "
-                f"which torch.empty made and nobody wrote ({int(missing.sum()) // each or 1} lanes do)"
+                f"program {self.index} {_VERBS[access.kind]} {group.spot(int(lanes[0]))}, which torch.empty made and "
+                f"nobody wrote{_lanes(len(lanes))}: write it first, or begin with torch.zeros"
             )
-            self.notes.add("uninitialised-read", self.kernel, place, detail)
+            self.notes.add("uninitialised-read", self.kernel, access.place, detail)
 
     def _all_atomic(self, events: Array) -> bool:
         return all(self.kinds[event].startswith("atomic") for event in np.unique(events))
 
     def _meets(self, events: Array) -> Array:
         """Which of these earlier events are another program's, and not ordered before now."""
+        met: Array = events > 0
+        if not met.any():
+            return met
         other = self.program_of[events]
-        met: Array = (events > 0) & (other != self.program)
-        if self.clock is not None and met.any():
-            met &= events > self.clock[other]
-        return met
+        met &= other != self.program
+        return met if self.clock is None else met & (events > self.clock[other])
 
-    def _write_meets(
-        self,
-        kind: Kind,
-        met: Array,
-        events: Array,
-        lanes: Array,
-        name: str,
-        place: Place,
-        values: Array | None,
-        current: Callable[[Array], Array] | None,
-        true: Array,
-        is_float_add: bool,
-    ) -> None:
+    def _write_meets(self, access: _Access, group: _Group, met: Array, events: Array, each: int) -> None:
         """Somebody wrote what this program now reads or writes."""
-        if kind.startswith("atomic") and self._all_atomic(events[met]):
-            if is_float_add:
+        if access.is_atomic and self._all_atomic(events[met]):
+            if access.is_float_add:
+                spot = group.spot(int(np.flatnonzero(met)[0]) // each)
                 detail = (
-                    f"several programs add floats to one address of {name}, in any order: "
-                    "sums differ in their last bits from run to run"
+                    f"several programs add floats to {spot}, in any order: sums differ in their last bits "
+                    "from run to run; where that matters, store partial sums and add them in a second launch"
                 )
-                self.notes.add("nondeterministic-atomics", self.kernel, place, detail, is_information=True)
+                self.notes.add("nondeterministic-atomics", self.kernel, access.place, detail, is_information=True)
             return
-        first = int(events[met][0])
-        if kind == "store" and values is not None and current is not None:
-            touched = np.unique(lanes[met])
-            now, then = values[touched], current(true[touched])
+        same: Literal["", "flag", "values"] = ""
+        if access.kind == "store" and access.values is not None and access.current is not None:
+            touched = group.lanes[np.unique(np.flatnonzero(met) // each)]
+            now, then = access.values[touched], access.current(access.true[touched])
             if now.tobytes() == then.astype(now.dtype).tobytes():
-                self._race(kind, first, name, place, is_information=True, more=", the same value: harmless")
-                return
-        self._race(kind, first, name, place)
+                # one value for all lanes is a flag that anybody may raise; computed values are tiles that overlap
+                same = "flag" if (access.values == access.values[0]).all() else "values"
+        self._race(access, group, met, events, each, same=same)
 
     def _race(
-        self, kind: Kind, event: int, name: str, place: Place, *, is_information: bool = False, more: str = ""
+        self,
+        access: _Access,
+        group: _Group,
+        met: Array,
+        events: Array,
+        each: int,
+        *,
+        same: Literal["", "flag", "values"] = "",
     ) -> None:
-        other, at = int(self.program_of[event]), self.places[event]
-        line = at.line if at else 0
-        detail = (
-            f"program {self.program} {_VERBS[kind]} what program {other} {_VERBS[self.kinds[event]]} "
-            f"in {name} (line {line}), in one launch and in no order{more}"
-        )
-        self.notes.add("race", self.kernel, place, detail, is_information=is_information)
-        if at is not None and at != place:
-            back = (
-                f"program {other} {_VERBS[self.kinds[event]]} what program {self.program} {_VERBS[kind]} "
-                f"in {name} (line {place.line}), in one launch and in no order{more}"
+        first = int(np.flatnonzero(met)[0])
+        event, spot = int(events[first]), group.spot(first // each)
+        at, mine, theirs = self.places[event], access.kind, self.kinds[event]
+        here: tuple[int, ...] = self.index
+        other = tuple(map(int, np.unravel_index(int(self.program_of[event]), self.shape)))
+        if same == "flag":
+            advice = "it is the same value, so harmless"
+        elif same == "values":
+            advice = "the values are the same this time, so their tiles overlap; give each program its own elements"
+        elif "load" in (mine, theirs) or "atomic load" in (mine, theirs):
+            advice = "nothing orders them in one launch; add with tl.atomic_add, or write to another tensor"
+        else:
+            advice = "nothing orders them in one launch; give each program its own elements, or use tl.atomic_add"
+        told = [(here, mine, other, theirs, access.place, at.line if at else 0)]
+        if at is not None and at != access.place:
+            told.append((other, theirs, here, mine, at, access.place.line))
+        for one, does, another, did, place, line in told:
+            detail = (
+                f"program {one} {_VERBS[does]} {spot}, which program {another} {_VERBS[did]} (line {line}): {advice}"
             )
-            self.notes.add("race", self.kernel, at, back, is_information=is_information)
+            self.notes.add("race", self.kernel, place, detail, is_information=same == "flag")
 
-    def _check_duplicates(self, granules: Array, values: Array, name: str, place: Place) -> None:
+    def _check_duplicates(self, access: _Access, group: _Group, elements: Array) -> None:
         """One store of one program that names an address twice, with different values."""
-        if granules.size < 2 or (np.diff(granules) > 0).all():
+        if elements.size < 2 or (elements[1:] > elements[:-1]).all():
             return
-        order = np.argsort(granules, kind="stable")
-        same = np.diff(granules[order]) == 0
+        assert access.values is not None
+        order = np.argsort(elements, kind="stable")
+        same = np.diff(elements[order]) == 0
         if same.any():
+            values = access.values[group.lanes]
             bits = np.ascontiguousarray(values[order]).view(f"u{values.dtype.itemsize}")
-            if (same & (bits[1:] != bits[:-1])).any():
-                detail = f"one store of program {self.program} names an address of {name} twice, with different values"
-                self.notes.add("race", self.kernel, place, detail)
+            twice = same & (bits[1:] != bits[:-1])
+            if twice.any():
+                detail = (
+                    f"one store of program {self.index} writes {group.spot(int(order[np.flatnonzero(twice)[0]]))} "
+                    "from two lanes, with different values: make the addresses differ, or use tl.atomic_add"
+                )
+                self.notes.add("race", self.kernel, access.place, detail)
 
     def _synchronise(self, address: int, kind: Kind) -> None:
         self.waits += 1
@@ -336,10 +381,19 @@ class Launch:
                 f"program {self.index} waits for a later one, and the interpreter runs one after another"
             )
         if self.clock is None:
-            self.clock = np.zeros(self.programs, np.int64)
+            self.clock = np.zeros(int(np.prod(self.shape)), np.int64)
         if kind != "atomic store" and address in self.released:
             self.clock = np.maximum(self.clock, self.released[address])
         if kind != "atomic load":
             passed_on = self.clock.copy()
             passed_on[self.program] = self.event
             self.released[address] = passed_on
+
+
+def _lanes(count: int) -> str:
+    """How many more do so.
+
+    >>> _lanes(1), _lanes(32)
+    ('', ' (32 lanes do)')
+    """
+    return f" ({count} lanes do)" if count > 1 else ""

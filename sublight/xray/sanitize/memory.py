@@ -16,6 +16,7 @@ from sublight.xray.record import Place
 from sublight.xray.sanitize.notes import Notes
 
 Array = npt.NDArray[Any]
+PIECE = 1 << 24  # granules that are judged at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,15 @@ class Stored:
     kernel: str
     place: Place
     name: str  # of the argument
+    text: str  # a float32 [100, 7]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int  # of the view in its storage, in bytes
+    itemsize: int
+
+    def spot(self, byte: int) -> str:
+        """The element that lies at a byte of the storage."""
+        return index_text(self.shape, self.strides, (byte - self.start) // self.itemsize)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,11 +111,16 @@ class Argument:
     start: int  # of the view in its storage, in bytes
     span: int  # bytes from its first element to the end of its last
     itemsize: int
-    text: str  # float32 [100, 7]
+    text: str  # a float32 [100, 7]
     tensor: Any
     virtual: int  # the address that the kernel sees
     inside: Array | None  # bool over the span's elements; None: the view reaches all of them
     is_stored_to: bool = False  # in this launch
+
+    def spot(self, byte: int) -> str:
+        """The element that lies at a byte of the storage: y[3, 0]."""
+        element = (byte - self.start) // self.itemsize
+        return self.name + index_text(tuple(self.tensor.shape), self.tensor.stride(), element)
 
     def holds(self, offsets: Array, size: int) -> Array:
         """Whether `size` bytes at each offset belong to the view."""
@@ -155,8 +170,29 @@ def _is_dense(tensor: Any) -> bool:
     return True
 
 
+def index_text(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> str:
+    """The index of the element that lies so many elements behind the first.
+
+    >>> index_text((4, 10), (16, 1), 35), index_text((3, 5), (1, 3), 5), index_text((), (), 0)
+    ('[2, 3]', '[2, 1]', '[0]')
+    """
+    index = [0] * len(shape)
+    for dim in sorted(range(len(shape)), key=lambda dim: -strides[dim]):
+        if shape[dim] > 1 and strides[dim] > 0:
+            index[dim] = min(element // strides[dim], shape[dim] - 1)
+            element -= index[dim] * strides[dim]
+    return str(index or [0])
+
+
 def describe(tensor: Any) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    """With its article.
+
+    >>> import torch
+    >>> describe(torch.zeros(2, 3)), describe(torch.zeros(1, dtype=torch.int8))
+    ('a float32 [2, 3]', 'an int8 [1]')
+    """
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{'an' if kind[0] in 'aeio' else 'a'} {kind} {list(tensor.shape)}"
 
 
 @dataclass(slots=True)
@@ -215,10 +251,11 @@ class Memory:
         assert storage.consumed is not None
         lit = storage.part(storage.written, tensor)
         storage.part(storage.consumed, tensor)[...] = True
-        missing = np.argwhere(~lit[..., 0])
-        if len(missing):
-            where = ", ".join(map(str, missing[0][: tensor.dim()]))
-            self._blame(storage, len(missing), tensor.numel(), f"torch reads it at index [{where}], to begin with")
+        missing = ~lit[..., 0]
+        if count := int(np.count_nonzero(missing)):
+            index = np.unravel_index(int(missing.argmax()), missing.shape)
+            where = ", ".join(str(int(i)) for i in index)
+            self._blame(storage, count, tensor.numel(), f"and torch reads it, at [{where}] to begin with")
 
     def judge(self, storage: Storage) -> None:
         """At the end of a tensor's life: was all that the kernel was given written?
@@ -227,21 +264,32 @@ class Memory:
         """
         if storage.written is None or storage.stored is None or storage.claimed is None or storage.consumed is None:
             return
-        missing = storage.claimed & ~storage.written
-        if not missing.any():
+        missing = claimed = first = 0
+        has_reader, has_written, is_all_read = False, False, True
+        for at in range(0, len(storage.written), PIECE):  # a large tensor has no room for arrays of its size
+            piece = slice(at, at + PIECE)
+            mine, written, consumed = storage.claimed[piece], storage.written[piece], storage.consumed[piece]
+            lacking = mine & ~written
+            count = int(np.count_nonzero(lacking))
+            if count and not missing:
+                first = at + int(lacking.argmax())
+            missing += count
+            claimed += int(np.count_nonzero(mine))
+            has_reader = has_reader or bool((lacking & consumed).any())
+            has_written = has_written or bool((mine & written).any())
+            is_all_read = is_all_read and not bool((mine & written & ~consumed).any())
+        if not missing or (has_written and is_all_read and not has_reader):
             return
-        written = storage.written & storage.claimed
-        if written.any() and storage.consumed[written].all() and not storage.consumed[missing].any():
-            return
-        first = int(np.flatnonzero(missing)[0] - np.flatnonzero(storage.claimed)[0])
-        self._blame(storage, int(missing.sum()), int(storage.claimed.sum()), f"the first at offset {first}")
+        each = max(1, storage.stored.itemsize // storage.granule)
+        spot = storage.stored.spot(first * storage.granule)
+        self._blame(storage, -(-missing // each), -(-claimed // each), f"the first is {spot}")
 
     def _blame(self, storage: Storage, missing: int, total: int, where: str) -> None:
         assert storage.stored is not None
         stored = storage.stored
         detail = (
-            f"{missing} of {total} elements of {stored.name}, which torch.empty made, are never stored ({where}): "
-            "store all of them, or begin with torch.zeros"
+            f"{missing} of {total} elements of {stored.name}, {stored.text} that torch.empty made, are never stored "
+            f"({where}): store all of them, or begin with torch.zeros"
         )
         self.notes.add("unwritten-output", stored.kernel, stored.place, detail)
         storage.written = None  # said once

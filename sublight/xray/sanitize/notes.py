@@ -71,13 +71,17 @@ class Stack:
         return file.startswith(self.foreign)
 
     def place(self) -> Place:
+        return self.instruction()[0]
+
+    def instruction(self) -> tuple[Place, int]:
+        """The line, and which instruction of its: one that comes again is a loop's."""
         frame: Any = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if not file.startswith(self.foreign):
-                return Place(file=file, line=frame.f_lineno)
+                return Place(file=file, line=frame.f_lineno), frame.f_lasti
             frame = frame.f_back
-        return Place(file="?", line=0)
+        return Place(file="?", line=0), 0
 
     def place_of(self, error: BaseException) -> Place | None:
         """Where an exception came from, in the user's own code; a cause lies deeper than what it caused."""

@@ -1,6 +1,7 @@
 """Offsets that do not fit into 32 bits: beside an integer that wrapped, the one it should have been is kept.
 
-Only where such an integer moves a pointer, and that pointer is then used, is it a fault: a hash may wrap. So what has
+Only where such an integer moves a pointer that is then used, or decides in a mask which lanes use it, or ends a loop,
+is it a fault: a hash may wrap. So what has
 been through a remainder, a mask of bits or a shift to the right is an offset of its own; unsigned integers may wrap.
 """
 
@@ -16,6 +17,8 @@ from sublight.xray.record import Place
 from sublight.xray.sanitize.memory import Array
 
 _EXACT_OPS = (np.add, np.subtract, np.multiply, np.left_shift, np.minimum, np.maximum)
+_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+_LOGICAL = (*_COMPARISONS, np.bitwise_and, np.bitwise_or, np.bitwise_xor)
 _SHAPES = (
     "create_reshape",
     "create_expand_dims",
@@ -28,10 +31,14 @@ _SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What an integer tensor should have held, and the line where it ceased to."""
+    """What an integer tensor, or a comparison of one, should have held, and the line where it ceased to."""
 
     exact: Array
     place: Place
+    example: tuple[int, int]  # the first that wrapped: what it should have been, what it became
+
+    def words(self) -> str:
+        return "an int32 number wraps here: {:,} becomes {:,}".format(*self.example)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,22 @@ class Offsets:
 
     def _exact(self, handle: Any) -> Array:
         known = handle.attr.get("wrapped")
-        exact: Array = known.exact if known else handle.data.astype(np.int64)
-        return exact
+        exact: Array = handle.data if handle.data.dtype == np.bool_ else handle.data.astype(np.int64)
+        return known.exact if known else exact
 
     def _mark(self, result: Any, exact: Array, *sources: Any) -> None:
         """Keep the exact value where it is another than the one at hand."""
         if result.data.dtype.itemsize >= 8 and not any("wrapped" in source.attr for source in sources):
             return
         exact = np.broadcast_to(exact, result.data.shape)
-        if (exact != result.data).any():
+        wrong = exact != result.data
+        if wrong.any():
             known = next((source.attr["wrapped"] for source in sources if "wrapped" in source.attr), None)
-            result.attr["wrapped"] = Wrapped(exact, known.place if known else self.place())
+            result.attr["wrapped"] = Wrapped(
+                exact,
+                known.place if known else self.place(),
+                known.example if known else (int(exact[wrong][0]), int(result.data[wrong][0])),
+            )
 
     def _follow_binary(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def binary_op(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -82,6 +94,8 @@ class Offsets:
                 if not wide or "wrapped" in lhs.attr or "wrapped" in rhs.attr:
                     with np.errstate(all="ignore"):
                         self._mark(result, op(self._exact(lhs), self._exact(rhs)), lhs, rhs)
+            elif ("wrapped" in lhs.attr or "wrapped" in rhs.attr) and op in _LOGICAL and result.data.dtype == np.bool_:
+                self._mark(result, op(self._exact(lhs), self._exact(rhs)), lhs, rhs)
             return result
 
         return binary_op
@@ -131,7 +145,8 @@ class Offsets:
                 return done
 
             if known := source.attr.get("wrapped"):
-                result.attr["wrapped"] = Wrapped(moved(known.exact, kinds.int64), known.place)
+                kind = kinds.int1 if known.exact.dtype == np.bool_ else kinds.int64
+                result.attr["wrapped"] = Wrapped(moved(known.exact, kind), known.place, known.example)
             if stray := source.attr.get("strayed"):
                 result.attr["strayed"] = Strayed(moved(stray.lanes, kinds.int1), stray.place, stray.exact, stray.got)
             return result

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def run(script: Path, args: Sequence[str] = (), *, at: Mapping[str, int] | None = None) -> Report:
-    """Run a script under watch, in a process of its own. What it prints is its own."""
+    """Run a script under watch, in a process of its own. What it prints goes to stderr: stdout is for the answer."""
     [report] = run_all([Script(file=script, args=args, at=at)])
     if report.launches == 0 and report.failure:
         place = report.findings[0].place
@@ -113,10 +114,10 @@ def run_all(scripts: Sequence[Script]) -> list[Report]:
             "jobs": str(folder / "jobs.pickle"),
         }
         (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        _python("sublight.xray.sanitize.script", str(folder / "order.json"), interpret=True)
+        status = _python("sublight.xray.sanitize.script", str(folder / "order.json"), interpret=True)
         if not (folder / "answers.json").is_file():
             names = ", ".join(str(script.file) for script in scripts)
-            raise BadInput(f"{names}: the process that ran it died before it could answer; see its message above")
+            raise BadInput(f"{names}: {_death(status)} before it could answer; take out what ended it")
         answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
         refused = _refusals(folder, folder / "jobs.pickle")
     return [_report(script, answer, said) for script, answer, said in zip(scripts, answers, refused, strict=True)]
@@ -189,11 +190,31 @@ def _refusals(folder: Path, jobs_file: Path) -> list[list[Finding]]:
     return found
 
 
-def _python(module: str, *words: str, interpret: bool) -> None:
-    """Another Python, with or without the interpreter: Triton must know before it loads."""
+def _death(status: int) -> str:
+    """
+    >>> _death(3), _death(-11)
+    ('the process that ran it left with status 3', 'the process that ran it was killed (SIGSEGV)')
+    """
+    if status >= 0:
+        return f"the process that ran it left with status {status}"
+    return f"the process that ran it was killed ({signal.Signals(-status).name})"
+
+
+def _python(module: str, *words: str, interpret: bool) -> int:
+    """Another Python, with or without the interpreter: Triton must know before it loads. Gives its exit status."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
-    subprocess.run([sys.executable, "-m", module, *words], env=environment, check=False)
+    sys.stderr.flush()
+    done = subprocess.run([sys.executable, "-m", module, *words], env=environment, check=False, stdout=_stderr())
+    return done.returncode
+
+
+def _stderr() -> int:
+    """Where the script's prints go."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # replaced, as in a notebook or under pytest
+        return 2

@@ -146,6 +146,40 @@ def k(x_ptr, byte_ptr, BLOCK: tl.constexpr):
 x = torch.empty(64)
 k[(1,)](x, x.view(torch.int8), BLOCK=64)
 """,
+    "other_process": """
+import multiprocessing
+@triton.jit
+def k(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1.0, mask=at <= n)  # planted: out-of-bounds
+def work():
+    k[(1,)](torch.zeros(10, device="cuda"), 10, BLOCK=16)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+""",
+    "other_thread": """
+from concurrent.futures import ThreadPoolExecutor
+@triton.jit
+def k(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1.0, mask=at <= n)  # planted: out-of-bounds
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(lambda _: k[(1,)](torch.zeros(10, device="cuda"), 10, BLOCK=16), range(4)))
+""",
+    "benchmark": """
+@triton.jit
+def k(x_ptr):
+    tl.store(x_ptr, 1.0)
+def never(n):
+    raise AssertionError
+report = triton.testing.Benchmark(
+    x_names=["n"], x_vals=[1 << 28], line_arg="p", line_vals=["a"], line_names=["a"], plot_name="", args={}
+)
+triton.testing.perf_report(report)(never).run(print_data=True)
+assert k[(1,)](torch.zeros(1)).asm["ptx"] == ""
+""",
     "by_constant": """# run with: --at COLS=100_000_000
 @triton.jit
 def k(x_ptr, y_ptr, COLS: tl.constexpr):
@@ -164,7 +198,7 @@ def test_own_scripts(name: str, reports: dict[str, sanitize.Report]) -> None:
 
 
 def test_what_is_said(reports: dict[str, sanitize.Report]) -> None:
-    assert "the same value: harmless" in reports["same_value"].findings[0].detail
+    assert "the same value, so harmless" in reports["same_value"].findings[0].detail
     assert "not this" in reports["fails_in_the_kernel"].failure
     assert "waits for a later one" in reports["waits_for_a_later_program"].failure
 
@@ -173,11 +207,24 @@ def test_details_name_program_tensor_and_place(reports: dict[str, sanitize.Repor
     [load, store] = reports["off_by_one_mask"].findings
     assert load.kernel == "_double_kernel"
     assert load.detail == (
-        "program (7, 0, 0) reads at offset 1000 of x_ptr, a float32 [1000] that ends at 1000; 1 lanes do: mask them off"
+        "program (7, 0, 0) reads at offset 1000 of x_ptr, a float32 [1000] that ends at 1000: "
+        "mask it off, or mend the stride"
     )
     assert store.detail.startswith("program (7, 0, 0) writes at offset 1000 of y_ptr")
     [overflow] = reports["offset_overflow_flat"].findings
     assert "2,999,999,744 becomes -1,294,967,552" in overflow.detail
+    [race] = reports["race_same_values"].findings
+    assert race.detail == (
+        "program (1, 0, 0) writes y_ptr[128] (a float16 [1024]), which program (0, 0, 0) writes (line 16): the values "
+        "are the same this time, so their tiles overlap; give each program its own elements (7 times in all)"
+    )
+    read, unwritten = sorted(reports["uninitialised_one_more"].findings, key=lambda finding: finding.id)
+    assert read.detail == (
+        "program (0, 0, 0) reads cache_ptr[0, 3, 0] (a float32 [2, 8, 16]), which torch.empty made and nobody wrote "
+        "(16 lanes do): write it first, or begin with torch.zeros (2 times in all)"
+    )
+    assert unwritten.detail.startswith("128 of 256 elements of cache_ptr, a float32 [2, 8, 16] that torch.empty made")
+    assert "(the first is [0, 3, 0])" in unwritten.detail
     assert reports["off_by_one_mask"].to_json()["findings"][0] == {
         "id": "out-of-bounds",
         "kernel": "_double_kernel",
@@ -185,6 +232,12 @@ def test_details_name_program_tensor_and_place(reports: dict[str, sanitize.Repor
         "line": 15,
         "detail": load.detail,
     }
+
+
+def test_what_a_script_prints_leaves_stdout_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    assert sanitize._python("this", interpret=False) == 0
+    said = capfd.readouterr()
+    assert said.out == "" and "Zen" in said.err
 
 
 def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
@@ -211,12 +264,13 @@ def test_runs_that_show_nothing(
     import json
     import pickle
 
-    def pretend(module: str, file: str, *rest: str, interpret: bool) -> None:
+    def pretend(module: str, file: str, *rest: str, interpret: bool) -> int:
         order = json.loads(Path(file).read_text(encoding="utf-8"))
         failed = {"id": "script-failed", "kernel": "", "file": "a.py", "line": 4, "detail": "", "is_information": False}
         told = {"findings": [failed] if answer.get("failure") else [], "kernels": [], "arguments": ["n"], "unused": []}
         Path(order["answers"]).write_text(json.dumps([{**told, "failure": "", **answer}]), encoding="utf-8")
         Path(order["jobs"]).write_bytes(pickle.dumps([[]]))
+        return 0
 
     monkeypatch.setattr(sanitize, "_python", pretend)
     (tmp_path / "script.py").write_text("", encoding="utf-8")

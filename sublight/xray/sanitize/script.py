@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight.xray.record import Finding, Place
+from sublight.xray.sanitize import children
 from sublight.xray.sanitize import compile as sanitize_compile
 from sublight.xray.sanitize import torch_hooks as sanitize_torch
 from sublight.xray.sanitize.interpreter import Session, Watch
@@ -32,7 +33,8 @@ def main(order_file: str) -> None:
     for script in order["scripts"]:
         session = Session(script["at"])
         watch.session = session
-        failure = run(Path(script["file"]), script["args"], session, watch.stack)
+        with children.watching(session, Path(order["answers"]).parent):
+            failure = run(Path(script["file"]), script["args"], session, watch.stack)
         session.memory.finish()
         jobs.append(list(session.kernels.values()))
         answers.append(
@@ -56,7 +58,7 @@ def run(file: Path, args: list[str], session: Session, stack: Stack) -> str:
     sys.argv, sys.path[0] = [str(file), *args], str(file.parent)
     failed: BaseException | None = None
     try:
-        with sanitize_torch.OnCpu(session.memory), sanitize_torch.Reads(session.memory):
+        with sanitize_torch.watching(session.memory):
             runpy.run_path(str(file), run_name="__main__")
     except SystemExit as error:
         failed = error if error.code not in (None, 0) else None
@@ -75,6 +77,8 @@ def _note_failure(failed: BaseException, file: Path, session: Session, stack: St
         cause = cause.__cause__
     words = traceback.format_exception_only(cause)[-1].strip().splitlines()[0]
     place = stack.place_of(failed) or Place(file=str(file), line=0)
+    if isinstance(cause, SyntaxError) and cause.filename:
+        place = Place(file=cause.filename, line=cause.lineno or 0)
     kernel = "" if type(failed).__name__ != "InterpreterError" else next(reversed(session.names), "")
     if isinstance(cause, NotImplementedError) and "interpreter" in words:
         detail = f"Triton's interpreter cannot run this, so the rest was not looked at: {words}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,8 @@ class OnCpu(TorchFunctionMode):
         if func == torch.Tensor.device.__get__ and self.asked:  # type: ignore[attr-defined]
             found = func(*args)
             return torch.device("cuda", 0) if found.type == "cpu" and not _asked_by_torch() else found
+        if func is torch.Tensor.get_device and self.asked and not _asked_by_torch():
+            return 0
         if func in _READERS:
             self.memory.torch_reads(args[0])
         if func is torch.Tensor.pin_memory:
@@ -125,6 +128,23 @@ def _asked_by_torch() -> bool:
     return frame is not None and str(frame.f_globals.get("__name__", "")).startswith("torch.")
 
 
+@contextlib.contextmanager
+def watching(memory: Memory) -> Iterator[None]:
+    """Torch under watch in this thread and in those that it starts: torch's modes hold for one thread alone."""
+    original = threading.Thread.run
+
+    def run(thread: threading.Thread) -> None:
+        with OnCpu(memory), Reads(memory):
+            original(thread)
+
+    threading.Thread.run = run  # type: ignore[method-assign, assignment]
+    try:
+        with OnCpu(memory), Reads(memory):
+            yield
+    finally:
+        threading.Thread.run = original  # type: ignore[method-assign]
+
+
 def pretend_gpu() -> None:
     """What scripts ask of torch.cuda and of Triton's driver, answered without a GPU; for the rest of this process."""
     cuda: Any = torch.cuda
@@ -142,9 +162,18 @@ def pretend_gpu() -> None:
         setattr(cuda, name, lambda *args, **kwargs: None)
     for name in ("device", "stream", "device_of"):
         setattr(cuda, name, lambda *args, **kwargs: contextlib.nullcontext())
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        setattr(cuda, name, lambda device=None: 0)
+    for name in ("reset_peak_memory_stats", "ipc_collect", "reset_max_memory_allocated"):
+        setattr(cuda, name, lambda *args, **kwargs: None)
+    cuda.is_bf16_supported = lambda *args, **kwargs: True
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(cuda.nvtx, name, lambda *args, **kwargs: None)
     _default_device_on_cpu()
     cuda.Event = _Event
-    cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    cuda.Stream = _Stream
+    torch.Generator = _Generator  # type: ignore[assignment, misc]
+    cuda.current_stream = cuda.default_stream = lambda device=None: _Stream()
     _pretend_driver()
 
 
@@ -162,8 +191,40 @@ def _default_device_on_cpu() -> None:
     DeviceContext.__init__ = init  # type: ignore[method-assign]
 
 
+class _Generator:
+    """In place of torch.Generator: of the CPU, for there the numbers are drawn."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return torch._C.Generator("cpu")
+
+
+class _Stream:
+    """In place of torch.cuda.Stream: all that is asked has been done already."""
+
+    cuda_stream = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
 class _Event:
-    """In place of torch.cuda.Event: no time passes."""
+    """In place of torch.cuda.Event: everything takes a millisecond."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -177,7 +238,7 @@ class _Event:
         return True
 
     def elapsed_time(self, end: Any) -> float:
-        return 0.0
+        return 1.0
 
 
 def _pretend_driver() -> None:
@@ -196,10 +257,14 @@ def _pretend_driver() -> None:
     )
     triton.runtime.driver.set_active(driver)
     Autotuner._bench = lambda self, *args, config, **meta: 0.0  # the first configuration wins
-    triton.testing.do_bench = _run_once
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = _run_once
+    triton.testing.Mark.run = lambda *args, **kwargs: None  # times and plots at sizes that nobody interprets
 
 
-def _run_once(fn: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
-    """In place of a benchmark."""
+def _run_once(
+    fn: Callable[[], Any], *args: Any, quantiles: Any = None, return_mode: str = "mean", **kwargs: Any
+) -> Any:
+    """In place of a benchmark: one run, said to take a millisecond, for scripts divide by it."""
     fn()
-    return 0.0
+    count = len(quantiles) if quantiles is not None else 0
+    return [1.0] * count if count > 1 or return_mode == "all" else 1.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sublight.xray.record import Place
 from sublight.xray.sass.instruction import Instruction
 
-_Graph = Mapping[int, Sequence[int]]  # index of an instruction that begins a block -> those of its successors
+Graph = Mapping[int, Sequence[int]]  # index of an instruction that begins a block -> those of its successors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ def flow(instructions: Sequence[Instruction]) -> Flow:
     """
     if not instructions:
         return Flow(reached=(), outside=(), loops=())
-    graph, ends = _graph(instructions)
-    order = _reverse_postorder(graph)
+    graph, ends = graph_of(instructions)
+    order = reverse_postorder(graph)
     dominators = _dominators(graph, order)
     bodies: dict[int, set[int]] = {}
     latches: dict[int, int] = {}
@@ -64,7 +64,7 @@ def flow(instructions: Sequence[Instruction]) -> Flow:
     return Flow(reached=reached, outside=tuple(index for index in reached if index not in in_loops), loops=loops)
 
 
-def _graph(instructions: Sequence[Instruction]) -> tuple[_Graph, Mapping[int, int]]:
+def graph_of(instructions: Sequence[Instruction]) -> tuple[Graph, Mapping[int, int]]:
     """Each block's successors, and where it ends."""
     index_of = {each.address: index for index, each in enumerate(instructions)}
     starts = {0}
@@ -84,7 +84,7 @@ def _graph(instructions: Sequence[Instruction]) -> tuple[_Graph, Mapping[int, in
     return graph, ends
 
 
-def _reverse_postorder(graph: _Graph) -> list[int]:
+def reverse_postorder(graph: Graph) -> list[int]:
     seen, done = {0}, []
     stack = [(0, iter(graph[0]))]
     while stack:
@@ -100,7 +100,7 @@ def _reverse_postorder(graph: _Graph) -> list[int]:
     return done[::-1]
 
 
-def _dominators(graph: _Graph, order: list[int]) -> dict[int, int]:
+def _dominators(graph: Graph, order: list[int]) -> dict[int, int]:
     """The block that every path to a block passes last, for each (Cooper, Harvey and Kennedy's iteration)."""
     rank = {block: number for number, block in enumerate(order)}
     above = {0: 0}
