@@ -77,6 +77,7 @@ class Kernel:
     jit: Any  # triton.JITFunction
     targets: tuple[int, ...] = (80, 90, 100, 120)
     spills: str = ""  # why a spill is accepted here; empty: a spill is an error
+    narrow: str = ""  # why loads or stores below 4 bytes a lane are accepted here; empty: they are an error
 
     @property
     def name(self) -> str:

@@ -268,5 +268,6 @@ def launch_update(
     return norm
 
 
-KERNELS = tuple(Kernel(jit=jit) for jit in (_tick_kernel, _update_kernel))
-CLIPPED_KERNELS = (Kernel(jit=_squares_kernel), Kernel(jit=_join_kernel), *KERNELS)
+LAST_CHUNK = "only in a tensor's last chunk, of which a mask takes as many elements as there are"
+KERNELS = (Kernel(jit=_tick_kernel), Kernel(jit=_update_kernel, narrow=LAST_CHUNK))
+CLIPPED_KERNELS = (Kernel(jit=_squares_kernel, narrow=LAST_CHUNK), Kernel(jit=_join_kernel), *KERNELS)

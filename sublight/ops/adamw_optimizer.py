@@ -137,7 +137,7 @@ class AdamW(torch.optim.Optimizer):
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return batches_of(fives)  # a graph may outlive this optimizer
         key = tuple(x.data_ptr() for five in fives for x in five)
-        if self._tables.get(number, ((), []))[0] != key:
+        if number not in self._tables or self._tables[number][0] != key:
             self._tables[number] = (key, batches_of(fives))
         return self._tables[number][1]
 

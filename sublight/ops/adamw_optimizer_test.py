@@ -349,3 +349,14 @@ def test_past_two_to_the_thirty_one_elements() -> None:
     for large, small in zip((p, m, v), (few[0], few[2], few[3]), strict=True):
         assert torch.equal(large[-2000:], small)
         assert torch.equal(large[:2000], small)
+
+
+def test_a_group_without_gradients_waits_for_them(device: str, kernels: None) -> None:
+    params = params_like(device)
+    optimizer = AdamW(groups_of(params))
+    before = [p.detach().clone() for p in params]
+    for p in params[2:]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()  # the first group has none at its very first step
+    assert all(torch.equal(p, old) for p, old in zip(params[:2], before[:2], strict=True))
+    assert not any(torch.equal(p, old) for p, old in zip(params[2:], before[2:], strict=True))

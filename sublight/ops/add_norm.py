@@ -18,6 +18,7 @@ from sublight.ops.row_norm import load_columns, reciprocal_root
 from sublight.ops.rows import (
     ELEMENTS,
     SMALL_ROWS,
+    aligned_as,
     as_rows,
     facts,
     forget,
@@ -104,9 +105,10 @@ def _chunks_kernel(
         col = start + tl.arange(0, BLOCK)
         mask = col < cols
         h = tl.load(sum_ptr + row * cols + col, mask=mask, other=0.0)
-        y = (h.to(tl.float32) - mean) * rstd * tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+        y = (h.to(tl.float32) - mean) * rstd * w.to(tl.float32)
         if CENTER:
-            y += tl.load(b_ptr + col, mask=mask, other=0.0).to(tl.float32)
+            y += b.to(tl.float32)
         tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -118,7 +120,7 @@ def _backward_kernel(
 ):  # fmt: skip
     share = tl.program_id(0)
     col = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(w_ptr + col, mask=col < cols, other=0.0)
+    w = tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0)
     dw = tl.zeros([BLOCK], tl.float32)
     db = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(share * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
@@ -167,7 +169,8 @@ def _row_gradient(
         col = start + tl.arange(0, BLOCK)
         h = tl.load(sum_ptr + row * cols + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
         dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        g = dy.to(tl.float32) * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0)
+        g = dy.to(tl.float32) * w.to(tl.float32)
         along += g * (h.to(tl.float32) - mean)
         offset += g
     along_row = sum_of(along, 0, SUMS) * rstd / cols
@@ -178,7 +181,7 @@ def _row_gradient(
         col = start + tl.arange(0, BLOCK)
         h = tl.load(sum_ptr + row * cols + col, mask=col < cols, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0).to(tl.float32)
-        g = dy * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        g = dy * tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0).to(tl.float32)
         dx = (g - (h - mean) * rstd * along_row - offset_row) * rstd
         if RESIDUAL:
             dsum_place = dsum_ptr + row * dsum_stride + col
@@ -244,8 +247,8 @@ KERNELS = (
     Kernel(jit=_chunks_kernel),
     Kernel(
         jit=_backward_kernel,
-        spills="at 16,384 columns two gradients, the sum, the weight and fp32 sums overflow the registers by 40 bytes "
-        "a thread (LayerNorm 192), elsewhere by up to 24 on two GPUs; the alternative is chunks that are read twice",
+        spills="at 16,384 columns two gradients, the sum, the weight and fp32 sums overflow the registers: RMSNorm by "
+        "40 bytes a thread on an H200, by 88 elsewhere, LayerNorm by up to 352; else chunks would be read twice",
     ),
     Kernel(jit=_wide_backward_kernel),
     row_norm_ring.KERNEL,

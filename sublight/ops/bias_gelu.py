@@ -29,7 +29,7 @@ from sublight.ops.pointwise import (
     vector_of,
     widen,
 )
-from sublight.ops.rows import SMALL_ROWS, as_rows, facts, generator_for, random_rows, why_torch
+from sublight.ops.rows import SMALL_ROWS, aligned_as, as_rows, facts, generator_for, random_rows, why_torch
 from sublight.ops.tuning import Tile, tile_for
 
 
@@ -48,7 +48,7 @@ def _bias_gelu_kernel(
     index = tl.arange(0, ROWS)[:, None]
     mask = (index < there) & (col < cols)
     x = tl.load(x_ptr + (first + index) * x_stride * VECTOR + col, mask=mask)
-    bias = tl.load(bias_ptr + col, mask=col < cols)
+    bias = tl.load(bias_ptr + aligned_as(cols) + col, mask=col < cols)
     y, _ = activate(widen(x, VECTOR) + widen(bias, VECTOR), KIND, x.dtype == tl.float32)
     tl.store(y_ptr + (first + index) * cols + col, y.to(x.dtype), mask=mask)
 
@@ -66,7 +66,7 @@ def _bias_gelu_backward_kernel(
     dy_place = index.to(tl.int64) * dy_stride * VECTOR + col
     x_place = index.to(tl.int64) * x_stride * VECTOR + col
     dx_place = index.to(tl.int64) * cols + col
-    bias = widen(tl.load(bias_ptr + col, mask=col < cols, other=0.0), VECTOR)
+    bias = widen(tl.load(bias_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0), VECTOR)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     rest = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in tl.range(share, (rows - 1) // ROWS + 1, tl.num_programs(1), num_stages=1):

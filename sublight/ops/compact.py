@@ -282,8 +282,10 @@ COMPACT = Op(
     kernels=(
         Kernel(jit=_count_kernel),
         Kernel(jit=_groups_kernel),
-        Kernel(jit=_scatter_kernel),
-        Kernel(jit=_gather_kernel),
+        Kernel(
+            jit=_scatter_kernel, narrow="the mask says where each element goes; lanes side by side write neighbours"
+        ),
+        Kernel(jit=_gather_kernel, narrow="the mask says where each element lies; lanes side by side read neighbours"),
     ),
     shapes=tuple({"numel": n} for n in (2**27, 2**26, 2**24, 2**22, 2**20, 2**16, 2**12)),
     test_shapes=tuple({"numel": n} for n in (1, 511, 2047, 2048, 2049, 4097, 50_001)),

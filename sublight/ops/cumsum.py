@@ -133,13 +133,14 @@ def _parts_kernel(
 
 @triton.jit
 def _columns_kernel(
-    x_ptr, y_ptr, n, inner, blocks, steps, ROWS: tl.constexpr, COLS: tl.constexpr, REVERSE: tl.constexpr
-):
+    x_ptr, y_ptr, n, inner, blocks, steps,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
     """Along n of (outer, n, inner): a block of columns, from one end to the other."""
     outer = (tl.program_id(0) // blocks).to(tl.int64)
     col = (tl.program_id(0) % blocks).to(tl.int64) * COLS + tl.arange(0, COLS)[None, :]
     before = tl.zeros([1, COLS], tl.float64 if x_ptr.dtype.element_ty == tl.float32 else tl.float32)
-    for index in tl.range(0, steps, num_stages=3):
+    for index in tl.range(0, steps, num_stages=STAGES):
         step = tl.full([], 0, tl.int64) + index
         if REVERSE:
             step = steps - 1 - step
@@ -191,9 +192,12 @@ def _launch_columns(x: torch.Tensor, y: torch.Tensor, dim: int, reverse: bool) -
     cols = min(COLUMNS, int(triton.next_power_of_2(inner)))
     rows = min(int(triton.next_power_of_2(n)), PART_BYTES // x.element_size() // cols)
     blocks = triton.cdiv(inner, cols)
+    # fp32 rows of odd width would go through shared memory column by column, all lanes to one bank
+    stages = 1 if x.element_size() == 4 and inner % 16 else 3
     _columns_kernel[(outer * blocks,)](
-        x, y, n, inner, blocks, triton.cdiv(n, rows), ROWS=rows, COLS=cols, REVERSE=reverse, num_warps=4
-    )
+        x, y, n, inner, blocks, triton.cdiv(n, rows),
+        ROWS=rows, COLS=cols, STAGES=stages, REVERSE=reverse, num_warps=4,
+    )  # fmt: skip
 
 
 def _around(x: torch.Tensor, dim: int) -> tuple[int, int, int]:

@@ -31,8 +31,15 @@ MATMUL = {"float32": "matmul_fp32", "float16": "matmul_fp16", "bfloat16": "matmu
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def reference(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-    return cross_entropy.reference(hidden @ weight.T, labels, **options)
+def reference(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, wide: bool = False, **options: Any
+) -> torch.Tensor:
+    logits = hidden @ weight.T
+    return cross_entropy.reference(logits.to(_loss_dtype(logits, wide)), labels, **options)
+
+
+def _loss_dtype(x: torch.Tensor, wide: bool) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32) if wide else x.dtype
 
 
 def check(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, options: Options, chunk_bytes: int) -> None:
@@ -75,6 +82,7 @@ def run(
     chunk_bytes: int,
     wants_hidden: bool,
     wants_weight: bool,
+    wide: bool = False,
     *,
     dloss: torch.Tensor | None = None,
     entropy: Callable[..., None] = _kernels,
@@ -118,12 +126,13 @@ def run(
                 _add_product(grown[part], d.T, h[chunk], beta=float(chunk.start > 0), alpha=_alpha(h, options))
     if exact:
         dw.copy_(grown)
+    dtype = _loss_dtype(h, wide)
     if options.reduction == "none":
         return losses.view(labels.shape), dh.view(hidden.shape if wants_hidden else (0,)), dw, count
     if entropy is _kernels:
-        loss = launches.launch_total(losses, target, count, h.dtype, options, counted=True)
+        loss = launches.launch_total(losses, target, count, dtype, options, counted=True)
     else:
-        loss = (losses.sum() if options.reduction == "sum" else losses.sum() / count).to(h.dtype)
+        loss = (losses.sum() if options.reduction == "sum" else losses.sum() / count).to(dtype)
     return loss, dh.view(hidden.shape if wants_hidden else (0,)), dw, count
 
 
@@ -190,24 +199,28 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     reduction: Reduction = "mean",
+    wide: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> torch.Tensor:
     """The loss of hidden (…, features) times weight (classes, features) against labels (…); see `cross_entropy`.
 
     At most `chunk_bytes` of logits are held at once (or 128 rows of them). Where that makes more than eight chunks, or
-    as much memory holds it, the gradient of a 16-bit weight is added up in fp32, in twice its memory.
+    as much memory holds it, the gradient of a 16-bit weight is added up in fp32, in twice its memory. A `wide` loss is
+    given in float32 where hidden is of 16 bits, as that of logits cast to float32 is.
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check(hidden, weight, labels, options, chunk_bytes)
     if _why_torch(hidden, weight):
-        return reference(hidden, weight, labels, **options._asdict())
+        return reference(hidden, weight, labels, wide=wide, **options._asdict())
+    if wide and reduction == "none":
+        raise BadInput("a wide loss is one number: use reduction='mean' or 'sum'")
     grads = torch.is_grad_enabled()
     wants = (grads and hidden.requires_grad, grads and weight.requires_grad)
-    return _linear_cross_entropy(hidden, weight, labels, *options, chunk_bytes, *wants)[0]  # type: ignore[no-any-return]
+    return _linear_cross_entropy(hidden, weight, labels, *options, chunk_bytes, *wants, wide)[0]  # type: ignore[no-any-return]
 
 
-def _arguments(rest: tuple[Any, ...]) -> tuple[Options, int, bool, bool]:
-    return Options(*rest[:5]), *rest[5:]
+def _arguments(rest: tuple[Any, ...]) -> tuple[Options, Any, Any, Any, Any]:
+    return Options(*rest[:5]), *rest[5:9], *(False,) * (9 - len(rest))
 
 
 def _cuda(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Results:
@@ -225,9 +238,9 @@ def _cpu(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest
 
 
 def _fake(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Results:
-    options, _, wants_hidden, wants_weight = _arguments(rest)
+    options, _, wants_hidden, wants_weight, wide = _arguments(rest)
     each = options.reduction == "none"
-    loss = hidden.new_empty(labels.shape if each else ())
+    loss = hidden.new_empty(labels.shape if each else (), dtype=_loss_dtype(hidden, wide and not each))
     dh, dw = _room(hidden, wants_hidden and not each), _room(weight, wants_weight and not each)
     return loss, dh, dw, launches.new_count(hidden, options)
 
@@ -246,7 +259,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 
 def _backward(ctx: Any, dloss: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    nothing = (None,) * 9
+    nothing = (None,) * 10
     if dloss is None:
         return None, None, *nothing
     hidden, weight, labels = ctx.saved_tensors
@@ -259,7 +272,7 @@ def _backward(ctx: Any, dloss: torch.Tensor | None, *_: Any) -> tuple[torch.Tens
     else:
         if found is None or (wants_hidden and not found[0].numel()) or (wants_weight and not found[1].numel()):
             again = (hidden.detach(), weight.detach(), labels)
-            found = _linear_cross_entropy(*again, *ctx.rest[:6], wants_hidden, wants_weight)[1:]
+            found = _linear_cross_entropy(*again, *ctx.rest[:6], wants_hidden, wants_weight, False)[1:]
         dh, dw, count = found
         late = is_late(hidden, options)
         if wants_hidden:
@@ -288,7 +301,7 @@ def _gradients_by(entropy: Callable[..., None]) -> Callable[..., tuple[torch.Ten
 _OPTIONS = f"{OPTIONS_SCHEMA}, int chunk_bytes"
 _linear_cross_entropy = LIBRARY.op(
     f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, {_OPTIONS}, "
-    "bool wants_hidden, bool wants_weight) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool wants_hidden, bool wants_weight, bool wide=False) -> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_cpu,
     cuda=_cuda,
     fake=_fake,
@@ -358,5 +371,5 @@ LINEAR_CROSS_ENTROPY = Op(
     ),
     peers={"liger": _liger, "quack": _quack},
     directions=("fwd+bwd",),
-    library_args=lambda *inputs: (*inputs, *Options(), CHUNK_BYTES, True, True),
+    library_args=lambda *inputs: (*inputs, *Options(), CHUNK_BYTES, True, True, False),
 )

@@ -40,7 +40,7 @@ from sublight.ops.codes import (
     vector_of,
 )
 from sublight.ops.library import LIBRARY
-from sublight.ops.rows import as_rows, facts, forget, is_interpreted, is_packed, random_rows, why_torch
+from sublight.ops.rows import ODD_WIDTHS, as_rows, facts, forget, is_interpreted, is_packed, random_rows, why_torch
 from sublight.ops.tuning import Tile, tile_for
 
 BLOCK_SIZES = (32, 64, 128, 256)
@@ -265,7 +265,7 @@ def cost(shape: Shape, dtype: str, direction: Direction, block_size: int | None 
     return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=n + 4 * scales, flops={"vector_fp32": 3 * n})
 
 
-ROW_KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel))
+ROW_KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel, narrow=ODD_WIDTHS))
 BLOCK_KERNELS = (Kernel(jit=_blocks_kernel),)
 TEST_SHAPES: tuple[Shape, ...] = tuple(
     {"rows": rows, "cols": cols}

@@ -43,6 +43,8 @@ from sublight.ops.rms_norm import EPS
 from sublight.ops.rms_norm import reference as rms_norm
 from sublight.ops.row_norm import check_width, reciprocal_root
 from sublight.ops.rows import (
+    ODD_WIDTHS,
+    aligned_as,
     as_rows,
     facts,
     forget,
@@ -79,6 +81,7 @@ def _tile_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
     x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
+    w_row = w_ptr + aligned_as(cols)
     col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)[None, :]
     mask = (row < rows) & (col < (cols if TAIL == 0 else BLOCK))  # the first of two blocks is full
     x = tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32)
@@ -86,8 +89,8 @@ def _tile_kernel(
         far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)[None, :]
         far_mask = (row < rows) & (far < cols)
         rest = tl.load(x_row + far, mask=far_mask, other=0.0).to(tl.float32)
-        far_w = tl.load(w_ptr + far, mask=far < cols, other=0.0)
-    product = x * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        far_w = tl.load(w_row + far, mask=far < cols, other=0.0)
+    product = x * tl.load(w_row + col, mask=col < cols, other=0.0).to(tl.float32)
     squares, top = sum_of(x * x, 1, SUMS), top_of(product, 1)
     if TAIL > 0:
         far_product = rest * far_w.to(tl.float32)
@@ -108,14 +111,15 @@ def _row_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
+    w_row = w_ptr + aligned_as(cols)
     col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
     mask = col < (cols if TAIL == 0 else BLOCK)  # the first of two blocks is full
     x = tl.load(x_row + col, mask=mask, other=0.0)
     if TAIL > 0:
         far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)
         rest = tl.load(x_row + far, mask=far < cols, other=0.0)
-        far_w = tl.load(w_ptr + far, mask=far < cols, other=0.0)
-    w = tl.load(w_ptr + col, mask=mask, other=0.0)
+        far_w = tl.load(w_row + far, mask=far < cols, other=0.0)
+    w = tl.load(w_row + col, mask=mask, other=0.0)
     wide = x.to(tl.float32)
     squares, top = sum_of(wide * wide, 0, SUMS), top_of(wide * w.to(tl.float32), 0)
     if TAIL > 0:
@@ -126,12 +130,12 @@ def _row_kernel(
     tl.store(scale_ptr + row, scale)
     x, w = forget(x, scale, PACKED), forget(w, scale, PACKED)
     if AGAIN:  # out of the L1: many rows need the registers, a few rows the time
-        w = tl.load(w_ptr + col, mask=mask, other=0.0)
+        w = tl.load(w_row + col, mask=mask, other=0.0)
     store_row(q_row + col, x, w, factor, scale, mask, KIND)
     if TAIL > 0:
         rest, far_w = forget(rest, scale, PACKED), forget(far_w, scale, PACKED)
         if AGAIN:
-            far_w = tl.load(w_ptr + far, mask=far < cols, other=0.0)
+            far_w = tl.load(w_row + far, mask=far < cols, other=0.0)
         store_row(q_row + far, rest, far_w, factor, scale, far < cols, KIND)
 
 
@@ -156,7 +160,7 @@ def _chunks_kernel(
         col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
         mask = col < cols
         x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        w = tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + aligned_as(cols) + col, mask=mask, other=0.0).to(tl.float32)
         squares += sum_of(x * x, 0, SUMS)
         top = tl.maximum(top, tl.max(magnitude_of(x * w), 0))
     scale, factor = factors(squares, top.to(tl.float32, bitcast=True), cols, eps, KIND)
@@ -165,7 +169,7 @@ def _chunks_kernel(
         col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
         mask = col < cols
         x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        w = tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + aligned_as(cols) + col, mask=mask, other=0.0).to(tl.float32)
         tl.store(q_ptr + row * cols + col, finite_code_of(x * w * factor, scale, KIND), mask=mask)
 
 
@@ -242,7 +246,7 @@ def judged(call: Call) -> Call:
     return as_numbers(call, exact=rms_norm)
 
 
-KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel))
+KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel, narrow=ODD_WIDTHS))
 TEST_SHAPES: tuple[Shape, ...] = tuple(
     {"rows": rows, "cols": cols}
     for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (40, 2049), (40, 4096), (20, 16_385), (20, 40_000))

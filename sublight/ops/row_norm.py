@@ -12,7 +12,7 @@ from sublight.jit import tl, triton
 from sublight.op import BadInput, Choice, Kernel
 from sublight.ops.row_norm_backward import KERNELS as BACKWARD_KERNELS
 from sublight.ops.row_norm_backward import SHARES, _shares_kernel, backward, fake_backward
-from sublight.ops.rows import as_rows, block_for, facts, forget, is_packed, split
+from sublight.ops.rows import ODD_WIDTHS, aligned_as, as_rows, block_for, facts, forget, is_packed, split
 from sublight.ops.tuning import Tile, tile_for
 
 __all__ = ["KERNELS", "SHARES", "_shares_kernel", "backward", "fake_backward", "forward"]
@@ -33,10 +33,11 @@ def reciprocal_root(squares, cols, eps):
 def load_columns(w_ptr, b_ptr, col, cols, CENTER: tl.constexpr):
     """Weight and bias. With few rows they are loaded next to x, so that the two waits overlap; with many rows after the
     statistics, out of a cache that has them by then, and in no register before."""
-    w = tl.load(w_ptr + col, mask=col < cols, other=0.0)
+    place = aligned_as(cols) + col
+    w = tl.load(w_ptr + place, mask=col < cols, other=0.0)
     b = w
     if CENTER:
-        b = tl.load(b_ptr + col, mask=col < cols, other=0.0)
+        b = tl.load(b_ptr + place, mask=col < cols, other=0.0)
     return w, b
 
 
@@ -147,19 +148,20 @@ def _stream_kernel(
         col = start + tl.arange(0, BLOCK)
         mask = col < cols
         x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        y = (x - mean) * rstd * tl.load(w_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+        y = (x - mean) * rstd * w.to(tl.float32)
         if CENTER:
-            y += tl.load(b_ptr + col, mask=mask, other=0.0).to(tl.float32)
+            y += b.to(tl.float32)
         tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 KERNELS = (
-    Kernel(jit=_tile_kernel),
+    Kernel(jit=_tile_kernel, narrow=ODD_WIDTHS),
     Kernel(
         jit=_row_kernel,
-        spills="up to 32 bytes a thread at 16,384 columns, in the fastest of six tiles that were measured",
+        spills="up to 56 bytes a thread at 65,536 columns (an H200 32), in the fastest of six tiles that were measured",
     ),
-    Kernel(jit=_stream_kernel),
+    Kernel(jit=_stream_kernel, narrow=ODD_WIDTHS),
     *BACKWARD_KERNELS,
 )
 

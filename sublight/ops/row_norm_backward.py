@@ -11,7 +11,17 @@ import torch
 from sublight.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops import row_norm_ring
-from sublight.ops.rows import Facts, as_rows, block_for, facts, forget, is_interpreted, is_packed
+from sublight.ops.rows import (
+    ODD_WIDTHS,
+    Facts,
+    aligned_as,
+    as_rows,
+    block_for,
+    facts,
+    forget,
+    is_interpreted,
+    is_packed,
+)
 from sublight.ops.tuning import Tile, tile_for
 
 STREAM_BLOCK = 8192
@@ -27,7 +37,7 @@ def _backward_kernel(
     share = tl.program_id(0)
     col = tl.arange(0, BLOCK)
     mask = col < cols
-    w = tl.load(w_ptr + col, mask=mask, other=0.0)
+    w = tl.load(w_ptr + aligned_as(cols) + col, mask=mask, other=0.0)
     dw = tl.zeros([BLOCK], tl.float32)
     db = tl.zeros([BLOCK], tl.float32)
     for index in tl.range(share, rows, tl.num_programs(0), num_stages=STAGES):
@@ -71,7 +81,8 @@ def _stream_backward_kernel(
         col = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row * x_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
         dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        g = dy.to(tl.float32) * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0)
+        g = dy.to(tl.float32) * w.to(tl.float32)
         along += g * (x.to(tl.float32) - mean)
         offset += g
     along_row = tl.sum(along, 0) * rstd / cols
@@ -82,7 +93,7 @@ def _stream_backward_kernel(
         col = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row * x_stride + col, mask=col < cols, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0).to(tl.float32)
-        g = dy * tl.load(w_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+        g = dy * tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0).to(tl.float32)
         dx = (g - (x - mean) * rstd * along_row - offset_row) * rstd
         tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols)
 
@@ -141,8 +152,8 @@ KERNELS = (
         "356 µs (layer_norm, 8192x16384), the kernels that read the rows twice 423 µs (4096x32768)",
     ),
     row_norm_ring.KERNEL,
-    Kernel(jit=_stream_backward_kernel),
-    Kernel(jit=_columns_kernel),
+    Kernel(jit=_stream_backward_kernel, narrow=ODD_WIDTHS),
+    Kernel(jit=_columns_kernel, narrow=ODD_WIDTHS),
     Kernel(jit=_shares_kernel),
 )
 

@@ -25,6 +25,7 @@ NORM_TEST_SHAPES: tuple[Shape, ...] = tuple(
         *((3, 16385), (33, 20000), (2, 65537)),
     )
 )
+ODD_WIDTHS = "rows of odd width begin anywhere, so their elements move one by one; lanes side by side"  # Kernel.narrow
 ELEMENTS = 2**27  # of a large benchmark shape: 256 MB of bf16 each way
 
 
@@ -174,6 +175,16 @@ def forget(x, after, PACKED: tl.constexpr):
         )
     else:
         return x
+
+
+@triton.jit
+def aligned_as(cols):
+    """Zero, of which the compiler knows no more than of cols: whether 16 divides it. For the places in a weight.
+
+    A weight begins at a boundary where rows of odd width do not, and its layout would become that of the rows: each
+    thread with neighbours that it then moves one by one, 16 sectors a request where lanes side by side take 4.
+    """
+    return tl.where(tl.program_id(0) < 0, cols, 0)  # never: the compiler sees that once the layout is chosen
 
 
 @triton.jit
