@@ -55,7 +55,7 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'sublight needs Python 3.11 or later; found' "$$($(PYTHON) --version 2>&1)": make PYTHON=python3.12 $(MAKECMDGOALS) >&2; exit 2; }
-	@echo 'setting up $(VENV): torch 2.13, triton 3.9 and the tools, 0.5 GB to fetch, 2.1 GB on disk (more where torch comes with CUDA)'
+	@echo 'setting up $(VENV): torch 2.13, triton 3.9 and the tools, 0.5 GB to fetch, 2.3 GB on disk (more where torch comes with CUDA)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX) --editable '.[torch,dev]'
 	@touch $(READY)

@@ -12,7 +12,10 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = ("bench_ops", "explain", "measure", "measure_limits", "profile", "range", "step", "why")  # of sublight.api
+_FUNCTIONS = (  # of sublight.api
+    *("bench_ops", "explain", "graph", "measure", "measure_limits", "patch", "patched"),
+    *("profile", "range", "step", "unpatch", "why"),
+)
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
 _CLASSES = {"AdamW": "sublight.ops.adamw_optimizer"}

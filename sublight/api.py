@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,26 @@ from sublight.trace.capture import range, step
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
+    from sublight.fix.record import Patch
     from sublight.limits.probe import Kind
     from sublight.op import Choice, Op
     from sublight.results import Limits, Run
     from sublight.trace.record import Trace
 
-__all__ = ["bench_ops", "explain", "measure", "measure_limits", "profile", "range", "step", "why"]
+__all__ = [
+    "bench_ops",
+    "explain",
+    "graph",
+    "measure",
+    "measure_limits",
+    "patch",
+    "patched",
+    "profile",
+    "range",
+    "step",
+    "unpatch",
+    "why",
+]
 
 
 def why(op: str | Op, *args: Any) -> Choice:
@@ -56,6 +71,53 @@ def explain(trace: str | Path | Trace, *, gpu: str = "", limits: str = "") -> Ex
 
     traces = load(Path(trace)) if isinstance(trace, str | Path) else [trace]
     return replace(explain_traces(traces, gpu=gpu, limits_file=limits), drawn_by=explain_page.repr_html)
+
+
+def patch(target: Any, batch: Any = None, *, verify: Any = None, measure: Any = None, quiet: bool = False) -> Patch:
+    """Swap in our ops where they win, in a model or an optimizer, and print what was done unless `quiet`.
+
+    `batch` (a tensor, a tuple or a mapping of the model's arguments) tells the shapes; `verify` is a batch on which the
+    patched model must be right, `measure` one on which it must not be slower: else the swap is undone.
+    """
+    import torch
+
+    from sublight.fix import optimizer
+    from sublight.fix import patch as patching
+    from sublight.report import console
+    from sublight.report import patch as report
+
+    if isinstance(target, torch.optim.Optimizer):
+        found = optimizer.patch_optimizer(target)
+    else:
+        found = patching.patch(target, batch, verify=verify, measure=measure)
+    if not quiet:
+        console.stdout().print(report.page(found))
+    return found
+
+
+def unpatch(target: Any) -> int:
+    """Undo `patch`; how many modules (or optimizers) had something of ours."""
+    import torch
+
+    from sublight.fix import optimizer
+    from sublight.fix import patch as patching
+
+    is_optimizer = isinstance(target, torch.optim.Optimizer)
+    return int(optimizer.unpatch_optimizer(target)) if is_optimizer else patching.unpatch(target)
+
+
+def patched(model: Any, batch: Any = None) -> AbstractContextManager[Patch]:
+    """`with sublight.patched(model):` patched inside the block, as it was after it."""
+    from sublight.fix import patch as patching
+
+    return patching.patched(model, batch)
+
+
+def graph(target: Any, **options: Any) -> Any:
+    """Calls of a function or module replayed as CUDA graphs, one for each shape; see sublight.fix.graph."""
+    from sublight.fix.graph import graph as capture
+
+    return capture(target, **options)
 
 
 class Profile(_Profile):

@@ -111,7 +111,12 @@ def listed(folder: str, name: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("folder", "record", "name"),
-    [("ops", "Op", "OPS"), ("limits", "Probe", "LIMITS"), ("diagnose/rules", "Rule", "RULES")],
+    [
+        ("ops", "Op", "OPS"),
+        ("limits", "Probe", "LIMITS"),
+        ("diagnose/rules", "Rule", "RULES"),
+        ("fix/rules", "Rule", "RULES"),
+    ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:
     found = defining(folder, record)

@@ -1,0 +1,85 @@
+"""One step of a model on a batch: its loss, its outputs, every parameter's gradient; and nothing else is changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sublight.op import BadInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a step gave, by name."""
+
+    outputs: Mapping[str, torch.Tensor]
+    gradients: Mapping[str, torch.Tensor]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {f"gradient of {name}": tensor for name, tensor in self.gradients.items()}
+        return {**self.outputs, **named}
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """The model on a batch: a tensor, positional arguments in a tuple or list, or named ones in a mapping."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss that a model gives; else the mean square of what it gives, which every parameter has a part in."""
+    named = outputs_of(output)
+    for name in ("loss", "output"):
+        if name in named and named[name].numel() == 1:
+            return named[name].reshape(())
+    values = [tensor for tensor in named.values() if tensor.is_floating_point()]
+    if not values:
+        raise BadInput("the model gives no tensor of floating point for this batch: nothing to compare")
+    return sum((tensor.double().square().mean() for tensor in values), torch.zeros((), dtype=torch.float64))
+
+
+def outputs_of(output: Any) -> dict[str, torch.Tensor]:
+    """Loss and logits of a Hugging Face model, else the tensors that it gives."""
+    if isinstance(output, torch.Tensor):
+        return {"output": output}
+    if isinstance(output, Mapping):
+        return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+    if isinstance(output, tuple | list):
+        tensors = [value for value in output if isinstance(value, torch.Tensor)]
+        return {f"output {number}": tensor for number, tensor in enumerate(tensors)}
+    return {}
+
+
+def step(model: torch.nn.Module, batch: Any) -> Step:
+    """Forward and backward in evaluation mode (no dropout); gradients, modes and random numbers are put back after."""
+    with _as_it_was(model), torch.enable_grad():
+        model.eval()
+        model.zero_grad(set_to_none=True)
+        output = call(model, batch)
+        outputs = {name: tensor.detach() for name, tensor in outputs_of(output).items()}
+        loss = loss_of(output)
+        if loss.requires_grad:
+            loss.backward()
+        gradients = {name: p.grad.detach() for name, p in model.named_parameters() if p.grad is not None}
+    return Step(outputs=outputs, gradients=gradients)
+
+
+@contextlib.contextmanager
+def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
+    kept = {parameter: parameter.grad for parameter in model.parameters()}
+    modes = {module: module.training for module in model.modules()}
+    on_gpu = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=on_gpu):
+        try:
+            yield
+        finally:
+            for parameter, grad in kept.items():
+                parameter.grad = grad
+            for module, mode in modes.items():
+                module.training = mode
