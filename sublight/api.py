@@ -16,7 +16,7 @@ from sublight.trace.capture import range, step
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
-    from sublight.fix.record import Patch
+    from sublight.fix.patch.record import Patch
     from sublight.limits.probe import Kind
     from sublight.op import Choice, Op
     from sublight.results import Limits, Run
@@ -81,8 +81,8 @@ def patch(target: Any, batch: Any = None, *, verify: Any = None, measure: Any = 
     """
     import torch
 
-    from sublight.fix import optimizer
-    from sublight.fix import patch as patching
+    from sublight.fix.patch import model as patching
+    from sublight.fix.patch import optimizer
     from sublight.report import console
     from sublight.report import patch as report
 
@@ -99,8 +99,8 @@ def unpatch(target: Any) -> int:
     """Undo `patch`; how many modules (or optimizers) had something of ours."""
     import torch
 
-    from sublight.fix import optimizer
-    from sublight.fix import patch as patching
+    from sublight.fix.patch import model as patching
+    from sublight.fix.patch import optimizer
 
     is_optimizer = isinstance(target, torch.optim.Optimizer)
     return int(optimizer.unpatch_optimizer(target)) if is_optimizer else patching.unpatch(target)
@@ -108,14 +108,14 @@ def unpatch(target: Any) -> int:
 
 def patched(model: Any, batch: Any = None) -> AbstractContextManager[Patch]:
     """`with sublight.patched(model):` patched inside the block, as it was after it."""
-    from sublight.fix import patch as patching
+    from sublight.fix.patch import model as patching
 
     return patching.patched(model, batch)
 
 
 def graph(target: Any, **options: Any) -> Any:
-    """Calls of a function or module replayed as CUDA graphs, one for each shape; see sublight.fix.graph."""
-    from sublight.fix.graph import graph as capture
+    """Calls of a function or module replayed as CUDA graphs, one for each shape; see sublight.fix.graph.callable."""
+    from sublight.fix.graph.callable import graph as capture
 
     return capture(target, **options)
 

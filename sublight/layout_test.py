@@ -115,7 +115,7 @@ def listed(folder: str, name: str) -> set[str]:
         ("ops", "Op", "OPS"),
         ("limits", "Probe", "LIMITS"),
         ("diagnose/rules", "Rule", "RULES"),
-        ("fix/rules", "Rule", "RULES"),
+        ("fix/patch/rules", "Rule", "RULES"),
     ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:

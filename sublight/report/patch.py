@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sublight import units
-from sublight.fix.record import Patch, Row
+from sublight.fix.patch.record import Patch, Row
 from sublight.report.tables import note, plain
 
 if TYPE_CHECKING:

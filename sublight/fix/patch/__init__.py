@@ -1,0 +1,1 @@
+"""Our ops in anybody's model: recognised by behaviour, set on the instance, verified, measured, undone."""

@@ -1,0 +1,360 @@
+"""A patched model computes what it did, keeps all that is not its forwards, and can be had back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sublight.fix.patch import model as patching  # noqa: E402
+from sublight.fix.patch.model import Asked, is_patched, patch, patched, unpatch  # noqa: E402
+from sublight.fix.patch.record import Left, Rule, Swap  # noqa: E402
+from sublight.fix.patch.rules.norm import NORM  # noqa: E402
+from sublight.op import BadInput  # noqa: E402
+from sublight.report import patch as report  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x))
+
+
+def model(width: int = 16) -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Block(width), Block(width), torch.nn.LayerNorm(width))
+
+
+def batch(width: int = 16) -> Any:
+    return torch.randn(4, width, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def always_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU where ours wins for every shape."""
+    monkeypatch.setattr(
+        patching, "_asked", lambda model, modules, swaps, batch: dict.fromkeys(swaps, Asked(wins=True, reason="told"))
+    )
+
+
+def gradients(found: Any, x: Any) -> list[Any]:
+    found.zero_grad()
+    found(x).square().mean().backward()
+    return [parameter.grad.clone() for parameter in found.parameters()]
+
+
+def count(found: Any) -> int:
+    return sum(is_patched(module) for module in found.modules())
+
+
+def test_values_and_gradients_stay_as_they_were() -> None:
+    plain, x = model(), batch()
+    swapped = copy.deepcopy(plain)
+    told = patch(swapped)
+    assert told.swapped == count(swapped) == 3
+    assert torch.equal(plain(x), swapped(x))
+    for mine, theirs in zip(gradients(swapped, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_our_forward_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    found = model()
+    patch(found)
+    monkeypatch.setattr("sublight.fix.patch.rules.norm.layer_norm", lambda x, *rest: calls.append(x) or x)
+    found(batch())
+    assert len(calls) == 3
+
+
+def test_unpatching_gives_everything_back() -> None:
+    found = model()
+    before = {name: dict(module.__dict__) for name, module in found.named_modules()}
+    patch(found)
+    assert unpatch(found) == 3
+    assert {name: dict(module.__dict__) for name, module in found.named_modules()} == before
+    assert unpatch(found) == 0
+
+
+def test_a_block_is_patched_only_inside() -> None:
+    found = model()
+    with patched(found) as told:
+        assert told.swapped == count(found) == 3
+    assert count(found) == 0
+    with pytest.raises(ZeroDivisionError), patched(found):
+        raise ZeroDivisionError
+    assert count(found) == 0
+
+
+def test_a_block_inside_a_patched_model_leaves_it_patched() -> None:
+    found = model()
+    patch(found)
+    with patched(found) as told:
+        assert told.rows == ()
+    assert count(found) == 3
+
+
+def test_patching_twice_changes_nothing_more() -> None:
+    found = model()
+    patch(found)
+    assert patch(found).rows == ()
+    assert unpatch(found) == 3 and count(found) == 0
+
+
+def test_state_dicts_names_and_hooks_are_untouched() -> None:
+    found, x = model(), batch()
+    seen: list[str] = []
+    found[2].register_forward_hook(lambda *_: seen.append("after"))
+    found[2].register_forward_pre_hook(lambda *_: seen.append("before"))
+    keys = list(found.state_dict())
+    patch(found)
+    assert list(found.state_dict()) == keys
+    found(x)
+    assert seen == ["before", "after"]
+    other = model()
+    other.load_state_dict(found.state_dict())
+
+
+def test_what_does_not_require_a_gradient_gets_none() -> None:
+    found = model()
+    found[0].norm.weight.requires_grad_(False)
+    patch(found)
+    found(batch()).sum().backward()
+    assert found[0].norm.weight.grad is None and found[0].norm.bias.grad is not None
+
+
+def test_a_copy_is_patched_and_has_its_own_weights() -> None:
+    found = model()
+    patch(found)
+    copied = copy.deepcopy(found)
+    assert count(copied) == 3
+    with torch.no_grad():
+        copied[2].weight.zero_()
+        copied[2].bias.zero_()
+    assert not copied(batch()).any() and found(batch()).any()
+
+
+def test_a_saved_model_comes_back_unpatched() -> None:
+    found, x = model(), batch()
+    patch(found)
+    file = io.BytesIO()
+    torch.save(found, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert count(loaded) == 0
+    assert torch.equal(loaded(x), found(x))
+
+
+def test_tied_modules_are_one() -> None:
+    found = model()
+    found[1].norm = found[0].norm
+    told = patch(found)
+    assert told.swapped == 2
+    assert unpatch(found) == 2
+
+
+def test_a_forward_that_somebody_else_set_is_left() -> None:
+    found = model()
+    own = found[2].forward
+    found[2].forward = own
+    told = patch(found)
+    assert {row.reason for row in told.rows if not row.is_swapped} == {"somebody else has set its forward"}
+    assert unpatch(found) == 2
+    assert found[2].__dict__["forward"] == own
+
+
+def test_autocast_keeps_its_own_rules() -> None:
+    found, x = model(), batch()
+    plain = copy.deepcopy(found)
+    patch(found)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found(x), plain(x)) and found(x).dtype == plain(x).dtype
+
+
+def test_checkpointing_recomputes_with_ours() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    found, x = model(), batch()
+    plain = gradients(found, x)
+    patch(found)
+    found.zero_grad()
+    checkpoint(found, x, use_reentrant=False).square().mean().backward()
+    for mine, theirs in zip((p.grad for p in found.parameters()), plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("is_patched_first", [True, False])
+def test_compiled_as_one_graph(is_patched_first: bool) -> None:
+    found, x = model(), batch()
+    expected = found(x)
+    if is_patched_first:
+        patch(found)
+    compiled = torch.compile(found, backend="eager", fullgraph=True)
+    if not is_patched_first:
+        patch(compiled)
+    assert count(found) == 3
+    assert torch.equal(compiled(x), expected)
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    import torch.distributed as distributed
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29611")
+    distributed.init_process_group("gloo", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_patched_first", [True, False])
+def test_wrapped_for_data_parallel_training(one_process: None, is_patched_first: bool) -> None:
+    found, x = model(), batch()
+    plain = gradients(found, x)
+    if is_patched_first:
+        patch(found)
+    wrapped = torch.nn.parallel.DistributedDataParallel(found)
+    if not is_patched_first:
+        patch(wrapped)
+    assert count(found) == 3
+    for mine, theirs in zip(gradients(wrapped, x), plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert unpatch(wrapped) == 3
+
+
+@pytest.mark.parametrize("is_patched_first", [True, False])
+def test_sharded(one_process: None, is_patched_first: bool) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    found, x = model(), batch()
+    plain = gradients(found, x)
+    mesh = init_device_mesh("cpu", (1,))
+    if is_patched_first:
+        patch(found)
+    for block in found[:2]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(found, mesh=mesh)
+    if not is_patched_first:
+        patch(found)
+    assert count(found) == 3
+    found.zero_grad()
+    found(x).square().mean().backward()
+    for parameter, theirs in zip(found.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), theirs)
+    assert unpatch(found) == 3
+
+
+# ------------------------------------------------------------------------------------------------ what pays
+
+
+def test_on_a_cpu_nothing_pays_and_it_says_so() -> None:
+    found = model()
+    told = patch(found, batch())
+    assert told.swapped == count(found) == 0
+    assert {row.reason for row in told.rows} == {"our kernels are for GPUs, this is on the cpu"}
+    assert report.sentence(told) == "nothing was swapped: our kernels are for GPUs, this is on the cpu"
+
+
+def test_what_the_batch_does_not_reach_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = torch.nn.ModuleDict({"used": Block(16), "unused": Block(16)})
+    found.forward = None  # type: ignore[assignment]
+    holder = torch.nn.Module()
+    holder.used, holder.unused = found["used"], found["unused"]
+    type(holder).__call__ = torch.nn.Module.__call__
+    monkeypatch.setattr(torch.nn.Module, "forward", lambda self, x: self.used(x), raising=False)
+    told = patch(holder, batch())
+    assert [row.reason for row in told.rows if "unused.norm" in row.names] == ["the batch does not reach it"]
+
+
+def wrong_rule(eps: float) -> Rule:
+    """LayerNorm with another eps."""
+
+    def find(module: Any, whole: Any) -> Swap | Left | None:
+        told = NORM.find(module, whole)
+        if not isinstance(told, Swap):
+            return told
+
+        def forward(self: Any, x: Any) -> Any:
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, eps)
+
+        return dataclasses.replace(told, rule="wrong", forward=forward)
+
+    return Rule(name="wrong", find=find)
+
+
+def test_a_right_swap_passes_verification(always_wins: None) -> None:
+    found = model()
+    told = patch(found, verify=batch())
+    assert told.verdict and told.verdict.is_right and count(found) == 3
+    assert len(told.verdict.errors) == 1 + len(list(found.parameters())), "the output and every gradient"
+    assert told.to_json()["is_right"] is True
+
+
+def test_a_wrong_swap_is_undone_and_reported(always_wins: None) -> None:
+    found, x = model(), batch()
+    expected = found(x)
+    told = patch(found, verify=x, rules=(wrong_rule(0.5),))
+    assert count(found) == 0 and torch.equal(found(x), expected)
+    assert told.swapped == 0 and told.rows[0].reason.startswith("undone: ")
+    assert "beyond 2 times PyTorch's error" in told.rows[0].reason
+    assert told.verdict and told.verdict.is_right, "what is left is as it was"
+
+
+def test_only_the_wrong_rule_is_undone(always_wins: None) -> None:
+    found = model()
+    found[2].eps = 1e-4  # unlike the others, so that it is looked at by itself
+    good = Rule(name="norm", find=lambda module, whole: None if module is found[2] else NORM.find(module, whole))
+    told = patch(found, verify=batch(), rules=(good, wrong_rule(0.5)))
+    assert {row.rule: row.is_swapped for row in told.rows} == {"norm": True, "wrong": False}
+    assert is_patched(found[0].norm) and not is_patched(found[2])
+    assert told.verdict and told.verdict.is_right
+
+
+def test_verification_leaves_gradients_modes_and_random_numbers(always_wins: None) -> None:
+    found, x = model(), batch()
+    found.train()
+    found[0].eval()
+    found[2].weight.grad = torch.full((16,), 7.0)
+    state = torch.get_rng_state()
+    patch(found, verify=x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.training and not found[0].training
+    assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None
+
+
+def test_a_swap_that_costs_time_is_undone(always_wins: None) -> None:
+    import time
+
+    def find(module: Any, whole: Any) -> Swap | Left | None:
+        told = NORM.find(module, whole)
+        if not isinstance(told, Swap):
+            return told
+
+        def forward(self: Any, x: Any) -> Any:
+            time.sleep(0.01)
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, 1e-5)
+
+        return dataclasses.replace(told, rule="slow", forward=forward)
+
+    found = model()
+    told = patch(found, measure=batch(), rules=(Rule(name="slow", find=find),))
+    assert count(found) == 0
+    assert told.rows[0].reason.startswith("undone: it cost ")
+    assert told.paid and told.paid.undone[0][0] == "slow" and told.paid.undone[0][1] > 0.02
+
+
+@pytest.mark.parametrize("given", [None, "model", torch.zeros(2), {}])
+def test_what_is_no_model_gets_one_line(given: Any) -> None:
+    with pytest.raises(BadInput, match="patch takes a torch"):
+        patch(given)

@@ -1,0 +1,59 @@
+"""Embedding tables: rows by number, a gradient that is the same bits every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sublight.fix.patch import probe
+from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.fix.patch.twin import answer, own, random, twin_of
+from sublight.ops.embedding import embedding
+
+ROWS = 8  # of the table in a trial
+
+
+def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
+    if not isinstance(module, torch.nn.Embedding):
+        return None
+    if reason := _why_not(module):
+        return Left(rule="embedding", reason=reason)
+    return _swap()
+
+
+def _why_not(module: torch.nn.Embedding) -> str:
+    for name, why in (
+        ("max_norm", "max_norm rewrites the table"),
+        ("scale_grad_by_freq", "its gradient is scaled by frequency"),
+        ("sparse", "its gradient is sparse"),
+    ):
+        if getattr(module, name):
+            return why
+    if type(module).forward is torch.nn.Embedding.forward:
+        return ""
+    if module._modules or set(module._parameters) != {"weight"}:
+        return "its forward is its own, and it has more than a table"
+    table = random(ROWS, module.weight.shape[1])
+    twin = twin_of(module, parameters={"weight": table})
+    twin.num_embeddings, twin.padding_idx = ROWS, None
+    ids = torch.tensor([[1, 0, 5], [7, 5, 2]])
+    result, reason = answer(twin, ids)
+    if result is not None and not probe.same(result, table[ids]):
+        reason = "its forward is its own, and no plain lookup (a scale, or positions)"
+    return reason
+
+
+def _swap() -> Swap:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1:
+            return own(self, *args, **kwargs)
+        return embedding(*args, self.weight, self.padding_idx)
+
+    def arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return (*args, *kwargs.values())[0], module.weight
+
+    return Swap(rule="embedding", op="embedding", forward=forward, arguments=arguments)
+
+
+EMBEDDING = Rule(name="embedding", find=find)

@@ -1,0 +1,168 @@
+"""Feed-forward blocks: down(act(gate(x)) * up(x)), gate and up apart or halves of one projection; down(act(up(x))).
+
+The projections and dropouts are still called as the modules they are, hooks, adapters, quantization and all; what is
+fused is what lies between them. Which is which is found by trying: stand-ins of low rank take the projections' places.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from sublight.fix.patch import probe
+from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.fix.patch.twin import Line, Shift, answer, first, is_hooked, is_leaf, own, twin_of
+from sublight.ops.activation import gelu, relu2
+from sublight.ops.gated import geglu, swiglu
+
+MOST_CHILDREN = 8
+TOKENS = 6
+GATED_OPS = {"silu": "swiglu", "gelu_tanh": "geglu", "gelu": "geglu"}
+PLAIN_OPS = {"gelu_tanh": "gelu_tanh", "gelu": "gelu", "relu2": "relu2"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A feed-forward block in its children's names."""
+
+    layout: Literal["apart", "gate first", "gate last", "plain"]  # of gate and up; plain: there is no gate
+    act: str
+    gate: str  # or both halves; of a plain block, the only projection before the activation
+    up: str = ""
+    down: str
+    inner: str = ""  # dropout before the last projection
+    outer: str = ""  # and after it
+    skipped: tuple[str, ...] = ()  # children that are not called any more
+
+
+def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
+    children = dict(module.named_children())
+    widths = {name: width for name, child in children.items() if (width := _width(child))}
+    drops = [name for name, child in children.items() if isinstance(child, torch.nn.Dropout)]
+    skipped = tuple(name for name, child in children.items() if name not in widths and name not in drops)
+    if len(widths) not in (2, 3) or len(children) > MOST_CHILDREN or any(p is not None for p in _own_tensors(module)):
+        return None
+    if any(not is_leaf(children[name]) for name in skipped):
+        return None
+    plans = [
+        plan
+        for plan in _plans(widths, drops, skipped)
+        if plan.layout != "plain" or not skipped  # the activation is a module: its own rule swaps it
+    ]
+    return _tried(module, widths, drops, plans) if plans else None
+
+
+def _tried(
+    module: torch.nn.Module, widths: dict[str, tuple[int, int]], drops: list[str], plans: list[Plan]
+) -> Swap | Left | None:
+    stand_ins: dict[str, torch.nn.Module] = {
+        name: Line(*width, seed=probe.SEED + 10 * i) for i, (name, width) in enumerate(widths.items())
+    }
+    stand_ins |= {name: Shift(0.5 + 0.3 * i) for i, name in enumerate(drops)}
+    twin, reason = twin_of(module, stand_ins), ""
+    for width in dict.fromkeys(widths[plan.gate][0] for plan in plans):  # it may go from narrow to wide, or back
+        x = probe.sample(1, TOKENS, width)
+        result, reason = answer(twin, x)
+        if not isinstance(result, torch.Tensor):
+            continue
+        tried = {plan: _far(_run(twin, plan, x), result) for plan in plans if widths[plan.gate][0] == width}
+        best = min(tried, key=lambda plan: tried[plan])  # not the first: the two gelus are near each other
+        if probe.same(result, _run(twin, best, x)):
+            hooked = [name for name in best.skipped if is_hooked(module.get_submodule(name))]
+            reason = f"{hooked[0]} has a hook, which would not be called" if hooked else ""
+            return Left(rule="mlp", reason=reason) if hooked else _swap(best)
+    has_act = plans[0].skipped or any(callable(value) for value in vars(module).values())
+    if not has_act or all(plan.layout == "plain" for plan in plans):
+        return None  # projections alone: attention, maybe
+    return Left(rule="mlp", reason=reason or "no product of an activation (silu, gelu) and a projection")
+
+
+def _width(child: Any) -> tuple[int, int] | None:
+    """Of a projection, in and out: nn.Linear, what wraps or quantizes one, GPT-2's Conv1D."""
+    for names in (("in_features", "out_features"), ("nx", "nf")):
+        found = tuple(getattr(child, name, None) for name in names)
+        if all(isinstance(size, int) and size > 0 for size in found):
+            return found  # type: ignore[return-value]
+    return None
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
+    yield from module._parameters.values()
+    yield from module._buffers.values()
+
+
+def _plans(widths: dict[str, tuple[int, int]], drops: list[str], skipped: tuple[str, ...]) -> Iterator[Plan]:
+    """Every block that has these widths."""
+    places = list(itertools.product(("", *drops), repeat=2))
+    places = [place for place in places if set(place) >= set(drops)]  # each dropout somewhere
+    for names, (inner, outer) in itertools.product(itertools.permutations(widths), places):
+        (width, hidden), (down, _) = widths[names[0]], widths[names[-1]]
+        rest: dict[str, Any] = {"down": names[-1], "inner": inner, "outer": outer, "skipped": skipped}
+        if len(names) == 3 and widths[names[1]] == (width, hidden) and down == hidden:
+            for act in GATED_OPS:
+                yield Plan(layout="apart", act=act, gate=names[0], up=names[1], **rest)
+        if len(names) == 2 and hidden == 2 * down:
+            for act in GATED_OPS:
+                yield Plan(layout="gate first", act=act, gate=names[0], **rest)
+                yield Plan(layout="gate last", act=act, gate=names[0], **rest)
+        if len(names) == 2 and hidden == down:
+            for act in PLAIN_OPS:
+                yield Plan(layout="plain", act=act, gate=names[0], **rest)
+
+
+def _run(module: Any, plan: Plan, x: torch.Tensor) -> Any:
+    gate = getattr(module, plan.gate)(x)
+    if plan.layout == "plain":
+        h = relu2(gate) if plan.act == "relu2" else gelu(gate, "tanh" if plan.act == "gelu_tanh" else "none")
+    else:
+        up = None  # gate holds both
+        if plan.layout == "apart":
+            up = getattr(module, plan.up)(x)
+        elif plan.layout == "gate last":
+            up, gate = gate.chunk(2, -1)
+        if plan.act == "silu":
+            h = swiglu(gate, up)
+        else:
+            h = geglu(gate, up, "tanh" if plan.act == "gelu_tanh" else "none")
+    if plan.inner:
+        h = getattr(module, plan.inner)(h)
+    y = getattr(module, plan.down)(h)
+    return getattr(module, plan.outer)(y) if plan.outer else y
+
+
+def _far(one: Any, other: Any) -> float:
+    is_alike = isinstance(other, torch.Tensor) and one.shape == other.shape
+    return float((one - other).abs().max()) if is_alike else float("inf")
+
+
+def _swap(plan: Plan) -> Swap:
+    ops = PLAIN_OPS if plan.layout == "plain" else GATED_OPS
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or any(is_hooked(getattr(self, name)) for name in plan.skipped):
+            return own(self, *args, **kwargs)
+        (x,) = args
+        weight = getattr(getattr(self, plan.down), "weight", None)
+        is_mixed = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
+        if is_mixed and not torch.is_autocast_enabled(x.device.type):
+            return own(self, x)  # T5 keeps its last projection in float32, and casts
+        return _run(self, plan, x)
+
+    def arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        x = first(args, kwargs)
+        is_cast = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
+        width = _width(getattr(module, plan.gate)) or (0, 0)
+        h = torch.empty((*x.shape[:-1], width[1]), dtype=dtype, device=x.device)  # as a projection gives it
+        return (h, h) if plan.layout == "apart" else (h,)
+
+    names = f"{plan.gate} and {plan.up}" if plan.up else plan.gate
+    what = f"{ops[plan.act]} of {names}" + (f", {plan.layout}" if plan.layout.startswith("gate") else "")
+    return Swap(rule="mlp", op=ops[plan.act], forward=forward, arguments=arguments, what=what)
+
+
+MLP = Rule(name="mlp", find=find)

@@ -1,0 +1,159 @@
+"""LayerNorm and RMSNorm over the last dimension, whoever wrote the module: a weight, maybe a bias, no children.
+
+What it adds under the root is read off its answer for a row so small that nothing else counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from sublight.fix.patch import probe
+from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.fix.patch.twin import answer, first, is_cast, keeps_16_bit, own, twin_of
+from sublight.ops.layer_norm import layer_norm
+from sublight.ops.rms_norm import rms_norm
+
+ROWS = 4  # each a hundredth of the one before
+NO_EPS = 1e-20
+WIDTH = 32  # of the input for a module without a weight, which does not tell
+OTHERS = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase, torch.nn.LocalResponseNorm)
+
+Kind = Literal["LayerNorm", "RMSNorm", "RMSNorm with 1 + weight"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    kind: Kind
+    weight: str = ""  # the parameter's name
+    bias: str = ""
+    eps: float | None = None  # None: PyTorch's, of the data type that it computes in
+
+
+def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
+    told = known(module)
+    return _swap(told) if isinstance(told, Norm) else told
+
+
+def known(module: torch.nn.Module) -> Norm | Left | None:
+    """Which norm it is, with its parameters' names and its eps."""
+    names = [name for name, p in module._parameters.items() if p is not None]
+    if module._modules or module._buffers or len(names) > 2 or isinstance(module, OTHERS):
+        return None
+    shapes = {tuple(module.get_parameter(name).shape) for name in names}
+    dims = {len(shape) for shape in shapes}
+    if len(getattr(module, "normalized_shape", ())) > 1:
+        return Left(rule="norm", reason="over several dimensions: our kernels take the last one")
+    if dims - {1} or len(shapes) > 1 or 0 in (size := shapes.pop() if shapes else (_width(module),)):
+        return None
+    twin = twin_of(module)
+    x = probe.sample(ROWS, 2, *size)
+    result, reason = answer(twin, x)
+    norm = _recognised(twin, names, x, result) if isinstance(result, torch.Tensor) else None
+    if norm is None:
+        looks_like_one = bool(names) and any("norm" in each.__name__.lower() for each in type(module).__mro__)
+        reason = reason or "neither LayerNorm nor RMSNorm with its parameters"
+        return Left(rule="norm", reason=reason) if looks_like_one else None
+    if not norm.weight:
+        return Left(rule="norm", reason=f"{norm.kind} without a weight: our kernels have one")
+    if not keeps_16_bit(twin, x):
+        return Left(rule="norm", reason="it gives another data type than it takes")
+    return norm
+
+
+def _width(module: Any) -> int:
+    sizes = getattr(module, "normalized_shape", (WIDTH,))
+    return sizes[0] if sizes and isinstance(sizes[0], int) else WIDTH
+
+
+def _recognised(twin: Any, names: list[str], x: torch.Tensor, result: torch.Tensor) -> Norm | None:
+    if result.shape != x.shape or not result.is_floating_point():
+        return None
+    for norm in _candidates(names):
+        eps = _eps(norm, twin, x, result)
+        if eps is None:
+            continue
+        found = Norm(kind=norm.kind, weight=norm.weight, bias=norm.bias, eps=None if eps < 0 else eps)
+        expected = _formula(found, twin, x)
+        if all(probe.same(one, other) for one, other in zip(result, expected, strict=True)):
+            return found
+    return None
+
+
+def _candidates(names: list[str]) -> Iterator[Norm]:
+    if len(names) == 2:
+        yield Norm(kind="LayerNorm", weight=names[0], bias=names[1])
+        yield Norm(kind="LayerNorm", weight=names[1], bias=names[0])
+        return
+    weight = names[0] if names else ""
+    yield Norm(kind="LayerNorm", weight=weight)
+    yield Norm(kind="RMSNorm", weight=weight)
+    if weight:
+        yield Norm(kind="RMSNorm with 1 + weight", weight=weight)
+
+
+def _eps(norm: Norm, twin: Any, x: torch.Tensor, result: torch.Tensor) -> float | None:
+    """What the smallest row tells of eps, if this is the norm; below 0 for PyTorch's own choice."""
+    weight, bias = _columns(norm, twin)
+    smallest, unit = x[-1], result[-1].double()
+    if bias is not None:
+        unit = unit - bias
+    if weight is not None:
+        unit = unit / weight
+    centred = smallest - smallest.mean(-1, keepdim=True) if norm.kind == "LayerNorm" else smallest
+    eps = float(((centred / unit).square() - centred.square().mean(-1, keepdim=True)).median())
+    if not math.isfinite(eps) or eps < -NO_EPS:
+        return None
+    if math.isclose(eps, torch.finfo(torch.float64).eps, rel_tol=1e-3):
+        return -1.0  # which it would not be for other data types
+    if eps < NO_EPS:
+        return 0.0
+    told = [value for value in vars(twin).values() if isinstance(value, float)]
+    exact = (value for value in told if math.isclose(value, eps, rel_tol=1e-3))
+    return next(exact, float(f"{eps:.3g}"))
+
+
+def _columns(norm: Norm, module: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    weight: Any = getattr(module, norm.weight) if norm.weight else None
+    if norm.kind == "RMSNorm with 1 + weight":
+        weight = 1 + weight
+    return weight, getattr(module, norm.bias) if norm.bias else None
+
+
+def _formula(norm: Norm, twin: Any, x: torch.Tensor) -> torch.Tensor:
+    weight, bias = _columns(norm, twin)
+    if norm.kind == "LayerNorm":
+        return F.layer_norm(x, x.shape[-1:], weight, bias, _eps_for(norm, x))
+    return F.rms_norm(x, x.shape[-1:], weight, _eps_for(norm, x))
+
+
+def _eps_for(norm: Norm, x: torch.Tensor) -> float:
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if norm.eps is None else norm.eps
+
+
+def _swap(norm: Norm) -> Swap:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1:
+            return own(self, *args, **kwargs)
+        (x,) = args
+        weight, bias = _columns(norm, self)
+        if weight is None or x.dtype != weight.dtype or is_cast(x):
+            return own(self, x)  # its own rules of promotion
+        if norm.kind == "LayerNorm":
+            return layer_norm(x, weight, torch.zeros_like(weight) if bias is None else bias, _eps_for(norm, x))
+        return rms_norm(x, weight, _eps_for(norm, x))
+
+    def arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        weight = getattr(module, norm.weight)
+        return (first(args, kwargs), weight, weight) if norm.kind == "LayerNorm" else (first(args, kwargs), weight)
+
+    op = "layer_norm" if norm.kind == "LayerNorm" else "rms_norm"
+    return Swap(rule="norm", op=op, forward=forward, arguments=arguments, what=norm.kind)
+
+
+NORM = Rule(name="norm", find=find)

@@ -1,0 +1,217 @@
+"""RoPE inside an attention's forward: the function of its module that turns q and k by cos and sin.
+
+Known by what it does to small tensors, beside tables as the model's own rotary embedding makes them: the pairs of a
+head are its two halves or neighbours, and the tables hold an angle once, or at both values of its pair.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from sublight.fix.patch import probe, rewrite
+from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.ops import rotary
+from sublight.ops.rope import rope
+from sublight.ops.rotary import STYLES, Pair, Style
+
+RULE = "rope"
+NAME = "__sublight_rope"
+Table = Literal["halves", "neighbours", "once"]  # where a table has an angle again: half a row on, next to it, nowhere
+# our kernels read an angle once, where they expect it: other pairs would agree on a CPU, which reads all, and not there
+TURNABLE = (
+    *(("half", "halves"), ("half", "once")),
+    *(("interleaved", "neighbours"), ("interleaved", "halves"), ("interleaved", "once")),
+)
+BATCH, TOKENS, HEADS, KV_HEADS, WIDTH = 2, 3, 4, 2, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turning:
+    """What a function does to q and k."""
+
+    style: Style
+    table: Table
+    partial: bool  # values beyond the tables' width pass through
+    widens: bool  # tables wider than q are taken, and the result is still of q's data type
+
+
+def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
+    """A forward that calls a function of its globals with (q, k, cos, sin)."""
+    try:
+        own = type(module).forward
+        function = rewrite.layers(own)[-1]
+    except rewrite.NotUnderstood:
+        return None
+    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    turners = {name: value for name, value in named.items() if callable(value) and takes_tables(value)}
+    if not turners:
+        return None
+    if len(turners) > 1:
+        return Left(rule=RULE, reason=f"its forward may call any of {', '.join(turners)}")
+    (name, turner), *_ = turners.items()
+    if len(_parameters(turner)) < 4 or "cos" not in _parameters(turner)[2]:
+        return Left(rule=RULE, reason=f"{name} does not take q, k, cos and sin")
+    tables = {kind for part in model.modules() for kind in tables_of(part)}
+    if len(tables) != 1:
+        return Left(rule=RULE, reason="no rotary embedding in the model shows how its tables are laid out")
+    turning = understood(turner, tables.pop())
+    if turning is None:
+        return Left(rule=RULE, reason=f"{name} is neither of our two ways to turn q and k")
+    try:
+        put = {NAME: turned_by(turning, turner)}
+        forward = rewrite.rebuilt(own, lambda tree: _renamed(tree, name), put)
+    except rewrite.NotUnderstood as reason:
+        return Left(rule=RULE, reason=str(reason))
+    return Swap(rule=RULE, op="rope", forward=forward, arguments=_arguments, what=f"{name}, {turning.style}")
+
+
+def takes_tables(function: Any) -> bool:
+    names = _parameters(function)
+    return any("cos" in name for name in names[1:]) and any("sin" in name for name in names[1:])
+
+
+def understood(function: Callable[..., Any], table: Table) -> Turning | None:
+    """What this function is, given tables of this layout."""
+    styles = [style for style in STYLES if (style, table) in TURNABLE]
+    style = next((style for style in styles if _agrees(function, style, table, WIDTH)), None)
+    if style is None:
+        return None
+    q, k, cos, sin = _inputs(table, WIDTH)
+    narrow = [x.half() for x in (q, k)]
+    kinds = {x.dtype for x in function(*narrow, cos.float(), sin.float())}
+    return Turning(
+        style=style,  # type: ignore[arg-type]
+        table=table,
+        partial=_agrees(function, style, table, WIDTH - 4),
+        widens=kinds == {torch.float16},
+    )
+
+
+def turned_by(turning: Turning, own: Callable[..., Any]) -> Callable[..., Any]:
+    """The function to call in place of `own`, which it calls itself where ours does not win or is not understood."""
+
+    def turn(q: Any, k: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
+        dim = named.get("unsqueeze_dim", 1)
+        if rest or set(named) - {"unsqueeze_dim"} or dim not in (1, 2) or not _fits(turning, q, k, cos, sin, dim):
+            return own(q, k, cos, sin, *rest, **named)
+        if rotary.why_not_ours(q, k, cos, sin):
+            return own(q, k, cos, sin, **named)
+        return turned(turning, q, k, cos, sin, dim)
+
+    return turn
+
+
+def turned(turning: Turning, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, dim: int) -> Pair:
+    """q and k by our op; heads lie in dimension `dim`, tables are (batch or 1, tokens, width)."""
+    if dim == 1:  # (b, h, t, d) -> (b, t, h, d)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    width = cos.shape[-1] * (2 if turning.table == "once" else 1)
+    if turning.style == "interleaved" and turning.table == "halves":
+        cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+    cos, sin, (batch, tokens) = cos.flatten(0, 1), sin.flatten(0, 1), q.shape[:2]
+    by: dict[str, Any] = {"style": turning.style, "rotary_dim": width}
+    if cos.shape[0] == tokens:
+        q, k = rope(q, k, cos, sin, **by)
+    elif all(x.stride(0) == tokens * x.stride(1) for x in (q, k)):  # one long sequence, each token with its own angles
+        pair = rope(q.flatten(0, 1)[None], k.flatten(0, 1)[None], cos, sin, **by)
+        q, k = (x[0].unflatten(0, (batch, tokens)) for x in pair)
+    else:
+        q, k = rope(q, k, cos, sin, torch.arange(batch * tokens, device=q.device).view(batch, tokens), **by)
+    return (q.transpose(1, 2), k.transpose(1, 2)) if dim == 1 else (q, k)
+
+
+def tables_of(module: torch.nn.Module) -> Iterator[Table]:
+    """How the tables are laid out that a rotary embedding gives for (x, positions); nothing from other modules."""
+    rates = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
+    if not rates:
+        return
+    small = copy.deepcopy(module).to("cpu")
+    x, positions = torch.zeros(1, TOKENS, WIDTH), torch.arange(1, TOKENS + 1)[None]
+    kinds = [name.removesuffix("_inv_freq") for name in rates if name.endswith("_inv_freq") and "original" not in name]
+    for kind in kinds or [""]:
+        try:
+            cos, sin = small(x, positions, kind) if kind else small(x, positions)
+        except Exception:  # whatever a stranger's forward may raise
+            continue
+        if cos.dim() == sin.dim() == 3:
+            yield _layout(cos, sin)
+
+
+def _layout(*tables: torch.Tensor) -> Table:
+    if any(x.shape[-1] % 2 for x in tables):
+        return "once"
+    if all(torch.equal(*x.chunk(2, -1)) for x in tables):
+        return "halves"
+    return "neighbours" if all(torch.equal(x[..., ::2], x[..., 1::2]) for x in tables) else "once"
+
+
+def _inputs(table: Table, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k = probe.sample(BATCH, HEADS, TOKENS, WIDTH, seed=1), probe.sample(BATCH, KV_HEADS, TOKENS, WIDTH, seed=2)
+    angles = torch.rand(BATCH, TOKENS, width // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 6
+    if table == "halves":
+        angles = torch.cat((angles, angles), -1)
+    elif table == "neighbours":
+        angles = angles.repeat_interleave(2, -1)
+    return q, k, angles.cos(), 1.5 * angles.sin()  # no true angles, so that nobody can take a table for the other's
+
+
+def _agrees(function: Callable[..., Any], style: Any, table: Table, width: int) -> bool:
+    """Whether the function turns as our op would, with heads before tokens and after."""
+    inputs = _inputs(table, width)
+    turning = Turning(style=style, table=table, partial=True, widens=False)
+    q, k, cos, sin = inputs
+    swapped = (q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    try:
+        results = [(function(*inputs), turned(turning, *inputs, 1))]
+        if "unsqueeze_dim" in _parameters(function):
+            results.append((function(*swapped, unsqueeze_dim=2), turned(turning, *swapped, 2)))
+        return all(len(theirs) == 2 and all(map(probe.same, theirs, ours)) for theirs, ours in results)
+    except Exception:  # whatever a stranger's function may raise
+        return False
+
+
+def _fits(turning: Turning, q: Any, k: Any, cos: Any, sin: Any, dim: int) -> bool:
+    if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)) or q.dim() != 4 or k.dim() != 4:
+        return False
+    if cos.dim() != 3 or sin.shape != cos.shape or cos.shape[0] not in (1, q.shape[0]):
+        return False
+    tokens, width = 3 - dim, cos.shape[-1] * (2 if turning.table == "once" else 1)
+    if q.shape[0] != k.shape[0] or not q.shape[tokens] == k.shape[tokens] == cos.shape[1]:
+        return False
+    if q.shape[-1] != k.shape[-1] or not (width == q.shape[-1] or (turning.partial and width < q.shape[-1])):
+        return False
+    return q.dtype == k.dtype and cos.dtype == sin.dtype and (cos.dtype == q.dtype or turning.widens)
+
+
+def _renamed(tree: ast.FunctionDef, name: str) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == name:
+            node.id = NAME
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Of the shape that matters to the choice: one head, as wide as the tables that the attention is given."""
+    given = (*args, *kwargs.values())
+    x = next((x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim() == 3), None)
+    x = next(module.parameters()).new_empty(1, 1, 2) if x is None else x
+    pairs = (x for x in given if isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], torch.Tensor))
+    cos, sin = next(pairs, (x[..., :2], x[..., :2]))
+    head = x.new_empty(*x.shape[:2], 1, max(2, cos.shape[-1]))
+    return head, head, cos[0], sin[0]
+
+
+ROPE = Rule(name=RULE, find=find)

@@ -1,0 +1,147 @@
+"""A module's twin, to be tried out: its class and its attributes, but random float64 parameters on the CPU, no hooks,
+and stand-ins for children that are too large to copy. What a twin does, the module does, whatever its class is called.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sublight.fix.patch import probe
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+RANK = 4  # of a stand-in's matrix
+
+
+class Line(torch.nn.Module):
+    """Stands in for a projection: affine, of its widths, of low rank, so that a large one costs nothing."""
+
+    def __init__(self, width: int, out: int, seed: int) -> None:
+        super().__init__()
+        first, second = random(width, RANK, seed=seed), random(RANK, out, seed=seed + 1)
+        self.register_buffer("first", first / width**0.5)
+        self.register_buffer("second", second / RANK**0.5)
+        self.register_buffer("shift", random(out, seed=seed + 2) / 2)
+        self.register_buffer("weight", random(0))  # for whoever asks for its data type
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.first @ self.second + self.shift  # type: ignore[operator]
+
+
+class Shift(torch.nn.Module):
+    """Stands in for dropout: it shows where it is called, and the same every time."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
+def random(*shape: int, seed: int = probe.SEED) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def twin_of(
+    module: torch.nn.Module,
+    stand_ins: Mapping[str, torch.nn.Module] | None = None,
+    parameters: Mapping[str, torch.Tensor] | None = None,
+) -> Any:
+    """The module is neither changed nor copied: what the twin shares with it is only what `forward` must not change."""
+    twin = copy.copy(module)
+    given = parameters or {}
+    mine = {
+        name: given.get(name) if name in given or p is None else random(*p.shape, seed=probe.SEED + i) * 0.3 + 0.2
+        for i, (name, p) in enumerate(module._parameters.items())
+    }
+    children = {
+        name: child if child is None else (stand_ins or {}).get(name) or twin_of(child)
+        for name, child in module._modules.items()
+    }
+    vars(twin).update(_parameters=mine, _modules=children, _compiled_call_impl=None)
+    vars(twin)["_buffers"] = {name: b if b is None else _plain(b) for name, b in module._buffers.items()}
+    vars(twin).update({name: OrderedDict() for name in HOOKS})
+    return twin
+
+
+def _plain(buffer: torch.Tensor) -> torch.Tensor:
+    buffer = buffer.detach().cpu()
+    return buffer.double() if buffer.is_floating_point() else buffer.clone()
+
+
+def answer(twin: Any, x: torch.Tensor) -> tuple[Any, str]:
+    """What its class's forward makes of x; or why that says nothing."""
+    answers = []
+    for training in (False, True):
+        twin.train(training)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the user gets them when he calls it
+                answers.append(type(twin).forward(twin, x.clone()))
+        except Exception as error:  # whatever a stranger's forward may raise
+            return None, f"its forward does not take one tensor ({type(error).__name__})"
+    if not probe.same(*answers):
+        return None, "it gives something else in training"
+    return answers[0], ""
+
+
+def keeps_16_bit(twin: Any, x: torch.Tensor) -> bool:
+    """Whether a 16-bit tensor, with 16-bit parameters, comes back as one."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = type(twin).forward(_narrowed(twin), x.bfloat16())
+    except Exception:  # whatever a stranger's forward may raise
+        return False
+    return isinstance(result, torch.Tensor) and result.dtype == torch.bfloat16
+
+
+def _narrowed(twin: Any) -> Any:
+    narrow = copy.copy(twin)
+    for kind in ("_parameters", "_buffers"):
+        found = vars(twin)[kind].items()
+        vars(narrow)[kind] = {name: x.bfloat16() if _is_real(x) else x for name, x in found}
+    return narrow
+
+
+def _is_real(x: torch.Tensor | None) -> bool:
+    return x is not None and x.is_floating_point()
+
+
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether somebody listens to its calls, so that none may be left out."""
+    return any(vars(module).get(name) for name in HOOKS)
+
+
+def is_leaf(module: torch.nn.Module) -> bool:
+    """Without children, parameters or buffers: it is its formula."""
+    return not (module._modules or module._parameters or module._buffers)
+
+
+def own(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The module's own forward, for calls that ours does not understand."""
+    return type(module).forward(module, *args, **kwargs)
+
+
+def first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The tensor that a module of one argument was called with."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def is_cast(x: torch.Tensor) -> bool:
+    """Whether autocast may make another data type of x: what is float32 already, no op but a product touches."""
+    return torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float32
