@@ -23,10 +23,10 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q -m 'not alone'
+	$(BIN)/python -m pytest -n 2 -q --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/python -m pytest -q -m alone
 
-# Every test of the ops on the CPU, of which `test` takes two thirds: about three minutes on two cores.
+# Every test of the ops on the CPU, of which `test` takes two fifths: about three minutes on two cores.
 thorough: $(READY)
 	SUBLIGHT_THOROUGH=1 $(BIN)/python -m pytest -n 2 -q sublight/ops
 

@@ -31,9 +31,9 @@ def consoles() -> list[tuple[str, str]]:
     return [(page.name, block) for page in PAGES for block in blocks(page, "console")]
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """The checkout's package, a cache of its own, a wide screen, and kernels that run without a GPU."""
-    given = {"TRITON_INTERPRET": "1"}
+def environment(folder: Path, *, interpreted: bool = True) -> dict[str, str]:
+    """The checkout's package, a cache of its own, a wide screen; kernels run without a GPU, or are compiled."""
+    given = {"TRITON_INTERPRET": "1" if interpreted else "0"}
     return {**os.environ, **given, "PYTHONPATH": str(ROOT), "SUBLIGHT_CACHE": str(folder / "cache"), "COLUMNS": "200"}
 
 
@@ -88,11 +88,10 @@ def test_shown_output_is_what_is_printed(page: str, block: str, tmp_path: Path) 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_runs(page: Path, tmp_path: Path) -> None:
     """A page's blocks follow one another; from a file, since Triton reads the source of its kernels."""
-    script = tmp_path / "blocks.py"
-    script.write_text("\n\n".join(blocks(page, "python")))
-    done = subprocess.run(
-        [sys.executable, script], env=environment(tmp_path), capture_output=True, text=True, timeout=COMMAND_S
-    )
+    script, code = tmp_path / "blocks.py", "\n\n".join(blocks(page, "python"))
+    script.write_text(code)
+    given = environment(tmp_path, interpreted="sublight.xray" not in code)
+    done = subprocess.run([sys.executable, script], env=given, capture_output=True, text=True, timeout=COMMAND_S)
     assert done.returncode == 0, done.stderr
 
 

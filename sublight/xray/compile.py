@@ -191,8 +191,10 @@ def _gapped(x: Any, *, flat: bool) -> Any:
     return wide.copy_(x)
 
 
-def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> Iterator[tuple[str, Compiled, str]]:
-    """Compile and judge: every specialisation, or of each kernel and data type the most demanding one."""
+def check(
+    ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool, quick: bool = False
+) -> Iterator[tuple[str, Compiled, str]]:
+    """Compile and judge: every specialisation; or of each kernel and data type (`quick`: each kernel) the largest."""
     for target in targets:
         for launch in limit_launches(target):
             compiled = compile_for(launch, target, look_for_narrow=True)
@@ -201,7 +203,7 @@ def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> I
     for op, target in itertools.product(ops, targets):
         launches = launches_of(op, (*op.shapes, *op.test_shapes), target)
         even = {_group(launch) for launch in launches if not is_odd(launch)}
-        for launch in launches if thorough else most_demanding(launches):
+        for launch in launches if thorough else most_demanding(launches, by_type=not quick):
             kernel = kernel_of(op, launch.kernel)
             if target not in kernel.targets:
                 continue
@@ -213,11 +215,11 @@ def check(ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool) -> I
             yield op.name, done[known], done[known].problem(kernel)
 
 
-def most_demanding(launches: list[Launch]) -> list[Launch]:
-    """Of each kernel and data type the one that holds most."""
+def most_demanding(launches: list[Launch], *, by_type: bool = True) -> list[Launch]:
+    """Of each kernel, and data type, the one that holds most."""
     best: dict[tuple[str, str], Launch] = {}
     for launch in launches:
-        group = _group(launch)
+        group = _group(launch) if by_type else (launch.kernel, "")
         if group not in best or launch.size > best[group].size:
             best[group] = launch
     return list(best.values())
@@ -228,7 +230,7 @@ def _group(launch: Launch) -> tuple[str, str]:
 
 
 def main() -> None:
-    """`python -m sublight.xray.compile [--all-targets]`: a line a kernel, exit 1 where one has a problem."""
+    """`python -m sublight.xray.compile [--quick | --all-targets]`: a line a kernel, exit 1 where one has a problem."""
     import os
     import sys
 
@@ -239,7 +241,7 @@ def main() -> None:
     everything = "--all-targets" in sys.argv[1:]
     targets = tuple(TARGETS) if everything else (90,)
     failed = count = 0
-    for owner, compiled, problem in check(OPS, targets, thorough=everything):
+    for owner, compiled, problem in check(OPS, targets, thorough=everything, quick="--quick" in sys.argv[1:]):
         launch = compiled.launch
         pointers = "/".join(sorted({kind for kind in launch.signature.values() if kind.startswith("*")}))
         blocks = " ".join(f"{name}={value}" for name, value in launch.constants.items())
