@@ -79,8 +79,6 @@ _Ops = Annotated[
         metavar="OP", help="Ops, as in softmax rms_norm; all of them unless told.", autocompletion=_op_names
     ),
 ]
-
-
 _Target = Annotated[
     list[str] | None,
     typer.Argument(metavar="SCRIPT|TRACE [-- ARGS]", help="A Python script with its arguments, a trace, or a folder."),
@@ -188,6 +186,7 @@ def explain(
     words: _Target = None,
     module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")] = "",
     diff: Annotated[bool, typer.Option("--diff", help="Compare two traces: explain --diff BEFORE AFTER.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Run it again with each cure: what that really saves.")] = False,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="Floors of this GPU.", autocompletion=_gpu_names)] = "",
     limits: Annotated[str, typer.Option(metavar="FILE", help="Floors from `limits --json FILE`.")] = "",
     trace: Annotated[str, typer.Option(metavar="FILE", help="Keep the recorded trace, .json or .json.gz.")] = "",
@@ -203,7 +202,7 @@ def explain(
     files = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
     files = {name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()}
     cli_output.check_apart(files.values(), [*(words or ())[:2], limits])
-    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, **files)
+    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, fix=fix, **files)
     if diff:
         return cli_explain.diff(words or [], module, wanted)
     status = cli_explain.explain(words or [], module, wanted)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sublight import cli_output
+from sublight import cli_fix, cli_output
 from sublight.op import BadInput
 from sublight.trace.load import is_trace
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
+    from sublight.fix.cure.record import Fixed
 
 
 NEEDED = {  # what the floors of a model's ops ask for
@@ -36,6 +37,7 @@ class Wanted:
     perfetto: str
     steps: int
     json: str
+    fix: bool = False  # also run the script again with each cure
     folder: str = field(default_factory=os.getcwd)  # where the user is; a script may go elsewhere
 
 
@@ -53,6 +55,8 @@ def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
         raise BadInput("one trace at a time: name a folder for several ranks, or use --diff BEFORE AFTER")
     if wanted.trace:
         raise BadInput("a trace is not recorded again: leave out --trace")
+    if wanted.fix:
+        raise BadInput("a trace cannot be run again with its cures: --fix takes a script")
     _report(_of_file(words[0], wanted), wanted, name=words[0])
     return 0
 
@@ -71,8 +75,8 @@ def diff(words: Sequence[str], module: str, wanted: Wanted) -> None:
     from sublight.diagnose.diff import diff as compare
     from sublight.report import explain_diff
 
-    if wanted.trace or wanted.html or wanted.perfetto:
-        raise BadInput("--diff compares in the terminal: leave out --trace, --html and --perfetto")
+    if wanted.trace or wanted.html or wanted.perfetto or wanted.fix:
+        raise BadInput("--diff compares in the terminal: leave out --trace, --html, --perfetto and --fix")
     found = compare(*(_of_file(word, wanted) for word in words))
     cli_output.show(explain_diff.page(found), found.to_json(), wanted.json)
 
@@ -110,7 +114,11 @@ def _script(words: Sequence[str], module: str, wanted: Wanted) -> int:
         command = " ".join(["python", *(("-m",) if module else ()), target, *args])
         explanation = explain_traces([captured.trace], gpu=wanted.gpu, limits_file=wanted.limits, source=command)
         explanation = replace(explanation, notes=(*explanation.notes, *captured.notes))
-        _report(explanation, wanted, name=target.rpartition(".")[2] if module else target)
+        fixed = None
+        if wanted.fix and not captured.interrupted:
+            run = cli_fix.Script(target=target, args=tuple(args), module=bool(module), folder=wanted.folder)
+            fixed = cli_fix.fix(explanation, run, say=_say)
+        _report(explanation, wanted, name=target.rpartition(".")[2] if module else target, fixed=fixed)
     finally:
         captured.trace_file.unlink(missing_ok=True)
     return captured.exit_code
@@ -158,7 +166,7 @@ def _keep(recorded: Path, wanted: Path) -> None:
     write_file(text, wanted)
 
 
-def _report(explanation: Explanation, wanted: Wanted, *, name: str) -> None:
+def _report(explanation: Explanation, wanted: Wanted, *, name: str, fixed: Fixed | None = None) -> None:
     from sublight.report import explain as report
 
     if wanted.perfetto:
@@ -171,7 +179,12 @@ def _report(explanation: Explanation, wanted: Wanted, *, name: str) -> None:
 
         page = page or os.path.join(wanted.folder, f"explain-{_stem(name)}.html")
         explain_page.write(explanation, Path(page))
-    cli_output.show(report.page(explanation), explanation.to_json(), wanted.json)
+    shown, data = report.page(explanation), explanation.to_json()
+    if fixed is not None:
+        from sublight.report import explain_fix
+
+        shown, data = explain_fix.page(shown, fixed), explain_fix.to_json(data, fixed)
+    cli_output.show(shown, data, wanted.json)
     if page and wanted.json != "-":
         _say(f"report: {os.path.relpath(page, wanted.folder)}")
 

@@ -14,6 +14,9 @@ import pytest
 from sublight import cli, cli_explain, nvml
 from sublight.diagnose import fakes as machine
 from sublight.diagnose.record import BREAKDOWN
+from sublight.fix import cure
+from sublight.fix.cure.graphed import GRAPH
+from sublight.fix.cure.optimizer import OPTIMIZER
 from sublight.results import write_json
 from sublight.trace import chrome_fakes
 
@@ -28,6 +31,18 @@ for step in range(30):
     optimizer.step()
     optimizer.zero_grad()
 print("trained with", *sys.argv[1:])
+sys.exit(3)
+"""
+UNFUSED = """\
+import sys
+import torch
+net = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(8)])
+x = torch.randn(8, 16)
+optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+for step in range(40):
+    net(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 sys.exit(3)
 """
 
@@ -236,6 +251,27 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
     assert (again["verdict"], again["step_s"]) == (found["verdict"], pytest.approx(found["step_s"]))
 
 
+def test_cures_are_tried_on_the_script_and_its_file_stays(
+    say: Say, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(cure, "CURES", (OPTIMIZER, GRAPH))
+    script = here / "train.py"
+    script.write_text(UNFUSED)
+    write_json(machine.limits("cpu").to_json(), here / "limits.json")
+    status, out, err = say("--limits", "limits.json", "--json", "found.json", "--fix", "train.py")
+    assert status == 3 and script.read_text() == UNFUSED
+    assert "running it again: fused optimizer" in err and "Traceback" not in err
+    assert "Tried on the script" in out and "fused=True" in out
+    found = json.loads((here / "found.json").read_bytes())
+    (tried,) = [each for each in found["fix"]["tried"] if each["names"] == ["fused optimizer"]]
+    assert tried["difference"] < 1e-4 and tried["verdict"] in ("saves", "no change", "slower")
+    saved = {finding["id"]: finding["real_saving_s"] for finding in found["findings"]}
+    assert saved["unfused-optimizer"] == pytest.approx(tried["real_s"])
+    assert saved.get("launch-bound") is None, "a graph is for a GPU"
+
+
 # ------------------------------------------------------------------------------------------------ one line
 
 
@@ -262,6 +298,8 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
         (("small.json", "--limits", "small.json"), "not a file of limits"),
         (("small.json", "--limits", "gone.json"), "not a file of limits"),
         (("small.json", "--trace", "kept.json"), "--trace"),
+        (("small.json", "--fix"), "--fix takes a script"),
+        (("--diff", "small.json", "small.json", "--fix"), "--fix"),
         (("small.json", "--steps", "0"), "--steps"),
         (("small.json", "--html", "words.json/page.html"), "words.json/page.html"),
         (("small.json", "--perfetto", "words.json/all.json"), "words.json/all.json"),

@@ -13,6 +13,7 @@ ROWS = (  # an import goes down, or stays inside its own part
     ("__main__",),
     ("cli", "api"),
     ("cli_bench", "cli_explain", "cli_xray"),
+    ("cli_fix",),
     ("cli_output",),
     ("report",),
     ("engines", "learn"),
@@ -116,6 +117,7 @@ def listed(folder: str, name: str) -> set[str]:
         ("limits", "Probe", "LIMITS"),
         ("diagnose/rules", "Rule", "RULES"),
         ("fix/patch/rules", "Rule", "RULES"),
+        ("fix/cure", "Cure", "CURES"),
     ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:

@@ -146,6 +146,7 @@ class Change:
     evidence: tuple[str, ...]
     fix: str
     edit: Edit
+    cure: str = ""  # the line that has us do it
     given: Edit | None = None  # another change that is assumed made: this one's saving comes on top
     rows: Ints | tuple[int, ...] = ()  # where it shows, as rows of the trace
     ops: tuple[str, ...] = ()

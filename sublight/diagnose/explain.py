@@ -203,6 +203,7 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         saving_s=saving_s,
         evidence=change.evidence,
         fix=change.fix,
+        cure=change.cure,
         places=places,
         ops=change.ops,
     )

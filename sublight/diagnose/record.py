@@ -45,6 +45,12 @@ class Finding:
     fix: str  # what to change, as code where code says it best
     places: tuple[Place, ...] = ()  # the first ones in the step that is drawn
     ops: tuple[str, ...] = ()  # names of the ops concerned
+    cure: str = ""  # the line that has us do it, where one has
+
+    @property
+    def code(self) -> str:
+        """The fix, and the line that has us do it where that is another."""
+        return f"{self.fix}\n# or, in one line:\n{self.cure}" if self.cure and self.cure not in self.fix else self.fix
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +59,7 @@ class Finding:
             "title": self.title,
             "evidence": list(self.evidence),
             "fix": self.fix,
+            "cure": self.cure,
             "places": [{"start_s": place.start_s, "end_s": place.end_s} for place in self.places],
             "ops": list(self.ops),
         }

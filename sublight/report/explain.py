@@ -240,7 +240,7 @@ def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterato
         bullet = Table.grid(padding=(0, 1, 0, 0))
         bullet.add_row(Text("·", style="dim"), Text(printable(words), style="dim"))
         yield Padding(bullet, (0, 0, 0, 3), expand=False)
-    for words in finding.fix.splitlines():  # line by line: code keeps its own indent
+    for words in finding.code.splitlines():  # line by line: code keeps its own indent
         yield Padding(Text(printable(words), style="green", overflow="fold"), (0, 0, 0, 6), expand=False)
     yield Text("")
 

@@ -241,7 +241,7 @@ def _card(index: int, finding: Finding, explanation: Explanation, room: Room) ->
         f'<span class="meter" aria-hidden="true"><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i></span>'
         f'</summary><ul>{evidence}</ul><div class="fix"><button type="button" class="copy">copy</button>'
         f'<pre tabindex="0" aria-label="The fix"><code>'
-        f"{escape(finding.fix[:long])}</code></pre></div>{foot}</details>"
+        f"{escape(finding.code[:long])}</code></pre></div>{foot}</details>"
     )
 
 

@@ -104,6 +104,14 @@ def test_names_are_neither_markup_nor_commands() -> None:
     assert "\x1b" not in text
 
 
+def test_the_line_that_has_us_do_it_stands_below_the_fix() -> None:
+    finding = dataclasses.replace(explain_fakes.findings()[0], fix="first\nsecond", cure="sublight.patch(model)")
+    text = "\n".join(printed(explain_fakes.explanation(findings=(finding,))))
+    assert re.search(r"second\s+# or, in one line:\s+sublight\.patch\(model\)", text)
+    assert dataclasses.replace(finding, cure="second").code == "first\nsecond", "not said twice"
+    assert finding.to_json()["cure"] == "sublight.patch(model)"
+
+
 def test_unknown_costs_are_told_as_such() -> None:
     rows = tuple(row for row in explain_fakes.ops() if row.floor_s is None)
     text = "\n".join(printed(explain_fakes.explanation(ops=rows), 120))

@@ -9,6 +9,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.model import WAITS, Model
+from sublight.fix.cure.cache import CACHE
 from sublight.trace.record import NONE
 
 
@@ -36,6 +37,7 @@ def check(case: Case) -> Change | None:
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX,
+        cure=CACHE.line,
         edit=edit,
         rows=rows,
     )

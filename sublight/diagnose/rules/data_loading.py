@@ -5,6 +5,7 @@ from __future__ import annotations
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.work import LOADING
+from sublight.fix.cure.workers import WORKERS
 from sublight.trace.record import Kind
 
 
@@ -25,6 +26,7 @@ def check(case: Case) -> Change | None:
             f"the device was idle meanwhile for {units.text(case.split.parts['data'], 's')} a step",
         ),
         fix=_MORE if workers else _WORKERS,
+        cure="" if workers else WORKERS.line,
         edit=lambda model: model.without("data"),
         rows=case.inside(rows),
     )

@@ -7,6 +7,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import PRODUCTS, Case, Change, Rule, edit_durations
 from sublight.diagnose.rules.no_tensor_cores import on_tensor_cores
+from sublight.fix.cure.autocast import AUTOCAST
 from sublight.trace.intervals import Floats
 
 MEMORY_FAMILIES = ("pointwise", "norm", "softmax", "dropout", "copy", "reduction", "fused", "loss")
@@ -44,6 +45,7 @@ def check(case: Case) -> Change | None:
             *(("counted on top of TF32: no-tensor-cores has the rest",) if given else ()),
         ),
         fix=_FIX,
+        cure=AUTOCAST.line,
         edit=edit_durations(events, seconds),
         given=given,
         rows=case.model.event_row[slow],

@@ -8,6 +8,7 @@ from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.model import COMPUTE, Model
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
+from sublight.fix.cure.graphed import GRAPH
 from sublight.trace.record import Ints
 
 GRAPH_LAUNCH_S = 10e-6  # of the host, once a step
@@ -36,6 +37,7 @@ def check(case: Case) -> Change | None:
             f"{'idle meanwhile' if case.on_gpu else 'between ops'}: {units.text(idle_s, 's')} a step",
         ),
         fix=_FIX if case.on_gpu else _CPU_FIX,
+        cure=GRAPH.line if case.on_gpu else "",
         edit=_graphed if case.on_gpu else _compiled,
         most_s=idle_s * (1 - _of_optimizer(case)),
         rows=_rows(case),

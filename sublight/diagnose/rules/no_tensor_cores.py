@@ -6,6 +6,7 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import PRODUCTS, Case, Change, Edit, Rule, edit_durations
+from sublight.fix.cure.tf32 import TF32
 from sublight.trace import costs
 from sublight.trace.intervals import Floats
 from sublight.trace.record import Ints
@@ -32,6 +33,7 @@ def check(case: Case) -> Change | None:
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_TF32 if single else _ALIGN,
+        cure=TF32.line if single else "",
         edit=edit_durations(events, seconds),
         rows=rows,
         ops=tuple(dict.fromkeys(case.items[at].name for at in items)),

@@ -7,6 +7,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule
 from sublight.diagnose.model import COPY, SMALL_COPY, Model
+from sublight.fix.cure.pinned import PINNED
 from sublight.trace.record import NONE, Ints
 
 PINNED_BYTES_PER_S = 25e9  # PCIe 4.0, where the link was not measured
@@ -32,6 +33,7 @@ def check(case: Case) -> Change | None:
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX if way == "from" else _BACK,
+        cure=PINNED.line if way == "from" else "",
         edit=overlapped(case, events),
         rows=rows,
     )

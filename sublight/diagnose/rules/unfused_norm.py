@@ -5,10 +5,11 @@ from __future__ import annotations
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.rules.unfused_pointwise import propose
+from sublight.fix.cure.norms import NORMS
 
 
 def check(case: Case) -> Change | None:
-    return propose(case, "norm", _title, _FIX)
+    return propose(case, "norm", _title, _FIX, NORMS.line)
 
 
 def _title(ops: float, groups: float, spent: float, fused: float) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, fuse
+from sublight.fix.cure.optimizer import line_for
 from sublight.op import Cost
 from sublight.trace.record import Kind
 
@@ -46,6 +47,7 @@ def check(case: Case) -> Change | None:
             f"{case.per_step(len(chosen)):.0f} ops a step to launch from the host",
         ),
         fix=_FUSED.format(name=name) if name in HAVE_FUSED else _OTHER,
+        cure=line_for(name) if name in HAVE_FUSED and case.on_gpu else "",
         edit=fuse(parts),
         rows=case.model.event_row[events],
         ops=tuple(dict.fromkeys(case.items[at].name for at in chosen))[:6],

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, fuse
 from sublight.diagnose.fusion import Kind
+from sublight.fix.cure.pointwise import POINTWISE
 
 LEAST = 0.01
 
 
 def check(case: Case) -> Change | None:
-    return propose(case, "pointwise", _title, _FIX)
+    return propose(case, "pointwise", _title, _FIX, POINTWISE.line)
 
 
-def propose(case: Case, kind: Kind, title: Callable[[float, float, float, float], str], fix: str) -> Change | None:
-    """A change that makes one kernel of each group of this kind."""
+def propose(
+    case: Case, kind: Kind, title: Callable[[float, float, float, float], str], fix: str, cure: str = ""
+) -> Change | None:
+    """A change that makes one kernel of each group of this kind; the cure is one of kernels, which a CPU has not."""
     skip = case.in_optimizer
     groups = [group for group in case.groups if group.kind == kind and not skip & set(group.items)]
     parts = [(case.events(group.items), group.fused_s) for group in groups]
@@ -41,6 +44,7 @@ def propose(case: Case, kind: Kind, title: Callable[[float, float, float, float]
             *((f"at {lines}",) if lines else ()),
         ),
         fix=fix,
+        cure=cure if case.on_gpu else "",
         edit=fuse(parts),
         rows=tuple(int(row) for events, _ in parts for row in case.model.event_row[events].tolist()),
         ops=ops,

@@ -1,0 +1,53 @@
+"""A float32 model's forward in bfloat16 where that serves: the user's to decide, so told as such."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sublight.fix.cure.first_call import at_first_call
+from sublight.fix.cure.record import Cure, Told
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "autocast"
+LINE = 'with torch.autocast("cuda", dtype=torch.bfloat16):'
+
+
+@contextlib.contextmanager
+def install(told: Told) -> Iterator[None]:
+    def act(models: list[torch.nn.Module]) -> None:
+        told.left[NAME] = "no model on a GPU was called"
+        for model in models:
+            if any(p.is_cuda for p in model.parameters()):
+                told.left.pop(NAME, None)
+                told.did[NAME] = "the model's products in bfloat16, its weights in float32"
+                model.forward = casting(model.forward, "cuda")
+
+    told.left[NAME] = "no module was called"
+    with at_first_call(act):
+        yield
+
+
+def casting(own: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """The forward inside autocast; what it gives is what autocast gives."""
+    import torch
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return own(*args, **kwargs)
+
+    return forward
+
+
+AUTOCAST = Cure(
+    name=NAME,
+    treats=("fp32-where-bf16-serves",),
+    line=LINE,
+    where="around the forward pass and the loss",
+    install=install,
+    needs_gpu=True,
+    tolerance=1e-2,
+)

@@ -1,0 +1,112 @@
+"""The process in which a script runs with cures: `python -m sublight.fix.cure.child REQUEST`, JSON in, JSON out.
+
+The script ends when its steps have been timed, at once and without its own clean-up: what it would do at its end is
+done by the run that the user started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sublight.fix import cure as cures
+from sublight.fix.cure.figures import Figures
+from sublight.fix.cure.graphed import NAME as GRAPH
+from sublight.fix.cure.record import Outcome, Told
+from sublight.fix.cure.timer import StepTimer
+
+
+class Child:
+    """One run of the script."""
+
+    def __init__(self, *, target: str, args: list[str], module: bool, names: list[str], result: str) -> None:
+        from sublight.trace import capture_script
+
+        self._target = capture_script.check(target, args, module=module)
+        self._cures = [cures.find(name) for name in names]
+        self._result = Path(result)
+        self.told = Told(script=self._target.file)
+        self._figures = Figures()
+        self._timer = StepTimer(self._leave)
+        self._stack = contextlib.ExitStack()
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        from sublight.trace import capture, capture_script
+
+        _seed()
+        with self._stack:
+            self._stack.enter_context(self._figures.watch())
+            for cure in self._cures:
+                self._stack.enter_context(cure.install(self.told))
+            self._timer.start()
+            os.register_at_fork(after_in_child=self._timer.abandon)
+            capture._Current.recorder = self._timer  # type: ignore[assignment]  # whom sublight.step() tells
+            ended = capture_script.run(self._target)
+            capture._Current.recorder = None
+            if os.getpid() != self._pid:
+                raise SystemExit(ended.exit_code)
+            self._timer.finish()
+        has_failed = ended.error is not None and not isinstance(ended.error, SystemExit)
+        self._write(error=_words(ended.error) if has_failed else self._why_not_timed())
+
+    def _leave(self) -> NoReturn:
+        """The window has ended, in the middle of the script."""
+        self._stack.close()
+        self._write()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _why_not_timed(self) -> str:
+        if self._timer.step_s is not None:
+            return ""
+        if not self._timer.steps_from:
+            return "no steps were found in it: sublight.step() at the end of each tells"
+        return f"it ended after {self._timer.seen} steps: too few to time"
+
+    def _write(self, error: str = "") -> None:
+        values, figures_of = self._figures.read()
+        outcome = Outcome(
+            step_s=self._timer.step_s,
+            spread_s=self._timer.spread_s,
+            steps=self._timer.steps,
+            steps_from=self._timer.steps_from,
+            figures=tuple(values),
+            figures_of=figures_of,
+            low_precision=self._figures.low_precision,
+            did=self.told.did,
+            left=self.told.left,
+            edits=tuple(self.told.edits if GRAPH not in self.told.left else _without_graph(self.told.edits)),
+            error=error,
+        )
+        self._result.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+
+
+def _without_graph(edits: list[Any]) -> list[Any]:
+    return [edit for edit in edits if "sublight.graph(" not in edit.text]
+
+
+def _words(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+
+
+def _seed() -> None:
+    """A script that leaves its random numbers to chance gets the same in every run, and can be compared."""
+    import torch
+
+    random.seed(0)
+    torch.manual_seed(0)
+    with contextlib.suppress(ImportError):
+        import numpy
+
+        numpy.random.seed(0)
+
+
+if __name__ == "__main__":
+    Child(**json.loads(sys.argv[1])).run()

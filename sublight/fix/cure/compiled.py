@@ -1,0 +1,49 @@
+"""A model's forward compiled by PyTorch, which makes one kernel of a chain that no op of ours is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sublight.fix.cure import place
+from sublight.fix.cure.first_call import at_first_call, has_parameters
+from sublight.fix.cure.record import Cure, Edit, Told
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "compile"
+LINE = "model = torch.compile(model)"
+
+
+@contextlib.contextmanager
+def install(told: Told) -> Iterator[None]:
+    def act(models: list[torch.nn.Module]) -> None:
+        import torch
+
+        told.left[NAME] = "its model is compiled already, or not on a GPU: a CPU's compiler takes longer than it saves"
+        for model in models:
+            if hasattr(model, "_orig_mod") or not any(p.is_cuda for p in model.parameters()):
+                continue
+            told.left.pop(NAME, None)
+            told.did[NAME] = "the model's forward compiled by torch.compile"
+            where = place.made(model)
+            model.forward = torch.compile(model.forward)  # not the call: hooks on the model stay outside
+            if where and has_parameters(model):
+                text = f"{where[2]} = torch.compile({where[2]})"
+                told.edit(Edit(kind="after", file=where[0], line=where[1], text=text))
+
+    told.left[NAME] = "no module was called"
+    with at_first_call(act):
+        yield
+
+
+COMPILE = Cure(
+    name=NAME,
+    treats=("unfused-pointwise", "unfused-attention"),
+    line=LINE,
+    where="after the model is made and moved",
+    install=install,
+    needs_gpu=True,
+)

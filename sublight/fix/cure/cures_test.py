@@ -1,0 +1,253 @@
+"""Each cure on a script's own objects: it changes what it says, keeps the numbers, tells where, and leaves again."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+
+from sublight.fix.cure import CURES, diff, find, pinned, treating  # noqa: E402
+from sublight.fix.cure.autocast import casting  # noqa: E402
+from sublight.fix.cure.first_call import at_first_call, models  # noqa: E402
+from sublight.fix.cure.optimizer import fuse, line_for  # noqa: E402
+from sublight.fix.cure.record import Told  # noqa: E402
+from sublight.fix.graph import callable as graphs  # noqa: E402
+from sublight.fix.graph.fake import Fake  # noqa: E402
+from sublight.fix.patch.model import is_patched  # noqa: E402
+
+
+def test_names_and_findings() -> None:
+    assert len({cure.name for cure in CURES}) == len(CURES)
+    assert {cure.name for cure in treating(["unfused-pointwise"])} == {"patch activations", "compile"}
+    assert treating(["host-sync"]) == []
+    assert line_for("AdamW") == "sublight.patch(optimizer)" and "fused=True" in line_for("SGD")
+
+
+@pytest.mark.parametrize("cure", CURES, ids=lambda cure: cure.name)
+def test_a_cure_that_finds_nothing_says_so_and_leaves_no_trace(cure: Any) -> None:
+    names = (torch.Tensor.to, torch.Tensor.cuda, torch.cuda.empty_cache, DataLoader.__init__, torch.nn.Module.__call__)
+    told = Told()
+    with cure.install(told):
+        pass
+    after = (torch.Tensor.to, torch.Tensor.cuda, torch.cuda.empty_cache, DataLoader.__init__, torch.nn.Module.__call__)
+    assert after == names and not told.edits
+    assert cure.name in told.left or cure.name in told.did
+
+
+def test_models_are_roots_and_the_called_one_comes_first() -> None:
+    other, model = torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2))
+    found = models(model[0])
+    assert found[0] is model and other in found and model[0] not in found
+    calls: list[Any] = []
+    with at_first_call(calls.append):
+        model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    assert len(calls) == 1
+
+
+def test_norms_and_activations_are_patched_apart() -> None:
+    told, x = Told(), torch.randn(4, 16)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.GELU())
+    before = model(x)
+    with find("patch norms").install(told):
+        model(x)
+    assert is_patched(model[0]) and not is_patched(model[2])
+    with find("patch activations").install(told):
+        model(x)
+    assert is_patched(model[2]) and set(told.did) == {"patch norms", "patch activations"} and not told.left
+    assert torch.allclose(model(x), before, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_an_optimizer_is_fused_at_its_first_step(kind: str) -> None:
+    told = Told()
+    nets = [torch.nn.Linear(4, 4) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizer = getattr(torch.optim, kind)(nets[0].parameters(), lr=0.1)
+    other = getattr(torch.optim, kind)(nets[1].parameters(), lr=0.1)
+
+    def step(net: Any, by: Any) -> None:
+        net(torch.ones(2, 4)).square().mean().backward()
+        by.step()
+        by.zero_grad()
+
+    with find("fused optimizer").install(told):
+        for _ in range(3):
+            step(nets[0], optimizer)
+    for _ in range(3):
+        step(nets[1], other)
+    assert optimizer.param_groups[0]["fused"] and told.did == {"fused optimizer": f"{kind}: fused=True"}
+    assert torch.allclose(nets[0].weight, nets[1].weight, atol=1e-6)
+    assert fuse(optimizer) == "it is fused already"
+    assert ("state" in fuse(other)) == bool(other.state)
+    assert fuse(torch.optim.Rprop(nets[0].parameters())) == "PyTorch has no fused one"
+
+
+def test_a_model_without_gradients_is_graphed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "Graph", functools.partial(graphs.Graph, backend=Fake()))
+    told, model = Told(), torch.nn.Linear(4, 4)
+    xs = [torch.randn(2, 4) for _ in range(8)]
+    with torch.no_grad():
+        eager = [model(x) for x in xs]
+        with find("graph").install(told):
+            model(xs[0])
+            given = [model(x) for x in xs]
+    assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True))
+    assert told.did == {"graph": "1 graph captured"} and "graph" not in told.left
+
+
+def test_a_model_that_trains_is_not_graphed() -> None:
+    told, model = Told(), torch.nn.Linear(4, 4)
+    with find("graph").install(told):
+        for _ in range(3):
+            model(torch.ones(1, 4)).sum().backward()
+    assert "step = sublight.graph(step)" in told.left["graph"] and not told.did
+
+
+def test_a_loader_gets_workers_unless_it_has_some() -> None:
+    class Stream(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter([1])
+
+    told, items = Told(), TensorDataset(torch.arange(4))
+    with find("loader workers").install(told):
+        assert DataLoader(items).num_workers > 0
+        assert DataLoader(items, num_workers=1).num_workers == 1
+        assert DataLoader(Stream()).num_workers == 0
+    assert DataLoader(items).num_workers == 0
+    assert "loader workers" in told.did
+
+
+def test_workers_shuffle_as_the_script_did() -> None:
+    def epochs() -> list[int]:
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(torch.arange(8)), shuffle=True)
+        return [int(item) for _ in range(3) for (item,) in loader]
+
+    before = epochs()
+    with find("loader workers").install(Told()):
+        assert epochs() == before
+
+
+def test_the_cache_is_kept() -> None:
+    told = Told()
+    with find("keep the cache").install(told):
+        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+    assert told.did and not told.left
+
+
+def test_which_copies_are_taken() -> None:
+    batch, small = torch.zeros(1 << 16), torch.zeros(4)
+    assert pinned.takes(small, ("cuda",), {}) is None
+    assert pinned.takes(batch, ("cpu",), {}) is None
+    assert pinned.takes(batch, (torch.float16,), {}) is None
+    assert pinned.takes(batch, ("cuda", torch.float16), {}) is None  # the cast is the script's own
+    assert pinned.takes(torch.nn.Parameter(batch), ("cuda",), {}) is None
+    assert pinned.takes(batch, ("nowhere",), {}) is None
+
+
+def test_a_batch_that_comes_again_is_pinned_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+            asked.append((address, size))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(pinned, "MOST_BYTES", 3 << 10)
+    copier = pinned.Copier(torch.Tensor.to, Told())
+    batches = torch.zeros(2, 256)
+    assert not copier._pin(batches[0]) and copier._pin(batches[1]), "two views of one tensor"
+    assert copier._pin(batches[0]) and asked == [(batches.data_ptr(), 2048)]
+    assert not any(copier._pin(torch.zeros(64)) for _ in range(4)), "new ones each time, maybe at one address"
+    large = torch.zeros(512)
+    assert not copier._pin(large) and not copier._pin(large), "over the budget"
+
+
+def test_autocast_around_a_forward() -> None:
+    layer = torch.nn.Linear(4, 4)
+    assert (
+        casting(layer.forward, "cpu")(torch.ones(1, 4)).dtype == torch.bfloat16 and layer.weight.dtype == torch.float32
+    )
+
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.GELU())
+
+    def run(self):
+        return self.model(torch.ones(1, 4))
+
+def train(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    torch.cuda.empty_cache()
+
+Trainer().run()
+loader = DataLoader(TensorDataset(torch.ones(4)))
+model = torch.nn.LayerNorm(4)
+train(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "text"),
+    [
+        ("patch norms", 6, "sublight.patch(self.model)"),
+        ("patch activations", 6, "sublight.patch(self.model)"),
+        ("fused optimizer", 12, "fused=True"),
+        ("loader workers", 18, "num_workers="),
+        ("keep the cache", 15, "pass  # torch.cuda.empty_cache() is left out"),
+    ],
+)
+def test_where_the_line_goes(tmp_path: Path, name: str, line: int, text: str) -> None:
+    file, told = tmp_path / "train.py", Told()
+    file.write_text(SCRIPT)
+    with find(name).install(told):
+        exec(compile(SCRIPT, str(file), "exec"), {"__name__": "__main__"})
+    edit = told.edits[0]
+    assert (edit.file, edit.line) == (str(file), line) and edit.text.startswith(text)
+    after = diff.edited(SCRIPT, told.edits)
+    assert text in after and compile(after, "after", "exec")
+
+
+@pytest.mark.gpu
+def test_batches_come_whole_through_pinned_memory() -> None:
+    told = Told()
+    batches = [torch.randn(1 << 18) for _ in range(2)]
+    with find("pinned copies").install(told):
+        for number in range(6):
+            batch = batches[number % 2]
+            batch.fill_(number)
+            moved = batch.to("cuda")
+            batch.fill_(-1)  # at once: what was copied must be what stood there
+            assert moved.mean().item() == number
+            fresh = torch.full((1 << 18,), float(number)).cuda()
+            assert fresh.mean().item() == number
+    assert told.did and not told.left
+    assert batches[0].to("cuda").sum().item() == -(1 << 18)
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_is_graphed_and_right() -> None:
+    told, model = Told(), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
+    xs = [torch.randn(8, 64, device="cuda") for _ in range(12)]
+    with torch.no_grad():
+        eager = [model(x) for x in xs]
+        with find("graph").install(told):
+            model(xs[0])
+            given = [model(x) for x in xs]
+    assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True)) and told.did

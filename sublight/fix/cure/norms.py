@@ -1,0 +1,17 @@
+"""Norms by our kernels, the sum before them included."""
+
+from __future__ import annotations
+
+import contextlib
+
+from sublight.fix.cure.patching import LINE, WHERE, patched
+from sublight.fix.cure.record import Cure, Told
+
+NAME = "patch norms"
+
+
+def install(told: Told) -> contextlib.AbstractContextManager[None]:
+    return patched(told, NAME, ("norm", "residual_norm"))
+
+
+NORMS = Cure(name=NAME, treats=("unfused-norm",), line=LINE, where=WHERE, install=install)

@@ -1,0 +1,42 @@
+"""Products of float32 on the tensor cores, with 10 bits of mantissa: the user's to decide, so told as such."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from sublight.fix.cure.record import Cure, Edit, Told
+
+NAME = "TF32"
+LINE = 'torch.set_float32_matmul_precision("high")'
+
+
+@contextlib.contextmanager
+def install(told: Told) -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        told.left[NAME] = "the script has it already"
+    elif not torch.cuda.is_available():
+        told.left[NAME] = "no GPU that torch can use here"
+    else:
+        told.did[NAME] = "products of float32 on the tensor cores, with 10 bits of mantissa"
+        torch.set_float32_matmul_precision("high")
+        if told.script:
+            told.edit(Edit(kind="import", file=told.script, line=0, text=LINE))
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+TF32 = Cure(
+    name=NAME,
+    treats=("no-tensor-cores",),
+    line=LINE,
+    where="once, before the model runs",
+    install=install,
+    needs_gpu=True,
+    tolerance=1e-2,
+)

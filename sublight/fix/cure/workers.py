@@ -1,0 +1,59 @@
+"""Batches made by workers beside the step, where the script's loader has none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from sublight.fix.cure import place
+from sublight.fix.cure.record import Cure, Edit, Told
+
+NAME = "loader workers"
+MOST = 8
+LINE = "DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True, persistent_workers=True, prefetch_factor=4)"
+
+
+@contextlib.contextmanager
+def install(told: Told) -> Iterator[None]:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    own, own_iter = DataLoader.__init__, DataLoader.__iter__
+    count = max(1, min(MOST, (os.cpu_count() or 1) - 1))
+
+    def loader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 5 and not kwargs.get("num_workers"):  # the sixth argument is num_workers
+            if isinstance(dataset, IterableDataset):
+                told.left[NAME] = "an IterableDataset must share its items among workers itself"
+            else:
+                kwargs |= {"num_workers": count, "persistent_workers": True}
+                told.left.pop(NAME, None)
+                told.did[NAME] = f"{count} worker{'s' * (count > 1)} for each loader that had none"
+                if where := place.calling():
+                    text = f"num_workers={count}, persistent_workers=True"
+                    told.edit(Edit(kind="argument", file=where[0], line=where[1], text=text, call="DataLoader"))
+        own(self, dataset, *args, **kwargs)
+
+    def iterate(self: Any) -> Any:
+        if self.persistent_workers and self._iterator is not None:
+            # workers that stay draw no seed in later epochs: drawn for them, the shuffle is what it was, and comparable
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return own_iter(self)
+
+    told.left[NAME] = "the script makes no DataLoader without workers"
+    DataLoader.__init__, DataLoader.__iter__ = loader, iterate  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        DataLoader.__init__, DataLoader.__iter__ = own, own_iter  # type: ignore[method-assign]
+
+
+WORKERS = Cure(
+    name=NAME,
+    treats=("data-loading",),
+    line=LINE,
+    where="where the loader is made",
+    install=install,
+)
