@@ -34,7 +34,13 @@ def consoles() -> list[tuple[str, str]]:
 def environment(folder: Path, *, interpreted: bool = True) -> dict[str, str]:
     """The checkout's package, a cache for these tests, a wide screen; kernels run without a GPU, or are compiled."""
     given = {"TRITON_INTERPRET": "1" if interpreted else "0"}
-    return {**os.environ, **given, "PYTHONPATH": str(ROOT), "SUBLIGHT_CACHE": str(folder.parent / "cache"), "COLUMNS": "200"}
+    return {
+        **os.environ,
+        **given,
+        "PYTHONPATH": str(ROOT),
+        "SUBLIGHT_CACHE": str(folder.parent / "cache"),
+        "COLUMNS": "200",
+    }
 
 
 def sublight(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
