@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
 
-from sublight.fix.cure import CURES, diff, find, pinned, treating  # noqa: E402
+from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating  # noqa: E402
 from sublight.fix.cure.autocast import casting  # noqa: E402
 from sublight.fix.cure.first_call import at_first_call, models  # noqa: E402
 from sublight.fix.cure.optimizer import fuse, line_for  # noqa: E402
@@ -20,6 +22,14 @@ from sublight.fix.cure.record import Told  # noqa: E402
 from sublight.fix.graph import callable as graphs  # noqa: E402
 from sublight.fix.graph.fake import Fake  # noqa: E402
 from sublight.fix.patch.model import is_patched  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of other tests live in this process, too: a cure acts on all that it sees."""
+    others = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
+    seen = SimpleNamespace(get_objects=lambda: [thing for thing in gc.get_objects() if id(thing) not in others])
+    monkeypatch.setattr(first_call, "gc", seen)
 
 
 def test_names_and_findings() -> None:

@@ -14,11 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sublight.fix.patch import model as patching  # noqa: E402
+from sublight.fix.patch import pay  # noqa: E402
 from sublight.fix.patch.model import Asked, is_patched, patch, patched, unpatch  # noqa: E402
+from sublight.fix.patch.pay import Timed  # noqa: E402
 from sublight.fix.patch.record import Left, Rule, Swap  # noqa: E402
 from sublight.fix.patch.rules.norm import NORM  # noqa: E402
 from sublight.op import BadInput  # noqa: E402
 from sublight.report import patch as report  # noqa: E402
+from sublight.results import Samples  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -266,14 +269,16 @@ def test_on_a_cpu_nothing_pays_and_it_says_so() -> None:
     assert report.sentence(told) == "nothing was swapped: our kernels are for GPUs, this is on the cpu"
 
 
-def test_what_the_batch_does_not_reach_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = torch.nn.ModuleDict({"used": Block(16), "unused": Block(16)})
-    found.forward = None  # type: ignore[assignment]
-    holder = torch.nn.Module()
-    holder.used, holder.unused = found["used"], found["unused"]
-    type(holder).__call__ = torch.nn.Module.__call__
-    monkeypatch.setattr(torch.nn.Module, "forward", lambda self, x: self.used(x), raising=False)
-    told = patch(holder, batch())
+def test_what_the_batch_does_not_reach_is_left() -> None:
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = Block(16), Block(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    told = patch(Half(), batch())
     assert [row.reason for row in told.rows if "unused.norm" in row.names] == ["the batch does not reach it"]
 
 
@@ -333,25 +338,39 @@ def test_verification_leaves_gradients_modes_and_random_numbers(always_wins: Non
     assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None
 
 
-def test_a_swap_that_costs_time_is_undone(always_wins: None) -> None:
-    import time
+def timings(monkeypatch: pytest.MonkeyPatch, found: Any, cost_s: float) -> None:
+    """A step takes 10 ms, and so much more or less for every module of ours."""
 
-    def find(module: Any, whole: Any) -> Swap | Left | None:
-        told = NORM.find(module, whole)
-        if not isinstance(told, Swap):
-            return told
+    def timed(model: Any, batch: Any) -> Timed:
+        step_s = 0.010 + cost_s * count(found)
+        return Timed(samples=Samples(times_s=(step_s, 1.01 * step_s, 0.99 * step_s), method="wall"), peak_bytes=None)
 
-        def forward(self: Any, x: Any) -> Any:
-            time.sleep(0.01)
-            return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, 1e-5)
+    monkeypatch.setattr(pay, "timed", timed)
 
-        return dataclasses.replace(told, rule="slow", forward=forward)
 
+def test_a_swap_that_costs_time_is_undone(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = model()
-    told = patch(found, measure=batch(), rules=(Rule(name="slow", find=find),))
+    timings(monkeypatch, found, 0.002)
+    told = patch(found, measure=batch())
     assert count(found) == 0
-    assert told.rows[0].reason.startswith("undone: it cost ")
-    assert told.paid and told.paid.undone[0][0] == "slow" and told.paid.undone[0][1] > 0.02
+    assert told.rows[0].reason == "undone: it cost 6.00 ms a step"
+    assert told.paid and told.paid.speedup == 1
+
+
+def test_a_swap_that_pays_stays(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = model()
+    timings(monkeypatch, found, -0.002)
+    told = patch(found, measure=batch())
+    assert count(found) == 3 and told.swapped == 3
+    assert told.paid and told.paid.undone == () and told.paid.speedup == pytest.approx(2.5)
+
+
+def test_a_real_step_is_timed_and_leaves_gradients() -> None:
+    found = model()
+    found[2].weight.grad = torch.full((16,), 7.0)
+    told = pay.timed(found, batch(), time_limit_s=0.05)
+    assert told.samples.n >= 3 and told.samples.median_s > 0 and told.peak_bytes is None
+    assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None
 
 
 @pytest.mark.parametrize("given", [None, "model", torch.zeros(2), {}])
