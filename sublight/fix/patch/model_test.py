@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,12 +212,16 @@ def test_compiled_as_one_graph(is_patched_first: bool) -> None:
 
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
+    """A group of one; PyTorch sets an excepthook that names the rank, and leaves it there."""
     import torch.distributed as distributed
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29611")
-    distributed.init_process_group("gloo", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
+    with pytest.MonkeyPatch.context() as kept:
+        kept.setattr(sys, "excepthook", sys.excepthook)
+        kept.setenv("MASTER_ADDR", "127.0.0.1")
+        kept.setenv("MASTER_PORT", "29611")
+        distributed.init_process_group("gloo", rank=0, world_size=1)
+        yield
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("is_patched_first", [True, False])
