@@ -23,9 +23,9 @@ from sublight.xray.ptx.accesses import Followed
 from sublight.xray.ptx.moved import ELSEWHERE
 from sublight.xray.ptx.transactions import SECTOR_BYTES
 from sublight.xray.record import Access, Code
+from sublight.xray.sass.mix import SCHEDULERS
 from sublight.xray.sass.turns import Turns
 
-SCHEDULERS = 4  # of an SM: each issues one instruction of one warp a clock
 L1_BYTES_PER_CLOCK = 128  # of an SM: CUDA's documents give the L1 the width of shared memory, which it is part of
 L2_BYTES_PER_CLOCK = 64  # of an SM, from and to the L2: what the "Dissecting" papers measured from Volta to Hopper
 WHOLE = 0.6  # of a tensor's bytes: where three blocks promise so much, all of them move all of it

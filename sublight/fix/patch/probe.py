@@ -1,45 +1,28 @@
 """Recognition by behaviour: a module is what it does to a small random input, whatever its class is called.
 
-A module's forward is tried on a copy of it in float64 on the CPU, beside what is suspected of it. Equal within what a
+A module's twin (`twin.py`) is tried in float64 on the CPU, beside what is suspected of it. Equal within what a
 cast to float32 inside it costs, on values that tell formulas apart (rows so small that eps counts among them), is proof
 enough for a swap that `verify` can still check on the user's batch.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 
-LARGE = 2**20  # numbers, from which on float32 will do
-SPREAD, MEAN = 0.3, 0.2
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 CLOSE = 1e-5  # of the largest value: a cast to float32 leaves 1e-7, the wrong formula 1e-2
 SEED = 0x5B11
-
-
-def shrunk(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy on the CPU for inference, without hooks, with parameters of its own that are no ones or zeros.
-
-    In float64, or float32 where it is large. The parameters themselves are never copied: they may be on a GPU, sharded
-    over several, or on none.
-    """
-    generator = torch.Generator().manual_seed(SEED)
-    numbers = sum(parameter.numel() for parameter in module.parameters())
-    dtype = torch.float64 if numbers < LARGE else torch.float32
-    memo: dict[int, Any] = {
-        id(parameter): torch.nn.Parameter(
-            torch.randn(parameter.shape, generator=generator, dtype=dtype) * SPREAD + MEAN, requires_grad=False
-        )
-        for parameter in module.parameters()
-    }
-    copied = copy.deepcopy(module, memo).to(device="cpu", dtype=dtype).eval()
-    for each in copied.modules():
-        for name in HOOKS:
-            each.__dict__[name] = type(each.__dict__[name])()
-    return copied
 
 
 def fingerprint(module: torch.nn.Module) -> Hashable:
@@ -50,7 +33,7 @@ def fingerprint(module: torch.nn.Module) -> Hashable:
             type(each),
             tuple(sorted((key, _plain(value)) for key, value in each.__dict__.items() if not key.startswith("_"))),
             tuple((key, tuple(p.shape), p.dtype) for key, p in each.named_parameters(recurse=False)),
-            tuple(bool(each.__dict__[hooks]) for hooks in HOOKS),
+            tuple(bool(each.__dict__.get(hooks)) for hooks in HOOKS),
         )
         for name, each in module.named_modules()
     )

@@ -14,15 +14,6 @@ import torch
 
 from sublight.fix.patch import probe
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 RANK = 4  # of a stand-in's matrix
 
 
@@ -74,7 +65,7 @@ def twin_of(
     }
     vars(twin).update(_parameters=mine, _modules=children, _compiled_call_impl=None)
     vars(twin)["_buffers"] = {name: b if b is None else _plain(b) for name, b in module._buffers.items()}
-    vars(twin).update({name: OrderedDict() for name in HOOKS})
+    vars(twin).update({name: OrderedDict() for name in probe.HOOKS})
     return twin
 
 
@@ -124,7 +115,7 @@ def _is_real(x: torch.Tensor | None) -> bool:
 
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether somebody listens to its calls, so that none may be left out."""
-    return any(vars(module).get(name) for name in HOOKS)
+    return any(vars(module).get(name) for name in probe.HOOKS)
 
 
 def is_leaf(module: torch.nn.Module) -> bool:

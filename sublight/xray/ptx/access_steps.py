@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.copy_steps import Copier
 from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_BYTES, SHARED_REGION, Memory
 from sublight.xray.ptx.numbers import BITS, Array, Kind
-from sublight.xray.ptx.transactions import WARP
 from sublight.xray.record import AccessKind, Space
 
 if TYPE_CHECKING:

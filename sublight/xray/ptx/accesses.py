@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sublight.op import BadInput
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.entry import Entry, parse_entry
 from sublight.xray.ptx.indirect import indirect
 from sublight.xray.ptx.machine import MOST_STEPS, Stop
@@ -20,7 +21,7 @@ from sublight.xray.ptx.moved import Moved, Mover
 from sublight.xray.ptx.numbers import Array
 from sublight.xray.ptx.start import start_of
 from sublight.xray.ptx.steps import follow
-from sublight.xray.ptx.transactions import SECTOR_BYTES, WARP, matrix_wavefronts_of, sectors_of, wavefronts_of
+from sublight.xray.ptx.transactions import SECTOR_BYTES, matrix_wavefronts_of, sectors_of, wavefronts_of
 from sublight.xray.record import Access, AccessKind, Code, Finding, Place, Space
 
 _WAYS: dict[AccessKind, tuple[str, ...]] = {

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.numbers import Kind
-from sublight.xray.ptx.transactions import WARP
 from sublight.xray.record import AccessKind
 
 if TYPE_CHECKING:

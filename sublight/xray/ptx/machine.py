@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.entry import Entry
 from sublight.xray.ptx.memory import SHARED_BYTES, GlobalMemory, Memory
 from sublight.xray.ptx.numbers import Array
-from sublight.xray.ptx.transactions import WARP
 from sublight.xray.record import AccessKind, Place, Space
 
 MOST_STEPS = 100_000

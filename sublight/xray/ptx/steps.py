@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.access_steps import Accessor
 from sublight.xray.ptx.arithmetic import BOOLEANS, compared, meaning, three_way
 from sublight.xray.ptx.conversion import Meaning
@@ -28,7 +29,6 @@ from sublight.xray.ptx.machine import (
 )
 from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_REGION, SHARED_START
 from sublight.xray.ptx.numbers import BITS, SIGNED, Array, Kind, immediate
-from sublight.xray.ptx.transactions import WARP
 from sublight.xray.ptx.warp import WarpSteps
 
 _IGNORED = (  # change no register or memory that is followed here, unless a vector is their first operand

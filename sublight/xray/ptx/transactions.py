@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.numbers import Array
 
-WARP = 32
 SECTOR_BYTES = 32
 BANKS = 32
 BANK_BYTES = 4

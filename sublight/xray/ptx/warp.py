@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.numbers import Array, Kind
-from sublight.xray.ptx.transactions import WARP
 
 if TYPE_CHECKING:
     from sublight.xray.ptx.entry import Instruction

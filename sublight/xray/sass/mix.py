@@ -29,7 +29,7 @@ from sublight.xray.sass.loops import flow
 
 Pipe = Literal["issue", "tensor core", "load and store", "special functions", "fp64", "fp32", "fp16", "imad", "integer"]
 
-SCHEDULERS = 4
+SCHEDULERS = 4  # of an SM: each issues one instruction of one warp a clock
 LANES = 32 * SCHEDULERS  # that one clock of all schedulers could feed
 SHARED_BYTES_PER_CLOCK = 128  # and SM
 SPECIAL_LANES = 16  # MUFU, and conversions that go the same way
