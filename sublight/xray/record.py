@@ -20,12 +20,12 @@ class Resources:
     """What a block or a thread of it takes, as the assembler and the driver count it."""
 
     registers: int  # a thread
-    spill_bytes: int  # a thread: what the assembler could not keep in registers
-    stack_bytes: int  # a thread: spills, and arrays that are indexed at run time
-    static_shared_bytes: int  # a block, without what the driver reserves
-    dynamic_shared_bytes: int  # a block, asked for at the launch
-    barriers: int
-    threads: int | None  # a block; None: only the launch says
+    spill_bytes: int = 0  # a thread: what the assembler could not keep in registers
+    stack_bytes: int = 0  # a thread: spills, and arrays that are indexed at run time
+    static_shared_bytes: int = 0  # a block, without what the driver reserves
+    dynamic_shared_bytes: int = 0  # a block, asked for at the launch
+    barriers: int = 0
+    threads: int | None = None  # a block; None: only the launch says
 
     @property
     def shared_bytes(self) -> int:

@@ -6,8 +6,7 @@ import copy
 import gc
 import pickle
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,31 +17,8 @@ from hypothesis import HealthCheck, given, settings
 
 from sublight.fix.graph.callable import Graph, graph
 from sublight.fix.graph.fake import Fake
+from sublight.fix.graph.trials import refused, warm
 from sublight.op import BadInput
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    """A fallback that a test does not expect is an error."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="sublight.graph")
-        yield
-
-
-def warm(g: Graph, *args: Any, **kwargs: Any) -> Any:
-    for _ in range(3):
-        out = g(*args, **kwargs)
-    return out
-
-
-def refused(g: Graph, *args: Any) -> str:
-    """The reason that a function's calls are refused for, and its line."""
-    with pytest.warns(UserWarning, match="sublight.graph"):
-        for _ in range(12):
-            g(*args)
-    (row,) = g.report().eager
-    assert g.report().graphs == ()
-    return f"{row.reason} | {row.line}"
 
 
 class Pair(NamedTuple):

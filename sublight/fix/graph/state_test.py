@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from sublight.fix.graph.callable import Graph, graph
+from sublight.fix.graph.callable import graph
 from sublight.fix.graph.fake import Fake
+from sublight.fix.graph.trials import refused
 from sublight.ops.adamw_optimizer import AdamW
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    """A fallback that a test does not expect is an error."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="sublight.graph")
-        yield
-
-
-def warm(g: Graph, *args: Any, **kwargs: Any) -> Any:
-    for _ in range(3):
-        out = g(*args, **kwargs)
-    return out
-
-
-def refused(g: Graph, *args: Any) -> str:
-    """The reason that a function's calls are refused for, and its line."""
-    with pytest.warns(UserWarning, match="sublight.graph"):
-        for _ in range(12):
-            g(*args)
-    (row,) = g.report().eager
-    assert g.report().graphs == ()
-    return f"{row.reason} | {row.line}"
 
 
 def make_step(model: torch.nn.Module, optimizer: Any, *, none: bool, at_end: bool) -> Callable[..., torch.Tensor]:

@@ -42,15 +42,7 @@ class Silent:
 def code(
     ptx: str, arguments: dict[str, Any], *, grid: tuple[int, ...] = (1,), symbol: str = "k", threads: Any = None
 ) -> Code:
-    resources = Resources(
-        registers=0,
-        spill_bytes=0,
-        stack_bytes=0,
-        static_shared_bytes=0,
-        dynamic_shared_bytes=0,
-        barriers=0,
-        threads=threads,
-    )
+    resources = Resources(registers=0, threads=threads)
     gpu = find("h200")
     return Code(name="k", symbol=symbol, gpu=gpu, resources=resources, sass="", ptx=ptx, grid=grid, arguments=arguments)
 

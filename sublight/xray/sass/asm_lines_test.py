@@ -71,14 +71,6 @@ def test_mended_ptx_has_no_locations_in_its_assembly_and_all_the_rest() -> None:
 
 
 def test_a_kernel_is_read_with_its_ptx() -> None:
-    resources = Resources(
-        registers=32,
-        spill_bytes=0,
-        stack_bytes=0,
-        static_shared_bytes=0,
-        dynamic_shared_bytes=0,
-        barriers=0,
-        threads=None,
-    )
+    resources = Resources(registers=32)
     code = Code(name="k", symbol="k", gpu=find("h200"), resources=resources, sass=sass(LINES), ptx=PTX)
     assert [each.places[0].line for each in read(code)] == [7, 8, 9]

@@ -48,15 +48,7 @@ $__internal_0_$__cuda_sm3x_div:
 
 \t.type\t\t.nv.reservedSmem.offset0,@object
 """
-RESOURCES = Resources(
-    registers=32,
-    spill_bytes=0,
-    stack_bytes=0,
-    static_shared_bytes=0,
-    dynamic_shared_bytes=0,
-    barriers=0,
-    threads=None,
-)
+RESOURCES = Resources(registers=32)
 
 
 def at(address: int) -> Instruction:

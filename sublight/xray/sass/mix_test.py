@@ -9,15 +9,7 @@ from sublight.xray.record import Code, Resources
 from sublight.xray.sass.instruction import Instruction, parse
 from sublight.xray.sass.mix import mix, pipes_of, tensor_core
 
-RESOURCES = Resources(
-    registers=32,
-    spill_bytes=0,
-    stack_bytes=0,
-    static_shared_bytes=0,
-    dynamic_shared_bytes=0,
-    barriers=0,
-    threads=None,
-)
+RESOURCES = Resources(registers=32)
 GPUS = {75: "t4", 80: "a100", 86: "a10", 89: "rtx4090", 90: "h200", 100: "b200", 120: "rtx5090"}
 
 
