@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sublight import timing
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.limits.probe import Context, Probe, rate
 from sublight.op import Thunk
 from sublight.results import Limit, Samples
@@ -54,15 +54,15 @@ def _read_kernel(x_ptr, sums_ptr, n, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
 
 
 def copy(x: Any, y: Any, block: int, warps: int) -> None:
-    _copy_kernel[(triton.cdiv(x.numel(), block),)](x, y, x.numel(), BLOCK=block, num_warps=warps)
+    _copy_kernel[(cdiv(x.numel(), block),)](x, y, x.numel(), BLOCK=block, num_warps=warps)
 
 
 def triad(x: Any, y: Any, z: Any, block: int, warps: int) -> None:
-    _triad_kernel[(triton.cdiv(x.numel(), block),)](x, y, z, 1.5, x.numel(), BLOCK=block, num_warps=warps)
+    _triad_kernel[(cdiv(x.numel(), block),)](x, y, z, 1.5, x.numel(), BLOCK=block, num_warps=warps)
 
 
 def write(y: Any, block: int, warps: int) -> None:
-    _write_kernel[(triton.cdiv(y.numel(), block),)](y, 1.5, y.numel(), BLOCK=block, num_warps=warps)
+    _write_kernel[(cdiv(y.numel(), block),)](y, 1.5, y.numel(), BLOCK=block, num_warps=warps)
 
 
 def read(x: Any, sums: Any, block: int, warps: int, programs: int) -> None:

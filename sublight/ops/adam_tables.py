@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import triton
+from sublight.jit import cdiv
 from sublight.op import BadInput, Inputs
 from sublight.ops.tuning import TRIAL, Tile
 
@@ -89,7 +89,7 @@ def batches_of(fives: Sequence[Inputs]) -> list[Batch]:
     for (device, *_, aligned), members in groups.items():
         tile = plan(*(x.element_size() for x in members[0][:3]))
         numels = [five[0].numel() for five in members]
-        counts = tuple(triton.cdiv(numel, tile.block) for numel in numels)
+        counts = tuple(cdiv(numel, tile.block) for numel in numels)
         firsts = [0, *itertools.accumulate(counts)]
         found.append(
             Batch(

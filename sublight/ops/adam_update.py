@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import BadInput, Kernel
 from sublight.ops.adam_tables import Batch, batches_of, put_back, together
 
@@ -225,7 +225,7 @@ def update(work: Sequence[tuple[Batch, Settings]], *, increment: bool) -> torch.
             )  # fmt: skip
     known = sum(counts)
     if known > JOINED:
-        joined = torch.empty(triton.cdiv(known, JOINED), dtype=torch.float32, device=device)
+        joined = torch.empty(cdiv(known, JOINED), dtype=torch.float32, device=device)
         _join_kernel[(joined.numel(),)](parts, joined, known, BLOCK=JOINED, num_warps=4)
         parts, known = joined, joined.numel()
     for batch, s in work:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import as_rows, generator_for
@@ -47,11 +47,11 @@ def launch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.is_contiguous() and y.is_contiguous():
         n = x.numel()
-        _add_kernel[(triton.cdiv(n, block),)](x, y, z, n, BLOCK=block, num_warps=WARPS)
+        _add_kernel[(cdiv(n, block),)](x, y, z, n, BLOCK=block, num_warps=WARPS)
     else:
         x2, y2 = as_rows(x), as_rows(y)
         rows, cols = x2.shape
-        _add_rows_kernel[(rows, triton.cdiv(cols, block))](
+        _add_rows_kernel[(rows, cdiv(cols, block))](
             x2, y2, z, cols, x2.stride(0), y2.stride(0), BLOCK=block, num_warps=WARPS
         )
     return z

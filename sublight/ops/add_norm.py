@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import BadInput, Choice, Kernel, Shape
 from sublight.ops import row_norm, row_norm_ring
 from sublight.ops.add_norm_plan import FEW_ROWS, plan, plan_backward
@@ -279,7 +279,7 @@ def forward(
             CENTER=center, BLOCK=tile.block, STAGES=tile.stages, SUMS=sums_of(x), **tile.options(),
         )  # fmt: skip
     else:
-        _forward_kernel[(triton.cdiv(rows, tile.rows),)](
+        _forward_kernel[(cdiv(rows, tile.rows),)](
             x2, residual2, weight, bias, y, total, mean, rstd, rows, cols, x2.stride(0), residual2.stride(0), eps,
             CENTER=center, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, EARLY=few,
             SUMS=sums_of(x), **tile.options(),
@@ -319,7 +319,7 @@ def backward(
         )
         shares = dw_shares.shape[0]
     elif tile.block >= cols:
-        shares = min(triton.cdiv(rows, tile.rows), tile.programs * gpu.multiprocessors)
+        shares = min(cdiv(rows, tile.rows), tile.programs * gpu.multiprocessors)
         dw_shares, db_shares = _shares(shares, dw, db)
         _backward_kernel[(shares,)](
             *tensors, dw_shares, db_shares, *sizes,
@@ -327,7 +327,7 @@ def backward(
         )  # fmt: skip
     else:
         group = min(tile.rows, rows)
-        shares, programs = triton.cdiv(rows, group), group + triton.cdiv(cols, GROUP_COLS)
+        shares, programs = cdiv(rows, group), group + cdiv(cols, GROUP_COLS)
         dw_shares, db_shares = _shares(shares, dw, db)
         _wide_backward_kernel[(shares * programs,)](
             *tensors, dw_shares, db_shares, *sizes, group, programs,
@@ -335,7 +335,7 @@ def backward(
         )  # fmt: skip
     if shares > 1 or tile.parts:
         width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-        row_norm._shares_kernel[(triton.cdiv(cols, width),)](
+        row_norm._shares_kernel[(cdiv(cols, width),)](
             dw_shares, db_shares, dw, db, shares, cols,
             CENTER=center, SHARES=row_norm.SHARES, BLOCK=width, num_warps=4,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sublight.ops.rows import Facts, block_for, is_interpreted
-from sublight.ops.tuning import Tile, tile_for
+from sublight.ops.tuning import Tile, planned, tile_for
 
 TILE_COLS = 2048  # up to here several rows may share a program
 MAX_COLS = 16384  # up to here a multiprocessor's registers hold a row in fp32 …
@@ -16,6 +16,7 @@ CHUNK_BYTES = 16 * 1024  # of a row that is taken in chunks
 GROUP = 32  # wide rows whose share of the weight's gradient one program adds up, while the L2 has them
 
 
+@planned
 def plan(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False) -> Tile:
     """How the forward pass shares a row out; a block narrower than the row is a chunk of it."""
     block = block_for(cols)
@@ -33,6 +34,7 @@ def plan(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int
     return tile_for(kernel, cols, itemsize, packable=packed, capability=capability, rule=rule)
 
 
+@planned
 def plan_backward(kernel: str, cols: int, itemsize: int, gpu: Facts, *, packed: bool, few: bool = False) -> Tile:
     """Of a row that is held: how many programs, with what, and how many rows are on their way; else of its chunks."""
     block = block_for(cols)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.ops.pointwise import THREAD_BYTES, WARPS, block_for_columns
 from sublight.ops.rows import facts
 from sublight.ops.tuning import Tile, tile_for
@@ -50,9 +50,9 @@ def plan(kernel: str, x: torch.Tensor) -> Plan:
         block = block_for_columns(cols, warp // 2)
         rule = Tile(block=block, rows=STEP * warp // block, warps=1, programs=FEW_WARPS[0], registers=FEW_WARPS[1])
     tile = tile_for(kernel, cols, itemsize, packable=False, capability=gpu.capability, rule=rule)
-    parts = triton.cdiv(cols, tile.block)
+    parts = cdiv(cols, tile.block)
     shares = max(1, tile.programs * gpu.multiprocessors // parts)
-    return Plan(tile=tile, parts=parts, shares=min(shares, triton.cdiv(rows, max(ROWS_EACH, tile.rows))))
+    return Plan(tile=tile, parts=parts, shares=min(shares, cdiv(rows, max(ROWS_EACH, tile.rows))))
 
 
 @triton.jit
@@ -99,6 +99,6 @@ def add_shares(shares: torch.Tensor, out: torch.Tensor) -> None:
     if shares is not out:
         cols = out.numel()
         width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-        _shares_kernel[(triton.cdiv(cols, width),)](
+        _shares_kernel[(cdiv(cols, width),)](
             shares, out, shares.shape[0], cols, SHARES=SHARES, BLOCK=width, num_warps=8
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import facts, generator_for, why_no_kernel
@@ -120,18 +120,18 @@ class _Counted:
         self.n = self.mask.numel()
         rule = Tile(block=CHUNK, warps=4)
         self.tile = tile_for("compact", self.n, 1, packable=True, capability=facts(mask).capability, rule=rule)
-        self.chunks = triton.cdiv(self.n, self.tile.block)
-        self.each = triton.cdiv(self.chunks, MOST_GROUPS)
-        self.groups = triton.cdiv(self.chunks, self.each)
+        self.chunks = cdiv(self.n, self.tile.block)
+        self.each = cdiv(self.chunks, MOST_GROUPS)
+        self.groups = cdiv(self.chunks, self.each)
         self.before = torch.empty(self.chunks, dtype=torch.int64, device=mask.device)
         self.starts = torch.empty(self.groups, dtype=torch.int64, device=mask.device)
         self.count = torch.empty((), dtype=torch.int64, device=mask.device)
         _count_kernel[(self.groups,)](
             self.mask, self.before, self.starts, self.n, self.chunks, self.each,
-            CHUNK=self.tile.block, STEP=min(COUNTED, int(triton.next_power_of_2(self.each))), num_warps=4,
+            CHUNK=self.tile.block, STEP=min(COUNTED, int(next_power_of_2(self.each))), num_warps=4,
         )  # fmt: skip
         _groups_kernel[(1,)](
-            self.starts, self.count, self.groups, GROUPS=int(triton.next_power_of_2(self.groups)), num_warps=4
+            self.starts, self.count, self.groups, GROUPS=int(next_power_of_2(self.groups)), num_warps=4
         )
 
     @property

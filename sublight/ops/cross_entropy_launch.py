@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from sublight.jit import triton
+from sublight.jit import cdiv, next_power_of_2
 from sublight.ops.cross_entropy_kernels import (
     CLEAR_BLOCK,
     _prepare_kernel,
@@ -105,20 +105,20 @@ def launch_rows(
     to_count = mean and not counted and not inline
     if name == "trailing":
         vector = 16 // x.element_size() if is_ragged(x, into) else 1
-        parts = triton.cdiv(cols + vector - 1, tile.block)
-        lag = min(rows, triton.cdiv(LAG_BYTES, parts * tile.block * x.element_size()))  # rows
+        parts = cdiv(cols + vector - 1, tile.block)
+        lag = min(rows, cdiv(LAG_BYTES, parts * tile.block * x.element_size()))  # rows
         words = rows * parts * (2 if flags["SMOOTH"] else 1)
         part = torch.empty(words, dtype=torch.int64, device=x.device)
         _prepare(labels, count, part, options, to_count)
         _trailing_kernel[((rows + lag) * parts,)](
             x, labels, count, into, losses, part, *strides, lag, parts, *numbers,
-            BLOCK=tile.block, PARTS=triton.next_power_of_2(parts), VECTOR=vector, **flags, **tile.options(),
+            BLOCK=tile.block, PARTS=next_power_of_2(parts), VECTOR=vector, **flags, **tile.options(),
         )  # fmt: skip
         return counted or to_count
     if to_count:
         _prepare(labels, count, labels[:0], options, True)
     if name == "tile":
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+        _tile_kernel[(cdiv(rows, tile.rows),)](
             x, labels, count, into, losses, *strides, *numbers,
             ROWS=tile.rows, BLOCK=tile.block, **flags, **tile.options(),
         )  # fmt: skip
@@ -132,7 +132,7 @@ def launch_rows(
 
 def _prepare(labels: torch.Tensor, count: torch.Tensor, part: torch.Tensor, options: Options, to_count: bool) -> None:
     block, warps = _step(labels.numel(), 8)
-    _prepare_kernel[(max(1, triton.cdiv(part.numel(), CLEAR_BLOCK)),)](
+    _prepare_kernel[(max(1, cdiv(part.numel(), CLEAR_BLOCK)),)](
         labels, count, part, labels.numel(), part.numel(), options.ignore_index,
         COUNT=to_count, LABELS=block if to_count else 1, BLOCK=CLEAR_BLOCK, num_warps=warps if to_count else 8,
     )  # fmt: skip
@@ -198,7 +198,7 @@ def launch_scale(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late
     flat = d.view(-1, d.shape[-1]) if d.dim() != 2 else d
     by = dloss.reshape(-1)
     rows, cols = flat.shape
-    chunks = triton.cdiv(cols, SCALE_BLOCK)
+    chunks = cdiv(cols, SCALE_BLOCK)
     programs = 8 * facts(d).multiprocessors  # few: where there is nothing to do, ending them is all that this costs
     across = min(rows, programs)
     _scale_kernel[(across, min(chunks, max(1, programs // across)))](

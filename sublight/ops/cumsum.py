@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import as_rows, block_for, facts, random_rows, why_no_kernel
@@ -167,21 +167,21 @@ def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tenso
     if block * item <= TILE_BYTES:
         rule = Tile(block=block, rows=max(1, PART_BYTES // item // block), warps=4 if block * item <= PART_BYTES else 8)
         tile = tile_for("cumsum", cols, item, packable=True, capability=facts(x).capability, rule=rule)
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+        _tile_kernel[(cdiv(rows, tile.rows),)](
             x2, y, rows, cols, x2.stride(0),
             ROWS=tile.rows, BLOCK=tile.block, VECTOR=16 // item, REVERSE=reverse, num_warps=tile.warps,
         )  # fmt: skip
         return y
     rule = Tile(block=PART_BYTES // item, warps=4)
     tile = tile_for("cumsum_parts", cols, item, packable=True, capability=facts(x).capability, rule=rule)
-    parts = triton.cdiv(cols, tile.block)
-    groups = triton.cdiv(parts, GROUP)
-    blocks = triton.cdiv(groups, GROUP)
+    parts = cdiv(cols, tile.block)
+    groups = cdiv(parts, GROUP)
+    blocks = cdiv(groups, GROUP)
     words = torch.zeros(rows * (parts + groups + blocks), dtype=torch.int64, device=x.device)
     _parts_kernel[(rows * parts,)](
         x2, y, words, words[rows * parts :], words[rows * (parts + groups) :], cols, x2.stride(0),
         parts, groups, blocks, BLOCK=tile.block, VECTOR=16 // item, GROUP=GROUP,
-        SPAN=GROUP if groups == 1 else int(triton.next_power_of_2(2 * GROUP + blocks)), REVERSE=reverse,
+        SPAN=GROUP if groups == 1 else int(next_power_of_2(2 * GROUP + blocks)), REVERSE=reverse,
         num_warps=tile.warps,
     )  # fmt: skip
     return y
@@ -189,13 +189,13 @@ def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tenso
 
 def _launch_columns(x: torch.Tensor, y: torch.Tensor, dim: int, reverse: bool) -> None:
     outer, n, inner = _around(x, dim)
-    cols = min(COLUMNS, int(triton.next_power_of_2(inner)))
-    rows = min(int(triton.next_power_of_2(n)), PART_BYTES // x.element_size() // cols)
-    blocks = triton.cdiv(inner, cols)
+    cols = min(COLUMNS, int(next_power_of_2(inner)))
+    rows = min(int(next_power_of_2(n)), PART_BYTES // x.element_size() // cols)
+    blocks = cdiv(inner, cols)
     # fp32 rows of odd width would go through shared memory column by column, all lanes to one bank
     stages = 1 if x.element_size() == 4 and inner % 16 else 3
     _columns_kernel[(outer * blocks,)](
-        x, y, n, inner, blocks, triton.cdiv(n, rows),
+        x, y, n, inner, blocks, cdiv(n, rows),
         ROWS=rows, COLS=cols, STAGES=stages, REVERSE=reverse, num_warps=4,
     )  # fmt: skip
 
@@ -216,7 +216,7 @@ def _why_torch(x: torch.Tensor, dim: int) -> str:
     if x.numel() == 0:
         return "nothing to do for a tensor without elements"
     outer, n, inner = _around(x, dim)
-    if dim < x.dim() - 1 and n > COLUMNS and outer * triton.cdiv(inner, COLUMNS) < 2 * facts(x).multiprocessors:
+    if dim < x.dim() - 1 and n > COLUMNS and outer * cdiv(inner, COLUMNS) < 2 * facts(x).multiprocessors:
         return "too few columns to keep the GPU busy from one end to the other"
     return ""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import add_pairs, as_rows, block_for, generator_for, sums_of, why_no_kernel
@@ -186,7 +186,7 @@ def _gather(ids: torch.Tensor, table: torch.Tensor, tile: Tile, *, stream: bool)
     vector = vector_of(table)
     vectors = cols // vector
     if rows * cols:
-        _gather_kernel[(triton.cdiv(rows * vectors, tile.block),)](
+        _gather_kernel[(cdiv(rows * vectors, tile.block),)](
             ids1, table, y, rows, vocab, vectors, table.stride(0) // vector,
             BLOCK=tile.block, VECTOR=vector, ONE_ROW=vectors % tile.block == 0, STREAM=stream, **tile.options(),
         )  # fmt: skip
@@ -208,7 +208,7 @@ def launch_backward(dy: torch.Tensor, ids: torch.Tensor, vocab: int, padding_idx
     keys = new(rows, dtype=torch.int32)
     if not rows * cols:
         return dw.zero_()
-    blocks = (triton.cdiv(rows, 256),)
+    blocks = (cdiv(rows, 256),)
     _keys_kernel[blocks](ids1, keys, rows, vocab, padding_idx, BLOCK=256, num_warps=4)
     keys, positions = torch.sort(keys, stable=True)
     starts, ends = torch.zeros((2, vocab), dtype=torch.int32, device=dy.device)
@@ -217,12 +217,12 @@ def launch_backward(dy: torch.Tensor, ids: torch.Tensor, vocab: int, padding_idx
     parts = new((max(1, runs), cols), dtype=torch.float32)
     if runs:
         block = min(512, block_for(cols))
-        _runs_kernel[(runs, triton.cdiv(cols, block))](
+        _runs_kernel[(runs, cdiv(cols, block))](
             dy2, keys, positions, starts, ends, parts, rows, cols, vocab, dy2.stride(0),
             RUN=RUN, BLOCK=block, TOGETHER=16, SUMS=sums_of(dy), num_warps=max(1, block // 128),
         )  # fmt: skip
     tile = _trial("embedding_backward") or plan_backward(cols, dy.element_size())
-    _rows_kernel[(triton.cdiv(vocab, tile.rows), triton.cdiv(cols, tile.block))](
+    _rows_kernel[(cdiv(vocab, tile.rows), cdiv(cols, tile.block))](
         dy2, positions, starts, ends, parts, dw, vocab, cols, dy2.stride(0),
         RUN=RUN, ROWS=tile.rows, BLOCK=tile.block, TOGETHER=tile.stages, SUMS=sums_of(dy), **tile.options(),
     )  # fmt: skip

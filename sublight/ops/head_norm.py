@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import Kernel
 from sublight.ops import rotary
 from sublight.ops.column_sums import add_to
@@ -295,7 +295,7 @@ def backward(
         **tile.options(),
     )  # fmt: skip
     dwq, dwk = torch.empty_like(weights[0]), torch.empty_like(weights[1])
-    _weights_kernel[(triton.cdiv(q.shape[-1], 32), 2)](
+    _weights_kernel[(cdiv(q.shape[-1], 32), 2)](
         shares,
         dwq,
         dwk,

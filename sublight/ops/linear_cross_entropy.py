@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import triton
+from sublight.jit import cdiv
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Op, Shape, Thunk
 from sublight.ops import cross_entropy
 from sublight.ops import cross_entropy_launch as launches
@@ -106,7 +106,7 @@ def run(
     often = len(chunks) > MOST_ROUNDINGS or (len(chunks) > 1 and 4 * w.numel() <= chunk_bytes)
     exact = wants_weight and h.element_size() == 2 and often
     grown = torch.empty_like(dw, dtype=torch.float32) if exact else dw
-    room = 16 * triton.cdiv(classes, 16)  # so that every row starts at a 16-byte boundary
+    room = 16 * cdiv(classes, 16)  # so that every row starts at a 16-byte boundary
     parts = parts_of(classes)
     buffer = h.new_empty(max(chunk.stop - chunk.start for chunk in chunks), room)
     for chunk in chunks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sublight.jit import triton
+from sublight.jit import cdiv
 
 MOST_ROUNDINGS = 8  # of the weight's gradient as it grows by chunks; past that, or where there is room, it is fp32
 ROW_STEP, TILE_FEATURES = 128, 256  # what a tile of a matrix product takes; rows of a chunk are a multiple
@@ -26,12 +26,12 @@ def chunks_of(
     {1024}
     """
     most = max(1, chunk_bytes // (row_bytes * ROW_STEP))
-    steps, across = triton.cdiv(rows, ROW_STEP), triton.cdiv(features, TILE_FEATURES)
-    fewest = triton.cdiv(steps, most)
+    steps, across = cdiv(rows, ROW_STEP), cdiv(features, TILE_FEATURES)
+    fewest = cdiv(steps, most)
 
     def cost(count: int) -> int:
         each = (steps * (i + 1) // count - steps * i // count for i in range(count))
-        return count + WAVE_COST * sum(int(triton.cdiv(size * across, multiprocessors)) for size in each)
+        return count + WAVE_COST * sum(int(cdiv(size * across, multiprocessors)) for size in each)
 
     most_chunks = max(fewest, min(2 * fewest, steps, MOST_ROUNDINGS))
     count = min(range(fewest, most_chunks + 1), key=cost)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import ITEMSIZE, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import (
@@ -153,7 +153,7 @@ def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     item, sums, capability = x.element_size(), sums_of(x), facts(x).capability
     held = plan("softmax", cols, item, packed=is_packed(x2), capability=capability)
     if held is not None:
-        _held_kernel[(triton.cdiv(rows, held.rows),)](
+        _held_kernel[(cdiv(rows, held.rows),)](
             x2, y, lse, rows, cols, x2.stride(0),
             ROWS=held.rows, BLOCK=held.block, PACKED=held.packed, SUMS=sums, **held.options(),
         )  # fmt: skip
@@ -163,12 +163,12 @@ def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if cols > 32 * 4096:
             rule = Tile(block=8192, warps=8, registers=80 if item == 2 else None)
         tile = tile_for("online_softmax", cols, item, packable=True, capability=capability, rule=rule)
-        parts = triton.cdiv(cols, tile.block)
+        parts = cdiv(cols, tile.block)
         units, lag = trailing_units(rows, parts, tile.block * item)
         part = torch.zeros(units, dtype=torch.int64, device=x.device)
         _chunks_kernel[(units + lag,)](
             x2, y, lse, part, cols, x2.stride(0), units, lag, parts,
-            BLOCK=tile.block, PARTS=triton.next_power_of_2(parts), SUMS=sums, **tile.options(),
+            BLOCK=tile.block, PARTS=next_power_of_2(parts), SUMS=sums, **tile.options(),
         )  # fmt: skip
     return y.view(x.shape), lse.view(x.shape[:-1])
 
@@ -184,7 +184,7 @@ def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, kept: torch.Tensor, ls
     sums, capability = sums_of(kept), facts(kept).capability
     held = plan("softmax_backward", cols, item, packed=is_packed(dy2, kept2), capability=capability)
     if held is not None:
-        _held_backward_kernel[(triton.cdiv(rows, held.rows),)](
+        _held_backward_kernel[(cdiv(rows, held.rows),)](
             dy2, dlse, kept2, lse, dx, rows, cols, dy2.stride(0), kept2.stride(0),
             ROWS=held.rows, BLOCK=held.block, PACKED=held.packed, SUMS=sums, NOTHING=nothing, **held.options(),
         )  # fmt: skip
@@ -192,12 +192,12 @@ def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, kept: torch.Tensor, ls
         registers = 128 if capability == 80 else None  # left alone, the assembler stops at 80 there and spills
         rule = Tile(block=8192, warps=8, registers=registers)
         tile = tile_for("online_softmax_backward", cols, item, packable=True, capability=capability, rule=rule)
-        parts = triton.cdiv(cols, tile.block)
+        parts = cdiv(cols, tile.block)
         units, lag = trailing_units(rows, parts, tile.block * item)
         part = torch.zeros(units, dtype=torch.int64, device=kept.device)
         _chunks_backward_kernel[(units + lag,)](
             dy2, dlse, kept2, lse, dx, part, cols, dy2.stride(0), kept2.stride(0), units, lag, parts,
-            BLOCK=tile.block, PARTS=triton.next_power_of_2(parts), SUMS=sums, NOTHING=nothing, **tile.options(),
+            BLOCK=tile.block, PARTS=next_power_of_2(parts), SUMS=sums, NOTHING=nothing, **tile.options(),
         )  # fmt: skip
     return dx.view(kept.shape)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import facts, generator_for, why_no_kernel
@@ -129,10 +129,10 @@ def _launch_turn(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Ru
     item = x.element_size()
     rows, cols = TURN_TILE[item]
     if item == 2 and x.numel() >= 4 * facts(x).multiprocessors * LARGE_SIDE**2:
-        rows, cols = (max(32, min(LARGE_SIDE, int(triton.next_power_of_2(run.size)))) for run in (row, col))
+        rows, cols = (max(32, min(LARGE_SIDE, int(next_power_of_2(run.size)))) for run in (row, col))
     rule = Tile(rows=rows, block=cols, warps=max(4, rows * cols // 2048))
     tile = tile_for("permute_turn", col.size, item, packable=True, capability=facts(x).capability, rule=rule)
-    row_blocks, col_blocks = triton.cdiv(row.size, tile.rows), triton.cdiv(col.size, tile.block)
+    row_blocks, col_blocks = cdiv(row.size, tile.rows), cdiv(col.size, tile.block)
     pieces, sizes_and_strides = _others(others)
     _turn_kernel[(pieces * row_blocks * col_blocks,)](
         x, y, row.size, col.size, row.x_stride, col.y_stride, row_blocks, col_blocks, *sizes_and_strides,
@@ -142,9 +142,9 @@ def _launch_turn(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Ru
 
 def _launch_move(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> None:
     elements = 4 * 32 * THREAD_BYTES // x.element_size()
-    cols = min(elements, int(triton.next_power_of_2(col.size)))
-    rows = min(elements // cols, int(triton.next_power_of_2(row.size)))
-    row_blocks, col_blocks = triton.cdiv(row.size, rows), triton.cdiv(col.size, cols)
+    cols = min(elements, int(next_power_of_2(col.size)))
+    rows = min(elements // cols, int(next_power_of_2(row.size)))
+    row_blocks, col_blocks = cdiv(row.size, rows), cdiv(col.size, cols)
     pieces, sizes_and_strides = _others(others)
     _move_kernel[(pieces * row_blocks * col_blocks,)](
         x, y, row.size, col.size, row.x_stride, row.y_stride, col.x_stride, row_blocks, col_blocks, *sizes_and_strides,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import BadInput, Shape
 from sublight.ops.rows import ELEMENTS, SMALL_ROWS, facts, is_interpreted
 from sublight.ops.tuning import Tile, tile_for
@@ -72,9 +72,9 @@ def block_for_columns(cols: int, widest: int, narrowest: int = 16) -> int:
 
 def tile_grid(rows: int, cols: int, tile: Tile) -> tuple[int, int, int]:
     """A program a tile; neighbours in a row run together, as they lie together."""
-    groups = int(triton.cdiv(rows, tile.rows))
+    groups = int(cdiv(rows, tile.rows))
     side = min(groups, MAX_GROUPS)
-    return int(triton.cdiv(cols, tile.block)), side, int(triton.cdiv(groups, side))
+    return int(cdiv(cols, tile.block)), side, int(cdiv(groups, side))
 
 
 def tile_of(kernel: str, x: torch.Tensor) -> Tile:
@@ -92,7 +92,7 @@ def vector_of(*tensors: torch.Tensor) -> int:
 
 
 def grid(n: int, tile: Tile) -> tuple[int]:
-    return (int(triton.cdiv(n, tile.block)),)
+    return (int(cdiv(n, tile.block)),)
 
 
 def is_wide(vectors: int) -> bool:

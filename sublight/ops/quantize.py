@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops import codes
 from sublight.ops.codes import (
@@ -154,7 +154,7 @@ def launch_rows(x: torch.Tensor, kind: Kind) -> Pair:
     if tile is None:
         _chunks_kernel[(rows,)](x2, written, scale, cols, x2.stride(0), BLOCK=CHUNK, num_warps=16, **how)
     elif cols <= TILE_COLS:
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+        _tile_kernel[(cdiv(rows, tile.rows),)](
             x2, written, scale, rows, cols, x2.stride(0),
             ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
         )  # fmt: skip
@@ -172,7 +172,7 @@ def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
     rows, cols = x2.shape
     form = form_of(kind, gpu)
     q, written = empty_codes(x2, kind, form)
-    blocks_per_row = triton.cdiv(cols, block_size)
+    blocks_per_row = cdiv(cols, block_size)
     scale = torch.empty((rows, blocks_per_row), dtype=torch.float32, device=x.device)
     blocks, stride = rows * blocks_per_row, x2.stride(0)
     warps = 2 if x.element_size() == 2 else 4  # a thread holds 64 bytes in each
@@ -180,7 +180,7 @@ def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
     tile = tile_for("quantize_blocks", cols, x.element_size(), packable=False, capability=gpu.capability, rule=rule)
     if cols % block_size == 0 and (stride == cols or rows == 1):  # every block is a row of its own
         blocks_per_row, cols, stride = 1, block_size, block_size
-    _blocks_kernel[(triton.cdiv(blocks, tile.rows),)](
+    _blocks_kernel[(cdiv(blocks, tile.rows),)](
         x2, written, scale, blocks, blocks_per_row, cols, stride,
         KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector_of(x), DIVIDE=is_interpreted(),
         **tile.options(),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.plane import plane_of
@@ -122,7 +122,7 @@ def spread(dy: torch.Tensor, indices: torch.Tensor, outer: int, n: int, inner: i
     width, height = (n, outer) if inner == 1 else (inner, n)
     cols = min(elements, block_for(width))
     rows = max(1, elements // cols)
-    col_blocks, blocks = triton.cdiv(width, cols), triton.cdiv(height, rows)
+    col_blocks, blocks = cdiv(width, cols), cdiv(height, rows)
     _spread_kernel[(col_blocks * blocks * (1 if inner == 1 else outer),)](
         dy.contiguous(), indices, dx, n, outer if inner == 1 else inner, blocks, col_blocks,
         ROWS=rows, COLS=cols, ALONG=inner == 1, num_warps=4,

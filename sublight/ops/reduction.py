@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import Kernel
 from sublight.ops.plane import Plane, plane_of
 from sublight.ops.rows import block_for, facts
@@ -288,7 +288,7 @@ def _reduce_rows(plane: Plane, values: torch.Tensor, indices: torch.Tensor, kind
         block = block_for(n)
         rule = Tile(block=block, rows=max(1, TILE_ELEMENTS * 2 // item // block), warps=4)
         tile = tile_for("reduce_tile", n, item, packable=aligned, capability=facts(x).capability, rule=rule)
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+        _tile_kernel[(cdiv(rows, tile.rows),)](
             x, values, indices, rows, n, plane.outer_stride, OTHER=_other(kind),
             ROWS=tile.rows, BLOCK=tile.block, KIND=kind, num_warps=tile.warps,
         )  # fmt: skip
@@ -298,13 +298,13 @@ def _reduce_rows(plane: Plane, values: torch.Tensor, indices: torch.Tensor, kind
     if kind == "argmax":  # 61 µs instead of 74 for 32768x4096: half as many steps, each with twice the loads
         rule = Tile(block=2 * rule.block, warps=4, stages=2)
     tile = tile_for("reduce_rows", n, item, packable=aligned, capability=facts(x).capability, rule=rule)
-    parts = triton.cdiv(n + vector - 1, tile.block)
+    parts = cdiv(n + vector - 1, tile.block)
     each = _each(rows, parts, tile.block * item, facts(x).multiprocessors, tile)
-    splits = triton.cdiv(parts, each)
+    splits = cdiv(parts, each)
     pieces, where = (values, indices) if splits == 1 else _pieces(values, rows * splits, kind)
     _rows_kernel[(rows * splits,)](
         x, pieces, where, n, plane.outer_stride, parts, each, splits, OTHER=_other(kind),
-        BLOCK=tile.block, UNROLL=min(tile.stages, triton.next_power_of_2(each)), VECTOR=vector,
+        BLOCK=tile.block, UNROLL=min(tile.stages, next_power_of_2(each)), VECTOR=vector,
         HALVINGS={2: 3, 4: 2}[item] if kind == "argmax" else 0, KIND=kind, num_warps=tile.warps,
     )  # fmt: skip
     if splits > 1:
@@ -319,28 +319,28 @@ def _each(rows: int, parts: int, part_bytes: int, multiprocessors: int, tile: Ti
     if rows >= FULL * multiprocessors or parts * part_bytes <= 4 * least:  # a second launch would cost more
         return parts
     wanted = rows * parts * part_bytes // (FULL * multiprocessors)
-    return int(triton.cdiv(min(max(wanted, least), most), part_bytes))
+    return int(cdiv(min(max(wanted, least), most), part_bytes))
 
 
 def _reduce_columns(plane: Plane, values: torch.Tensor, indices: torch.Tensor, kind: Kind) -> None:
     x, outer, n, inner, item = plane.x, plane.outer, plane.n, plane.inner, plane.x.element_size()
     elements = TILE_ELEMENTS // item  # with their pairs, what fits in registers four times over
-    cols = min(128, int(triton.next_power_of_2(inner)))
+    cols = min(128, int(next_power_of_2(inner)))
     warps = 4
     if n * cols * item <= SMALL_BYTES and outer * inner * n * item >= FULL * facts(x).multiprocessors * SMALL_BYTES:
         elements, warps = SMALL_BYTES // item // (1 if kind in ("plain", "max") else 4), 1
-    rows = min(int(triton.next_power_of_2(n)), elements // cols)
-    rule = Tile(block=cols, rows=rows, warps=warps, stages=min(4, int(triton.next_power_of_2(triton.cdiv(n, rows)))))
+    rows = min(int(next_power_of_2(n)), elements // cols)
+    rule = Tile(block=cols, rows=rows, warps=warps, stages=min(4, int(next_power_of_2(cdiv(n, rows)))))
     tile = tile_for("reduce_columns", inner, item, packable=True, capability=facts(x).capability, rule=rule)
-    outers = min(int(triton.next_power_of_2(outer)), max(1, elements // (tile.rows * tile.block)))
-    blocks, groups = triton.cdiv(inner, tile.block), triton.cdiv(outer, outers)
+    outers = min(int(next_power_of_2(outer)), max(1, elements // (tile.rows * tile.block)))
+    blocks, groups = cdiv(inner, tile.block), cdiv(outer, outers)
     step = tile.rows * tile.stages
     programs = blocks * groups
     wanted = max(1, FULL * facts(x).multiprocessors // programs)
     if programs >= FULL * facts(x).multiprocessors or n <= 2 * step:  # a second launch would cost more
         wanted = 1
-    each = triton.cdiv(triton.cdiv(n, min(wanted, triton.cdiv(n, step))), step) * step
-    splits = triton.cdiv(n, each)
+    each = cdiv(cdiv(n, min(wanted, cdiv(n, step))), step) * step
+    splits = cdiv(n, each)
     pieces, where = (values, indices) if splits == 1 else _pieces(values, outer * splits * inner, kind)
     _columns_kernel[(programs * splits,)](
         x, pieces, where, outer, n, inner, plane.outer_stride, plane.stride, each, splits, blocks, OTHER=_other(kind),
@@ -355,11 +355,11 @@ def _finish(
     pieces: torch.Tensor, where: torch.Tensor, values: torch.Tensor, indices: torch.Tensor,
     outer: int, splits: int, inner: int, kind: Kind,
 ) -> None:  # fmt: skip
-    cols = min(32, int(triton.next_power_of_2(inner)))
-    blocks = triton.cdiv(inner, cols)
+    cols = min(32, int(next_power_of_2(inner)))
+    blocks = cdiv(inner, cols)
     _finish_kernel[(outer * blocks,)](
         pieces, where, values, indices, splits, inner, blocks, OTHER=_other(kind),
-        SPLITS=min(int(triton.next_power_of_2(splits)), JOINED // cols), COLS=cols,
+        SPLITS=min(int(next_power_of_2(splits)), JOINED // cols), COLS=cols,
         KIND=kind if kind in ("max", "argmax") else "double", num_warps=4,
     )  # fmt: skip
 

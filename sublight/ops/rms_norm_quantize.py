@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import ITEMSIZE, Call, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops import codes
 from sublight.ops.codes import (
@@ -186,7 +186,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kin
     if tile is None:
         _chunks_kernel[(rows,)](x2, weight, written, scale, cols, x2.stride(0), eps, BLOCK=CHUNK, num_warps=16, **how)
     elif cols <= TILE_COLS:
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+        _tile_kernel[(cdiv(rows, tile.rows),)](
             x2, weight, written, scale, rows, cols, x2.stride(0), eps,
             ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
         )  # fmt: skip

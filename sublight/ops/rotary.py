@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import BadInput, Inputs, Shape
 from sublight.ops.rows import generator_for, why_torch
 from sublight.ops.tuning import Tile
@@ -197,12 +197,12 @@ def layout(
         numbers=(q_len, cos.shape[0], *(stride // table_unit for stride in table_strides), *where),
         strides=[size // unit for three in strides for size in three],
         batch=batch,
-        token_tiles=triton.cdiv(q_len, tokens_each),
+        token_tiles=cdiv(q_len, tokens_each),
         constants={
             **{"TOKENS": tokens_each, "HEADS": heads_each, "HEADS_FIRST": first},
             **{"Q_TILES": heads // heads_each, "K_TILES": k.shape[2] // heads_each},
             **{"HALF": rotary_dim // 2, "BLOCK": tile.block, "REST": rest},
-            **{"REST_BLOCK": triton.next_power_of_2(max(1, rest)), "PAIRS": pairs, "UNIT": unit},
+            **{"REST_BLOCK": next_power_of_2(max(1, rest)), "PAIRS": pairs, "UNIT": unit},
             **{"STEP": 2 if interleaved and cos.shape[1] == rotary_dim else 1, "RUN": run, "TABLE_UNIT": table_unit},
             "POSITIONS": positions is not None,
         },
@@ -237,13 +237,13 @@ def share(q_len: int, heads: int, rows: int, first: bool) -> tuple[int, int]:
     even = heads & -heads
     if first:
         return rows // min(rows, even), min(rows, even)
-    tokens = min(rows, int(triton.next_power_of_2(q_len)))
+    tokens = min(rows, int(next_power_of_2(q_len)))
     return tokens, min(rows // tokens, even)
 
 
 def rule(rotary_dim: int, itemsize: int, *, warps: int = WARPS, loads: int = 1, **more: Any) -> Tile:
     """As many rows a program as let its threads load 16 bytes from each half, `loads` times."""
-    block = int(triton.next_power_of_2(rotary_dim // 2))
+    block = int(next_power_of_2(rotary_dim // 2))
     return Tile(block=block, warps=warps, rows=max(1, loads * warps * 32 * 16 // (block * itemsize)), **more)
 
 

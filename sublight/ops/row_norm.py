@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import BadInput, Choice, Kernel
 from sublight.ops.row_norm_backward import KERNELS as BACKWARD_KERNELS
 from sublight.ops.row_norm_backward import SHARES, _shares_kernel, backward, fake_backward
 from sublight.ops.rows import ODD_WIDTHS, aligned_as, as_rows, block_for, facts, forget, is_packed, split
-from sublight.ops.tuning import Tile, tile_for
+from sublight.ops.tuning import Tile, planned, tile_for
 
 __all__ = ["KERNELS", "SHARES", "_shares_kernel", "backward", "fake_backward", "forward"]
 TILE_COLS = 512  # up to here several rows share a program
@@ -186,7 +186,7 @@ def forward(
             x2, weight, bias, y, mean, rstd, cols, x2.stride(0), eps, CENTER=center, BLOCK=STREAM_BLOCK, num_warps=16
         )
     elif cols <= TILE_COLS:
-        _tile_kernel[(triton.cdiv(rows, tile.rows),)](
+        _tile_kernel[(cdiv(rows, tile.rows),)](
             x2, weight, bias, y, mean, rstd, rows, cols, x2.stride(0), eps,
             CENTER=center, ROWS=tile.rows, BLOCK=tile.block, EARLY=few, **tile.options(),
         )  # fmt: skip
@@ -222,6 +222,7 @@ def fake_forward(x: torch.Tensor, *, center: bool) -> tuple[torch.Tensor, torch.
     return torch.empty_like(x, memory_format=torch.contiguous_format), stats[0], stats[1]
 
 
+@planned
 def plan(
     kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False
 ) -> Tile | None:

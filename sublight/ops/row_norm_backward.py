@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, tl, triton
 from sublight.op import Kernel
 from sublight.ops import row_norm_ring
 from sublight.ops.rows import (
@@ -22,7 +22,7 @@ from sublight.ops.rows import (
     is_interpreted,
     is_packed,
 )
-from sublight.ops.tuning import Tile, tile_for
+from sublight.ops.tuning import Tile, planned, tile_for
 
 STREAM_BLOCK = 8192
 BACKWARD_BYTES = 32 * 1024  # of x; with dy, the weight and the fp32 sums this is what the registers hold
@@ -186,16 +186,16 @@ def backward(
             dy2, x2, weight, mean, rstd, dx, cols, dy2.stride(0), x2.stride(0),
             CENTER=center, BLOCK=STREAM_BLOCK, num_warps=16,
         )  # fmt: skip
-        columns = triton.cdiv(cols, 128)
-        shares = max(1, min(triton.cdiv(rows, 32), triton.cdiv(8 * gpu.multiprocessors, columns)))
-        rows_each = triton.cdiv(rows, shares)
+        columns = cdiv(cols, 128)
+        shares = max(1, min(cdiv(rows, 32), cdiv(8 * gpu.multiprocessors, columns)))
+        rows_each = cdiv(rows, shares)
         dw_shares, db_shares = _shares(shares, cols, center, x.device)
         _columns_kernel[(columns, shares)](
             dy2, x2, mean, rstd, dw_shares, db_shares, rows, cols, dy2.stride(0), x2.stride(0), rows_each,
             CENTER=center, ROWS=16, BLOCK=128, num_warps=8,
         )  # fmt: skip
     width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-    _shares_kernel[(triton.cdiv(cols, width),)](
+    _shares_kernel[(cdiv(cols, width),)](
         dw_shares, db_shares, dw, db, shares, cols, CENTER=center, SHARES=SHARES, BLOCK=width, num_warps=4
     )
     return dx.view(x.shape), dw, db
@@ -213,6 +213,7 @@ def _shares(shares: int, cols: int, center: bool, device: torch.device) -> tuple
     return dw, torch.empty_like(dw) if center else dw
 
 
+@planned
 def plan_backward(center: bool, cols: int, itemsize: int, gpu: Facts, *, packed: bool) -> Tile | None:
     """For programs that take many rows each: how many, with what, and how many rows are on their way."""
     block = block_for(cols)

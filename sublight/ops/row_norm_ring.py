@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import async_copy, copy_in, gl, gluon, triton
+from sublight.jit import async_copy, cdiv, copy_in, gl, gluon, next_power_of_2
 from sublight.op import Kernel
 from sublight.ops.tuning import Tile
 
@@ -198,9 +198,9 @@ def blocks(cols: int, parts: int, warps: int) -> tuple[int, int]:
     >>> blocks(5120, 1, 4), blocks(16384, 1, 16), blocks(65536, 8, 8)
     ((4096, 1024), (8192, 8192), (4096, 4096))
     """
-    each = triton.cdiv(triton.cdiv(cols, parts), 8) * 8
+    each = cdiv(cdiv(cols, parts), 8) * 8
     block = 1 << (each.bit_length() - 1)
-    block, tail = (block // 2, block // 2) if block == each else (block, triton.next_power_of_2(each - block))
+    block, tail = (block // 2, block // 2) if block == each else (block, next_power_of_2(each - block))
     return max(block, 256 * warps), max(tail, 256 * warps)
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from sublight.jit import AVAILABLE, tl, triton
+from sublight.jit import AVAILABLE, next_power_of_2, tl, triton
 from sublight.op import Inputs, Shape
 
 MAX_COLS = 2**18
@@ -30,7 +30,7 @@ ELEMENTS = 2**27  # of a large benchmark shape: 256 MB of bf16 each way
 
 
 def block_for(cols: int) -> int:
-    return int(max(16, triton.next_power_of_2(cols)))
+    return int(max(16, next_power_of_2(cols)))
 
 
 def split(cols: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops import softmax_topk
 from sublight.ops.library import LIBRARY
@@ -100,9 +100,9 @@ def draw(
     rows = values.numel() // k
     tokens = torch.empty(values.shape[:-1], dtype=torch.int64, device=values.device)
     each = 1024 if is_interpreted() else ROWS  # the interpreter takes its time for each program, not for each row
-    _draw_kernel[(triton.cdiv(rows, each),)](
+    _draw_kernel[(cdiv(rows, each),)](
         values, index, seed, tokens, rows, k, 1 / max(temperature, COLDEST), float(top_p),
-        ROWS=each, K=triton.next_power_of_2(k), num_warps=4,
+        ROWS=each, K=next_power_of_2(k), num_warps=4,
     )  # fmt: skip
     return tokens
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sublight.jit import triton
+from sublight.jit import cdiv, next_power_of_2
 from sublight.ops.rows import as_rows, block_for, facts, is_packed, is_ragged, split, sums_of
 from sublight.ops.tuning import Tile, tile_for
 
@@ -39,16 +39,16 @@ def forward(kernels: Kernels, x: torch.Tensor) -> torch.Tensor:
     if tile is None or (cols > TILE_COLS and is_ragged(x2, y)):
         vector = 16 // item if is_ragged(x2, y) else 1
         chunk, warps, registers = (4096, 4, None) if cols <= 32 * 4096 else (8192, 8, 80)
-        parts = triton.cdiv(cols + vector - 1, chunk)
+        parts = cdiv(cols + vector - 1, chunk)
         units, lag = trailing_units(rows, parts, chunk * item)
         part = torch.zeros(units, dtype=torch.int64, device=x.device)
         kernels.trailing[(units + lag,)](
             x2, y, part, cols, x2.stride(0), y.stride(0), units, lag, parts,
-            BLOCK=chunk, PARTS=triton.next_power_of_2(parts), VECTOR=vector, SUMS=sums,
+            BLOCK=chunk, PARTS=next_power_of_2(parts), VECTOR=vector, SUMS=sums,
             **Tile(block=chunk, warps=warps, registers=registers if item == 2 else None).options(),
         )  # fmt: skip
     elif cols <= TILE_COLS:
-        kernels.tile[(triton.cdiv(rows, tile.rows),)](
+        kernels.tile[(cdiv(rows, tile.rows),)](
             x2, y, rows, cols, x2.stride(0), y.stride(0), ROWS=tile.rows, BLOCK=tile.block, SUMS=sums, **tile.options()
         )
     else:
@@ -67,15 +67,15 @@ def backward(kernels: Kernels, dy: torch.Tensor, y: torch.Tensor) -> torch.Tenso
     item, sums, packed = 2 * y.element_size(), sums_of(y), is_packed(dy2, y2)  # two tensors share the registers
     tile = plan("softmax_backward", cols, item, packed=packed, capability=facts(y).capability)
     if tile is None:
-        parts = triton.cdiv(cols, CHUNK)
+        parts = cdiv(cols, CHUNK)
         units, lag = trailing_units(rows, parts, CHUNK * item)
         part = torch.zeros(units, dtype=torch.int64, device=y.device)
         kernels.trailing[(units + lag,)](
             dy2, y2, dx, part, cols, dy2.stride(0), y2.stride(0), units, lag, parts,
-            BLOCK=CHUNK, PARTS=triton.next_power_of_2(parts), SUMS=sums, num_warps=8,
+            BLOCK=CHUNK, PARTS=next_power_of_2(parts), SUMS=sums, num_warps=8,
         )  # fmt: skip
     elif cols <= TILE_COLS:
-        kernels.tile[(triton.cdiv(rows, tile.rows),)](
+        kernels.tile[(cdiv(rows, tile.rows),)](
             dy2, y2, dx, rows, cols, dy2.stride(0), y2.stride(0),
             ROWS=tile.rows, BLOCK=tile.block, SUMS=sums, **tile.options(),
         )  # fmt: skip

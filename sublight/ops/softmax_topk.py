@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from sublight.jit import tl, triton
+from sublight.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape
 from sublight.ops.library import LIBRARY
 from sublight.ops.rows import Facts, as_rows, facts, generator_for, random_rows, sum_of, sums_of, why_torch
@@ -157,18 +157,18 @@ def largest(x: torch.Tensor, k: int, *, probability: bool) -> tuple[torch.Tensor
     values = torch.empty((rows, k), dtype=x.dtype, device=device)
     index = torch.empty((rows, k), dtype=torch.int64, device=device)
     tile = plan(rows, cols, x.element_size(), facts(x))
-    parts, groups = triton.cdiv(cols, tile.block), triton.cdiv(cols, GROUP_COLS)
+    parts, groups = cdiv(cols, tile.block), cdiv(cols, GROUP_COLS)
     most = torch.empty((rows, groups), dtype=x.dtype, device=device)
     top, total = torch.empty((2, rows * parts), dtype=torch.float32, device=device)
-    slots = max(2, triton.next_power_of_2(k))
+    slots = max(2, next_power_of_2(k))
     whole = {"PROBABILITY": probability, "SUMS": sums_of(x)}
     _groups_kernel[(rows * parts,)](
         x2, most, top, total, cols, x2.stride(0), parts, groups, BLOCK=tile.block, **whole, **tile.options()
     )
     _finish_kernel[(rows,)](
         x2, most, top, total, values, index, cols, x2.stride(0), parts, groups, k,
-        K=slots, BUNDLES=max(slots, triton.next_power_of_2(triton.cdiv(groups, BUNDLE_GROUPS))),
-        PARTS=triton.next_power_of_2(parts), WIDE=x.element_size() == 4 or cols > 2**16, **whole, num_warps=4,
+        K=slots, BUNDLES=max(slots, next_power_of_2(cdiv(groups, BUNDLE_GROUPS))),
+        PARTS=next_power_of_2(parts), WIDE=x.element_size() == 4 or cols > 2**16, **whole, num_warps=4,
     )  # fmt: skip
     return values.view(*x.shape[:-1], k), index.view(*x.shape[:-1], k)
 
@@ -177,7 +177,7 @@ def plan(rows: int, cols: int, itemsize: int, gpu: Facts) -> Tile:
     """16 KB of a row a program, 128 bytes a thread: sums and sorts cost a warp the same whatever it holds. Less where
     that would leave multiprocessors idle."""
     block = 16384 // itemsize
-    while block > 1024 and rows * triton.cdiv(cols, block) < 2 * gpu.multiprocessors:
+    while block > 1024 and rows * cdiv(cols, block) < 2 * gpu.multiprocessors:
         block //= 2
     while block > 256 and block // 2 >= cols:
         block //= 2

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sublight.jit import triton
+from sublight.jit import cdiv
 from sublight.ops.rows import block_for, is_interpreted, split
 
 TABLE = Path(__file__).with_name("tuned.json")
@@ -46,6 +47,21 @@ TRIAL: ContextVar[tuple[str, Tile | None] | None] = ContextVar("TRIAL", default=
 
 
 Rule = TypeVar("Rule", bound=Tile | None)
+
+
+Plan = TypeVar("Plan", bound=Callable[..., Any])
+
+
+def planned(plan: Plan) -> Plan:
+    """Remembers what it was asked: a launch asks each time, and only where tiles are tried does the answer change."""
+    remembered = functools.cache(plan)
+
+    @functools.wraps(plan)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        asked_anew = TRIAL.get() is not None or is_interpreted()
+        return plan(*args, **kwargs) if asked_anew else remembered(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def tile_for(kernel: str, cols: int, itemsize: int, *, packable: bool, capability: int, rule: Rule) -> Tile | Rule:
@@ -116,7 +132,7 @@ def ring_tiles(cols: int, itemsize: int, streams: int = 2) -> list[Tile]:
     """The same with rows in shared memory: for each number of programs and warps, as many rows as fit."""
     tiles = []
     for parts in (1, 2, 4, 8):
-        each = block_for(triton.cdiv(cols, parts))
+        each = block_for(cdiv(cols, parts))
         for programs, warps in ((12, 1), (8, 1), (8, 2), (6, 2), (4, 4), (3, 4), (3, 8), (2, 8), (2, 16), (1, 16)):
             held = each // (32 * warps)  # columns of a thread
             stages = min(6, (224 * 1024 // programs // (each * itemsize) - 1) // streams)  # and the weight
