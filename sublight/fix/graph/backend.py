@@ -48,6 +48,9 @@ class Backend(Protocol):
 
     def heard(self, found: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]: ...
 
+    def prepare(self, device: torch.device) -> None:
+        """Before a capture, on its thread: what a thread makes with its first product cannot be made inside."""
+
     def capture(
         self, call: Callable[[], Any], pool: Any, device: torch.device, generators: Sequence[torch.Generator]
     ) -> Captured: ...
@@ -111,6 +114,15 @@ class Cuda:
 
     def heard(self, found: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
         return waits_heard(found, torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
+
+    def prepare(self, device: torch.device) -> None:
+        """cuBLAS's handle, which each thread has its own of, cuBLASLt's, which is the same, and their workspace.
+
+        Others may have warmed up, and the capture come to a thread that has not multiplied yet. The workspace belongs
+        to a handle and a stream: taken here, it is not in the pool of the first graph.
+        """
+        with torch.cuda.stream(_side_stream(_index(device))):
+            torch.cuda.current_blas_handle()
 
     def capture(
         self, call: Callable[[], Any], pool: Pool, device: torch.device, generators: Sequence[torch.Generator]

@@ -308,6 +308,7 @@ class Graph:
         try:
             with self._alone():
                 run = functools.partial(self._fn, *fixed[0], **fixed[1])
+                self._backend.prepare(device)
                 captured = self._backend.capture(run, self._store.the_pool(), device, watch.generators)
         except Exception as error:  # whatever it is, the call itself is still to be made
             effects.undo()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from sublight.fix.graph import backend
 from sublight.fix.graph.callable import Graph, graph
 from sublight.fix.graph.fake import Fake
 from sublight.fix.graph.trials import refused, warm
@@ -294,6 +296,38 @@ def test_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and len(g.report().graphs) == 3
+
+
+def test_a_thread_that_has_not_multiplied_yet_captures() -> None:
+    model = torch.nn.Linear(4, 4)
+    g, x, seen = graph(model, backend=Fake()), torch.randn(2, 4), []
+
+    def work() -> None:
+        with torch.no_grad():
+            seen.append(torch.equal(g(x), model(x)))
+
+    for _ in range(5):  # each a thread of its own: one of them captures what others have warmed up
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [True] * 5 and g.report().captures == 1
+
+
+def test_a_thread_gets_its_cublas_handle_on_the_stream_that_it_captures_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[str] = []
+    made: list[tuple[int, str]] = []
+
+    @contextlib.contextmanager
+    def stream(side: str) -> Iterator[None]:
+        streams.append(side)
+        yield
+        streams.pop()
+
+    monkeypatch.setattr(backend, "_side_stream", "side stream of {}".format)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: made.append((threading.get_ident(), streams[-1])))
+    backend.Cuda().prepare(torch.device("cuda", 1))
+    assert made == [(threading.get_ident(), "side stream of 1")] and not streams
 
 
 def test_without_a_gpu_calls_pass_through() -> None:

@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sublight.fix.graph.key import tensors_in
 from sublight.fix.graph.refuse import storage, written_by
 
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
 
 class CaptureFailed(RuntimeError):
     """What CUDA says where a call cannot be captured."""
@@ -26,8 +28,9 @@ class CaptureFailed(RuntimeError):
 class Tape(TorchDispatchMode):
     """Records one call, and takes back what it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_handle: bool = True) -> None:
         super().__init__()
+        self.has_handle = has_handle
         self.steps: list[tuple[Any, Any, Any, list[tuple[int, torch.Tensor]]]] = []
         self.made: dict[int, torch.Tensor] = {}
         self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -42,6 +45,8 @@ class Tape(TorchDispatchMode):
             return func(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags:
             raise CaptureFailed("operation not permitted when stream is capturing")
+        if not self.has_handle and func.overloadpacket.__name__ in PRODUCTS:
+            raise CaptureFailed("CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
         for x in written_by(func, args, kwargs):
             if storage(x) not in self.made and storage(x) not in self.before:
                 whole = _whole(x)
@@ -101,6 +106,7 @@ class Fake:
         self.replays = 0
         self._lock = threading.RLock()
         self._capturing = threading.local()
+        self._handle = threading.local()  # of cuBLAS, which no thread can make while it captures
 
     def is_capturing(self) -> bool:
         return getattr(self._capturing, "now", False)
@@ -117,10 +123,13 @@ class Fake:
     def heard(self, found: Callable[[str, str], None]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def prepare(self, device: torch.device) -> None:
+        self._handle.is_made = True
+
     def capture(
         self, call: Callable[[], Any], pool: Any, device: torch.device, generators: Sequence[torch.Generator]
     ) -> FakeCaptured:
-        tape, random = Tape(), torch.get_rng_state()
+        tape, random = Tape(getattr(self._handle, "is_made", False)), torch.get_rng_state()
         with self._now_capturing():
             try:
                 with tape:
