@@ -40,6 +40,7 @@ class Turning:
     table: Table
     partial: bool  # values beyond the tables' width pass through
     widens: bool  # tables wider than q are taken, and the result is still of q's data type
+    packs: bool  # what it gives is contiguous, however q and k lie: callers may have it viewed
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
@@ -86,11 +87,13 @@ def understood(function: Callable[..., Any], table: Table) -> Turning | None:
     q, k, cos, sin = _inputs(table, WIDTH)
     narrow = [x.half() for x in (q, k)]
     kinds = {x.dtype for x in function(*narrow, cos.float(), sin.float())}
+    projected = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]  # with a token's heads side by side
     return Turning(
         style=style,  # type: ignore[arg-type]
         table=table,
         partial=_agrees(function, style, table, WIDTH - 4),
         widens=kinds == {torch.float16},
+        packs=all(x.is_contiguous() for x in function(*projected, cos, sin)),
     )
 
 
@@ -124,7 +127,9 @@ def turned(turning: Turning, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor
         q, k = (x[0].unflatten(0, (batch, tokens)) for x in pair)
     else:
         q, k = rope(q, k, cos, sin, torch.arange(batch * tokens, device=q.device).view(batch, tokens), **by)
-    return (q.transpose(1, 2), k.transpose(1, 2)) if dim == 1 else (q, k)
+    if dim == 1:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    return (q.contiguous(), k.contiguous()) if turning.packs else (q, k)
 
 
 def tables_of(module: torch.nn.Module) -> Iterator[Table]:
@@ -165,7 +170,7 @@ def _inputs(table: Table, width: int) -> tuple[torch.Tensor, torch.Tensor, torch
 def _agrees(function: Callable[..., Any], style: Any, table: Table, width: int) -> bool:
     """Whether the function turns as our op would, with heads before tokens and after."""
     inputs = _inputs(table, width)
-    turning = Turning(style=style, table=table, partial=True, widens=False)
+    turning = Turning(style=style, table=table, partial=True, widens=False, packs=False)
     q, k, cos, sin = inputs
     swapped = (q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     try:

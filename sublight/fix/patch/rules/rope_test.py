@@ -74,11 +74,11 @@ def permuted(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
 
 
 KNOWN = (
-    (llama, "halves", "half", False, False),
-    (cohere, "neighbours", "interleaved", False, True),
-    (neox, "halves", "half", True, False),
-    (glm, "halves", "interleaved", True, False),
-    (oss, "once", "half", False, False),
+    (llama, "halves", "half", False, False, False),
+    (cohere, "neighbours", "interleaved", False, True, False),
+    (neox, "halves", "half", True, False, True),
+    (glm, "halves", "interleaved", True, False, True),
+    (oss, "once", "half", False, False, True),
 )
 WRONG = (backwards, only_q, swapped, permuted)
 
@@ -125,11 +125,12 @@ def inputs(table: str, tables: int, width: int = WIDTH, heads_first: bool = True
     return [q.transpose(1, 2), k.transpose(1, 2), cos, sin] if heads_first else [q, k, cos, sin]
 
 
-@pytest.mark.parametrize(("function", "table", "style", "partial", "widens"), KNOWN)
+@pytest.mark.parametrize(("function", "table", "style", "partial", "widens", "packs"), KNOWN)
 def test_a_function_is_known_by_what_it_does(
-    function: Any, table: Any, style: str, partial: bool, widens: bool
+    function: Any, table: Any, style: str, partial: bool, widens: bool, packs: bool
 ) -> None:
-    assert rope.understood(function, table) == rope.Turning(style=style, table=table, partial=partial, widens=widens)
+    turning = rope.Turning(style=style, table=table, partial=partial, widens=widens, packs=packs)
+    assert rope.understood(function, table) == turning
 
 
 @pytest.mark.parametrize("function", WRONG)
@@ -137,11 +138,11 @@ def test_one_that_does_something_else_is_not(function: Any) -> None:
     assert all(rope.understood(function, table) is None for table in ("halves", "neighbours", "once"))
 
 
-@pytest.mark.parametrize(("function", "table", "style", "partial", "widens"), KNOWN)
+@pytest.mark.parametrize(("function", "table", "style", "partial", "widens", "packs"), KNOWN)
 @pytest.mark.parametrize("tables", (1, BATCH))
 @pytest.mark.parametrize("dim", (1, 2))
 def test_ours_gives_the_same(
-    function: Any, table: Any, style: str, partial: bool, widens: bool, tables: int, dim: int
+    function: Any, table: Any, style: str, partial: bool, widens: bool, packs: bool, tables: int, dim: int
 ) -> None:
     turning = rope.understood(function, table)
     for width in (WIDTH, WIDTH // 2) if partial else (WIDTH,):
@@ -154,6 +155,28 @@ def test_ours_gives_the_same(
                 torch.testing.assert_close(one, other)
             grads = [torch.autograd.grad(sum(x.square().sum() for x in pair), leaves) for pair in (ours, theirs)]
             torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(("function", "table", "style", "partial", "widens", "packs"), KNOWN)
+@pytest.mark.parametrize("tables", (1, BATCH))
+@pytest.mark.parametrize("dim", (1, 2))
+def test_what_comes_out_lies_as_it_did(
+    function: Any, table: Any, style: str, partial: bool, widens: bool, packs: bool, tables: int, dim: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By the library's op, whose results lie as q and k do; callers see that in `view`."""
+    turn = rope.turned_by(rope.understood(function, table), function)
+    monkeypatch.setattr(rope.rotary, "why_not_ours", lambda *_: "")
+    q, k, cos, sin = inputs(table, tables, heads_first=dim == 1)
+    wide = [torch.cat((x, x), -1)[..., :WIDTH] for x in (q, k)]  # rows with room between them, as in one projection
+    for own in ((q, k), (q.contiguous(), k.contiguous()), wide):
+        leaves = [x.detach().requires_grad_() for x in own]
+        pairs = [call(*leaves, cos, sin, unsqueeze_dim=dim) for call in (turn, function)]
+        for one, other in zip(*pairs, strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
+        grads = [torch.autograd.grad(sum(x.square().sum() for x in pair), leaves) for pair in pairs]
+        torch.testing.assert_close(*grads)
 
 
 def test_calls_that_are_not_understood_go_to_the_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +229,10 @@ def test_without_tables_that_fit_it_is_left() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("function", "table", "style", "partial", "widens"), KNOWN)
+@pytest.mark.parametrize(("function", "table", "style", "partial", "widens", "packs"), KNOWN)
 @pytest.mark.parametrize("tables", (1, BATCH))
 def test_on_a_gpu_our_kernel_runs(
-    function: Any, table: Any, style: str, partial: bool, widens: bool, tables: int
+    function: Any, table: Any, style: str, partial: bool, widens: bool, packs: bool, tables: int
 ) -> None:
     from sublight import correct
 
