@@ -18,7 +18,7 @@ def page(patch: Patch) -> RenderableType:
 
     parts: list[RenderableType] = []
     if patch.rows:
-        out = plain(("", "module", "times", "saves a pass", "why"), right=("times", "saves a pass"))
+        out = plain(("", "module", "times", "saves a step", "why"), right=("times", "saves a step"))
         for row in sorted(patch.rows, key=lambda row: (not row.is_swapped, -(row.saving_s or 0.0))):
             state = Text("swapped", style="green") if row.is_swapped else Text("left", style="dim")
             out.add_row(state, row.kind, f"{len(row.names)} ×", _saving(row), note(row.reason))
@@ -41,7 +41,7 @@ def sentence(patch: Patch) -> str:
         why = f": {reasons.pop()}" if len(reasons) == 1 else ""
         return f"nothing was swapped{why}"
     savings = [row.saving_s for row in patch.rows if row.saving_s is not None]
-    total = f", {units.text(sum(savings), 's')} less a forward pass expected" if savings else ""
+    total = f", {units.text(sum(savings), 's')} less of the GPU's time a step expected" if savings else ""
     return f"{patch.swapped} modules swapped{total}; sublight.unpatch(model) undoes it"
 
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from sublight import ops, units
 from sublight.fix.patch import verify as verifying
+from sublight.fix.patch.ahead import begin, can_launch, compile_for, device_of, start_driver
 from sublight.fix.patch.expect import saving_s
 from sublight.fix.patch.pay import keep_what_pays
 from sublight.fix.patch.probe import fingerprint
 from sublight.fix.patch.record import Left, Patch, Row, Rule, Swap
+from sublight.fix.patch.rewrite import NotUnderstood
 from sublight.fix.patch.rules import RULES
-from sublight.fix.patch.step import call
+from sublight.fix.patch.step import as_it_was, call
 from sublight.op import BadInput
 
 
@@ -32,9 +34,10 @@ class Asked:
 
     wins: bool
     reason: str
-    saving_s: float | None = None  # of all calls in one forward pass
+    saving_s: float | None = None  # of all calls in one step, on the device
 
 
+ANY = "any"  # in the table, where no rule was asked
 MARK = "__sublight__"  # on the function behind a swapped forward: the forward that the instance had before, or None
 
 
@@ -52,23 +55,30 @@ def patch(
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"patch takes a torch.nn.Module or an optimizer, not {type(model).__name__}")
     batch = next((given for given in (batch, verify, measure) if given is not None), None)
+    driver = begin(start_driver) if batch is not None and can_launch(device_of(model)) else None
     modules = dict(_each(model))
-    found = _found(model, modules, rules)
+    found = _found(model, modules, [rule for rule in rules if not rule.joins])
+    if driver is not None:
+        driver.join()
+    beside = _beside(model, modules, [rule for rule in rules if rule.joins], found)
     swaps = {name: told for name, told in found.items() if isinstance(told, Swap)}
-    asked = dict.fromkeys(swaps, Asked(wins=True, reason="decided call by call"))
+    asked = {name: Asked(wins=True, reason=swap.why) for name, swap in swaps.items()}
     if batch is not None:
         asked = _asked(model, modules, swaps, batch)
     chosen = {name: swap for name, swap in swaps.items() if asked[name].wins}
+    joined = {name: told for name, told in beside.items() if isinstance(told, Swap)}
+    asked_beside = {name: Asked(wins=True, reason=swap.why) for name, swap in joined.items()}
     known = verifying.baseline(model, verify) if verify is not None and chosen else None
 
     def only(names: Sequence[str]) -> None:
         """Of what is chosen, the swaps of these rules and no others."""
-        for name, swap in chosen.items():
+        for name in dict.fromkeys([*chosen, *joined]):
             undo(modules[name])
-            if swap.rule in names:
-                apply(modules[name], swap)
+            both = [swap for swap in (chosen.get(name), joined.get(name)) if swap is not None and swap.rule in names]
+            if both:
+                apply(modules[name], _in_one(*both))
 
-    used = list(dict.fromkeys(swap.rule for swap in chosen.values()))
+    used = list(dict.fromkeys(swap.rule for swap in (*chosen.values(), *joined.values())))
     only(used)
     verdict = paid = None
     refused: dict[str, str] = {}
@@ -76,12 +86,17 @@ def patch(
         wrong, verdict = verifying.wrong_rules(model, verify, known, used, only)
         refused |= {rule: f"undone: {told.sentence}" for rule, told in wrong.items()}
     if measure is not None and chosen:
-        paid = keep_what_pays(model, measure, [rule for rule in used if rule not in refused], only)
+        kept = [rule for rule in used if rule not in refused]
+        always = [rule.name for rule in rules if rule.joins and rule.name in kept]  # a step does not tell their worth
+        timed = [rule for rule in kept if rule not in always]
+        paid = keep_what_pays(model, measure, timed, lambda names: only([*names, *always]))
         refused |= {rule: f"undone: it cost {units.text(cost_s, 's')} a step" for rule, cost_s in paid.undone}
-    for name, swap in chosen.items():
-        if swap.rule in refused:
-            asked[name] = Asked(wins=False, reason=refused[swap.rule])
-    return Patch(rows=tuple(_rows(modules, found, asked)), verdict=verdict, paid=paid)
+    for answers, made in ((asked, chosen), (asked_beside, joined)):
+        for name, swap in made.items():
+            if swap.rule in refused:
+                answers[name] = Asked(wins=False, reason=refused[swap.rule])
+    rows = (*_rows(modules, found, asked), *_rows(modules, beside, asked_beside))
+    return Patch(rows=rows, verdict=verdict, paid=paid)
 
 
 def unpatch(model: torch.nn.Module) -> int:
@@ -156,11 +171,36 @@ def _found(
     return found
 
 
+def _beside(
+    model: torch.nn.Module,
+    modules: Mapping[str, torch.nn.Module],
+    rules: Sequence[Rule],
+    found: Mapping[str, Swap | Left],
+) -> dict[str, Swap | Left]:
+    """What rules that join others find; where another rule has the forward, only what can go into that one."""
+    beside = {name: told for name, told in _found(model, modules, rules).items() if told.rule != ANY}
+    for name, told in beside.items():
+        other = found.get(name)
+        if isinstance(told, Swap) and isinstance(other, Swap):
+            try:
+                _in_one(other, told)
+            except NotUnderstood:
+                beside[name] = Left(rule=told.rule, reason=f"{other.rule} gives it another forward")
+    return beside
+
+
+def _in_one(first: Swap, second: Swap | None = None) -> Swap:
+    """A swap, or two in one forward; raises NotUnderstood."""
+    if second is None or second.over is None:
+        return first
+    return replace(first, forward=second.over(first.forward))
+
+
 def _find(module: torch.nn.Module, model: torch.nn.Module, rules: Sequence[Rule]) -> Swap | Left | None:
     if is_patched(module):
         return None
     if "forward" in module.__dict__:
-        return Left(rule="any", reason="somebody else has set its forward")
+        return Left(rule=ANY, reason="somebody else has set its forward")
     return next((told for rule in rules if (told := rule.find(module, model))), None)
 
 
@@ -169,37 +209,54 @@ def _asked(
 ) -> dict[str, Asked]:
     """Of each swap, whether ours wins for what the module is called with, and why; and what it would save."""
     told: dict[str, Asked] = {}
-    savings: dict[str, float | None] = {}  # alike modules on alike tensors are timed once
-    handles: list[Any] = []
-    timing: list[str] = []  # the module that is being timed: what it calls is not asked again
+    samples: dict[str, tuple[Any, ...]] = {}  # of alike modules on alike tensors, one call
+    calls: dict[str, list[str]] = {}  # of each module, which of them it makes
 
     def asking(name: str, swap: Swap) -> Any:
         def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if timing:
-                return
             choice = ops.find(swap.op).choose(*swap.arguments(module, *args, **kwargs))
-            wins = choice.provider == "sublight"
-            key = f"{type(module)} {[getattr(x, 'shape', x) for x in args]} {sorted(kwargs)}"
-            if wins and key not in savings:
-                timing.append(name)
-                savings[key] = None if module is model else saving_s(module, swap, args, kwargs)
-                timing.clear()
             before = told.get(name)
-            saved = savings.get(key) if wins else None
-            total = None if saved is None else saved + (before.saving_s or 0.0 if before else 0.0)
-            told[name] = Asked(wins=wins and (before is None or before.wins), reason=choice.reason, saving_s=total)
+            wins = choice.provider == "sublight" and (before is None or before.wins)
+            told[name] = Asked(wins=wins, reason=choice.reason)
+            if module is not model:  # whole, it is what `measure` times
+                key = f"{type(module)} {[getattr(x, 'shape', x) for x in args]} {sorted(kwargs)}"
+                samples.setdefault(key, (module, swap, args, kwargs))
+                calls.setdefault(name, []).append(key)
 
         return hook
 
-    for name, swap in swaps.items():
-        handles.append(modules[name].register_forward_pre_hook(asking(name, swap), with_kwargs=True))
+    handles = [
+        modules[name].register_forward_pre_hook(asking(name, swap), with_kwargs=True) for name, swap in swaps.items()
+    ]
     try:
-        with torch.no_grad():
+        with as_it_was(model), torch.no_grad():
             call(model, batch)
+    except torch.OutOfMemoryError:
+        return dict.fromkeys(swaps, Asked(wins=True, reason="unpatched, the batch does not fit: decided call by call"))
     finally:
         for handle in handles:
             handle.remove()
+    won = {name: swaps[name] for name, answer in told.items() if answer.wins}
+    needed = {key for name in won for key in calls.get(name, ())}
+    with _swapped(modules, won):  # so that a layer's saving is what it adds to its parts'
+        compile_for(model, batch)
+        with as_it_was(model), torch.no_grad():
+            savings = {key: saving_s(*sample) for key, sample in samples.items() if key in needed}
+    for name in won:
+        known = [saved for key in calls.get(name, ()) if (saved := savings[key]) is not None]
+        told[name] = replace(told[name], saving_s=sum(known) if known else None)
     return {name: told.get(name, Asked(wins=False, reason="the batch does not reach it")) for name in swaps}
+
+
+@contextlib.contextmanager
+def _swapped(modules: Mapping[str, torch.nn.Module], swaps: Mapping[str, Swap]) -> Iterator[None]:
+    for name, swap in swaps.items():
+        apply(modules[name], swap)
+    try:
+        yield
+    finally:
+        for name in swaps:
+            undo(modules[name])
 
 
 def _rows(

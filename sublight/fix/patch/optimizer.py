@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from sublight.fix.patch.ahead import begin
 from sublight.fix.patch.record import Patch, Row
 from sublight.op import BadInput, Inputs
 from sublight.ops.adamw import why_torch
@@ -29,8 +31,9 @@ SCALERS = ("grad_scale", "found_inf")  # what a GradScaler leaves to an optimize
 class Fused:
     """Our step for one optimizer: the tables of addresses, and the steps on the device where PyTorch's are not."""
 
-    def __init__(self, before: Any) -> None:
+    def __init__(self, before: Any, compiling: threading.Thread | None = None) -> None:
         self.is_on = True
+        self.compiling = compiling  # our kernels, in the background
         self.before = before  # the step that the instance had of its own: a scheduler's
         self.ours = AdamW([torch.zeros(1)])  # for its tables and its launches; its own parameter is never stepped
         self.steps: dict[torch.Tensor, tuple[torch.Tensor, int, torch.Tensor]] = {}  # host's, its count, device's
@@ -59,6 +62,9 @@ class Fused:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.compiling is not None:
+            self.compiling.join()
+            self.compiling = None
         work = self.work(optimizer)
         self.ours._by_ours(work)
         host = []
@@ -119,7 +125,7 @@ def _fused_of(optimizer: torch.optim.Optimizer) -> Fused | None:
 
 def _apply(optimizer: torch.optim.Optimizer) -> None:
     before = optimizer.__dict__.get("step")
-    fused = Fused(before)
+    fused = Fused(before, begin(lambda: _step_alike(optimizer)))
     own: Callable[..., Any] = before if before is not None else functools.partial(type(optimizer).step, optimizer)
     hooked = torch.optim.Optimizer.profile_hook_step(lambda self: fused.step(self))  # the user's hooks, and the trace
 
@@ -133,6 +139,17 @@ def _apply(optimizer: torch.optim.Optimizer) -> None:
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     vars(step)[MARK] = fused
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _step_alike(optimizer: torch.optim.Optimizer) -> None:
+    """A step of small tensors of the same number and data types: it compiles what the optimizer's own will launch."""
+    groups = []
+    for group in optimizer.param_groups:
+        alike = [torch.nn.Parameter(torch.zeros(16, dtype=p.dtype, device=p.device)) for p in group["params"]]
+        for p in alike:
+            p.grad = torch.zeros_like(p)
+        groups.append({"params": alike, **{name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}})
+    AdamW(groups, maximize=optimizer.param_groups[0]["maximize"]).step()
 
 
 def _live(group: dict[str, Any]) -> Iterator[torch.Tensor]:

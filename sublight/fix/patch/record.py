@@ -20,10 +20,12 @@ class Swap:
     """A forward of ours for one module, that behaves as the module's own does."""
 
     rule: str
-    op: str  # whose `choose` says whether ours wins
     forward: Forward
-    arguments: Callable[..., tuple[Any, ...]]  # (module, *what its forward is called with) -> what the op takes
+    op: str = ""  # whose `choose` says whether ours wins; none: it is swapped always
+    arguments: Callable[..., tuple[Any, ...]] = tuple  # (module, *what its forward is called with) -> what the op takes
+    over: Callable[[Forward], Forward] | None = None  # the same done to another rule's forward for this module
     what: str = ""  # in the table: "RMSNorm with 1 + weight"
+    why: str = "decided call by call"  # in the table, unless a batch tells more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Rule:
 
     name: str
     find: Callable[[torch.nn.Module, torch.nn.Module], Swap | Left | None]  # (module, the whole model)
+    joins: bool = False  # its swaps have no op, and go beside another rule's in one forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

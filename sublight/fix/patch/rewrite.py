@@ -7,6 +7,7 @@ to anybody's module. The code keeps its file name and line numbers: a traceback 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import textwrap
 import types
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 FUTURE_ANNOTATIONS = 0x1000000  # the compiler's flag, as code objects keep it
+TREE = "__sublight_tree__"  # on a rebuilt function: what it was built from, for whoever changes more
 Change = Callable[[ast.FunctionDef], None]
 
 
@@ -33,7 +35,9 @@ def layers(function: Any) -> tuple[types.FunctionType, ...]:
 
 
 def parsed(function: types.FunctionType) -> ast.FunctionDef:
-    """The tree of a function's own source, without what only its definition needs."""
+    """The tree of a function's own source, without what only its definition needs; of a rebuilt one, the new tree."""
+    if TREE in function.__dict__:
+        return copy.deepcopy(function.__dict__[TREE])  # type: ignore[no-any-return]
     try:
         lines, first = inspect.getsourcelines(function)
         around: Any = ast.parse("if True:\n" + _indented("".join(lines))).body[0]
@@ -68,6 +72,7 @@ def rebuilt(function: Any, change: Change, put: Mapping[str, Any]) -> types.Func
     cells = dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
     cells |= {name: types.CellType(value) for name, value in put.items()}
     made = _like(own, code, tuple(cells[name] for name in code.co_freevars))
+    made.__dict__[TREE] = tree
     for inner, wrapper in zip(reversed(chain[1:]), reversed(chain[:-1]), strict=True):
         made = _rewrapped(wrapper, inner, made)
     return made

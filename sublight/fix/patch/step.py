@@ -58,9 +58,8 @@ def outputs_of(output: Any) -> dict[str, torch.Tensor]:
 
 def step(model: torch.nn.Module, batch: Any) -> Step:
     """Forward and backward in evaluation mode (no dropout); gradients, modes and random numbers are put back after."""
-    with _as_it_was(model), torch.enable_grad():
+    with as_it_was(model), torch.enable_grad():
         model.eval()
-        model.zero_grad(set_to_none=True)
         output = call(model, batch)
         outputs = {name: tensor.detach() for name, tensor in outputs_of(output).items()}
         loss = loss_of(output)
@@ -71,15 +70,31 @@ def step(model: torch.nn.Module, batch: Any) -> Step:
 
 
 @contextlib.contextmanager
-def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
+def as_it_was(model: torch.nn.Module) -> Iterator[None]:
+    """Gradients, buffers, modes and random numbers are put back after; inside there are no gradients yet."""
     kept = {parameter: parameter.grad for parameter in model.parameters()}
+    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     modes = {module: module.training for module in model.modules()}
     on_gpu = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=on_gpu):
         try:
+            for parameter in kept:
+                parameter.grad = None
             yield
         finally:
             for parameter, grad in kept.items():
                 parameter.grad = grad
+            with torch.no_grad():
+                for buffer, value in buffers.items():
+                    buffer.copy_(value)
             for module, mode in modes.items():
                 module.training = mode
+
+
+def is_inert(value: Any) -> bool:
+    """Whether a call cannot leave traces in this argument; a cache of keys would grow."""
+    if isinstance(value, Mapping):
+        return all(is_inert(item) for item in value.values())
+    if isinstance(value, tuple | list):
+        return all(is_inert(item) for item in value)
+    return isinstance(value, torch.Tensor | bool | int | float | str | None)
