@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from sublight.jit import tl, triton
-from sublight.op import ITEMSIZE, BadInput, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
+from sublight.op import ITEMSIZE, BadInput, Call, Choice, Cost, Direction, Inputs, Kernel, Op, Shape, Thunk
 from sublight.ops.activation import Approximate, activate, kind_of
 from sublight.ops.library import LIBRARY, peer
 from sublight.ops.pointwise import (
@@ -49,13 +49,16 @@ def _gate_at(gate_ptrs, up_ptrs, y_ptrs, mask, KIND: tl.constexpr):
 
 
 @triton.jit
-def _gate_back_at(dy_ptrs, gate_ptrs, up_ptrs, dgate_ptrs, dup_ptrs, mask, KIND: tl.constexpr):
+def _gate_back_at(dy_ptrs, gate_ptrs, up_ptrs, dgate_ptrs, dup_ptrs, mask, KIND: tl.constexpr, AGAIN: tl.constexpr):
+    """With AGAIN, y is written where dy was: a thread writes what it alone has read."""
     dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptrs, mask=mask)
     up = tl.load(up_ptrs, mask=mask).to(tl.float32)
     value, slope = activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
     tl.store(dgate_ptrs, (dy * up * slope).to(gate.dtype), mask=mask)
     tl.store(dup_ptrs, (dy * value).to(gate.dtype), mask=mask)
+    if AGAIN:
+        tl.store(dy_ptrs, (value * up).to(gate.dtype), mask=mask)
 
 
 @triton.jit
@@ -86,20 +89,20 @@ def _gated_rows_kernel(
 
 @triton.jit
 def _gated_backward_kernel(
-    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, n, KIND: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
     if start + BLOCK <= n:
-        _gate_back_at(dy_ptr + at, gate_ptr + at, up_ptr + at, dgate_ptr + at, dup_ptr + at, None, KIND)
+        _gate_back_at(dy_ptr + at, gate_ptr + at, up_ptr + at, dgate_ptr + at, dup_ptr + at, None, KIND, AGAIN)
     else:
-        _gate_back_at(dy_ptr + at, gate_ptr + at, up_ptr + at, dgate_ptr + at, dup_ptr + at, at < n, KIND)
+        _gate_back_at(dy_ptr + at, gate_ptr + at, up_ptr + at, dgate_ptr + at, dup_ptr + at, at < n, KIND, AGAIN)
 
 
 @triton.jit
 def _gated_rows_backward_kernel(
     dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, vectors, per_row, dy_stride, gate_stride, up_stride, out_stride,
-    KIND: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
+    KIND: tl.constexpr, AGAIN: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     _, row, col, mask = vector_places(vectors, per_row, BLOCK, VECTOR, WIDE)
     out = row * out_stride * VECTOR + col
@@ -111,6 +114,7 @@ def _gated_rows_backward_kernel(
         dup_ptr + out,
         mask,
         KIND,
+        AGAIN,
     )
 
 
@@ -141,30 +145,41 @@ def launch(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
 
 
 def launch_backward(
-    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate, again: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of gate and up; act(gate) is computed again rather than kept."""
+    """The gradients of gate and up; act(gate) is computed again rather than kept.
+
+    With `again`, dy becomes y, for whoever needs that in his own backward pass and does not want to keep it till then.
+    """
     dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
-    _launch_backward(dy, gate, up, dgate, dup, by)
+    _launch_backward(dy, gate, up, dgate, dup, by, again)
     return dgate, dup
 
 
-def launch_halves_backward(dy: torch.Tensor, x: torch.Tensor, by: Gate) -> torch.Tensor:
+def launch_halves_backward(dy: torch.Tensor, x: torch.Tensor, by: Gate, again: bool = False) -> torch.Tensor:
     """The gradient of a tensor that holds gate and up, in one piece like itself."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch_backward(dy, *halves(x), *halves(dx), by)
+    _launch_backward(dy, *halves(x), *halves(dx), by, again)
     return dx
 
 
 def _launch_backward(
-    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, dgate: torch.Tensor, dup: torch.Tensor, by: Gate
+    dy: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    dgate: torch.Tensor,
+    dup: torch.Tensor,
+    by: Gate,
+    again: bool,
 ) -> None:
     check_alike(dy=dy, gate=gate, up=up)
+    if again and not dy.is_contiguous():
+        raise BadInput(f"dy of strides {dy.stride()} cannot become y where it lies: make it contiguous")
     tile, kind = tile_of("gated_backward", gate), _kind(by)
     if all(x.is_contiguous() for x in (dy, gate, up, dgate)):
         n = gate.numel()
         _gated_backward_kernel[grid(n, tile)](
-            dy, gate, up, dgate, dup, n, KIND=kind, BLOCK=tile.block, **tile.options()
+            dy, gate, up, dgate, dup, n, KIND=kind, AGAIN=again, BLOCK=tile.block, **tile.options()
         )  # fmt: skip
         return
     dy2, gate2, up2 = as_rows(dy), as_rows(gate), as_rows(up)
@@ -175,7 +190,7 @@ def _launch_backward(
     strides = (x.stride(0) // vector for x in (dy2, gate2, up2, dgate2))
     _gated_rows_backward_kernel[grid(rows * cols, tile)](
         dy2, gate2, up2, dgate2, dup2, vectors, per_row, *strides,
-        KIND=kind, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
+        KIND=kind, AGAIN=again, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
     )  # fmt: skip
 
 
@@ -183,7 +198,7 @@ def _kind(by: Gate) -> str:
     return by if by == "silu" else kind_of(by)
 
 
-def _why_torch(gate: torch.Tensor, up: torch.Tensor | None) -> str:
+def why_pytorch(gate: torch.Tensor, up: torch.Tensor | None) -> str:
     if up is None:
         return why_torch(gate)
     if up.shape != gate.shape:
@@ -192,7 +207,7 @@ def _why_torch(gate: torch.Tensor, up: torch.Tensor | None) -> str:
 
 
 def _choose(gate: torch.Tensor, up: torch.Tensor | None, theirs: str) -> Choice:
-    if reason := _why_torch(gate, up):
+    if reason := why_pytorch(gate, up):
         return Choice(provider="torch", kernel=theirs, reason=reason)
     if up is not None and gate.is_contiguous() and up.is_contiguous():
         return Choice(provider="sublight", kernel="_gated_kernel", reason="in one piece: one long row")
@@ -212,7 +227,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
     if up is None:
         first, second = halves(gate)
         return swiglu_reference(first, second) if why_torch(gate) else _halves(gate, "silu")
-    return swiglu_reference(gate, up) if _why_torch(gate, up) else _swiglu(gate, up)
+    return swiglu_reference(gate, up) if why_pytorch(gate, up) else _swiglu(gate, up)
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor | None = None, approximate: Approximate = "tanh") -> torch.Tensor:
@@ -221,21 +236,34 @@ def geglu(gate: torch.Tensor, up: torch.Tensor | None = None, approximate: Appro
     if up is None:
         first, second = halves(gate)
         return geglu_reference(first, second, approximate) if why_torch(gate) else _halves(gate, approximate)
-    return geglu_reference(gate, up, approximate) if _why_torch(gate, up) else _geglu(gate, up, approximate)
+    return geglu_reference(gate, up, approximate) if why_pytorch(gate, up) else _geglu(gate, up, approximate)
 
 
-def _reference(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
+def reference(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
     return swiglu_reference(gate, up) if by == "silu" else geglu_reference(gate, up, by)
 
 
-def _reference_backward(
+def reference_backward(
     dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if by == "silu":
-        dgate, value = torch.ops.aten.silu_backward(dy * up, gate), F.silu(gate)
+        dgate, value = _silu_backward(dy * up, gate), F.silu(gate)
     else:
         dgate, value = torch.ops.aten.gelu_backward(dy * up, gate, approximate=by), F.gelu(gate, approximate=by)
     return dgate.contiguous(), (dy * value).contiguous()
+
+
+def _silu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(dy, x)  # type: ignore[no-any-return]
+    share = torch.sigmoid(x)  # PyTorch's kernel has no gradient of its own, as it has for gelu
+    return dy * share * (1 + x * (1 - share))
+
+
+def _reference_backward_again(dy: torch.Tensor, *gated: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    found = reference_backward(dy, *gated)
+    dy.copy_(reference(*gated))
+    return found
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
@@ -250,8 +278,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 _gated_backward = LIBRARY.op(
     "gated_backward(Tensor dy, Tensor gate, Tensor up, str by) -> (Tensor, Tensor)",
-    cpu=_reference_backward,
+    cpu=reference_backward,
     cuda=launch_backward,
+    fake=lambda dy, gate, up, by: (_like(gate), _like(up)),
+)
+gated_backward_again = LIBRARY.op(
+    "gated_backward_again(Tensor(a!) dy, Tensor gate, Tensor up, str by) -> (Tensor, Tensor)",
+    cpu=_reference_backward_again,
+    cuda=partial(launch_backward, again=True),
     fake=lambda dy, gate, up, by: (_like(gate), _like(up)),
 )
 _swiglu = LIBRARY.op(
@@ -272,13 +306,19 @@ _geglu = LIBRARY.op(
 )
 _halves_backward = LIBRARY.op(
     "gated_halves_backward(Tensor dy, Tensor x, str by) -> Tensor",
-    cpu=lambda dy, x, by: torch.cat(_reference_backward(dy, *halves(x), by), -1),
+    cpu=lambda dy, x, by: torch.cat(reference_backward(dy, *halves(x), by), -1),
     cuda=launch_halves_backward,
+    fake=lambda dy, x, by: _like(x),
+)
+halves_backward_again = LIBRARY.op(
+    "gated_halves_backward_again(Tensor(a!) dy, Tensor x, str by) -> Tensor",
+    cpu=lambda dy, x, by: torch.cat(_reference_backward_again(dy, *halves(x), by), -1),
+    cuda=partial(launch_halves_backward, again=True),
     fake=lambda dy, x, by: _like(x),
 )
 _halves = LIBRARY.op(
     "gated_halves(Tensor x, str by) -> Tensor",
-    cpu=lambda x, by: _reference(*halves(x), by).contiguous(),
+    cpu=lambda x, by: reference(*halves(x), by).contiguous(),
     cuda=lambda x, by: launch(*halves(x), by),
     fake=lambda x, by: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
     backward=lambda ctx, dy: (_halves_backward(dy, *ctx.saved_tensors, ctx.by), None),
@@ -303,6 +343,14 @@ def _liger(module: str, name: str) -> Callable[..., Thunk]:
     return lambda gate, up: partial(peer(f"liger_kernel.ops.{module}", name).apply, gate.clone(), up.clone())
 
 
+def _variants(by: Gate) -> tuple[Call, ...]:
+    """The backward pass that makes y again, of gate and up apart and of halves; what is in dy does not matter here."""
+    return (
+        lambda gate, up: launch_backward(torch.zeros_like(gate), gate, up, by, again=True),
+        lambda gate, up: launch_halves_backward(torch.zeros_like(gate), torch.cat((gate, up), -1), by, again=True),
+    )
+
+
 _SHARED: dict[str, Any] = {
     "inputs": inputs,
     "cost": cost,
@@ -319,6 +367,7 @@ SWIGLU = Op(
     launch_backward=partial(launch_backward, by="silu"),
     choose=lambda gate, up=None: _choose(gate, up, "torch.nn.functional.silu, torch.mul"),
     **_SHARED,
+    variants=_variants("silu"),
     peers={"liger": _liger("swiglu", "LigerSiLUMulFunction")},
 )
 GEGLU = Op(
@@ -330,6 +379,7 @@ GEGLU = Op(
     launch_backward=partial(launch_backward, by="tanh"),
     choose=lambda gate, up=None, approximate="tanh": _choose(gate, up, "torch.nn.functional.gelu, torch.mul"),
     **_SHARED,
+    variants=(*_variants("tanh"), *_variants("none")),
     peers={"liger": _liger("geglu", "LigerGELUMulFunction")},
     library_args=lambda gate, up: (gate, up, "tanh"),
 )

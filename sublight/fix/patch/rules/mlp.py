@@ -2,6 +2,8 @@
 
 The projections and dropouts are still called as the modules they are, hooks, adapters, quantization and all; what is
 fused is what lies between them. Which is which is found by trying: stand-ins of low rank take the projections' places.
+Only the last projection of a gated block, in training and where it is a linear layer that nobody listens to, is made
+part of the op: so its input, a third of what the block would hold for backward, is not held.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from sublight.fix.patch import probe
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import Line, Shift, answer, first, is_hooked, is_leaf, own, twin_of
 from sublight.ops.activation import gelu, relu2
-from sublight.ops.gated import geglu, swiglu
+from sublight.ops.gated import Gate
+from sublight.ops.gated_linear import gated, gated_linear, holds_product
 
 MOST_CHILDREN = 8
 TOKENS = 6
 GATED_OPS = {"silu": "swiglu", "gelu_tanh": "geglu", "gelu": "geglu"}
+GATES: dict[str, Gate] = {"silu": "silu", "gelu_tanh": "tanh", "gelu": "none"}
 PLAIN_OPS = {"gelu_tanh": "gelu_tanh", "gelu": "gelu", "relu2": "relu2"}
 
 
@@ -118,20 +122,44 @@ def _run(module: Any, plan: Plan, x: torch.Tensor) -> Any:
     gate = getattr(module, plan.gate)(x)
     if plan.layout == "plain":
         h = relu2(gate) if plan.act == "relu2" else gelu(gate, "tanh" if plan.act == "gelu_tanh" else "none")
-    else:
-        up = None  # gate holds both
-        if plan.layout == "apart":
-            up = getattr(module, plan.up)(x)
-        elif plan.layout == "gate last":
-            up, gate = gate.chunk(2, -1)
-        if plan.act == "silu":
-            h = swiglu(gate, up)
-        else:
-            h = geglu(gate, up, "tanh" if plan.act == "gelu_tanh" else "none")
-    if plan.inner:
-        h = getattr(module, plan.inner)(h)
-    y = getattr(module, plan.down)(h)
-    return getattr(module, plan.outer)(y) if plan.outer else y
+        return _finish(module, plan, h)
+    up = None  # gate holds both
+    if plan.layout == "apart":
+        up = getattr(module, plan.up)(x)
+    elif plan.layout == "gate last":
+        up, gate = gate.chunk(2, -1)
+    down = getattr(module, plan.down)
+    if _is_bare(down) and _is_idle(module, plan.inner) and holds_product(gate, up, down.weight, down.bias):
+        y = gated_linear(gate, up, down.weight, down.bias, GATES[plan.act])
+        return getattr(module, plan.outer)(y) if plan.outer else y
+    return _finish(module, plan, gated(gate, up, GATES[plan.act]))
+
+
+def _finish(module: Any, plan: Plan, h: torch.Tensor) -> Any:
+    """What follows the activation, each module called as it is."""
+    for name in (plan.inner, plan.down, plan.outer):
+        h = getattr(module, name)(h) if name else h
+    return h
+
+
+def _is_bare(down: torch.nn.Module) -> bool:
+    """A linear layer and no more: a call of it is its product, and nobody would hear of the call."""
+    return (
+        type(down) is torch.nn.Linear  # no adapter, no quantization, no parametrization, not sharded by itself
+        and "forward" not in vars(down)
+        and vars(down).get("_compiled_call_impl") is None
+        and not is_hooked(down)
+        and not torch.nn.modules.module._has_any_global_hook()
+    )
+
+
+def _is_idle(module: Any, dropout: str) -> bool:
+    """Whether it passes on what it gets, and nobody would hear of the call; or there is none."""
+    if not dropout:
+        return True
+    found = getattr(module, dropout)
+    is_off = type(found) is torch.nn.Dropout and (found.p == 0 or not found.training)
+    return is_off and "forward" not in vars(found) and not is_hooked(found)
 
 
 def _far(one: Any, other: Any) -> float:
