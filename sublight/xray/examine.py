@@ -11,7 +11,7 @@ from sublight.op import BadInput
 from sublight.xray.occupancy.blocks import Occupancy, Row, WhatIf, occupancy, table, what_if
 from sublight.xray.occupancy.in_flight import InFlight, bytes_in_flight
 from sublight.xray.occupancy.waves import Waves, waves
-from sublight.xray.ptx.accesses import access_findings, accesses, follow_blocks
+from sublight.xray.ptx.accesses import BLOCKS, access_findings, accesses, follow_blocks
 from sublight.xray.record import Access, Code, Finding
 from sublight.xray.roof import Roof, roof_of
 from sublight.xray.sass.ahead import bytes_ahead
@@ -74,7 +74,7 @@ class Page:
         }
 
 
-def examine(code: Code, *, blocks: int = 3, measured_s: float | None = None) -> Page:
+def examine(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None) -> Page:
     """Every part of xray over one kernel."""
     instructions = read(code)
     paths, file = flow(instructions), file_of(code, instructions)

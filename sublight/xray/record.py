@@ -11,7 +11,9 @@ from sublight.gpus import Gpu
 RESERVED_SHARED_BYTES = 1024  # of every block, for the driver, since sm_80
 
 Space = Literal["global", "shared"]
-AccessKind = Literal["load", "store", "atomic", "async copy", "bulk copy", "matrix load", "matrix store"]
+AccessKind = Literal[
+    "load", "store", "atomic", "async copy", "bulk copy", "matrix load", "matrix store", "matrix operand"
+]
 Resource = Literal["registers", "shared memory", "threads", "blocks", "barriers"]
 
 
@@ -104,12 +106,17 @@ class Access:
     ideal_sectors: int = 0  # global: what the bytes asked for would fill if they lay side by side
     wavefronts: int = 0  # shared
     ideal_wavefronts: int = 0  # shared: what the bytes asked for take without a conflict
+    split_wavefronts: int = 0  # shared: those that an async copy takes besides, its bytes coming from more lines
     unknown: str = ""  # why nothing can be said; the counts are then 0
     instruction: str = ""  # ld.global.v4.b32
 
     @property
     def sectors_per_request(self) -> float | None:
         return self.sectors / self.requests if self.space == "global" and self.requests and not self.unknown else None
+
+    @property
+    def all_wavefronts(self) -> int:
+        return self.wavefronts + self.split_wavefronts
 
     @property
     def bank_conflict(self) -> float | None:

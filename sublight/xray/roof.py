@@ -28,7 +28,7 @@ from sublight.xray.sass.turns import Turns
 
 L1_BYTES_PER_CLOCK = 128  # of an SM: CUDA's documents give the L1 the width of shared memory, which it is part of
 L2_BYTES_PER_CLOCK = 64  # of an SM, from and to the L2: what the "Dissecting" papers measured from Volta to Hopper
-WHOLE = 0.6  # of a tensor's bytes: where three blocks promise so much, all of them move all of it
+WHOLE = 0.6  # of a tensor's bytes: where the blocks that were followed promise so much, all of them move all of it
 EQUAL = 1.05
 _NO_FIGURES = "the GPU's SMs or clock are not known"
 _NO_GRID = "the grid is not known: record a launch with --record"

@@ -73,6 +73,26 @@ def test_atomics_and_reductions_are_one_kind() -> None:
     assert [row.difference for row in xray.compare(predicted, counted)] == [0, 0]
 
 
+def test_what_a_counter_of_loads_counts_besides_is_added_to_the_prediction() -> None:
+    predicted = [
+        access("global", "load", 10, sectors=40),
+        access("global", "async copy", 10, sectors=160),
+        access("shared", "load", 10, wavefronts=34, ideal_wavefronts=10),
+        access("shared", "matrix load", 2, wavefronts=2, ideal_wavefronts=2),
+    ]
+    counted = Counters(
+        kernel="k", load_requests=20, load_sectors=200, shared_load_wavefronts=36, shared_load_conflicts=24,
+        shared_load_passes=34, shared_load_requests=10, has_matrix_loads=True,
+    )  # fmt: skip
+    rows = {(row.what, row.unit): row for row in xray.compare(predicted, counted)}
+    assert rows["global load", "sectors per request"].predicted == 10
+    assert rows["shared load", "wavefronts per request"].predicted == 3.4
+    assert rows["shared load", "n-way conflict"].predicted == 3
+    assert [row.difference for row in rows.values() if row.counted] == [0, 0, 0, 0]
+    apart = replace(counted, load_requests=20, copy_requests=10, copy_sectors=160)
+    assert {row.what: row.predicted for row in xray.compare(predicted, apart)}["global load"] == 4
+
+
 def test_what_cannot_be_compared_says_why() -> None:
     counted = Counters(kernel="k", load_requests=10, load_sectors=40, store_requests=10, store_sectors=40)
     predicted = [

@@ -175,6 +175,32 @@ def test_all_shared_accesses_by_address_where_the_report_has_them() -> None:
     assert counters.counters("k", values).shared_conflict == 3
 
 
+def test_loads_proper_are_what_the_loads_are_without_the_copies_among_them() -> None:
+    values = {
+        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": (30.0, ""),
+        "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": (360.0, ""),
+    }
+    assert counters.counters("k", values).sectors_per_load == 12
+    stem = "sm__sass_l1tex_t_{}_pipe_lsu_mem_global_op_ldgsts_cache_bypass.sum"
+    values |= {stem.format("requests"): (20.0, ""), stem.format("sectors"): (320.0, "")}
+    assert counters.counters("k", values).sectors_per_load == 4
+    values |= {stem.format("requests"): (30.0, ""), stem.format("sectors"): (360.0, "")}
+    assert counters.counters("k", values).sectors_per_load is None
+
+
+def test_passes_a_load_are_by_address_and_conflicts_by_the_pipe() -> None:
+    values = {
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": (1152.0, ""),
+        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum": (768.0, ""),
+        "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": (1088.0, ""),
+        "sass__inst_executed_shared_loads": (320.0, ""),
+        "smsp__inst_executed_op_shared_ld.sum": (999.0, ""),  # with those that no lane executes
+    }
+    told = counters.counters("k", values)
+    assert told.passes_per_shared_load == 3.4 and told.shared_load_conflict == 3 and told.has_matrix_loads
+    assert not counters.counters("k", {}).has_matrix_loads
+
+
 def test_samples_where_there_are_no_averages() -> None:
     values = {
         "smsp__pcsamp_warps_issue_stalled_wait": (30.0, ""),

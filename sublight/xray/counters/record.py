@@ -45,7 +45,8 @@ def _global(ours: str, theirs: str, *, sass: bool = False) -> tuple[Metric, ...]
 
 
 def _shared(ours: str, theirs: str) -> tuple[Metric, ...]:
-    """Counted by address (sass) before counted by the pipe: the pipe also counts passes lost to other clients."""
+    """Counted by address (sass) before counted by the pipe: the pipe also counts passes lost to other clients, and
+    matrix loads among the loads. Conflicts of loads and stores by address ncu 2025.3.1 does not have."""
     pairs = (("wavefronts", "data_pipe_lsu_wavefronts_mem"), ("conflicts", "data_bank_conflicts_pipe_lsu_mem"))
     return tuple(
         Metric(
@@ -86,7 +87,7 @@ METRICS = (
     Metric(field="limit_warps", kind="count", names=("launch__occupancy_limit_warps",), label="Block Limit Warps"),
     Metric(field="limit_barriers", kind="count", names=("launch__occupancy_limit_barriers",),
            label="Block Limit Barriers"),
-    *_global("load", "ld"),
+    *_global("load", "ld"),  # cp.async among them
     *_global("store", "st"),
     *_global("atomic", "atom"),
     *_global("reduction", "red"),  # an atomic whose result nobody reads
@@ -96,10 +97,15 @@ METRICS = (
     *_shared("store", "st"),
     *_shared("copy", "ldgsts"),
     *_shared("matrix_load", "ldsm"),
+    Metric(field="shared_load_passes", kind="count",
+           names=("smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",)),
+    Metric(field="shared_store_passes", kind="count",
+           names=("smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum",)),
+    # not smsp__inst_executed_op_shared_ld: it counts what no lane executes, such as the @!PT LDS behind a fence
     Metric(field="shared_load_requests", kind="count",
-           names=("smsp__sass_inst_executed_op_shared_ld.sum", "smsp__inst_executed_op_shared_ld.sum")),
+           names=("smsp__sass_inst_executed_op_shared_ld.sum", "sass__inst_executed_shared_loads")),
     Metric(field="shared_store_requests", kind="count",
-           names=("smsp__sass_inst_executed_op_shared_st.sum", "smsp__inst_executed_op_shared_st.sum")),
+           names=("smsp__sass_inst_executed_op_shared_st.sum", "sass__inst_executed_shared_stores")),
     Metric(field="shared_matrix_load_requests", kind="count",
            names=("smsp__sass_inst_executed_op_ldsm.sum", "smsp__inst_executed_op_ldsm.sum")),
     Metric(field="shared_wavefronts", kind="count", names=("memory_l1_wavefronts_shared",)),
@@ -162,9 +168,11 @@ class Counters:
     shared_load_requests: float | None = None
     shared_load_wavefronts: float | None = None
     shared_load_conflicts: float | None = None
+    shared_load_passes: float | None = None  # wavefronts by address, whatever counted the conflicts
     shared_store_requests: float | None = None
     shared_store_wavefronts: float | None = None
     shared_store_conflicts: float | None = None
+    shared_store_passes: float | None = None
     shared_copy_wavefronts: float | None = None
     shared_copy_conflicts: float | None = None
     shared_matrix_load_requests: float | None = None
@@ -174,6 +182,7 @@ class Counters:
     ideal_shared_wavefronts: float | None = None
     global_sectors: float | None = None
     ideal_global_sectors: float | None = None
+    has_matrix_loads: bool = False  # shared_load_wavefronts and its conflicts are the pipe's: matrix loads among them
     stalls: Mapping[str, float] = field(default_factory=dict)  # reason -> share of the warps' time; selected: issuing
 
     @property
@@ -182,11 +191,28 @@ class Counters:
 
     @property
     def sectors_per_load(self) -> float | None:
-        return ratio(self.load_sectors, self.load_requests)
+        """Of loads proper, where cp.async, which is counted among them, was also counted on its own."""
+        copied = (
+            (self.copy_sectors or 0) + (self.cached_copy_sectors or 0),
+            (self.copy_requests or 0) + (self.cached_copy_requests or 0),
+        )
+        if self.load_sectors is None or self.load_requests is None:
+            return None
+        return ratio(max(0.0, self.load_sectors - copied[0]), self.load_requests - copied[1])
 
     @property
     def sectors_per_store(self) -> float | None:
         return ratio(self.store_sectors, self.store_requests)
+
+    @property
+    def passes_per_shared_load(self) -> float | None:
+        passes = self.shared_load_wavefronts if self.shared_load_passes is None else self.shared_load_passes
+        return ratio(passes, self.shared_load_requests)
+
+    @property
+    def passes_per_shared_store(self) -> float | None:
+        passes = self.shared_store_wavefronts if self.shared_store_passes is None else self.shared_store_passes
+        return ratio(passes, self.shared_store_requests)
 
     @property
     def shared_load_conflict(self) -> float | None:
@@ -217,7 +243,7 @@ class Counters:
         row = {**dataclasses.asdict(self), "name": self.name, "sectors_per_load": self.sectors_per_load}
         row |= {"sectors_per_store": self.sectors_per_store, "shared_load_conflict": self.shared_load_conflict}
         row |= {"shared_store_conflict": self.shared_store_conflict, "shared_conflict": self.shared_conflict}
-        return {key: value for key, value in row.items() if value not in (None, "", (), {})}
+        return {key: value for key, value in row.items() if value is not False and value not in (None, "", (), {})}
 
 
 def counters(
@@ -234,12 +260,14 @@ def counters(
     for metric in METRICS:
         if metric.field.endswith("_wavefronts") and len(metric.names) > 1:
             found |= _one_source(metric.field.removesuffix("_wavefronts"), values)
+    load = next(metric for metric in METRICS if metric.field == "shared_load_conflicts")
     return Counters(
         kernel=kernel,
         grid=grid or _dims(values, "grid", "Grid Size"),
         block=block or _dims(values, "block", "Block Size"),
         gpu=gpu,
         capability=capability,
+        has_matrix_loads=load.names[0] not in values and load.names[1] in values,
         stalls=_stalls(values),
         **found,  # type: ignore[arg-type]
     )
@@ -248,7 +276,7 @@ def counters(
 def wanted() -> tuple[str, ...]:
     """The metrics to ask ncu for: every name in the table, and the reasons why warps wait."""
     stalls = (f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio" for reason in STALLS)
-    return (*(name for metric in METRICS for name in metric.names), *stalls)
+    return (*dict.fromkeys(name for metric in METRICS for name in metric.names), *stalls)
 
 
 def knows(name: str, unit: str = "") -> bool:

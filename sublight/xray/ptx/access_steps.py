@@ -81,7 +81,16 @@ class Accessor:
         return np.broadcast_to(at, (machine.lanes,)), why
 
     def note(
-        self, index: int, space: str, kind: AccessKind, at: Array, on: Array, width: int, why: Array | None
+        self,
+        index: int,
+        space: str,
+        kind: AccessKind,
+        at: Array,
+        on: Array,
+        width: int,
+        why: Array | None,
+        *,
+        copied: tuple[Array, Array] | None = None,
     ) -> None:
         if space not in ("global", "shared"):
             return
@@ -89,7 +98,7 @@ class Accessor:
         if why is not None:
             self.machine.recorder.note_unknown(index, named, kind, width, self.told(why))
         else:
-            self.machine.recorder.note(index, named, kind, at, on, width)
+            self.machine.recorder.note(index, named, kind, at, on, width, copied=copied)
 
     def told(self, why: Array) -> str:
         what = "its address depends" if self.machine.doubt is None else "which lanes run it depends"

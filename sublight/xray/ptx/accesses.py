@@ -15,13 +15,21 @@ from sublight.op import BadInput
 from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.entry import Entry, parse_entry
 from sublight.xray.ptx.indirect import indirect
+from sublight.xray.ptx.leaving import leaving_early
 from sublight.xray.ptx.machine import MOST_STEPS, Stop
 from sublight.xray.ptx.memory import REGION_SHIFT, GlobalMemory
 from sublight.xray.ptx.moved import Moved, Mover
 from sublight.xray.ptx.numbers import Array
 from sublight.xray.ptx.start import start_of
 from sublight.xray.ptx.steps import follow
-from sublight.xray.ptx.transactions import SECTOR_BYTES, matrix_wavefronts_of, sectors_of, wavefronts_of
+from sublight.xray.ptx.transactions import (
+    PASS_BYTES,
+    SECTOR_BYTES,
+    copy_wavefronts_of,
+    matrix_wavefronts_of,
+    sectors_of,
+    wavefronts_of,
+)
 from sublight.xray.record import Access, AccessKind, Code, Finding, Place, Space
 
 _WAYS: dict[AccessKind, tuple[str, ...]] = {
@@ -29,10 +37,12 @@ _WAYS: dict[AccessKind, tuple[str, ...]] = {
     "async copy": ("read",),
     "bulk copy": ("read",),
     "matrix load": ("read",),
+    "matrix operand": ("read",),
     "store": ("written",),
     "matrix store": ("written",),
     "atomic": ("read", "written"),
 }
+BLOCKS = 8  # followed: of rows that are not aligned, three happened to begin alike, and sectors were 20 % too few
 MOST_KEPT = 2**22  # addresses kept for finding what is loaded twice
 WORTH_TELLING = 1.25  # times the ideal
 WORTH_ALIGNING = 1.1  # one sector more of four is; one more of sixteen, the wide access of an odd row, is not
@@ -52,6 +62,7 @@ class Tally:
     ideal: int = 0
     shifted: int = 0  # sectors above the ideal that a better start would save
     wavefronts: int = 0
+    split: int = 0  # wavefronts beside those that the banks need: an asynchronous copy's bytes came from more lines
     unknown: str = ""
 
 
@@ -96,7 +107,9 @@ class _Counter:
         width: int,
         *,
         matrices: int = 0,
+        copied: tuple[Array, Array] | None = None,
     ) -> None:
+        """`matrices` of ldmatrix and stmatrix; of an asynchronous copy, where its bytes lay and which lanes fetch."""
         tally = self._tally(index, space, kind, width)
         if space == "global":
             told = sectors_of(addresses, active, width)
@@ -115,11 +128,21 @@ class _Counter:
             return
         if matrices:
             shared = matrix_wavefronts_of(addresses, active, matrices)
+        elif copied:
+            shared = copy_wavefronts_of(addresses, active, width, sources=copied[0], fetching=copied[1])
         else:
             shared = wavefronts_of(addresses, active, width, is_load=kind == "load")
         tally.requests += shared.requests
         tally.wavefronts += shared.wavefronts
+        tally.split += shared.split
         tally.ideal += shared.ideal
+
+    def note_operands(self, index: int, warps: int, passes: int) -> None:
+        """Tiles that tensor cores read themselves: so many warps ask, together."""
+        tally = self._tally(index, "shared", "matrix operand", passes * PASS_BYTES // (warps * WARP) if warps else 0)
+        tally.requests += warps
+        tally.wavefronts += passes
+        tally.ideal += passes
 
     def note_unknown(self, index: int, space: Space, kind: AccessKind, width: int, reason: str) -> None:
         self._tally(index, space, kind, width).unknown = reason
@@ -148,12 +171,12 @@ class _Counter:
         return repeated, fetched
 
 
-def follow_blocks(code: Code, *, blocks: int = 3, most_steps: int = MOST_STEPS) -> Followed:
+def follow_blocks(code: Code, *, blocks: int = BLOCKS, most_steps: int = MOST_STEPS) -> Followed:
     """Follow that many blocks of the launch, all together."""
     if not code.ptx:
         return Followed(entry=None, problem="only the binary is at hand: addresses are followed through PTX")
     try:
-        entry = parse_entry(code.ptx, code.symbol)
+        entry = leaving_early(parse_entry(code.ptx, code.symbol))
     except BadInput as error:
         return Followed(entry=None, problem=str(error))
     start = start_of(code, entry, blocks=blocks)
@@ -185,7 +208,7 @@ def _by_argument(touched: dict[str, set[int]], memory: GlobalMemory) -> dict[str
     return found
 
 
-def accesses(code: Code, *, blocks: int = 3, followed: Followed | None = None) -> tuple[Access, ...]:
+def accesses(code: Code, *, blocks: int = BLOCKS, followed: Followed | None = None) -> tuple[Access, ...]:
     """One entry for each memory instruction that a followed block reached, in the order of the code."""
     followed = followed or follow_blocks(code, blocks=blocks)
     return tuple(_access(tally, followed) for tally in followed.tallies)
@@ -205,6 +228,7 @@ def _access(tally: Tally, followed: Followed) -> Access:
         ideal_sectors=tally.ideal if is_known and is_global else 0,
         wavefronts=tally.wavefronts if is_known and not is_global else 0,
         ideal_wavefronts=tally.ideal if is_known and not is_global else 0,
+        split_wavefronts=tally.split if is_known else 0,
         unknown=tally.unknown,
         instruction=instruction.opcode,
     )

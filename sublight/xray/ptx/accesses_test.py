@@ -326,7 +326,7 @@ def test_triton_s_transpose_goes_through_swizzled_shared_memory(told: dict[str, 
 def test_triton_s_stride_of_two(told: dict[str, Any]) -> None:
     """Four elements a thread, so that the store is wide: its loads lie 32 bytes apart, a sector each."""
     found = {(kind, width): sectors for _, kind, width, sectors, _, _ in told["second"]["accesses"]}
-    assert found == {("load", 4): pytest.approx(31), ("store", 16): pytest.approx(15.6, 0.01)}
+    assert found == {("load", 4): pytest.approx(31.25), ("store", 16): pytest.approx(15.6, 0.01)}
     assert told["second"]["findings"] == ["uncoalesced"]
 
 

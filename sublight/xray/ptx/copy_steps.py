@@ -1,19 +1,27 @@
-"""Copies of a followed block that are more than a load or a store: cp.async, TMA, and the loads and stores of wmma."""
+"""Copies of a followed block that are more than a load or a store: cp.async, TMA, the loads and stores of wmma, and
+what wgmma reads itself."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.numbers import Kind
+from sublight.xray.ptx.transactions import PASS_BYTES
 from sublight.xray.record import AccessKind
 
 if TYPE_CHECKING:
     from sublight.xray.ptx.access_steps import Accessor
     from sublight.xray.ptx.entry import Instruction
     from sublight.xray.ptx.machine import Step
+
+
+_TILE = re.compile(r"m64n(\d+)k\d+")
+_GROUP_WARPS = 4  # that make one wgmma
+_K_BYTES = 32  # of a row of either operand, whatever its type
 
 
 class Copier:
@@ -27,6 +35,8 @@ class Copier:
         parts = instruction.parts
         if parts[0] == "wmma" and parts[1] in ("load", "store"):
             return self._fragment(index, instruction)
+        if parts[0] == "wgmma" and parts[1] == "mma_async":
+            return self._product(index, instruction)
         if parts[0] != "cp":
             return None
         if parts[1] == "async" and "bulk" in parts:
@@ -58,7 +68,7 @@ class Copier:
                 machine.recorder.note_unknown(index, "global", "async copy", width, reason)
             elif fetching.any() or why is not None:
                 accessor.note(index, "global", "async copy", at, fetching, width, why)
-            accessor.note(index, "shared", "async copy", target, active, width, why_target)
+            accessor.note(index, "shared", "async copy", target, active, width, why_target, copied=(at, fetching))
             if why_target is not None:
                 return
             whole = []
@@ -87,6 +97,32 @@ class Copier:
             if space in ("global", "shared"):
                 reason = "which lane takes what is not documented: mma.sync with ldmatrix can be followed"
                 machine.recorder.note_unknown(index, "global" if space == "global" else "shared", kind, 0, reason)
+            for target in targets:
+                if target.slot >= 0:
+                    machine.put(target.slot, machine.values[target.slot], why)
+
+        return step
+
+    def _product(self, index: int, instruction: Instruction) -> Step:
+        """wgmma reads B, and A where it is no registers, out of shared memory: each whole tile, 128 bytes a pass.
+
+        So ncu counted it on an H200, for 64 × 16 by 16 × 64 and by 16 × 128; a second product with the same B reads it
+        again. Which values come out is not followed.
+        """
+        machine, builder = self.machine, self.builder
+        tile = next((found for part in instruction.parts if (found := _TILE.fullmatch(part))), None)
+        targets = [builder.target(word) for word in instruction.operands[0].strip("{}").split(",")]
+        why = np.array([machine.reason(f"{instruction.opcode}, which is not emulated")], np.uint8)
+        is_sparse = "sp" in instruction.parts
+        rows = (int(tile[1]) if tile else 0) + (0 if instruction.operands[1].startswith("{") else 64)
+        passes = rows * _K_BYTES // PASS_BYTES
+
+        def step() -> None:
+            warps = int(machine.active().reshape(-1, WARP).any(1).sum())
+            if tile and not is_sparse:
+                machine.recorder.note_operands(index, warps, -(-warps // _GROUP_WARPS) * passes)
+            else:
+                machine.recorder.note_unknown(index, "shared", "matrix operand", 0, "a form of wgmma not known here")
             for target in targets:
                 if target.slot >= 0:
                     machine.put(target.slot, machine.values[target.slot], why)

@@ -40,7 +40,10 @@ class Recorder(Protocol):
         width: int,
         *,
         matrices: int = 0,
+        copied: tuple[Array, Array] | None = None,
     ) -> None: ...
+
+    def note_operands(self, index: int, warps: int, passes: int) -> None: ...
 
     def note_unknown(self, index: int, space: Space, kind: AccessKind, width: int, reason: str) -> None: ...
 

@@ -36,6 +36,8 @@ class Silent:
 
     def note(self, *told: Any, **more: Any) -> None: ...
 
+    def note_operands(self, *told: Any, **more: Any) -> None: ...
+
     def note_unknown(self, *told: Any, **more: Any) -> None: ...
 
 
@@ -347,6 +349,22 @@ def test_an_async_copy_fills_up_with_zeros() -> None:
     assert data.view(np.uint32).tolist() == [*range(32), *[0] * 96]
     copied = [tally for tally in follow_blocks(one).tallies if tally.kind == "async copy"]
     assert [(tally.space, tally.sectors, tally.wavefronts) for tally in copied] == [("global", 4, 0), ("shared", 0, 4)]
+
+
+@pytest.mark.parametrize(("first", "passes"), [("%rd8", 16 + 32), ("{%r1,%r2,%r3,%r4}", 32)])
+def test_tensor_cores_read_their_tiles_out_of_shared_memory(first: str, passes: int) -> None:
+    """128 columns by 16 of 16 bits are 4096 bytes, 64 rows half of that; once for the four warps of a group."""
+    body = f"mov.u64 %rd8, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {{%f1,%f2}}, {first}, %rd8, 1, 1, 1;"
+    (told,) = follow_blocks(code(kernel(body, threads=256), {}, grid=(3,))).tallies
+    assert (told.space, told.kind, told.requests) == ("shared", "matrix operand", 3 * 8)
+    assert told.wavefronts == told.ideal == 3 * 2 * passes and not told.unknown
+
+
+def test_a_sparse_product_is_not_guessed_at() -> None:
+    tile = "wgmma.mma_async.sp.sync.aligned.m64n128k32.f32.f16.f16"
+    body = f"mov.u64 %rd8, 0; {tile} {{%f1,%f2}}, %rd8, %rd8, %r1, 0, 1, 1, 1;"
+    (told,) = follow_blocks(code(kernel(body, threads=128), {})).tallies
+    assert told.unknown and not told.wavefronts
 
 
 def test_generic_and_local_memory() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sublight.xray.ptx.transactions import matrix_wavefronts_of, sectors_of, wavefronts_of
+from sublight.xray.ptx.transactions import copy_wavefronts_of, matrix_wavefronts_of, sectors_of, wavefronts_of
 
 LANES = np.arange(32)
 ON = np.ones(32, np.bool_)
@@ -103,6 +103,34 @@ def test_stores_of_neighbours_do_not_merge() -> None:
 def test_matrix_loads(pitch: int, matrices: int, passes: int) -> None:
     told = matrix_wavefronts_of(pitch * LANES, ON, matrices)
     assert (told.wavefronts, told.ideal, told.requests) == (passes, matrices, 1)
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "width", "passes", "split"),
+    [
+        (16 * LANES, 16 * LANES, 16, 4, 0),
+        (16 * LANES + 64, 16 * LANES, 16, 4, 1),  # five lines
+        (64 * LANES, 16 * LANES, 16, 4, 12),  # two lanes a line
+        (4 * LANES, 4 * LANES, 4, 1, 0),
+        (4096 * LANES, 4 * LANES, 4, 1, 31),  # a gather
+        (4 * LANES, 128 * LANES, 4, 32, 0),  # one line, one bank
+        (4096 * LANES, 128 * LANES, 4, 32, 0),  # banks part them already
+    ],
+)
+def test_copies_come_line_by_line(
+    sources: np.ndarray, targets: np.ndarray, width: int, passes: int, split: int
+) -> None:
+    told = copy_wavefronts_of(targets, ON, width, sources=sources, fetching=ON)
+    assert (told.wavefronts, told.split, told.requests) == (passes, split, 1)
+    twice = copy_wavefronts_of(
+        np.tile(targets, 2), np.tile(ON, 2), width, sources=np.tile(sources, 2), fetching=np.tile(ON, 2)
+    )
+    assert (twice.wavefronts, twice.split) == (2 * passes, 2 * split), "a line is fetched for each warp"
+
+
+def test_zeros_come_from_no_line() -> None:
+    told = copy_wavefronts_of(16 * LANES, ON, 16, sources=4096 * LANES, fetching=~ON)
+    assert (told.wavefronts, told.split) == (4, 0)
 
 
 def test_nobody_asks() -> None:

@@ -37,6 +37,8 @@ def turns_of(
     """From how often the followed warps (so many; 0: none was followed to its end) made the loops' memory accesses."""
     requests: dict[Place | None, int] = {}
     for access in accesses:
+        if access.kind == "matrix operand":  # no instruction that loads or stores
+            continue
         requests[access.place] = requests.get(access.place, 0) + access.requests
     turns = _turns(instructions, flow, file, requests, warps)
     way = path_outside(instructions, flow, _outside(instructions, flow, file, requests, warps) if warps else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sublight.gpus import find
 from sublight.xray.record import Access, Code, Place, Resources
 from sublight.xray.sass.instruction import parse
@@ -14,7 +16,9 @@ USED = Resources(
 LOAD, STORE, ADD = "LDG.E R{0}, desc[UR4][R2.64]", "STG.E desc[UR4][R2.64], R4", "FADD R20, R20, R4"
 
 
-def turns(requests: dict[int, int], *lines: tuple[int, str] | str, warps: int = 2) -> Turns:
+def turns(
+    requests: dict[int, int], *lines: tuple[int, str] | str, warps: int = 2, also: Sequence[Access] = ()
+) -> Turns:
     """Instructions with the line of their source; labels alone."""
     text, address = [], 0
     for line in lines:
@@ -29,7 +33,7 @@ def turns(requests: dict[int, int], *lines: tuple[int, str] | str, warps: int = 
         Access(place=Place(file="k.py", line=line), space="global", kind="load", bytes_per_thread=4, requests=count)
         for line, count in requests.items()
     ]
-    return turns_of(code, instructions, flow(instructions), "k.py", seen, warps)
+    return turns_of(code, instructions, flow(instructions), "k.py", [*seen, *also], warps)
 
 
 def a_loop(loads: int, label: str = ".L_1", line: int = 5) -> tuple[tuple[int, str] | str, ...]:
@@ -45,6 +49,13 @@ def test_a_loop_turns_as_often_as_its_load_was_made() -> None:
     assert found.loops == (10.0,) and found.unknown == ()
     assert found.clocks == 10 * 4 + 4, "a load keeps the pipe for 4 clocks of a scheduler, and so does the store"
     assert found.limit == "load and store"
+
+
+def test_what_tensor_cores_read_is_no_load_of_its_line() -> None:
+    operand = Access(
+        place=Place(file="k.py", line=5), space="shared", kind="matrix operand", bytes_per_thread=48, requests=999
+    )
+    assert turns({5: 20, 9: 2}, *a_loop(1), *END, also=[operand]).loops == (10.0,)
 
 
 def test_an_unrolled_loop_turns_less_often() -> None:
