@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    import triton
+    import triton as their_triton
     import triton.language as tl
-    from triton.experimental import gluon
+    from triton.experimental import gluon as their_gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.ampere import async_copy
     from triton.language.extra import libdevice
 
+    from sublight import launching
+
     AVAILABLE = True
+    triton, gluon = launching.quick(their_triton), launching.quick(their_gluon)  # of both, ours take `jit` alone
     # global to shared memory without passing through registers; Triton renamed it between 3.6 and 3.9
     copy_in = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 except ImportError:

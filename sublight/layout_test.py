@@ -23,6 +23,7 @@ ROWS = (  # an import goes down, or stays inside its own part
     ("limits", "ops", "trace"),
     ("extensions",),
     ("timing", "correct", "jit"),
+    ("launching",),
     ("results",),
     ("op",),
     ("gpus", "nvml"),

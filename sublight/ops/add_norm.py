@@ -263,7 +263,7 @@ def forward(
     check(x, residual, weight, *(() if bias is None else (bias,)))
     x2, residual2 = as_rows(x), as_rows(residual)
     rows, cols = x2.shape
-    y, total = (torch.empty((rows, cols), dtype=x.dtype, device=x.device) for _ in range(2))
+    y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     center = bias is not None
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows if center else 0, dtype=torch.float32, device=x.device)
@@ -284,7 +284,7 @@ def forward(
             CENTER=center, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, EARLY=few,
             SUMS=sums_of(x), **tile.options(),
         )  # fmt: skip
-    return y.view(x.shape), total.view(x.shape), mean, rstd
+    return y, total, mean, rstd
 
 
 def backward(

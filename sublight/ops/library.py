@@ -46,10 +46,15 @@ class Library:
         direct = _function(cuda, backward, setup_context).apply if backward is not None else cuda
 
         def call(*args: Any) -> Any:
-            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            if not is_plain(tensors):
+            needs_grad = False
+            for x in args:
+                if isinstance(x, torch.Tensor):
+                    if type(x) not in PLAIN or not x.is_cuda:
+                        return registered(*args)
+                    needs_grad = needs_grad or x.requires_grad
+            if is_listened_to():
                 return registered(*args)
-            if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            if needs_grad and torch.is_grad_enabled():
                 return direct(*args) if backward is not None else registered(*args)
             return cuda(*args)
 
@@ -69,12 +74,16 @@ def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """CUDA tensors that nobody traces, wraps or listens to: no compiler, no fake tensors, no functorch, no modes."""
+    """CUDA tensors of no class of their own, of which nobody else wants to hear."""
+    return all(type(x) in PLAIN and x.is_cuda for x in tensors) and not is_listened_to()
+
+
+def is_listened_to() -> bool:
+    """Whether somebody traces, wraps or watches what is called: a compiler, fake tensors, functorch, a mode."""
     return (
-        not torch.compiler.is_compiling()
-        and all(type(x) in PLAIN and x.is_cuda for x in tensors)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 

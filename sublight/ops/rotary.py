@@ -7,6 +7,7 @@ lie without a table.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -176,37 +177,61 @@ def layout(
 ) -> Layout:
     """Of tensors whose rows have unit stride: q, k, and others shaped as they are, in turn."""
     q, k = tensors[:2]
-    batch, q_len, heads, head_dim = q.shape
     if cos.stride(1) != 1 or sin.stride(1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
-    strides = [x.stride()[:3] for x in tensors]
-    table_strides = [cos.stride(0), sin.stride(0)]
-    where = positions.expand(batch, q_len).stride() if positions is not None else (0, 0)
-    first = q_len == 1 or q.stride(2) <= q.stride(1)  # a token's heads are nearer to one another than a head's tokens
-    if q_len == 1:  # one token of each sequence: taken for the tokens of one, all of the same position unless told
-        batch, q_len, where = 1, batch, (0, where[0])
-        strides = [(0, stride[0], stride[2]) for stride in strides]
-        table_strides = table_strides if positions is not None else [0, 0]
-    unit = stride_unit(q.element_size(), [size for three in strides for size in three])
-    table_unit = stride_unit(cos.element_size(), table_strides)
-    pairs, run = _pairs(interleaved, unit, *tensors, *weights)
-    tokens_each, heads_each = share(q_len, math.gcd(heads, k.shape[2]), tile.rows, first)
-    rest = head_dim - rotary_dim
+    where = positions.expand(q.shape[:2]).stride() if positions is not None else None
+    pair = 2 * q.element_size()
+    placed = _placed(
+        tuple(q.shape), k.shape[2], tuple([x.stride() for x in tensors]), q.element_size(),
+        tuple(cos.shape), (cos.stride(0), sin.stride(0)), cos.element_size(), where, rotary_dim, interleaved,
+        interleaved and all(x.data_ptr() % pair == 0 for x in (*tensors, *weights)), tile,
+    )  # fmt: skip
+    numbers, strides, batch, token_tiles, constants = placed
+    tables = (cos, sin, cos if positions is None else positions)
     return Layout(
-        tables=(cos, sin, cos if positions is None else positions),
-        numbers=(q_len, cos.shape[0], *(stride // table_unit for stride in table_strides), *where),
-        strides=[size // unit for three in strides for size in three],
-        batch=batch,
-        token_tiles=cdiv(q_len, tokens_each),
-        constants={
-            **{"TOKENS": tokens_each, "HEADS": heads_each, "HEADS_FIRST": first},
-            **{"Q_TILES": heads // heads_each, "K_TILES": k.shape[2] // heads_each},
-            **{"HALF": rotary_dim // 2, "BLOCK": tile.block, "REST": rest},
-            **{"REST_BLOCK": next_power_of_2(max(1, rest)), "PAIRS": pairs, "UNIT": unit},
-            **{"STEP": 2 if interleaved and cos.shape[1] == rotary_dim else 1, "RUN": run, "TABLE_UNIT": table_unit},
-            "POSITIONS": positions is not None,
-        },
+        tables=tables, numbers=numbers, strides=strides, batch=batch, token_tiles=token_tiles, constants=constants
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _placed(
+    shape: tuple[int, ...],
+    kv_heads: int,
+    four_strides: tuple[tuple[int, ...], ...],
+    itemsize: int,
+    table: tuple[int, int],
+    steps: tuple[int, int],
+    table_itemsize: int,
+    where: tuple[int, int] | None,
+    rotary_dim: int,
+    interleaved: bool,
+    pairs_aligned: bool,
+    tile: Tile,
+) -> tuple[tuple[int, ...], list[int], int, int, dict[str, Any]]:
+    """What a layout says without its tables: the same for every layer and step, so it is worked out once."""
+    batch, q_len, heads, head_dim = shape
+    strides = [each[:3] for each in four_strides]
+    table_strides, places = list(steps), where or (0, 0)
+    first = q_len == 1 or strides[0][2] <= strides[0][1]  # heads nearer to one another than tokens
+    if q_len == 1:  # one token of each sequence: taken for the tokens of one, all of the same position unless told
+        batch, q_len, places = 1, batch, (0, places[0])
+        strides = [(0, stride[0], stride[2]) for stride in strides]
+        table_strides = table_strides if where is not None else [0, 0]
+    unit = stride_unit(itemsize, [size for three in strides for size in three])
+    table_unit = stride_unit(table_itemsize, table_strides)
+    pairs, run = _pairs(interleaved, unit, itemsize, pairs_aligned)
+    tokens_each, heads_each = share(q_len, math.gcd(heads, kv_heads), tile.rows, first)
+    rest = head_dim - rotary_dim
+    constants = {
+        **{"TOKENS": tokens_each, "HEADS": heads_each, "HEADS_FIRST": first},
+        **{"Q_TILES": heads // heads_each, "K_TILES": kv_heads // heads_each},
+        **{"HALF": rotary_dim // 2, "BLOCK": tile.block, "REST": rest},
+        **{"REST_BLOCK": next_power_of_2(max(1, rest)), "PAIRS": pairs, "UNIT": unit},
+        **{"STEP": 2 if interleaved and table[1] == rotary_dim else 1, "RUN": run, "TABLE_UNIT": table_unit},
+        "POSITIONS": where is not None,
+    }
+    numbers = (q_len, table[0], *(stride // table_unit for stride in table_strides), *places)
+    return numbers, [size // unit for three in strides for size in three], batch, cdiv(q_len, tokens_each), constants
 
 
 def stride_unit(itemsize: int, strides: list[int]) -> int:
@@ -218,13 +243,11 @@ def stride_unit(itemsize: int, strides: list[int]) -> int:
     return next(unit for unit in (16 // itemsize, 2, 1) if all(stride % unit == 0 for stride in strides))
 
 
-def _pairs(interleaved: bool, unit: int, *tensors: torch.Tensor) -> tuple[str, int]:
+def _pairs(interleaved: bool, unit: int, itemsize: int, aligned: bool) -> tuple[str, int]:
     """How the kernels load and store pairs, and the pairs in 16 bytes where they are words (else 0)."""
     if not interleaved:
         return "halves", 0
-    itemsize = tensors[0].element_size()
-    aligned = unit > 1 and all(x.data_ptr() % (2 * itemsize) == 0 for x in tensors)
-    return ("words", 8 // itemsize) if aligned else ("neighbours", 0)
+    return ("words", 8 // itemsize) if unit > 1 and aligned else ("neighbours", 0)
 
 
 def share(q_len: int, heads: int, rows: int, first: bool) -> tuple[int, int]:

@@ -172,7 +172,7 @@ def forward(
     """y, and each row's mean (empty without a bias: RMSNorm) and reciprocal deviation for the backward pass."""
     x2 = as_rows(x)
     rows, cols = x2.shape
-    y = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows if bias is not None else 0, dtype=torch.float32, device=x.device)
     center = bias is not None
@@ -195,7 +195,7 @@ def forward(
             x2, weight, bias, y, mean, rstd, cols, x2.stride(0), eps,
             CENTER=center, BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed, EARLY=few, **tile.options(),
         )  # fmt: skip
-    return y.view(x.shape), mean, rstd
+    return y, mean, rstd
 
 
 def choose(x: torch.Tensor) -> Choice:
