@@ -23,6 +23,11 @@ HOOKS = (
 )
 CLOSE = 1e-5  # of the largest value: a cast to float32 leaves 1e-7, the wrong formula 1e-2
 SEED = 0x5B11
+COUNTS = (
+    "layer_idx",
+    "layer_id",
+    "layer_index",
+)  # a layer's number, by which it finds its cache
 
 
 def fingerprint(module: torch.nn.Module) -> Hashable:
@@ -31,12 +36,16 @@ def fingerprint(module: torch.nn.Module) -> Hashable:
         (
             name,
             type(each),
-            tuple(sorted((key, _plain(value)) for key, value in each.__dict__.items() if not key.startswith("_"))),
+            tuple(sorted((key, _plain(value)) for key, value in vars(each).items() if _is_setting(key))),
             tuple((key, tuple(p.shape), p.dtype) for key, p in each.named_parameters(recurse=False)),
             tuple(bool(each.__dict__.get(hooks)) for hooks in HOOKS),
         )
         for name, each in module.named_modules()
     )
+
+
+def _is_setting(name: str) -> bool:
+    return not name.startswith("_") and name not in COUNTS
 
 
 def _plain(value: Any) -> str:
