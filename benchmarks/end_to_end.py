@@ -26,8 +26,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "llama-train": ("eager", "compile", "liger", "patched", "patched+compile"),
     "gpt2-train": ("eager", "compile", "patched", "patched+compile"),
     "llama-decode": ("eager", "compile", "graph", "patched+graph"),
-    "llama-curve": ("eager", "eager, other seed", "patched"),
-    "gpt2-curve": ("eager", "eager, other seed", "patched"),
+    "llama-curve": ("eager", "eager (seed 1)", "patched"),
+    "gpt2-curve": ("eager", "eager (seed 1)", "patched"),
 }
 STEPS, CURVE_STEPS, CONTEXT = 20, 100, 600
 
@@ -55,8 +55,8 @@ def main() -> None:
             for row in apart(part, wanted[begin : begin + together], given):
                 rows.append(row)
                 print(sentence(row), flush=True)
-    if given.json:
-        write(given.json, rows)
+                if given.json:
+                    write(given.json, rows)
 
 
 def apart(part: str, variants: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -95,7 +95,14 @@ def found(part: str, variant: str, place: Path) -> dict[str, Any]:
 def one(part: str, variant: str, *, tiny: bool, profile: Path | None) -> dict[str, Any]:
     family, what = part.split("-")
     do = {"train": train, "decode": decode, "curve": curve}[what]
-    return do(family, variant, tiny=tiny, profile=profile)
+    row = do(family, variant, tiny=tiny, profile=profile)
+    return {"gpu": gpu_name(), **row}
+
+
+def gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device() == "cuda" else "none: a CPU"
 
 
 def device() -> str:
@@ -252,7 +259,7 @@ def curve(family: str, variant: str, *, tiny: bool, profile: Path | None) -> dic
     """The losses of a hundred steps, each on a batch of its own."""
     import torch
 
-    seed = 1 if "other seed" in variant else 0
+    seed = 1 if "seed 1" in variant else 0
     model = model_of(family, tiny=tiny, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     forward = prepared(model, optimizer, variant, batch_of(model, tiny=tiny))
@@ -317,10 +324,12 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
 
     from sublight.bench import commit
 
-    found = {"gpu": torch.cuda.get_device_name() if device() == "cuda" else "cpu", "torch": torch.__version__}
-    found |= {"commit": commit(), "date": datetime.now().astimezone().isoformat(timespec="seconds"), "rows": rows}
+    gpu = next((row["gpu"] for row in rows if "gpu" in row), "unknown")  # as the rows' processes say: this one has none
+    head = {"gpu": gpu, "torch": torch.__version__, "commit": commit()}
+    head |= {"date": datetime.now().astimezone().isoformat(timespec="seconds")}
+    plain = [{name: value for name, value in row.items() if name != "gpu"} for row in rows]
     part = file.with_suffix(".part")
-    part.write_text(json.dumps(found, indent=1))
+    part.write_text(json.dumps({**head, "rows": plain}, indent=1) + "\n")
     part.replace(file)
 
 
