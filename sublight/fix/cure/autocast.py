@@ -32,12 +32,16 @@ def install(told: Told) -> Iterator[None]:
 
 
 def casting(own: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """The forward inside autocast; what it gives is what autocast gives."""
+    """The forward inside autocast; its results in float32 again, for the script's loss was written for that."""
     import torch
+    from torch.utils._pytree import tree_map_only
+
+    def widened(x: torch.Tensor) -> torch.Tensor:
+        return x.float() if x.dtype == torch.bfloat16 else x
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
-            return own(*args, **kwargs)
+            return tree_map_only(torch.Tensor, widened, own(*args, **kwargs))
 
     return forward
 

@@ -183,10 +183,12 @@ def test_a_batch_that_comes_again_is_pinned_where_it_lies(monkeypatch: pytest.Mo
 
 
 def test_autocast_around_a_forward() -> None:
-    layer = torch.nn.Linear(4, 4)
-    assert (
-        casting(layer.forward, "cpu")(torch.ones(1, 4)).dtype == torch.bfloat16 and layer.weight.dtype == torch.float32
-    )
+    layer, x = torch.nn.Linear(4, 4), torch.randn(8, 4)
+    result = casting(lambda x: {"y": layer(x), "count": 3, "kind": layer(x).dtype}, "cpu")(x)
+    assert result["count"] == 3 and result["kind"] == torch.bfloat16 and layer.weight.dtype == torch.float32
+    assert torch.equal(result["y"].bfloat16().float(), result["y"]) and not torch.equal(result["y"], layer(x))
+    torch.nn.functional.mse_loss(result["y"], torch.randn(8, 4)).backward()  # a loss of float32, as the script has it
+    assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
 
 
 SCRIPT = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sublight.fix.cure.record import Edit
@@ -33,9 +33,11 @@ def edited(source: str, edits: Sequence[Edit]) -> str:
     new = [(top, edit.text) for edit in edits if edit.kind == "import"]
     if any("sublight." in edit.text for edit in edits) and not _imports_sublight(tree):
         new.append((top, "import sublight"))
-    for edit in edits:
+    for edit in sorted(edits, key=lambda edit: edit.kind == "first"):  # they stand left of a call's arguments
         if edit.kind == "argument":
             _add_argument(tree, lines, edit)
+        elif edit.kind == "first":
+            _call_first(tree, lines, edit)
         elif edit.kind == "instead":
             lines[edit.line - 1] = _indent(lines[edit.line - 1]) + edit.text
         elif edit.kind == "after":
@@ -45,13 +47,29 @@ def edited(source: str, edits: Sequence[Edit]) -> str:
     return "\n".join(lines) + "\n" * source.endswith("\n")
 
 
+def _calls(tree: ast.Module, edit: Edit) -> Iterator[ast.Call]:
+    """Calls of that name which the line is part of."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.lineno <= edit.line <= (node.end_lineno or 0):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called == edit.call:
+                yield node
+
+
+def _call_first(tree: ast.Module, lines: list[str], edit: Edit) -> None:
+    """`x.to(device)` to `x.pin_memory().to(device)`."""
+    for node in _calls(tree, edit):
+        if isinstance(node.func, ast.Attribute):
+            at, end = (node.func.value.end_lineno or node.lineno) - 1, node.func.value.end_col_offset or 0
+            raw = lines[at].encode()  # columns are counted in bytes
+            lines[at] = (raw[:end] + edit.text.encode() + raw[end:]).decode()
+            return
+
+
 def _add_argument(tree: ast.Module, lines: list[str], edit: Edit) -> None:
     name = edit.text.partition("=")[0]
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not node.lineno <= edit.line <= (node.end_lineno or 0):
-            continue
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called != edit.call or any(keyword.arg == name for keyword in node.keywords):
+    for node in _calls(tree, edit):
+        if any(keyword.arg == name for keyword in node.keywords):
             continue
         at, end = (node.end_lineno or node.lineno) - 1, (node.end_col_offset or 0) - 1
         raw = lines[at].encode()  # columns are counted in bytes

@@ -33,6 +33,7 @@ def edit(kind: str, line: int, text: str, call: str = "") -> Edit:
 def test_every_kind_of_edit_at_once() -> None:
     edits = [
         edit("after", 7, "sublight.patch(model)"),
+        edit("first", 8, ".pin_memory()", "to"),
         edit("argument", 8, "non_blocking=True", "to"),
         edit("argument", 8, "non_blocking=True", "cuda"),  # there is no such call: nothing happens
         edit("argument", 9, "fused=True", "SGD"),
@@ -42,7 +43,7 @@ def test_every_kind_of_edit_at_once() -> None:
     after = edited(SOURCE, edits)
     ast.parse(after)
     assert "    )\n    sublight.patch(model)\n" in after
-    assert "data.to(device, non_blocking=True)\n" in after
+    assert "data.pin_memory().to(device, non_blocking=True)\n" in after
     assert "torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)\n" in after
     assert "        pass  # left out\n" in after
     assert after.count("import sublight\n") == 1 and after.count("set_float32_matmul_precision") == 1
@@ -86,3 +87,17 @@ def test_the_last_assignment_before_a_line() -> None:
     assert assigned(source, "a", 1, 4) == 2 and assigned(source, "b", 1, 9) == 2
     assert assigned(source, "self.c", 1, 9) == 3 and assigned(source, "d", 1, 9) == 0
     assert assigned("a = (", "a", 1, 9) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = y.to(d)", "x = y.b().to(d)"),
+        ("x = é[0].to(d)", "x = é[0].b().to(d)"),
+        ("x = (\n    y\n    .to(d)\n)", "x = (\n    y.b()\n    .to(d)\n)"),
+        ("x = to(d)", "x = to(d)"),  # no object's method
+    ],
+)
+def test_a_call_before_another(before: str, after: str) -> None:
+    line = next(number for number, words in enumerate(before.splitlines(), 1) if "to(" in words)
+    assert edited(before, [edit("first", line, ".b()", "to")]) == after

@@ -35,7 +35,8 @@ class Copier:
     def move(self, x: torch.Tensor, device: torch.device) -> torch.Tensor:
         import torch
 
-        source = x if x.is_pinned() or self._pin(x) else x.pin_memory()
+        was_pinned = x.is_pinned()
+        source = x if was_pinned or self._pin(x) else x.pin_memory()
         current = torch.cuda.current_stream(device)
         side = self._streams.setdefault(current.device, None) or torch.cuda.Stream(current.device)
         self._streams[current.device] = side
@@ -46,7 +47,7 @@ class Copier:
         moved.record_stream(current)  # its memory is this stream's until it is past it
         if source is x:
             done.synchronize()  # the copy alone: the script may write into the batch next
-        self._tell()
+        self._tell(was_pinned)
         return moved
 
     def _pin(self, x: torch.Tensor) -> bool:
@@ -67,15 +68,16 @@ class Copier:
         self._held_bytes += storage.nbytes()
         return True
 
-    def _tell(self) -> None:
+    def _tell(self, was_pinned: bool) -> None:
         if NAME not in self._told.did:
             self._told.did[NAME] = "batches go through pinned memory, on a stream of their own"
             self._told.left.pop(NAME, None)
             if where := place.calling():
+                file, line = where
                 for call in ("to", "cuda"):
-                    self._told.edit(
-                        Edit(kind="argument", file=where[0], line=where[1], text="non_blocking=True", call=call)
-                    )
+                    self._told.edit(Edit(kind="argument", file=file, line=line, text="non_blocking=True", call=call))
+                    if not was_pinned:  # else non_blocking would change nothing
+                        self._told.edit(Edit(kind="first", file=file, line=line, text=".pin_memory()", call=call))
 
 
 def takes(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
