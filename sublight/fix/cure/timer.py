@@ -5,6 +5,7 @@ device, with nothing but a clock at each boundary. No profiler runs at all, and 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -83,6 +84,6 @@ class StepTimer:
         self.steps = len(self._times_s) - 1
         self.step_s = (end_s - self._times_s[0]) / self.steps
         each = sorted(after - before for before, after in itertools.pairwise(self._times_s))
-        if len(each) >= 4:
+        if len(each) >= 4:  # of their mean: a host that runs ahead and then waits has steps of all lengths
             low, _, high = statistics.quantiles(each, n=4)
-            self.spread_s = (high - low) / 2
+            self.spread_s = (high - low) / 2 / math.sqrt(len(each))

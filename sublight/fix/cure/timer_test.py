@@ -45,3 +45,13 @@ def test_a_script_that_ends_in_the_window_and_one_that_ends_before() -> None:
     train(early, 5)
     early.finish()
     assert early.step_s is None and early.seen == 3
+
+
+def test_a_host_that_runs_ahead_does_not_hide_a_saving() -> None:
+    """As it does on a GPU: a step launched at once, then one that waits for two."""
+    timer = StepTimer(lambda: None)
+    lengths = [0.001, 0.039] * 20
+    timer._times_s = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    timer._end(timer._times_s[-1])
+    assert timer.step_s == pytest.approx(0.020)
+    assert 0.001 < timer.spread_s < 0.25 * timer.step_s

@@ -84,6 +84,7 @@ def test_which_norm_it_is(make: Callable[[], Any], expected: norm.Norm) -> None:
         (lambda: Fp32Out(WIDTH), "another data type"),
         (lambda: NoisyNorm(WIDTH), "in training"),
         (lambda: Conditional(WIDTH), "one tensor"),
+        (lambda: Stranger(1.0).bfloat16(), "in float32"),
     ],
 )
 def test_what_is_left(make: Callable[[], Any], reason: str) -> None:
@@ -119,6 +120,18 @@ def test_values_gradients_and_other_calls(shift: float) -> None:
     torch.testing.assert_close(model[0](hidden=x), other[0](hidden=x))
     assert model[0](x.bfloat16()).dtype == other[0](x.bfloat16()).dtype  # a float32 weight: its own promotion
     assert unpatch(model) == 3
+
+
+def test_one_plus_a_weight_of_16_bits_is_its_own_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patched in float32 and cast since."""
+    calls: list[Any] = []
+    monkeypatch.setattr(norm, "rms_norm", lambda x, *rest: calls.append(x) or x)
+    model, x = Stranger(1.0), torch.randn(2, WIDTH)
+    patch(model, rules=(norm.NORM,))
+    model(x)
+    assert len(calls) == 1
+    model.bfloat16()(x.bfloat16())
+    assert len(calls) == 1
 
 
 def test_autocast_leaves_float32_to_us(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,3 +233,15 @@ def test_on_a_gpu_the_kernel_gives_the_same(kind: Any, calls: list[str]) -> None
     for name, (ours, theirs, true) in enumerate(zip(outcome(module, x), plain, truth, strict=True)):
         assert correct.error(str(name), ours, theirs, true).ok
     assert calls == ["add_rms_norm"]
+
+
+@pytest.mark.parametrize(("dtype", "fuses"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_one_plus_a_weight_of_16_bits_is_the_norms_own(
+    dtype: Any, fuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(residual_norm, "add_rms_norm", lambda a, b, *rest: calls.append(a) or (a, b))
+    kind = residual_norm.norm.Norm(kind="RMSNorm with 1 + weight", weight="weight", eps=1e-6)
+    module, x = torch.nn.RMSNorm(WIDTH, dtype=dtype), torch.randn(2, WIDTH, dtype=dtype)
+    normed, total = residual_norm.adding(kind)(module, x, x)
+    assert bool(calls) is fuses and (fuses or torch.equal(total, x + x))
