@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
 
 NOISE = 0.02  # of the step: two runs of one script differ by as much
+NOT_SEEN = "not tried: its saving is less than two runs of one script differ by"
 NOT_OURS = "not ours to change from outside: the script's own lines do it"
 
 
@@ -37,9 +38,14 @@ class Script:
 def fix(explanation: Explanation, script: Script, *, say: Callable[[str], None]) -> Fixed:
     """Try each cure of what was found, then those that were right together; the script's file stays as it is."""
     savings = {finding.id: finding.saving_s for finding in explanation.findings}
-    chosen = cures.treating(savings)
-    treated = {finding for cure in chosen for finding in cure.treats}
-    left = tuple((finding, NOT_OURS) for finding in savings if finding not in treated)
+    least_s = NOISE * explanation.step_s
+    chosen = cures.treating(finding for finding, saving_s in savings.items() if saving_s > least_s)
+    chosen.sort(key=lambda cure: max(savings.get(finding, 0.0) for finding in cure.treats), reverse=True)
+    treated = {finding for cure in cures.CURES for finding in cure.treats}
+    reached = {finding for cure in chosen for finding in cure.treats}
+    left = tuple(
+        (finding, NOT_SEEN if finding in treated else NOT_OURS) for finding in savings if finding not in reached
+    )
     if not chosen:
         return Fixed(before_s=None, figures_of="", tried=(), left=left, diff="")
     _free_memory()
@@ -57,7 +63,8 @@ def fix(explanation: Explanation, script: Script, *, say: Callable[[str], None])
                 say(f"running it again: {cure.name}")
                 outcomes.append(script.run([cure.name]))
             tried.append(judge([cure], savings, before, outcomes[-1]))
-        together = [cure for cure, each in zip(chosen, tried, strict=True) if is_best(each, tried)]
+        best = [cure for cure, each in zip(chosen, tried, strict=True) if is_best(each, tried)]
+        together = [cure for cure in cures.CURES if cure in best]  # in the order in which they lie around each other
         if len(together) > 1:
             say("running it again: " + ", ".join(cure.name for cure in together))
             outcome = script.run([cure.name for cure in together])

@@ -24,6 +24,7 @@ class Explained:
 
     findings: tuple[Finding, ...]
     combined_saving_s: float = 9e-3
+    step_s: float = 10e-3
     kind: str = "cuda"
 
 
@@ -74,6 +75,19 @@ def test_each_cure_alone_then_all_together() -> None:
     data = explain_fix.to_json({"findings": [{"id": "unfused-norm"}, {"id": "host-sync"}]}, fixed)
     assert [each["real_saving_s"] for each in data["findings"]] == [pytest.approx(4e-3), None]
     assert data["fix"]["tried"][0]["names"] == norms and data["fix"]["left"][0]["finding"] == "host-sync"
+
+
+def test_the_largest_saving_first_and_none_that_no_run_would_show() -> None:
+    norms, fused, graph = ("patch norms",), ("fused optimizer",), ("graph",)
+    outcomes = {
+        fused: done(*fused, 7e-3),
+        norms: done(*norms, 9e-3),
+        (*norms, *fused): replace(done("patch norms", 6e-3), did={"patch norms": "a", "fused optimizer": "b"}),
+        graph: done(*graph, 1e-3),
+    }
+    fixed, asked = fix(explained(launch_bound=0.19e-3, unfused_norm=1e-3, unfused_optimizer=3e-3), outcomes)
+    assert asked == [(), fused, norms, (*norms, *fused)]
+    assert fixed.left == (("launch-bound", cli_fix.NOT_SEEN),)
 
 
 @pytest.mark.parametrize(
