@@ -168,6 +168,7 @@ def _keep(recorded: Path, wanted: Path) -> None:
 
 def _report(explanation: Explanation, wanted: Wanted, *, name: str, fixed: Fixed | None = None) -> None:
     from sublight.report import explain as report
+    from sublight.report import explain_fix
 
     if wanted.perfetto:
         from sublight.report import perfetto
@@ -178,11 +179,9 @@ def _report(explanation: Explanation, wanted: Wanted, *, name: str, fixed: Fixed
         from sublight.report import explain_page
 
         page = page or os.path.join(wanted.folder, f"explain-{_stem(name)}.html")
-        explain_page.write(explanation, Path(page))
+        explain_page.write(explanation, Path(page), explain_fix.section(fixed) if fixed else "")
     shown, data = report.page(explanation), explanation.to_json()
     if fixed is not None:
-        from sublight.report import explain_fix
-
         shown, data = explain_fix.page(shown, fixed), explain_fix.to_json(data, fixed)
     cli_output.show(shown, data, wanted.json)
     if page and wanted.json != "-":

@@ -13,7 +13,7 @@ from sublight import cli_fix
 from sublight.diagnose.record import Finding
 from sublight.fix.cure import find
 from sublight.fix.cure.record import Fixed, Outcome
-from sublight.report import console, explain_fix
+from sublight.report import console, explain_fakes, explain_fix, explain_page
 
 BEFORE = Outcome(step_s=10e-3, spread_s=0.1e-3, figures=(1.0, 0.5), figures_of="losses")
 
@@ -181,3 +181,13 @@ def test_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         assert words in out
     assert "+sublight.patch(model)" in out and "no file was changed" in out
     assert explain_fix.lines(fixed)[1] == "add: sublight.patch(model)", "without a diff, the line itself"
+
+
+def test_the_html_page_has_the_cures_and_the_diff() -> None:
+    norms = ("patch norms",)
+    fixed, _ = fix(explained(unfused_norm=4e-3), {norms: done(*norms, 6e-3)})
+    page = explain_page.document(explain_fakes.explanation(), explain_fix.section(replace(fixed, diff="+a < b")))
+    assert "Cures, tried" in page and "+a &lt; b" in page and "+a < b" not in page
+    for cell in ("patch norms", "4.00 ms", "1.00", "saves", "words"):
+        assert f"<td>{cell}" in page
+    assert "Cures, tried" not in explain_page.document(explain_fakes.explanation())

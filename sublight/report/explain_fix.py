@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from sublight import units
@@ -31,24 +32,48 @@ def page(before: RenderableType, fixed: Fixed) -> RenderableType:
     return Group(*parts)
 
 
+def section(fixed: Fixed) -> str:
+    """The same for the HTML page."""
+    parts = [f"<p>{escape(printable(words))}</p>" for words in (*fixed.notes, *lines(fixed))]
+    if fixed.tried:
+        names = ("cure", *_figures(fixed), "verdict", "what it did")
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+        rows = ((*_cells(tried), tried.verdict, tried.words) for tried in fixed.tried)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(printable(cell))}</td>' for cell in row)}</tr>" for row in rows)
+        lead = f"<p>The script, run again, takes {escape(units.text(fixed.before_s, 's'))} a step.</p>"
+        table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        parts = [lead, table, *parts]
+    if fixed.diff:
+        parts.append(
+            f'<p>The diff to make (no file was changed):</p><div class="fix"><pre>{escape(fixed.diff)}</pre></div>'
+        )
+    return f'<section id="tried" tabindex="-1"><h2>Cures, tried</h2>{"".join(parts)}</section>'
+
+
 def _table(fixed: Fixed) -> RenderableType:
     from rich.text import Text
 
-    compared = f"{fixed.figures_of or 'losses'} differ"
-    figures = ("predicted", "real", "pred./real", compared)
+    figures = _figures(fixed)
     out = plain(("cure", *figures, "verdict", "what it did"), right=figures, fold=("what it did",))
     for tried in fixed.tried:
-        name = tried.names[0] if len(tried.names) == 1 else "all together"
-        out.add_row(
-            name,
-            units.text(tried.predicted_s, "s"),
-            "–" if tried.real_s is None else _signed(tried),
-            "–" if tried.ratio is None else f"{tried.ratio:.2f}",
-            "–" if tried.difference is None else f"{tried.difference:.1e}",
-            Text(tried.verdict, style=_STYLE.get(tried.verdict, "")),
-            note(printable(tried.words)),
-        )
+        verdict = Text(tried.verdict, style=_STYLE.get(tried.verdict, ""))
+        out.add_row(*_cells(tried), verdict, note(printable(tried.words)))
     return out
+
+
+def _figures(fixed: Fixed) -> tuple[str, ...]:
+    return "predicted", "real", "pred./real", f"{fixed.figures_of or 'losses'} differ"
+
+
+def _cells(tried: Tried) -> tuple[str, ...]:
+    """The cure's name, and its figures."""
+    return (
+        tried.names[0] if len(tried.names) == 1 else "all together",
+        units.text(tried.predicted_s, "s"),
+        "–" if tried.real_s is None else _signed(tried),
+        "–" if tried.ratio is None else f"{tried.ratio:.2f}",
+        "–" if tried.difference is None else f"{tried.difference:.1e}",
+    )
 
 
 def lines(fixed: Fixed) -> list[str]:

@@ -49,18 +49,18 @@ ROOMS = (  # the first that keeps the page under its size
 )
 
 
-def document(explanation: Explanation) -> str:
-    """The page; below 3 MB whatever the trace holds."""
+def document(explanation: Explanation, tried: str = "") -> str:
+    """The page; below 3 MB whatever the trace holds. `tried`: a section on what the cures really brought."""
     chosen = timeline.choose(explanation)
     for room in ROOMS:
-        page = _document(explanation, chosen, room)
+        page = _document(explanation, chosen, room, tried)
         if len(page.encode()) < MOST_BYTES:
             break
     return page
 
 
-def write(explanation: Explanation, path: Path) -> None:
-    write_file(document(explanation), path)
+def write(explanation: Explanation, path: Path, tried: str = "") -> None:
+    write_file(document(explanation, tried), path)
 
 
 def repr_html(explanation: Explanation) -> str:
@@ -100,7 +100,7 @@ def json_text(data: Any) -> str:
     return words
 
 
-def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Room) -> str:
+def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Room, tried: str) -> str:
     drawn = timeline.timeline(explanation, chosen, most_blocks=room.blocks, characters=room.characters)
     roof = op_roofline.chart(explanation, characters=room.characters)
     memory = timeline.memory(explanation)
@@ -110,6 +110,7 @@ def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Ro
         _header(explanation, room),
         _step(explanation),
         f'<div class="columns">{_findings(explanation, room)}{_facts(explanation, room)}</div>',
+        tried,
         _timeline(explanation, drawn),
         _ops(explanation, room),
         _roofline(roof),
