@@ -37,8 +37,9 @@ gpu:
 	$(PYTHON) -m pytest -q -p no:cacheprovider sublight/ops # all of them: where there is a GPU, kernels run on it
 	$(PYTHON) -m pytest -q -p no:cacheprovider -m gpu --ignore=sublight/ops
 	$(PYTHON) -m sublight limits
-	$(PYTHON) -m sublight bench --against compile,liger,quack \
-		--json benchmarks/$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)').json
+	key=$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)') && \
+	$(PYTHON) -m sublight bench --against compile,liger,quack --json benchmarks/$$key.json && \
+	PYTHONPATH=. $(PYTHON) benchmarks/end_to_end.py --json benchmarks/end_to_end_$$key.json
 
 # Every kernel for every GPU that it declares; needs no GPU.
 check-compile:

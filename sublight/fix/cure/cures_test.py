@@ -131,7 +131,14 @@ def test_a_loader_gets_workers_unless_it_has_some() -> None:
         assert DataLoader(items, num_workers=1).num_workers == 1
         assert DataLoader(Stream()).num_workers == 0
     assert DataLoader(items).num_workers == 0
-    assert "loader workers" in told.did
+    assert "4 batches" in told.did["loader workers"]
+    with find("loader workers").install(told := Told()):
+        DataLoader(TensorDataset(torch.arange(1000)))
+        DataLoader(items, num_workers=0, persistent_workers=False)
+    assert told.did["loader workers"].endswith("4 batches, and waits for its first: longer ones would save more")
+    with find("loader workers").install(told := Told()):
+        DataLoader(TensorDataset(torch.arange(1000)))
+    assert told.did["loader workers"].endswith("that had none")
 
 
 def test_workers_shuffle_as_the_script_did() -> None:

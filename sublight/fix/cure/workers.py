@@ -15,6 +15,17 @@ MOST = 8
 LINE = "DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True, persistent_workers=True, prefetch_factor=4)"
 
 
+def short_epochs(loader: Any) -> str:
+    """What to know where an epoch is over before its workers have got ahead: each begins with a wait."""
+    try:
+        batches = len(loader)
+    except TypeError:  # a dataset or sampler without a length
+        return ""
+    if batches > 4 * loader.num_workers:
+        return ""
+    return f"; an epoch has {batches} batches, and waits for its first: longer ones would save more"
+
+
 @contextlib.contextmanager
 def install(told: Told) -> Iterator[None]:
     import torch
@@ -24,16 +35,17 @@ def install(told: Told) -> Iterator[None]:
     count = max(1, min(MOST, (os.cpu_count() or 1) - 1))
 
     def loader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-        if len(args) < 5 and not kwargs.get("num_workers"):  # the sixth argument is num_workers
-            if isinstance(dataset, IterableDataset):
-                told.left[NAME] = "an IterableDataset must share its items among workers itself"
-            else:
-                kwargs |= {"num_workers": count, "persistent_workers": True}
-                told.left.pop(NAME, None)
-                told.did[NAME] = f"{count} worker{'s' * (count > 1)} for each loader that had none"
-                if where := place.calling():
-                    text = f"num_workers={count}, persistent_workers=True"
-                    told.edit(Edit(kind="argument", file=where[0], line=where[1], text=text, call="DataLoader"))
+        lacks = len(args) < 5 and not kwargs.get("num_workers")  # the sixth argument is num_workers
+        if lacks and isinstance(dataset, IterableDataset):
+            told.left[NAME] = "an IterableDataset must share its items among workers itself"
+        elif lacks:
+            own(self, dataset, *args, **{**kwargs, "num_workers": count, "persistent_workers": True})
+            told.left.pop(NAME, None)
+            told.did[NAME] = f"{count} worker{'s' * (count > 1)} for each loader that had none{short_epochs(self)}"
+            if where := place.calling():
+                text = f"num_workers={count}, persistent_workers=True"
+                told.edit(Edit(kind="argument", file=where[0], line=where[1], text=text, call="DataLoader"))
+            return
         own(self, dataset, *args, **kwargs)
 
     def iterate(self: Any) -> Any:
