@@ -15,7 +15,7 @@ from triton import knobs
 from triton._C.libtriton import native_specialize_impl
 from triton.runtime.jit import JITFunction
 
-THEIRS = JITFunction.run  # as it is unless somebody records launches
+THEIRS = JITFunction.run if JITFunction.run.__module__ == JITFunction.__module__ else None  # who records sees each
 MOST_KNOWN = 4096  # launches of a kernel that differ; then they are learnt anew
 HOOKS = ("launch_enter_hook", "launch_exit_hook")
 
@@ -48,7 +48,8 @@ class _Quick:
         found = self.known.get(key)
         if found is None:
             kernel = super().run(*args, grid=grid, warmup=False, **kwargs)  # type: ignore[misc]
-            self._learn(key, kernel, len(args), kwargs)
+            if kernel is not None:  # a hook of Triton's cache may keep it from being compiled
+                self._learn(key, kernel, len(args), kwargs)
             return kernel
         kernel, rest = found
         across, down, deep = (*grid, 1, 1)[:3]
@@ -58,17 +59,24 @@ class _Quick:
         return kernel
 
     def _learn(self: Any, key: Any, kernel: Any, given: int, kwargs: dict[str, Any]) -> None:
-        """Remember a launch, unless its key does not tell all: a constant among the positional arguments, say."""
-        params = self.params
-        rest = [kwargs.get(param.name, param.default) for param in params[given:]]
-        is_told = not any(param.is_constexpr or param.do_not_specialize for param in params[:given])
-        if not is_told or any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+        """Remember a launch, unless its key does not tell all: a constant by its place; a number by its name, whose
+        type 2 and 2.0 do not tell; a tensor by its name, which would be held."""
+        placed, named = self.params[:given], self.params[given:]
+        if any(param.is_constexpr or param.do_not_specialize for param in placed) or not all(
+            param.is_constexpr for param in named
+        ):
             return
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
-        self.known[key] = (kernel, tuple(rest))
+        self.known[key] = (kernel, tuple([kwargs.get(param.name, param.default) for param in named]))
+
+
+def is_ours(kernel: JITFunction[Any]) -> bool:
+    return isinstance(kernel, _Quick)
 
 
 def _is_watched() -> bool:
-    """Whether somebody has set a hook: a profiler of Triton's."""
+    """Whether somebody has set a hook, as a profiler of Triton's does, or wants other kernels, as a debugger does."""
+    if knobs.runtime.debug or knobs.compilation.instrumentation_mode or knobs.runtime.add_stages_inspection_hook:
+        return True
     return any(getattr(getattr(knobs.runtime, name), "calls", True) for name in HOOKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,39 @@ def test_what_the_key_does_not_tell_is_never_quick(told: dict[str, list[Any]]) -
     for _ in range(2):
         _kernel[(1,)](x, x, 32, 0.5, 16)  # a constant by its place
         _kernel[(1,)](x, y_ptr=x, n=32, scale=0.5, BLOCK=16)  # a tensor by its name
-    assert len(told["theirs"]) == 4 and not told["quick"] and not _kernel.known
+        for scale in (2, 2.0, True):  # equal, and of three types
+            _kernel[(1,)](x, x, 32, scale=scale, BLOCK=16)
+    assert len(told["theirs"]) == 10 and not told["quick"] and not _kernel.known
+
+
+def test_a_kernel_that_a_hook_of_the_cache_withholds_is_asked_for_again(told: Any, monkeypatch: Any) -> None:
+    def withheld(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    monkeypatch.setattr(JITFunction, "run", withheld)
+    monkeypatch.setattr(launching, "THEIRS", withheld)
+    x = torch.empty(64)
+    for _ in range(2):
+        assert _kernel[(1,)](x, x, 32, 0.5, BLOCK=16) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        ("runtime", "debug", True),
+        ("compilation", "instrumentation_mode", "consan"),
+        ("runtime", "add_stages_inspection_hook", print),
+    ],
+)
+def test_other_settings_make_other_kernels(told: Any, monkeypatch: Any, where: str, name: str, value: Any) -> None:
+    x = torch.empty(64)
+    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
+    with monkeypatch.context() as changed:
+        changed.setattr(getattr(launching.knobs, where), name, value)
+        _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
+    assert len(told["theirs"]) == 2 and not told["quick"]
+    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
+    assert len(told["quick"]) == 1
 
 
 def test_who_watches_sees_every_launch(told: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +135,11 @@ def test_who_watches_sees_every_launch(told: dict[str, list[Any]], monkeypatch: 
     _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
     monkeypatch.undo()
     assert not told["quick"]
+
+
+def test_who_watched_before_we_came_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: None)
+    assert runpy.run_path(launching.__file__)["THEIRS"] is None
 
 
 def test_what_is_known_stays_few(told: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,36 +1,44 @@
 """Compile what a batch will need, all kernels at once, before the first step would do them one after the other.
 
-The model takes its step with every launch of a Triton kernel left out: what each kernel would be launched with is then
-known exactly, and threads compile them side by side (the compiler's passes, the assembler and the C compiler behind
-a launch let other threads run). What the step computes is garbage, and nobody gets to see it.
+The model takes its step with every launch of a kernel of ours left out: what each would be launched with is then known
+exactly, and threads compile them side by side (the compiler's passes, the assembler and the C compiler behind a launch
+let other threads run). What the step computes is nonsense, and nobody gets to see it. Kernels that are not ours are
+launched: one that tunes itself would find every choice equally fast, one that finds places would leave them anywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from sublight.fix.patch.step import as_it_was, call, is_inert, loss_of
+from sublight.fix.patch.step import as_it_was, call, is_inert, is_shared, loss_of
+from sublight.fix.patch.twin import is_heard
 from sublight.jit import AVAILABLE
 from sublight.ops.rows import is_interpreted
 
 MOST_THREADS = 16
+ONE_AT_A_TIME = threading.RLock()  # each puts back what it has found in Triton
 
 
 def begin(work: Callable[[], Any]) -> threading.Thread:
-    """Start on it in the background; what goes wrong there will go wrong again where somebody waits for it."""
+    """Start on it in the background; what goes wrong there will go wrong again where somebody waits for it.
+
+    A process that ends waits for it, too: one that ends in the middle of a compilation is aborted.
+    """
 
     def quietly() -> None:
         with contextlib.suppress(Exception):
             work()
 
-    thread = threading.Thread(target=quietly, daemon=True)
+    thread = threading.Thread(target=quietly)
     thread.start()
     return thread
 
@@ -49,20 +57,34 @@ def can_launch(device: torch.device) -> bool:
 def compile_for(model: torch.nn.Module, batch: Any) -> int:
     """The kernels of the model's step on this batch; how many there were.
 
-    None where there is no GPU, where a call may leave traces outside of the model (a cache of keys in the batch would
-    grow, a wrapper of several GPUs would wait for the others), and where the step fails: the first step tells why.
+    None where there is no GPU or there are several, where a call may leave traces outside of the model (a cache of keys
+    in the batch would grow, a hook would hear of it, a wrapper of several GPUs would wait for the others), where it
+    would be compiled as a whole, and where the step fails: the first step tells why.
     """
     device = device_of(model)
-    if not can_launch(device) or not is_inert(batch) or _is_shared(model):
+    if not can_launch(device) or not is_inert(batch) or not may_step(model):
         return 0
     wrt = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trains = model.training and torch.is_grad_enabled() and bool(wrt)
-    with _compiling(device) as kernels, as_it_was(model), contextlib.suppress(RuntimeError, ValueError):
-        with torch.set_grad_enabled(trains):
+    with _compiling(device) as kernels, as_it_was(model), contextlib.suppress(Exception):
+        with torch.set_grad_enabled(trains), _Filled():
             output = call(model, batch)
         if trains and (loss := loss_of(output)).requires_grad:
             torch.autograd.grad(loss, wrt, allow_unused=True)
     return len(kernels)
+
+
+class _Filled(TorchFunctionMode):
+    """What is made empty, for a kernel to write, holds ones or zeros: not what would stop the GPU, as a NaN does where
+    a probability is expected, and 2**40 where a place is."""
+
+    EMPTY = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in self.EMPTY:
+            made.detach().fill_(made.is_floating_point())
+        return made
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -75,13 +97,19 @@ def _compiling(device: torch.device) -> Iterator[list[Any]]:
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.runtime.jit import JITFunction
 
-    original = JITFunction.run
-    kernels: list[Any] = []
+    from sublight.launching import is_ours
 
-    with _Pool(device, kernels) as pool:
+    kernels: list[Any] = []
+    here = threading.get_ident()
+
+    with ONE_AT_A_TIME, _Pool(device, kernels) as pool:
+        original, outer = JITFunction.run, active_mode.get()
         mode = AsyncCompileMode(pool, ignore_errors=True)
 
         def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            is_in_step = threading.get_ident() == here or torch._C._current_graph_task_id() >= 0  # or its backward
+            if not is_ours(self) or not is_in_step:
+                return original(self, *args, grid=grid, warmup=warmup, **kwargs)
             before = active_mode.set(mode)  # in each thread again: gradients have one of their own
             try:
                 return original(self, *args, grid=grid, warmup=True, **kwargs)
@@ -91,9 +119,11 @@ def _compiling(device: torch.device) -> Iterator[list[Any]]:
         JITFunction.run = compile_only  # type: ignore[method-assign]
         try:
             with mode:
+                active_mode.set(outer)  # kernels that are not ours are compiled where they are launched
                 yield kernels
         finally:
             JITFunction.run = original  # type: ignore[method-assign]
+            active_mode.set(outer)  # Triton 3.6 leaves its own where it is interrupted
 
 
 class _Pool(ThreadPoolExecutor):
@@ -114,7 +144,13 @@ class _Pool(ThreadPoolExecutor):
         return super().submit(ready)
 
 
-def _is_shared(model: torch.nn.Module) -> bool:
-    """Whether several processes have a part in the model: DDP, FSDP, fully_shard, tensor parallel."""
-    wrappers = any("parallel" in type(module).__module__ for module in model.modules())
-    return wrappers or any(hasattr(parameter, "placements") for parameter in model.parameters())
+def may_step(model: torch.nn.Module) -> bool:
+    """Whether a step that computes nonsense is heard of by nobody, and needs kernels of one GPU only."""
+    on_one = len({parameter.device for parameter in model.parameters()}) == 1
+    return on_one and not any((is_shared(model), _is_compiled(model), is_heard(model)))
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    """Whether a part of it goes through torch.compile: that takes minutes, and again for the forwards that stay."""
+    wrapper = torch._dynamo.OptimizedModule if "torch._dynamo" in sys.modules else ()
+    return any(isinstance(each, wrapper) or vars(each).get("_compiled_call_impl") for each in model.modules())

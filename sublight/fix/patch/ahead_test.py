@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import sublight
-from sublight.fix.patch.ahead import begin, compile_for
+from sublight.fix.patch import ahead
+from sublight.fix.patch.ahead import _compiling, _Filled, begin, compile_for
 from sublight.fix.patch.step import as_it_was, is_inert
 
 
@@ -64,6 +67,136 @@ def test_what_fails_in_the_background_is_not_heard_of() -> None:
 
     begin(fail).join()
     assert ran.is_set()
+
+
+class Launched:
+    """Stands for kernels of ours and of somebody else; notes what comes through to Triton."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from triton.runtime.jit import JITFunction
+
+        from sublight import launching
+
+        self.through: list[tuple[Any, bool]] = []
+
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+            self.through.append((kernel, warmup))
+
+        monkeypatch.setattr(JITFunction, "run", run)
+        monkeypatch.setattr(launching, "THEIRS", run)
+        self.original = run
+        self.theirs = JITFunction(kernel)
+        self.ours = launching.quick(SimpleNamespace(jit=JITFunction)).jit(kernel)
+
+    def all(self) -> None:
+        for each in (self.ours, self.theirs):
+            each.run(grid=(1,), warmup=False)
+
+
+def kernel() -> None:
+    """Never compiled."""
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return Launched(monkeypatch)
+
+
+def test_only_our_kernels_are_left_out(launched: Launched) -> None:
+    """Somebody else's that tunes itself would keep what it found while nothing ran."""
+    with _compiling(torch.device("cuda", 0)):
+        launched.all()
+    assert launched.through == [(launched.ours, True), (launched.theirs, False)]
+
+
+def test_other_threads_launch_as_ever(launched: Launched) -> None:
+    with _compiling(torch.device("cuda", 0)):
+        begin(launched.all).join()
+    assert launched.through == [(launched.ours, False), (launched.theirs, False)]
+
+
+@pytest.mark.parametrize("error", (KeyboardInterrupt, RuntimeError))
+def test_triton_launches_again_after_it(launched: Launched, monkeypatch: Any, error: Any) -> None:
+    from triton.runtime import _async_compile
+    from triton.runtime.jit import JITFunction
+
+    def interrupted(self: Any, *told: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(_async_compile.AsyncCompileMode, "__exit__", interrupted)
+    with pytest.raises(error), _compiling(torch.device("cuda", 0)):
+        pass
+    assert JITFunction.run is launched.original and _async_compile.active_mode.get() is None
+
+
+def test_two_threads_that_compile_do_so_one_after_the_other(launched: Launched) -> None:
+    from triton.runtime.jit import JITFunction
+
+    entered, other_ended = threading.Event(), threading.Event()
+
+    def other() -> None:
+        entered.wait()
+        with _compiling(torch.device("cuda", 0)):
+            pass
+        other_ended.set()
+
+    thread = begin(other)
+    with _compiling(torch.device("cuda", 0)):
+        entered.set()
+        assert not other_ended.wait(0.2)
+    thread.join()
+    assert other_ended.is_set() and JITFunction.run is launched.original
+
+
+def test_what_a_kernel_would_have_written_stops_no_gpu() -> None:
+    """NaN where a probability is expected, or 2**40 for a place, would."""
+    x = torch.randn(3, 4)
+    with _Filled():
+        made = [torch.empty(5), torch.empty_like(x), x.new_empty(2), torch.empty_strided((2, 2), (2, 1))]
+        made += [torch.empty(0, requires_grad=True), torch.empty(2, requires_grad=True)]  # as a checkpoint makes one
+        places = torch.empty(6, dtype=torch.int64)
+    assert all((each == 1).all() for each in made) and not places.any()
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for kernels."""
+    monkeypatch.setattr(ahead, "can_launch", lambda device: True)
+    monkeypatch.setattr(ahead, "_compiling", lambda device: contextlib.nullcontext([]))
+
+
+def test_whatever_the_step_raises_the_first_step_will_tell(steps: None) -> None:
+    class Strict(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("loss is not finite")
+
+    assert compile_for(Strict(8), torch.randn(4, 8)) == 0
+
+
+@pytest.mark.parametrize("listens", ("module", "everywhere", "compiled", "on two devices"))
+def test_nobody_hears_of_a_step_that_computes_nonsense(steps: None, listens: str) -> None:
+    heard: list[Any] = []
+    model, x = Block(8), torch.randn(4, 8)
+    model.register_buffer("calls", torch.zeros(()))
+    if listens == "module":
+        model.norm.register_forward_hook(lambda *told: heard.append(told))
+    elif listens == "everywhere":
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *told: heard.append(told))
+    elif listens == "compiled":
+        model.compile(backend=lambda graph, inputs: heard.append(graph) or graph.forward)
+    else:
+        model.act = torch.nn.PReLU(device="meta")  # type: ignore[assignment]
+        model.forward = heard.append  # type: ignore[method-assign]
+    compile_for(model, x)
+    assert not heard
+    if listens == "everywhere":
+        handle.remove()
+
+
+def test_a_process_that_ends_waits_for_what_it_began() -> None:
+    assert not begin(lambda: None).daemon
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import torch
 
 from sublight.fix.patch.record import Swap
 from sublight.fix.patch.step import is_inert, outputs_of
+from sublight.fix.patch.twin import is_heard
 
 REPEATS = 5
 AHEAD_CYCLES = 40_000_000  # of the GPU's clock, some 20 ms: the host launches all repeats meanwhile
@@ -18,13 +19,19 @@ AHEAD_CYCLES = 40_000_000  # of the GPU's clock, some 20 ms: the host launches a
 def saving_s(module: torch.nn.Module, swap: Swap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """Seconds on the device of one call, with its gradients where the module trains; below zero where ours is slower.
 
-    None where there is no GPU to time it on, or where a call may leave traces: a cache of keys would grow.
+    None where there is no GPU to time it on, where a call may leave traces (a cache of keys would grow, a hook would
+    hear of it), or where it fails, called by itself: for want of memory, or of what is around it.
     """
     values = (*args, *kwargs.values())
     if not all(is_inert(value) for value in values) or not any(getattr(value, "is_cuda", False) for value in values):
         return None
+    if is_heard(module):
+        return None
     own, ours = types.MethodType(type(module).forward, module), types.MethodType(swap.forward, module)
-    return _seconds(_step(own, module, args, kwargs)) - _seconds(_step(ours, module, args, kwargs))
+    try:
+        return _seconds(_step(own, module, args, kwargs)) - _seconds(_step(ours, module, args, kwargs))
+    except Exception:  # whatever a stranger's forward may raise
+        return None
 
 
 def _step(forward: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Callable[[], None]:

@@ -52,8 +52,9 @@ def patch(
     right by the rule of twice PyTorch's error, else the swap is undone. `measure`: a batch whose step must not be
     slower, else the swap is undone.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise BadInput(f"patch takes a torch.nn.Module or an optimizer, not {type(model).__name__}")
+    _refuse_others("patch", model)
+    if any(map(torch.nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise BadInput("a lazy module does not know its shapes yet: call the model once, then patch it")
     batch = next((given for given in (batch, verify, measure) if given is not None), None)
     driver = begin(start_driver) if batch is not None and can_launch(device_of(model)) else None
     modules = dict(_each(model))
@@ -79,18 +80,22 @@ def patch(
                 apply(modules[name], _in_one(*both))
 
     used = list(dict.fromkeys(swap.rule for swap in (*chosen.values(), *joined.values())))
-    only(used)
     verdict = paid = None
     refused: dict[str, str] = {}
-    if known is not None:
-        wrong, verdict = verifying.wrong_rules(model, verify, known, used, only)
-        refused |= {rule: f"undone: {told.sentence}" for rule, told in wrong.items()}
-    if measure is not None and chosen:
-        kept = [rule for rule in used if rule not in refused]
-        always = [rule.name for rule in rules if rule.joins and rule.name in kept]  # a step does not tell their worth
-        timed = [rule for rule in kept if rule not in always]
-        paid = keep_what_pays(model, measure, timed, lambda names: only([*names, *always]))
-        refused |= {rule: f"undone: it cost {units.text(cost_s, 's')} a step" for rule, cost_s in paid.undone}
+    try:
+        only(used)
+        if known is not None:
+            wrong, verdict = verifying.wrong_rules(model, verify, known, used, only)
+            refused |= {rule: f"undone: {told.sentence}" for rule, told in wrong.items()}
+        if measure is not None and chosen:
+            kept = [rule for rule in used if rule not in refused]
+            always = [rule.name for rule in rules if rule.joins and rule.name in kept]  # a step does not tell its worth
+            timed = [rule for rule in kept if rule not in always]
+            paid = keep_what_pays(model, measure, timed, lambda names: only([*names, *always]))
+            refused |= {rule: f"undone: it cost {units.text(cost_s, 's')} a step" for rule, cost_s in paid.undone}
+    except BaseException:  # a step that fails, or somebody who does not want to wait
+        only([])
+        raise
     for answers, made in ((asked, chosen), (asked_beside, joined)):
         for name, swap in made.items():
             if swap.rule in refused:
@@ -101,6 +106,7 @@ def patch(
 
 def unpatch(model: torch.nn.Module) -> int:
     """Give every module its own forward back; how many had one of ours."""
+    _refuse_others("unpatch", model)
     undone = 0
     for module in model.modules():
         undone += undo(module)
@@ -110,6 +116,7 @@ def unpatch(model: torch.nn.Module) -> int:
 @contextlib.contextmanager
 def patched(model: torch.nn.Module, batch: Any = None) -> Iterator[Patch]:
     """Patched inside the block, as it was after it; what was patched before stays so."""
+    _refuse_others("patched", model)
     before = {module for module in model.modules() if is_patched(module)}
     found = patch(model, batch)
     try:
@@ -118,6 +125,12 @@ def patched(model: torch.nn.Module, batch: Any = None) -> Iterator[Patch]:
         for module in model.modules():
             if module not in before:
                 undo(module)
+
+
+def _refuse_others(call: str, model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        also = "" if call == "patched" else " or an optimizer"
+        raise BadInput(f"{call} takes a torch.nn.Module{also}, not {type(model).__name__}")
 
 
 def apply(module: torch.nn.Module, swap: Swap) -> None:
@@ -159,13 +172,21 @@ def _each(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 def _found(
     model: torch.nn.Module, modules: Mapping[str, torch.nn.Module], rules: Sequence[Rule]
 ) -> dict[str, Swap | Left]:
-    """What each module is; alike modules, as layers are, are looked at once."""
+    """What each module is; alike modules, as layers are, are looked at once.
+
+    Layers differ by their numbers. A forward rebuilt from its source still reads its own; what was seen of a module's
+    behaviour holds for its number alone.
+    """
+    tried = {rule.name for rule in rules if rule.reads == "behaviour"}
     known: dict[Hashable, Swap | Left | None] = {}
     found: dict[str, Swap | Left] = {}
     for name, module in modules.items():
-        key = fingerprint(module)
+        kind, numbers = fingerprint(module)
+        key = kind if kind in known else (kind, numbers)
         if key not in known:
-            known[key] = _find(module, model, rules)
+            told = _find(module, model, rules)
+            key = (kind, numbers) if isinstance(told, Swap) and told.rule in tried else kind
+            known[key] = told
         if (told := known[key]) is not None:
             found[name] = told
     return found
@@ -214,12 +235,10 @@ def _asked(
 
     def asking(name: str, swap: Swap) -> Any:
         def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            choice = ops.find(swap.op).choose(*swap.arguments(module, *args, **kwargs))
-            before = told.get(name)
-            wins = choice.provider == "sublight" and (before is None or before.wins)
-            told[name] = Asked(wins=wins, reason=choice.reason)
+            if name not in told or told[name].wins:  # one call that ours loses is enough, and says why
+                told[name] = _choice(swap, module, *args, **kwargs)
             if module is not model:  # whole, it is what `measure` times
-                key = f"{type(module)} {[getattr(x, 'shape', x) for x in args]} {sorted(kwargs)}"
+                key = f"{type(module)} {[getattr(x, 'shape', type(x)) for x in args]} {sorted(kwargs)}"
                 samples.setdefault(key, (module, swap, args, kwargs))
                 calls.setdefault(name, []).append(key)
 
@@ -246,6 +265,15 @@ def _asked(
         known = [saved for key in calls.get(name, ()) if (saved := savings[key]) is not None]
         told[name] = replace(told[name], saving_s=sum(known) if known else None)
     return {name: told.get(name, Asked(wins=False, reason="the batch does not reach it")) for name in swaps}
+
+
+def _choice(swap: Swap, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Asked:
+    """Whether ours wins for this call."""
+    try:
+        choice = ops.find(swap.op).choose(*swap.arguments(module, *args, **kwargs))
+    except Exception as error:  # whatever a stranger's module may be called with
+        return Asked(wins=False, reason=f"it is called with what {swap.op} does not take ({error})")
+    return Asked(wins=choice.provider == "sublight", reason=choice.reason)
 
 
 @contextlib.contextmanager

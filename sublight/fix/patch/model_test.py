@@ -7,6 +7,7 @@ import dataclasses
 import io
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from sublight.fix.patch.model import Asked, is_patched, patch, patched, unpatch 
 from sublight.fix.patch.pay import Timed  # noqa: E402
 from sublight.fix.patch.record import Left, Rule, Swap  # noqa: E402
 from sublight.fix.patch.rules.norm import NORM  # noqa: E402
-from sublight.op import BadInput  # noqa: E402
+from sublight.op import BadInput, Choice  # noqa: E402
 from sublight.report import patch as report  # noqa: E402
 from sublight.results import Samples  # noqa: E402
 
@@ -381,3 +382,81 @@ def test_a_real_step_is_timed_and_leaves_gradients() -> None:
 def test_what_is_no_model_gets_one_line(given: Any) -> None:
     with pytest.raises(BadInput, match="patch takes a torch"):
         patch(given)
+    with pytest.raises(BadInput, match="unpatch takes a torch"):
+        unpatch(3)
+    with pytest.raises(BadInput, match=r"patched takes a torch.nn.Module, not"), patched(None):
+        pass
+
+
+class Picky(torch.nn.Module):
+    """A norm that is also called with what is no tensor."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return None if x is None else [self(each) for each in x]
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+
+
+class Asks(torch.nn.Module):
+    def __init__(self, width: int, first: Any) -> None:
+        super().__init__()
+        self.norm, self.first = Picky(width), first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm(self.first(x))
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("first", (lambda x: None, lambda x: [x, x]), ids=("nothing", "a list"))
+def test_what_is_no_tensor_goes_to_the_modules_own_forward(first: Any) -> None:
+    found, x = Asks(16, first), batch()
+    before = found(x)
+    assert not patch(found, x).swapped  # and says so, rather than fail
+    assert patch(found).swapped == 1
+    torch.testing.assert_close(found(x), before)
+
+
+def test_a_call_that_ours_loses_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(x: Any, *rest: Any) -> Choice:
+        provider = "torch" if len(x) == 2 else "sublight"
+        return Choice(provider=provider, kernel="any", reason=f"{len(x)} rows")
+
+    monkeypatch.setattr(patching.ops, "find", lambda name: SimpleNamespace(choose=choose))
+    (row,) = patch(Asks(16, lambda x: x[:2]), batch()).rows
+    assert not row.is_swapped and row.reason == "2 rows"
+
+
+@pytest.mark.parametrize("error", (KeyboardInterrupt, RuntimeError, KeyError))
+@pytest.mark.parametrize("asked", ("batch", "verify", "measure"))
+def test_what_raises_leaves_the_model_as_it_was(monkeypatch: Any, always_wins: None, asked: str, error: Any) -> None:
+    class Fails(torch.nn.Module):
+        """Once it is patched; where a batch is only asked, at once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if is_patched(self.norm) or asked == "batch":
+                raise error("the user's own")
+            return self.norm(x)  # type: ignore[no-any-return]
+
+    if asked == "batch":
+        monkeypatch.undo()
+    found = Fails().train()
+    found.norm.weight.grad = grad = torch.ones(16)
+    before, state = copy.deepcopy(found.state_dict()), torch.get_rng_state()
+    with pytest.raises(error, match="the user's own"):
+        patch(found, **{asked: batch()})
+    assert not count(found) and found.training and found.norm.weight.grad is grad
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state) and not any(m._forward_pre_hooks for m in found.modules())
+
+
+def test_a_lazy_model_is_asked_to_be_called_first() -> None:
+    with pytest.raises(BadInput, match="call the model once"):
+        patch(torch.nn.Sequential(torch.nn.LazyLinear(4)))

@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+
 from sublight import correct  # noqa: E402
 from sublight.fix.patch import optimizer as fix  # noqa: E402
 from sublight.fix.patch.optimizer import is_patched, patch_optimizer, unpatch_optimizer  # noqa: E402
@@ -153,6 +155,17 @@ def test_hooks_run_once_a_step(kernels: None) -> None:
     train(optimizer, steps=2)
     optimizer.step(lambda: None)  # a closure: PyTorch's own step
     assert heard == ["pre", "post"] * 3
+
+
+def test_nobody_hears_of_the_step_that_compiles(kernels: None) -> None:
+    """Who counts steps counts those of every optimizer."""
+    heard: list[Any] = []
+    handle = register_optimizer_step_post_hook(lambda *told: heard.append(told))
+    try:
+        fix._step_alike(made()[1])
+    finally:
+        handle.remove()
+    assert not heard
 
 
 def test_what_one_step_leaves_to_pytorch(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sublight import units
-from sublight.fix.patch.step import call, loss_of
+from sublight.fix.patch.step import as_it_was, call, loss_of
 from sublight.results import Samples
 from sublight.timing import collect
 
@@ -50,9 +50,8 @@ class Paid:
 
 
 def timed(model: torch.nn.Module, batch: Any, *, time_limit_s: float = TIME_LIMIT_S) -> Timed:
-    """Wall time of steps, the device waited for, as a training loop sees it; gradients are left as they were."""
+    """Wall time of steps, the device waited for, as a training loop sees it; the model is left as it was."""
     device = next((p.device for p in model.parameters() if p.device.type == "cuda"), None)
-    kept = {parameter: parameter.grad for parameter in model.parameters()}
 
     def one() -> float:
         begin = time.perf_counter()
@@ -65,16 +64,13 @@ def timed(model: torch.nn.Module, batch: Any, *, time_limit_s: float = TIME_LIMI
             torch.cuda.synchronize(device)
         return time.perf_counter() - begin
 
-    try:
+    with as_it_was(model):
         for _ in range(3):
             one()
         if device is not None:
             torch.cuda.reset_peak_memory_stats(device)
         samples = Samples(times_s=tuple(collect(one, time_limit_s)), method="wall")
         peak = torch.cuda.max_memory_allocated(device) if device is not None else None
-    finally:
-        for parameter, grad in kept.items():
-            parameter.grad = grad
     return Timed(samples=samples, peak_bytes=peak)
 
 

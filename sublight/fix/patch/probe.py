@@ -23,29 +23,24 @@ HOOKS = (
 )
 CLOSE = 1e-5  # of the largest value: a cast to float32 leaves 1e-7, the wrong formula 1e-2
 SEED = 0x5B11
-COUNTS = (
-    "layer_idx",
-    "layer_id",
-    "layer_index",
-)  # a layer's number, by which it finds its cache
+NUMBERS = ("layer_idx", "layer_id", "layer_index")  # a layer's, by which it finds its cache
+EVERY_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
-def fingerprint(module: torch.nn.Module) -> Hashable:
-    """Modules with the same one behave the same but for their parameters' values: one probe tells of all."""
-    return tuple(
-        (
-            name,
-            type(each),
-            tuple(sorted((key, _plain(value)) for key, value in vars(each).items() if _is_setting(key))),
-            tuple((key, tuple(p.shape), p.dtype) for key, p in each.named_parameters(recurse=False)),
-            tuple(bool(each.__dict__.get(hooks)) for hooks in HOOKS),
-        )
-        for name, each in module.named_modules()
-    )
+def fingerprint(module: torch.nn.Module) -> tuple[Hashable, Hashable]:
+    """Modules with the same one behave the same but for their parameters' values: one probe tells of all.
 
-
-def _is_setting(name: str) -> bool:
-    return not name.startswith("_") and name not in COUNTS
+    The second half is the numbers of layers, which most only hand on to a cache. A module without children has none
+    there: a norm that is given a number computes with it.
+    """
+    settings, numbers = [], []
+    for name, each in module.named_modules():
+        given = {key: _plain(value) for key, value in vars(each).items() if key not in EVERY_MODULES}
+        numbers.append(tuple(given.pop(key, "") for key in NUMBERS) if each._modules else ())
+        parameters = tuple((key, tuple(p.shape), p.dtype) for key, p in each.named_parameters(recurse=False))
+        hooks = tuple(bool(each.__dict__.get(hooks)) for hooks in HOOKS)
+        settings.append((name, type(each), tuple(sorted(given.items())), parameters, hooks))
+    return tuple(settings), tuple(numbers)
 
 
 def _plain(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ class Rule:
 
     name: str
     find: Callable[[torch.nn.Module, torch.nn.Module], Swap | Left | None]  # (module, the whole model)
+    reads: Literal["behaviour", "source"] = "behaviour"  # of the module; its children are known by theirs
     joins: bool = False  # its swaps have no op, and go beside another rule's in one forward
 
 

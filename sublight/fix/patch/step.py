@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.jit import ScriptModule
 
 from sublight.op import BadInput
 
@@ -71,10 +72,11 @@ def step(model: torch.nn.Module, batch: Any) -> Step:
 
 @contextlib.contextmanager
 def as_it_was(model: torch.nn.Module) -> Iterator[None]:
-    """Gradients, buffers, modes and random numbers are put back after; inside there are no gradients yet."""
+    """Gradients, buffers, counts, modes and random numbers are put back after; inside there are no gradients yet."""
     kept = {parameter: parameter.grad for parameter in model.parameters()}
     buffers = {buffer: buffer.clone() for buffer in model.buffers()}
     modes = {module: module.training for module in model.modules()}
+    held = {} if is_shared(model) else {each: _held(each) for each in modes if not isinstance(each, ScriptModule)}
     on_gpu = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=on_gpu):
         try:
@@ -82,13 +84,37 @@ def as_it_was(model: torch.nn.Module) -> Iterator[None]:
                 parameter.grad = None
             yield
         finally:
+            for module, before in held.items():
+                _put_back(module, before)
             for parameter, grad in kept.items():
                 parameter.grad = grad
-            with torch.no_grad():
-                for buffer, value in buffers.items():
+            for buffer, value in buffers.items():
+                with torch.inference_mode(buffer.is_inference()), torch.no_grad():  # else it may not be written to
                     buffer.copy_(value)
             for module, mode in modes.items():
                 module.training = mode
+
+
+def is_shared(model: torch.nn.Module) -> bool:
+    """Whether several processes have a part in the model: DDP, FSDP, fully_shard, tensor parallel."""
+    wrappers = any("parallel" in type(module).__module__ for module in model.modules())
+    return wrappers or any(hasattr(parameter, "placements") for parameter in model.parameters())
+
+
+def _held(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """What a forward may put something else in the place of: parameters, buffers, a count, a loss beside."""
+    own = {name: value for name, value in vars(module).items() if _is_value(value)}
+    return {"": own, "_parameters": dict(module._parameters), "_buffers": dict(module._buffers)}
+
+
+def _put_back(module: torch.nn.Module, before: dict[str, dict[str, Any]]) -> None:
+    """What it has made anew stays: it may count on that."""
+    for name, values in before.items():
+        (vars(module)[name] if name else vars(module)).update(values)
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | torch.Tensor)
 
 
 def is_inert(value: Any) -> bool:

@@ -118,6 +118,11 @@ def is_hooked(module: torch.nn.Module) -> bool:
     return any(vars(module).get(name) for name in probe.HOOKS)
 
 
+def is_heard(model: torch.nn.Module) -> bool:
+    """Whether somebody listens to a call of any part of it."""
+    return torch.nn.modules.module._has_any_global_hook() or any(map(is_hooked, model.modules()))
+
+
 def is_leaf(module: torch.nn.Module) -> bool:
     """Without children, parameters or buffers: it is its formula."""
     return not (module._modules or module._parameters or module._buffers)

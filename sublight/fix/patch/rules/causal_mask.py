@@ -209,4 +209,4 @@ def _is_size(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Constant) and type(value.value) is int
 
 
-CAUSAL_MASK = Rule(name=RULE, find=find, joins=True)
+CAUSAL_MASK = Rule(name=RULE, find=find, reads="source", joins=True)

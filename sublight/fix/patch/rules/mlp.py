@@ -174,6 +174,8 @@ def _swap(plan: Plan) -> Swap:
         if kwargs or len(args) != 1 or any(is_hooked(getattr(self, name)) for name in plan.skipped):
             return own(self, *args, **kwargs)
         (x,) = args
+        if not isinstance(x, torch.Tensor):
+            return own(self, x)
         weight = getattr(getattr(self, plan.down), "weight", None)
         is_mixed = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
         if is_mixed and not torch.is_autocast_enabled(x.device.type):

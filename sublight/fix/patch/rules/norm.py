@@ -145,7 +145,7 @@ def _eps_for(norm: Norm, x: torch.Tensor) -> float:
 
 def _swap(norm: Norm) -> Swap:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1:
+        if kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor):
             return own(self, *args, **kwargs)
         (x,) = args
         weight, bias = _columns(norm, self)

@@ -230,4 +230,4 @@ def _arguments(name: str, kind: norm.Norm, module: Any, *args: Any, **kwargs: An
     return (x, x, weight, weight) if kind.kind == "LayerNorm" else (x, x, weight)
 
 
-RESIDUAL_NORM = Rule(name=RULE, find=find)
+RESIDUAL_NORM = Rule(name=RULE, find=find, reads="source")

@@ -86,7 +86,10 @@ def understood(function: Callable[..., Any], table: Table) -> Turning | None:
         return None
     q, k, cos, sin = _inputs(table, WIDTH)
     narrow = [x.half() for x in (q, k)]
-    kinds = {x.dtype for x in function(*narrow, cos.float(), sin.float())}
+    try:
+        kinds = {x.dtype for x in function(*narrow, cos.float(), sin.float())}
+    except Exception:  # whatever a stranger's function may raise: it does not widen
+        kinds = set()
     projected = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]  # with a token's heads side by side
     return Turning(
         style=style,  # type: ignore[arg-type]
@@ -219,4 +222,4 @@ def _arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return head, head, cos[0], sin[0]
 
 
-ROPE = Rule(name=RULE, find=find)
+ROPE = Rule(name=RULE, find=find, reads="source")

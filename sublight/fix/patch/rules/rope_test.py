@@ -243,3 +243,13 @@ def test_on_a_gpu_our_kernel_runs(
     truth, theirs, ours = function(*wide), function(*narrow), rope.turned_by(turning, function)(*narrow)
     for one, other, true in zip(ours, theirs, truth, strict=True):
         assert correct.error("turned", one, other, true).ok and one.stride() == other.stride()
+
+
+def test_a_function_that_refuses_wider_tables_is_understood_without() -> None:
+    def strict(q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        if q.dtype != cos.dtype:
+            raise TypeError("one data type, please")
+        return llama(q, k, cos, sin)
+
+    turning = rope.understood(strict, "halves")
+    assert turning is not None and turning.style == "half" and not turning.widens
