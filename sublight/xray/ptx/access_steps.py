@@ -11,7 +11,7 @@ import numpy as np
 from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.copy_steps import Copier
 from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_BYTES, SHARED_REGION, Memory
-from sublight.xray.ptx.numbers import BITS, Array, Kind
+from sublight.xray.ptx.numbers import BITS, Array, Kind, distinct
 from sublight.xray.record import AccessKind, Space
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ class Accessor:
             return [(machine.local, at + np.arange(machine.lanes) * room, on & (at >= 0) & (at < room), "")]
         found = []
         regions = at >> REGION_SHIFT
-        for number in np.unique(regions[on]):
-            region = machine.start.memory.region_of(int(number))
+        for number in distinct(regions[on]).tolist():
+            region = machine.start.memory.region_of(number)
             if region:
                 found.append((region.memory, at & _INSIDE, on & (regions == number), region.name))
         return found
@@ -174,12 +174,15 @@ class Accessor:
         source, offset = self.address(operands[1])
         count, is_signed = len(targets), kind.family == "s"
         machine, write = self.machine, self.builder.write
+        is_needed = index in self.builder.needed.results
 
         def step() -> None:
             at, why = self.lanes_at(source, offset)
             on = machine.active() if why is None else machine.active() & (why == 0)
             where, at = self.resolve(space, at, on)
             self.note(index, "" if space == "const" else where, "load", at, on, count * kind.bytes, why)
+            if not is_needed:
+                return
             for target, (bits, told) in zip(targets, self.fetch(where, at, on, kind.bytes, count), strict=True):
                 if why is not None:
                     told = why if told is None else np.maximum(told, why)
@@ -215,14 +218,15 @@ class Accessor:
             return lambda: None
         source, offset = self.address(operands[0])
         given = [self.builder.source(word, kind) for word in operands[1].strip("{}").split(",")]
-        machine = self.machine
+        machine, spaces = self.machine, self.builder.needed.spaces
 
         def step() -> None:
             at, why = self.lanes_at(source, offset)
             on = machine.active() if why is None else machine.active() & (why == 0)
             where, at = self.resolve(space, at, on)
             self.note(index, where, "store", at, on, len(given) * kind.bytes, why)
-            self.keep(where, at, on, [(self.builder.read(one), machine.whys[one.slot]) for one in given])
+            if where in spaces:
+                self.keep(where, at, on, [(self.builder.read(one), machine.whys[one.slot]) for one in given])
 
         return step
 
@@ -240,12 +244,15 @@ class Accessor:
         foreign = np.array([machine.reason(f"{instruction.opcode}, which is not emulated")], np.uint8)
         simple = bool(name) and len(given) == 1 and not kind.pair
         slots = tuple(one.slot for one in (*given, *([other] if other else [])))
+        needed = self.builder.needed
 
         def step() -> None:
             at, why = self.lanes_at(source, offset)
             on = machine.active() if why is None else machine.active() & (why == 0)
             where, at = self.resolve(space, at, on)
             self.note(index, where, "atomic", at, on, len(given) * kind.bytes, why)
+            if index not in needed.results and where not in needed.spaces:
+                return
             bits, told = np.zeros(machine.lanes, BITS[kind.bytes]), machine.why(slots)
             told = None if told is None else np.broadcast_to(told, at.shape)
             values = np.broadcast_to(kind.numbers(read(given[0])), at.shape) if simple else None
@@ -287,6 +294,7 @@ class Accessor:
         warp, within = lane - lane % WARP, lane % WARP
         kind: AccessKind = "matrix load" if is_load else "matrix store"
         foreign = np.array([machine.reason(f"{instruction.opcode}, which is not emulated")], np.uint8)
+        is_needed = index in builder.needed.results if is_load else "shared" in builder.needed.spaces
 
         def step() -> None:
             at, why = self.lanes_at(source, offset)
@@ -294,7 +302,7 @@ class Accessor:
                 machine.recorder.note_unknown(index, "shared", kind, 16, self.told(why))
             else:
                 machine.recorder.note(index, "shared", kind, at, machine.active(), 16, matrices=matrices)
-            for i in range(len(words)):
+            for i in range(len(words) if is_needed else 0):
                 if why is not None or not is_usual:
                     if is_load:
                         builder.write(targets[i], np.zeros(1, np.uint32), foreign if why is None else why)

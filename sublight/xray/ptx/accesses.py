@@ -6,7 +6,7 @@ addresses are counted as in `transactions`. What could not be followed is said w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,18 +16,20 @@ from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.entry import Entry, parse_entry
 from sublight.xray.ptx.indirect import indirect
 from sublight.xray.ptx.leaving import leaving_early
-from sublight.xray.ptx.machine import MOST_STEPS, Stop
+from sublight.xray.ptx.machine import Stop
 from sublight.xray.ptx.memory import REGION_SHIFT, GlobalMemory
 from sublight.xray.ptx.moved import Moved, Mover
-from sublight.xray.ptx.numbers import Array
+from sublight.xray.ptx.needed import needed
+from sublight.xray.ptx.numbers import Array, distinct
+from sublight.xray.ptx.patterns import BLOCK_SHIFT, Asked, Patterns, Request, asked_of, from_bases
 from sublight.xray.ptx.start import start_of
 from sublight.xray.ptx.steps import follow
 from sublight.xray.ptx.transactions import (
     PASS_BYTES,
     SECTOR_BYTES,
+    Wavefronts,
     copy_wavefronts_of,
     matrix_wavefronts_of,
-    sectors_of,
     wavefronts_of,
 )
 from sublight.xray.record import Access, AccessKind, Code, Finding, Place, Space
@@ -43,6 +45,8 @@ _WAYS: dict[AccessKind, tuple[str, ...]] = {
     "atomic": ("read", "written"),
 }
 BLOCKS = 8  # followed: of rows that are not aligned, three happened to begin alike, and sectors were 20 % too few
+FREE_LANES = 2048  # an instruction takes as long for none as for so many more
+MOST_LANE_STEPS = 100_000 * FREE_LANES
 MOST_KEPT = 2**22  # addresses kept for finding what is loaded twice
 WORTH_TELLING = 1.25  # times the ideal
 WORTH_ALIGNING = 1.1  # one sector more of four is; one more of sixteen, the wide access of an odd row, is not
@@ -87,11 +91,14 @@ class Followed:
 class _Counter:
     """The machine's recorder."""
 
-    def __init__(self, mover: Mover) -> None:
+    def __init__(self, mover: Mover, lanes_of_block: int) -> None:
         self.mover = mover
         self.tallies: dict[tuple[int, Space], Tally] = {}
-        self.loads: list[tuple[int, int, Array, Array]] = []  # instruction, width, addresses, which lanes
+        self.loads: list[tuple[int, Request]] = []
         self.touched: dict[str, set[int]] = {"read": set(), "written": set()}  # regions of memory
+        self._lanes_of_block = lanes_of_block
+        self._asked: Patterns[Asked] = Patterns()
+        self._passes: Patterns[Wavefronts] = Patterns()
         self._kept = 0
 
     def _tally(self, index: int, space: Space, kind: AccessKind, width: int) -> Tally:
@@ -111,31 +118,46 @@ class _Counter:
     ) -> None:
         """`matrices` of ldmatrix and stmatrix; of an asynchronous copy, where its bytes lay and which lanes fetch."""
         tally = self._tally(index, space, kind, width)
-        if space == "global":
-            told = sectors_of(addresses, active, width)
-            tally.sectors += told.sectors
-            tally.shifted += told.shifted
-            tally.requests += told.requests
-            tally.ideal += told.ideal
-            self.mover.note(index, kind, addresses, active, width)
-            regions = np.unique(addresses[active] >> REGION_SHIFT).tolist()
-            for way in _WAYS[kind]:
-                self.touched[way].update(regions)
-            if kind in ("load", "async copy") and self._kept < MOST_KEPT:
-                lanes = np.flatnonzero(active)
-                self.loads.append((index, width, addresses[lanes], lanes))
-                self._kept += len(lanes)
+        if not active.any():
             return
-        if matrices:
-            shared = matrix_wavefronts_of(addresses, active, matrices)
-        elif copied:
-            shared = copy_wavefronts_of(addresses, active, width, sources=copied[0], fetching=copied[1])
-        else:
-            shared = wavefronts_of(addresses, active, width, is_load=kind == "load")
+        if space == "global":
+            self._note_global(tally, addresses, active)
+            return
+        _, places = from_bases(addresses)
+        known: tuple[Array, ...] = (places,)
+        if copied:
+            known = (places, from_bases(copied[0])[1], copied[1])
+
+        def work_out() -> Wavefronts:
+            if matrices:
+                return matrix_wavefronts_of(addresses, active, matrices)
+            if copied:
+                return copy_wavefronts_of(addresses, active, width, sources=copied[0], fetching=copied[1])
+            return wavefronts_of(addresses, active, width, is_load=kind == "load")
+
+        shared = self._passes.told(index, active, known, work_out)
         tally.requests += shared.requests
         tally.wavefronts += shared.wavefronts
         tally.split += shared.split
         tally.ideal += shared.ideal
+
+    def _note_global(self, tally: Tally, addresses: Array, active: Array) -> None:
+        bases, places = from_bases(addresses)
+        asked = self._asked.told(tally.index, active, (places,), lambda: asked_of(places, active, tally.width))
+        request = Request(asked=asked, bases=bases)
+        told = request.asked.counted
+        tally.sectors += told.sectors
+        tally.shifted += told.shifted
+        tally.requests += told.requests
+        tally.ideal += told.ideal
+        self.mover.note(tally.index, tally.kind, request, addresses, active)
+        first, last = request.regions
+        regions = [first] if first == last else distinct(addresses[active] >> REGION_SHIFT).tolist()
+        for way in _WAYS[tally.kind]:
+            self.touched[way].update(regions)
+        if tally.kind in ("load", "async copy") and self._kept < MOST_KEPT:
+            self.loads.append((tally.index, request))
+            self._kept += request.asked.lanes
 
     def note_operands(self, index: int, warps: int, passes: int) -> None:
         """Tiles that tensor cores read themselves: so many warps ask, together."""
@@ -147,32 +169,53 @@ class _Counter:
     def note_unknown(self, index: int, space: Space, kind: AccessKind, width: int, reason: str) -> None:
         self._tally(index, space, kind, width).unknown = reason
 
-    def again(self, lanes_of_block: int) -> tuple[dict[int, int], dict[int, int]]:
+    def again(self) -> tuple[dict[int, int], dict[int, int]]:
         """Bytes that each load fetched, and how many of them its block had fetched before, other warps included."""
         fetched: dict[int, int] = {}
         repeated: dict[int, int] = {}
-        if not self.loads:
-            return repeated, fetched
-        grain = min(width for _, width, _, _ in self.loads)
-        keys, owners = [], []
-        for index, width, addresses, lanes in self.loads:
-            warp_and_start = np.unique(np.stack((lanes // WARP, addresses)), axis=1)  # lanes of a warp share for free
-            starts = warp_and_start[1][:, None] + grain * np.arange(width // grain)
-            blocks = warp_and_start[0] * WARP // lanes_of_block
-            keys.append((starts // grain + (blocks[:, None].astype(np.int64) << 50)).reshape(-1))
-            owners.append(np.full(starts.size, index))
-            fetched[index] = fetched.get(index, 0) + starts.size * grain
-        every, owner = np.concatenate(keys), np.concatenate(owners)
-        _, first = np.unique(every, return_index=True)
-        is_again = np.ones(len(every), np.bool_)
-        is_again[first] = False
-        for index, count in zip(*np.unique(owner[is_again], return_counts=True), strict=True):
-            repeated[int(index)] = int(count) * grain
+        apart: dict[int, list[tuple[int, Request]]] = {}  # tensors are: no byte of one is another's
+        is_mixed = any(first != last for first, last in (request.regions for _, request in self.loads))
+        for index, request in self.loads:
+            apart.setdefault(0 if is_mixed else request.regions[0], []).append((index, request))
+            bytes_asked = len(request.asked.starts) * request.asked.width
+            fetched[index] = fetched.get(index, 0) + bytes_asked
+        for loads in apart.values():
+            for index, count in _repeated(loads, self._lanes_of_block).items():
+                repeated[index] = repeated.get(index, 0) + count
         return repeated, fetched
 
 
-def follow_blocks(code: Code, *, blocks: int = BLOCKS, most_steps: int = MOST_STEPS) -> Followed:
-    """Follow that many blocks of the launch, all together."""
+def _repeated(loads: Sequence[tuple[int, Request]], lanes_of_block: int) -> dict[int, int]:
+    """Load's index -> bytes that an earlier one had fetched for the same block."""
+    grain = min(request.asked.width for _, request in loads)
+    keys, owners = [], []
+    for index, request in loads:
+        blocks = request.asked.warps.astype(np.int64) * WARP // lanes_of_block
+        pieces = np.arange(request.asked.width // grain)
+        first = request.starts // grain + (blocks << BLOCK_SHIFT)
+        keys.append((first[:, None] + pieces).reshape(-1))
+        owners.append(np.full(keys[-1].size, index))
+    every, owner = np.concatenate(keys), np.concatenate(owners)
+    order = np.argsort(every, kind="stable")  # the first to ask comes first
+    in_order = every[order]
+    is_again = np.zeros(len(every), np.bool_)
+    is_again[order[1:]] = in_order[1:] == in_order[:-1]
+    found, counts = np.unique(owner[is_again], return_counts=True)
+    return {int(index): int(count) * grain for index, count in zip(found, counts, strict=True)}
+
+
+def most_steps_of(lanes_of_block: int, blocks: int) -> int:
+    """What a page may take of instructions that are computed: about a second and a half of them, by their lanes.
+
+    >>> most_steps_of(128, 1), most_steps_of(128, 8), most_steps_of(1024, 8), most_steps_of(1024, 1000)
+    (94117, 66666, 20000, 20000)
+    """
+    lanes = lanes_of_block * min(blocks, BLOCKS)  # who asks for more blocks than a page has wants them to their end
+    return MOST_LANE_STEPS // (FREE_LANES + lanes)
+
+
+def follow_blocks(code: Code, *, blocks: int = BLOCKS, most_steps: int | None = None) -> Followed:
+    """Follow that many blocks of the launch, all together; no further than so many instructions that are computed."""
     if not code.ptx:
         return Followed(entry=None, problem="only the binary is at hand: addresses are followed through PTX")
     try:
@@ -184,9 +227,10 @@ def follow_blocks(code: Code, *, blocks: int = BLOCKS, most_steps: int = MOST_ST
         return Followed(entry=entry, problem=start)
     x, y, z = start.threads
     lanes_of_block = -(-x * y * z // WARP) * WARP
-    counter = _Counter(Mover(lanes_of_block, indirect(entry)))
-    stops = follow(entry, start, counter, most_steps=most_steps)
-    again, fetched = counter.again(lanes_of_block)
+    most_steps = most_steps or most_steps_of(lanes_of_block, len(start.blocks))
+    counter = _Counter(Mover(lanes_of_block, indirect(entry)), lanes_of_block)
+    stops = follow(entry, start, counter, most_steps=most_steps, only=needed(entry))
+    again, fetched = counter.again()
     return Followed(
         entry=entry,
         tallies=tuple(counter.tallies[key] for key in sorted(counter.tallies)),

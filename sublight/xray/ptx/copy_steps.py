@@ -52,7 +52,7 @@ class Copier:
         has_size = len(operands) > 3 and self.builder.entry.registers.get(operands[3]) not in ("b64", "u64", "pred")
         size = self.builder.source(operands[3], Kind("b32")) if has_size else None
         element = min(width, 4)
-        machine = self.machine
+        machine, is_needed = self.machine, "shared" in self.builder.needed.spaces
 
         def step() -> None:
             at, why = accessor.lanes_at(source, offset)
@@ -69,7 +69,7 @@ class Copier:
             elif fetching.any() or why is not None:
                 accessor.note(index, "global", "async copy", at, fetching, width, why)
             accessor.note(index, "shared", "async copy", target, active, width, why_target, copied=(at, fetching))
-            if why_target is not None:
+            if why_target is not None or not is_needed:
                 return
             whole = []
             for k, (bits, told) in enumerate(accessor.fetch("global", at, fetching, element, width // element)):

@@ -20,7 +20,6 @@ from sublight.xray.ptx.memory import SHARED_BYTES, GlobalMemory, Memory
 from sublight.xray.ptx.numbers import Array
 from sublight.xray.record import AccessKind, Place, Space
 
-MOST_STEPS = 100_000
 MOST_REASONS = 255
 Step = Callable[[], None]
 PLAIN, BRANCH, EXIT, BARRIER, WAIT, TABLE = range(6)
@@ -119,7 +118,8 @@ class Machine:
         self.local = Memory(None, reason=self.reason("local memory that was not written"))
         self.local_bytes = 0
         self.stops: dict[int, Stop] = {}
-        self.steps = 0
+        self.steps = 0  # instructions that the groups came by
+        self.ran = 0  # those of them that were computed
         self._live = self.thread < per_block
         self._arrived: dict[tuple[int, int], int] = {}
         self._rounds: dict[int, list[Array]] = {}  # what the registers of a waiting loop held when it last came round
@@ -198,7 +198,7 @@ class Machine:
 
     # -------------------------------------------------------------------------------------------- control
 
-    def run(self, program: list[Line], *, most_steps: int = MOST_STEPS) -> tuple[Stop, ...]:
+    def run(self, program: list[Line], *, most_steps: int) -> tuple[Stop, ...]:
         """From the first instruction until every lane has left, or cannot go on; the stops say where and why."""
         groups: dict[int, Array] = {0: self._live.copy()}
         waiting: list[_Waiting] = []
@@ -211,8 +211,8 @@ class Machine:
                 mask = groups.pop(pc) & self._live
                 if mask.any():
                     self._advance(program, pc, mask, groups, waiting)
-                if self.steps > most_steps:
-                    self._stop(self._live, pc, f"it was still running after {most_steps:,} instructions")
+                if self.ran > most_steps:
+                    self._stop(self._live, pc, f"it was still running after {self.steps:,} instructions")
                     break
         self.mask = None
         return tuple(self.stops.values())
@@ -227,13 +227,16 @@ class Machine:
             line = program[pc]
             self.steps += 1
             if line.kind == PLAIN:
-                assert line.step is not None
+                pc += 1
+                if line.step is None:  # nobody needs what it computes
+                    continue
+                self.ran += 1
                 if line.predicate < 0:
                     line.step()
                 else:
                     self._guarded(line, mask)
-                pc += 1
                 continue
+            self.ran += 1
             if line.join >= 0:
                 mask = self._skipped(line, mask, groups)
             on = self._condition(line, mask, pc)

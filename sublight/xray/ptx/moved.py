@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.memory import REGION_SHIFT, GlobalMemory
-from sublight.xray.ptx.numbers import Array
+from sublight.xray.ptx.numbers import Array, distinct
+from sublight.xray.ptx.patterns import BLOCK_SHIFT, Request
 from sublight.xray.ptx.transactions import SECTOR_BYTES, sectors_of
 from sublight.xray.record import AccessKind
 
@@ -20,7 +22,6 @@ ELSEWHERE = ""  # memory of no argument: behind addresses that are themselves da
 _BY_LANE = ("load", "async copy")
 _WRITES = ("store", "matrix store", "atomic")
 _SECTOR_BITS = SECTOR_BYTES.bit_length() - 1
-_BLOCK_SHIFT = 50  # above every sector's number
 MOST_KEPT = 2**22  # sectors' numbers
 
 
@@ -39,27 +40,28 @@ class Mover:
     def __init__(self, lanes_of_block: int, indirect: Container[int] = ()) -> None:
         self._lanes_of_block = lanes_of_block
         self._is_indirect = indirect  # instructions
-        self._kept: tuple[list[Array], list[Array]] = ([], [])  # block and sector; directly, indirectly
+        self._kept: tuple[list[Request], list[Request]] = ([], [])  # directly, indirectly
         self._count = 0
         self._read: dict[int, int] = {}  # region -> sectors that are counted as they are asked for
         self._written: dict[int, int] = {}
 
-    def note(self, index: int, kind: AccessKind, addresses: Array, active: Array, width: int) -> None:
+    def note(self, index: int, kind: AccessKind, request: Request, addresses: Array, active: Array) -> None:
         if kind in _BY_LANE and self._count < MOST_KEPT:
-            lanes = np.flatnonzero(active)
-            blocks = (lanes // self._lanes_of_block).astype(np.int64) << _BLOCK_SHIFT
-            sectors = np.unique((addresses[lanes] >> _SECTOR_BITS) + blocks)
-            self._kept[index in self._is_indirect].append(sectors)
-            self._count += len(sectors)
+            self._kept[index in self._is_indirect].append(request)
+            self._count += len(request.asked.sectors)
             return
         counted = self._written if kind in _WRITES else self._read
-        for region in np.unique(addresses[active] >> REGION_SHIFT).tolist():
-            told = sectors_of(addresses, active & (addresses >> REGION_SHIFT == region), width)
+        first, last = request.regions
+        if first == last:
+            counted[first] = counted.get(first, 0) + request.asked.counted.sectors
+            return
+        for region in distinct(addresses[active] >> REGION_SHIFT).tolist():
+            told = sectors_of(addresses, active & (addresses >> REGION_SHIFT == region), request.asked.width)
             counted[region] = counted.get(region, 0) + told.sectors
 
     def moved(self, memory: GlobalMemory) -> Moved:
-        direct = _distinct(self._kept[0])
-        every = _distinct([direct, *self._kept[1]])
+        direct = _distinct([self._by_block(request) for request in self._kept[0]])
+        every = _distinct([direct, *(self._by_block(request) for request in self._kept[1])])
         read = _by_region(every)
         indirect = {region: count - _by_region(direct).get(region, 0) for region, count in read.items()}
         for region, count in self._read.items():
@@ -70,14 +72,19 @@ class Mover:
             written_bytes=_named(self._written, memory),
         )
 
+    def _by_block(self, request: Request) -> Array:
+        blocks = request.asked.sectors_warps.astype(np.int64) * WARP // self._lanes_of_block
+        sectors: Array = request.sectors + (blocks << BLOCK_SHIFT)
+        return sectors
+
 
 def _distinct(kept: list[Array]) -> Array:
-    return np.unique(np.concatenate(kept)) if kept else np.zeros(0, np.int64)
+    return distinct(np.concatenate(kept)) if kept else np.zeros(0, np.int64)
 
 
 def _by_region(kept: Array) -> dict[int, int]:
     """Sectors, of every block."""
-    sectors = kept & ((1 << _BLOCK_SHIFT) - 1)
+    sectors = kept & ((1 << BLOCK_SHIFT) - 1)
     regions, counts = np.unique(sectors >> (REGION_SHIFT - _SECTOR_BITS), return_counts=True)
     return dict(zip(regions.tolist(), counts.tolist(), strict=True))
 

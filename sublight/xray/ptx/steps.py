@@ -28,6 +28,7 @@ from sublight.xray.ptx.machine import (
     joined,
 )
 from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_REGION, SHARED_START
+from sublight.xray.ptx.needed import Needed, everything
 from sublight.xray.ptx.numbers import BITS, SIGNED, Array, Kind, immediate
 from sublight.xray.ptx.warp import WarpSteps
 
@@ -42,11 +43,12 @@ _MORE_THAN_SUMS = (
 _WATCHING = {"volatile", "acquire", "relaxed", "mmio"}
 
 
-def follow(entry: Entry, start: Start, recorder: Recorder, *, most_steps: int) -> tuple[Stop, ...]:
-    """Run the blocks; what they access is told to the recorder."""
+def follow(
+    entry: Entry, start: Start, recorder: Recorder, *, most_steps: int, only: Needed | None = None
+) -> tuple[Stop, ...]:
+    """Run the blocks; what they access is told to the recorder. `only`: nothing else is computed."""
     machine = Machine(entry, start, recorder)
-    program = Builder(machine).program()
-    return machine.run(program, most_steps=most_steps)
+    return machine.run(Builder(machine, only or everything(entry)).program(), most_steps=most_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,10 @@ class Target:
 class Builder:
     """Knows names: registers, symbols, special registers and constants all have slots."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, needed: Needed) -> None:
         self.machine = machine
         self.entry = machine.entry
+        self.needed = needed
         self._slots: dict[str, int] = {}
         self.symbols = dict(machine.start.symbols)
         self._assigned = {name for one in machine.entry.instructions for name in _named(one)}
@@ -179,24 +182,15 @@ class Builder:
             kind, step, barrier, count = self._barrier(instruction)
         elif name == "mbarrier" and instruction.parts[1] in ("try_wait", "test_wait"):
             kind, step = WAIT, self._always(instruction)
-        else:
+        elif self.needed.is_step(index, instruction):
             try:
                 step = self.accessor.step(index, instruction) or self._step(instruction)
             except (ValueError, KeyError, IndexError):  # a form that is not known here
                 step = self._unknown(instruction)
         return Line(
-            kind=kind,
-            step=step,
-            predicate=predicate,
-            is_negated=instruction.is_negated,
-            target=target,
-            barrier=barrier,
-            count=count,
-            exit=leave,
-            written=written,
-            join=join,
-            between=between,
-        )
+            kind=kind, step=step, predicate=predicate, is_negated=instruction.is_negated, target=target,
+            barrier=barrier, count=count, exit=leave, written=written, join=join, between=between,
+        )  # fmt: skip
 
     def _waiting_loop(self, first: int, last: int) -> tuple[int, tuple[int, ...]]:
         """Where a loop that looks at memory others may change, and changes none, goes on; and what it writes."""

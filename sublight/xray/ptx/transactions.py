@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sublight.xray.occupancy.sm import WARP
-from sublight.xray.ptx.numbers import Array
+from sublight.xray.ptx.numbers import Array, distinct
 
 SECTOR_BYTES = 32
 BANKS = 32
 BANK_BYTES = 4
 PASS_BYTES = BANKS * BANK_BYTES
-_LINE_SHIFT = 7  # a cache line has 128 bytes
+LINE_BYTES = 128  # of a cache
+_LINE_SHIFT = LINE_BYTES.bit_length() - 1
 _WARP_SHIFT = 42  # above every line's number
 _NONE = np.int64(-1)
 
@@ -123,11 +124,11 @@ def copy_wavefronts_of(addresses: Array, active: Array, width: int, *, sources: 
     if not len(lanes):
         return by_bank
     lines = ((lanes // WARP).astype(np.int64) << _WARP_SHIFT) + (sources.astype(np.int64)[lanes] >> _LINE_SHIFT)
-    distinct, line_of = np.unique(lines, return_inverse=True)
+    known, line_of = np.unique(lines, return_inverse=True)
     words = addresses.astype(np.int64)[lanes, None] // BANK_BYTES + np.arange(max(1, width // BANK_BYTES))
-    written = np.unique((line_of.reshape(-1, 1) << _WARP_SHIFT) + words)
+    written = distinct(((line_of.reshape(-1, 1) << _WARP_SHIFT) + words).reshape(-1))
     banks = (written >> _WARP_SHIFT) * BANKS + written % BANKS
-    counts = np.bincount(banks, minlength=len(distinct) * BANKS).reshape(-1, BANKS)
+    counts = np.bincount(banks, minlength=len(known) * BANKS).reshape(-1, BANKS)
     passes = int(counts.max(1).sum()) + zeros.wavefronts
     return replace(by_bank, split=max(0, passes - by_bank.wavefronts))
 

@@ -7,6 +7,7 @@ it, have the load up to four lines below its own. Here the location of what surr
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,12 @@ _Line = tuple[str, int]  # a file's last name, and a line in it
 
 def read(code: Code) -> tuple[Instruction, ...]:
     """A kernel's instructions, with the lines that PTX shows to be wrong put right."""
-    return righted(parse(code.sass), code.ptx)
+    return _read(code.sass, code.ptx)
+
+
+@functools.lru_cache(maxsize=4)  # a page reads its code five times
+def _read(sass: str, ptx: str) -> tuple[Instruction, ...]:
+    return righted(parse(sass), ptx)
 
 
 def mended(ptx: str) -> str:

@@ -7,6 +7,7 @@ returns one entry for each of ``text.split("\\n")``.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
@@ -61,6 +62,7 @@ def own_file(chains: Iterable[Chain]) -> str:
     return next((chain[-1].file for chain in chains if chain), "")
 
 
+@functools.lru_cache(maxsize=256)  # asked for every instruction
 def same_file(one: str, other: str) -> bool:
     """Debug information has the whole path, users name a part of it.
 
