@@ -128,11 +128,9 @@ class _Counted:
         self.count = torch.empty((), dtype=torch.int64, device=mask.device)
         _count_kernel[(self.groups,)](
             self.mask, self.before, self.starts, self.n, self.chunks, self.each,
-            CHUNK=self.tile.block, STEP=min(COUNTED, int(next_power_of_2(self.each))), num_warps=4,
+            CHUNK=self.tile.block, STEP=min(COUNTED, next_power_of_2(self.each)), num_warps=4,
         )  # fmt: skip
-        _groups_kernel[(1,)](
-            self.starts, self.count, self.groups, GROUPS=int(next_power_of_2(self.groups)), num_warps=4
-        )
+        _groups_kernel[(1,)](self.starts, self.count, self.groups, GROUPS=next_power_of_2(self.groups), num_warps=4)
 
     @property
     def constants(self) -> dict[str, Any]:

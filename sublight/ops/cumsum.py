@@ -181,7 +181,7 @@ def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tenso
     _parts_kernel[(rows * parts,)](
         x2, y, words, words[rows * parts :], words[rows * (parts + groups) :], cols, x2.stride(0),
         parts, groups, blocks, BLOCK=tile.block, VECTOR=16 // item, GROUP=GROUP,
-        SPAN=GROUP if groups == 1 else int(next_power_of_2(2 * GROUP + blocks)), REVERSE=reverse,
+        SPAN=GROUP if groups == 1 else next_power_of_2(2 * GROUP + blocks), REVERSE=reverse,
         num_warps=tile.warps,
     )  # fmt: skip
     return y
@@ -189,8 +189,8 @@ def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tenso
 
 def _launch_columns(x: torch.Tensor, y: torch.Tensor, dim: int, reverse: bool) -> None:
     outer, n, inner = _around(x, dim)
-    cols = min(COLUMNS, int(next_power_of_2(inner)))
-    rows = min(int(next_power_of_2(n)), PART_BYTES // x.element_size() // cols)
+    cols = min(COLUMNS, next_power_of_2(inner))
+    rows = min(next_power_of_2(n), PART_BYTES // x.element_size() // cols)
     blocks = cdiv(inner, cols)
     # fp32 rows of odd width would go through shared memory column by column, all lanes to one bank
     stages = 1 if x.element_size() == 4 and inner % 16 else 3

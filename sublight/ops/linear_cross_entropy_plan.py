@@ -31,7 +31,7 @@ def chunks_of(
 
     def cost(count: int) -> int:
         each = (steps * (i + 1) // count - steps * i // count for i in range(count))
-        return count + WAVE_COST * sum(int(cdiv(size * across, multiprocessors)) for size in each)
+        return count + WAVE_COST * sum(cdiv(size * across, multiprocessors) for size in each)
 
     most_chunks = max(fewest, min(2 * fewest, steps, MOST_ROUNDINGS))
     count = min(range(fewest, most_chunks + 1), key=cost)

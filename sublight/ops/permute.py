@@ -129,7 +129,7 @@ def _launch_turn(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Ru
     item = x.element_size()
     rows, cols = TURN_TILE[item]
     if item == 2 and x.numel() >= 4 * facts(x).multiprocessors * LARGE_SIDE**2:
-        rows, cols = (max(32, min(LARGE_SIDE, int(next_power_of_2(run.size)))) for run in (row, col))
+        rows, cols = (max(32, min(LARGE_SIDE, next_power_of_2(run.size))) for run in (row, col))
     rule = Tile(rows=rows, block=cols, warps=max(4, rows * cols // 2048))
     tile = tile_for("permute_turn", col.size, item, packable=True, capability=facts(x).capability, rule=rule)
     row_blocks, col_blocks = cdiv(row.size, tile.rows), cdiv(col.size, tile.block)
@@ -142,8 +142,8 @@ def _launch_turn(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Ru
 
 def _launch_move(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> None:
     elements = 4 * 32 * THREAD_BYTES // x.element_size()
-    cols = min(elements, int(next_power_of_2(col.size)))
-    rows = min(elements // cols, int(next_power_of_2(row.size)))
+    cols = min(elements, next_power_of_2(col.size))
+    rows = min(elements // cols, next_power_of_2(row.size))
     row_blocks, col_blocks = cdiv(row.size, rows), cdiv(col.size, cols)
     pieces, sizes_and_strides = _others(others)
     _move_kernel[(pieces * row_blocks * col_blocks,)](

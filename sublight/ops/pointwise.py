@@ -72,9 +72,9 @@ def block_for_columns(cols: int, widest: int, narrowest: int = 16) -> int:
 
 def tile_grid(rows: int, cols: int, tile: Tile) -> tuple[int, int, int]:
     """A program a tile; neighbours in a row run together, as they lie together."""
-    groups = int(cdiv(rows, tile.rows))
+    groups = cdiv(rows, tile.rows)
     side = min(groups, MAX_GROUPS)
-    return int(cdiv(cols, tile.block)), side, int(cdiv(groups, side))
+    return cdiv(cols, tile.block), side, cdiv(groups, side)
 
 
 def tile_of(kernel: str, x: torch.Tensor) -> Tile:
@@ -92,7 +92,7 @@ def vector_of(*tensors: torch.Tensor) -> int:
 
 
 def grid(n: int, tile: Tile) -> tuple[int]:
-    return (int(cdiv(n, tile.block)),)
+    return (cdiv(n, tile.block),)
 
 
 def is_wide(vectors: int) -> bool:

@@ -319,20 +319,20 @@ def _each(rows: int, parts: int, part_bytes: int, multiprocessors: int, tile: Ti
     if rows >= FULL * multiprocessors or parts * part_bytes <= 4 * least:  # a second launch would cost more
         return parts
     wanted = rows * parts * part_bytes // (FULL * multiprocessors)
-    return int(cdiv(min(max(wanted, least), most), part_bytes))
+    return cdiv(min(max(wanted, least), most), part_bytes)
 
 
 def _reduce_columns(plane: Plane, values: torch.Tensor, indices: torch.Tensor, kind: Kind) -> None:
     x, outer, n, inner, item = plane.x, plane.outer, plane.n, plane.inner, plane.x.element_size()
     elements = TILE_ELEMENTS // item  # with their pairs, what fits in registers four times over
-    cols = min(128, int(next_power_of_2(inner)))
+    cols = min(128, next_power_of_2(inner))
     warps = 4
     if n * cols * item <= SMALL_BYTES and outer * inner * n * item >= FULL * facts(x).multiprocessors * SMALL_BYTES:
         elements, warps = SMALL_BYTES // item // (1 if kind in ("plain", "max") else 4), 1
-    rows = min(int(next_power_of_2(n)), elements // cols)
-    rule = Tile(block=cols, rows=rows, warps=warps, stages=min(4, int(next_power_of_2(cdiv(n, rows)))))
+    rows = min(next_power_of_2(n), elements // cols)
+    rule = Tile(block=cols, rows=rows, warps=warps, stages=min(4, next_power_of_2(cdiv(n, rows))))
     tile = tile_for("reduce_columns", inner, item, packable=True, capability=facts(x).capability, rule=rule)
-    outers = min(int(next_power_of_2(outer)), max(1, elements // (tile.rows * tile.block)))
+    outers = min(next_power_of_2(outer), max(1, elements // (tile.rows * tile.block)))
     blocks, groups = cdiv(inner, tile.block), cdiv(outer, outers)
     step = tile.rows * tile.stages
     programs = blocks * groups
@@ -355,11 +355,11 @@ def _finish(
     pieces: torch.Tensor, where: torch.Tensor, values: torch.Tensor, indices: torch.Tensor,
     outer: int, splits: int, inner: int, kind: Kind,
 ) -> None:  # fmt: skip
-    cols = min(32, int(next_power_of_2(inner)))
+    cols = min(32, next_power_of_2(inner))
     blocks = cdiv(inner, cols)
     _finish_kernel[(outer * blocks,)](
         pieces, where, values, indices, splits, inner, blocks, OTHER=_other(kind),
-        SPLITS=min(int(next_power_of_2(splits)), JOINED // cols), COLS=cols,
+        SPLITS=min(next_power_of_2(splits), JOINED // cols), COLS=cols,
         KIND=kind if kind in ("max", "argmax") else "double", num_warps=4,
     )  # fmt: skip
 

@@ -260,13 +260,13 @@ def share(q_len: int, heads: int, rows: int, first: bool) -> tuple[int, int]:
     even = heads & -heads
     if first:
         return rows // min(rows, even), min(rows, even)
-    tokens = min(rows, int(next_power_of_2(q_len)))
+    tokens = min(rows, next_power_of_2(q_len))
     return tokens, min(rows // tokens, even)
 
 
 def rule(rotary_dim: int, itemsize: int, *, warps: int = WARPS, loads: int = 1, **more: Any) -> Tile:
     """As many rows a program as let its threads load 16 bytes from each half, `loads` times."""
-    block = int(next_power_of_2(rotary_dim // 2))
+    block = next_power_of_2(rotary_dim // 2)
     return Tile(block=block, warps=warps, rows=max(1, loads * warps * 32 * 16 // (block * itemsize)), **more)
 
 

@@ -30,7 +30,7 @@ ELEMENTS = 2**27  # of a large benchmark shape: 256 MB of bf16 each way
 
 
 def block_for(cols: int) -> int:
-    return int(max(16, next_power_of_2(cols)))
+    return max(16, next_power_of_2(cols))
 
 
 def split(cols: int) -> tuple[int, int]:

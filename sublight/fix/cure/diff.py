@@ -33,11 +33,11 @@ def edited(source: str, edits: Sequence[Edit]) -> str:
     new = [(top, edit.text) for edit in edits if edit.kind == "import"]
     if any("sublight." in edit.text for edit in edits) and not _imports_sublight(tree):
         new.append((top, "import sublight"))
-    for edit in sorted(edits, key=lambda edit: edit.kind == "first"):  # they stand left of a call's arguments
+    for edit in sorted(edits, key=lambda edit: edit.kind == "chained"):  # they stand left of a call's arguments
         if edit.kind == "argument":
             _add_argument(tree, lines, edit)
-        elif edit.kind == "first":
-            _call_first(tree, lines, edit)
+        elif edit.kind == "chained":
+            _chain_before(tree, lines, edit)
         elif edit.kind == "instead":
             lines[edit.line - 1] = _indent(lines[edit.line - 1]) + edit.text
         elif edit.kind == "after":
@@ -56,7 +56,7 @@ def _calls(tree: ast.Module, edit: Edit) -> Iterator[ast.Call]:
                 yield node
 
 
-def _call_first(tree: ast.Module, lines: list[str], edit: Edit) -> None:
+def _chain_before(tree: ast.Module, lines: list[str], edit: Edit) -> None:
     """`x.to(device)` to `x.pin_memory().to(device)`."""
     for node in _calls(tree, edit):
         if isinstance(node.func, ast.Attribute):

@@ -33,7 +33,7 @@ def edit(kind: str, line: int, text: str, call: str = "") -> Edit:
 def test_every_kind_of_edit_at_once() -> None:
     edits = [
         edit("after", 7, "sublight.patch(model)"),
-        edit("first", 8, ".pin_memory()", "to"),
+        edit("chained", 8, ".pin_memory()", "to"),
         edit("argument", 8, "non_blocking=True", "to"),
         edit("argument", 8, "non_blocking=True", "cuda"),  # there is no such call: nothing happens
         edit("argument", 9, "fused=True", "SGD"),
@@ -100,4 +100,4 @@ def test_the_last_assignment_before_a_line() -> None:
 )
 def test_a_call_before_another(before: str, after: str) -> None:
     line = next(number for number, words in enumerate(before.splitlines(), 1) if "to(" in words)
-    assert edited(before, [edit("first", line, ".b()", "to")]) == after
+    assert edited(before, [edit("chained", line, ".b()", "to")]) == after

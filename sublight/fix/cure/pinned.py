@@ -77,7 +77,7 @@ class Copier:
                 for call in ("to", "cuda"):
                     self._told.edit(Edit(kind="argument", file=file, line=line, text="non_blocking=True", call=call))
                     if not was_pinned:  # else non_blocking would change nothing
-                        self._told.edit(Edit(kind="first", file=file, line=line, text=".pin_memory()", call=call))
+                        self._told.edit(Edit(kind="chained", file=file, line=line, text=".pin_memory()", call=call))
 
 
 def takes(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

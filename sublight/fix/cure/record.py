@@ -12,12 +12,12 @@ from typing import Any, Literal
 class Edit:
     """What a user would change in a file to have the cure."""
 
-    # a new line, an argument of a call, a call before another of the same object, a line's replacement
-    kind: Literal["after", "argument", "first", "instead", "import"]
+    # a new line, an argument of a call, a call of the same object in front of another, a line's replacement
+    kind: Literal["after", "argument", "chained", "instead", "import"]
     file: str
     line: int  # counted from 1; of "import" it does not matter: after the imports
     text: str
-    call: str = ""  # of "argument" and "first": the name of what is called
+    call: str = ""  # of "argument" and "chained": the name of what is called
 
 
 @dataclass(slots=True, kw_only=True)

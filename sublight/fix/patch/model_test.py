@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
-import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,51 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sublight.fix.patch import model as patching  # noqa: E402
-from sublight.fix.patch import pay  # noqa: E402
-from sublight.fix.patch.model import Asked, is_patched, patch, patched, unpatch  # noqa: E402
-from sublight.fix.patch.pay import Timed  # noqa: E402
-from sublight.fix.patch.record import Left, Rule, Swap  # noqa: E402
-from sublight.fix.patch.rules.norm import NORM  # noqa: E402
+from sublight.fix.patch.model import is_patched, patch, patched, unpatch  # noqa: E402
+from sublight.fix.patch.trials import Block, batch, count, model  # noqa: E402
 from sublight.op import BadInput, Choice  # noqa: E402
 from sublight.report import patch as report  # noqa: E402
-from sublight.results import Samples  # noqa: E402
-
-
-class Block(torch.nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(width)
-        self.linear = torch.nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.linear(self.norm(x))
-
-
-def model(width: int = 16) -> Any:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(Block(width), Block(width), torch.nn.LayerNorm(width))
-
-
-def batch(width: int = 16) -> Any:
-    return torch.randn(4, width, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture
-def always_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU where ours wins for every shape."""
-    monkeypatch.setattr(
-        patching, "_asked", lambda model, modules, swaps, batch: dict.fromkeys(swaps, Asked(wins=True, reason="told"))
-    )
 
 
 def gradients(found: Any, x: Any) -> list[Any]:
     found.zero_grad()
     found(x).square().mean().backward()
     return [parameter.grad.clone() for parameter in found.parameters()]
-
-
-def count(found: Any) -> int:
-    return sum(is_patched(module) for module in found.modules())
 
 
 def test_values_and_gradients_stay_as_they_were() -> None:
@@ -211,20 +173,6 @@ def test_compiled_as_one_graph(is_patched_first: bool) -> None:
     torch._dynamo.reset()
 
 
-@pytest.fixture(scope="module")
-def one_process() -> Iterator[None]:
-    """A group of one; PyTorch sets an excepthook that names the rank, and leaves it there."""
-    import torch.distributed as distributed
-
-    with pytest.MonkeyPatch.context() as kept:
-        kept.setattr(sys, "excepthook", sys.excepthook)
-        kept.setenv("MASTER_ADDR", "127.0.0.1")
-        kept.setenv("MASTER_PORT", "29611")
-        distributed.init_process_group("gloo", rank=0, world_size=1)
-        yield
-        distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("is_patched_first", [True, False])
 def test_wrapped_for_data_parallel_training(one_process: None, is_patched_first: bool) -> None:
     found, x = model(), batch()
@@ -285,97 +233,6 @@ def test_what_the_batch_does_not_reach_is_left() -> None:
 
     told = patch(Half(), batch())
     assert [row.reason for row in told.rows if "unused.norm" in row.names] == ["the batch does not reach it"]
-
-
-def wrong_rule(eps: float) -> Rule:
-    """LayerNorm with another eps."""
-
-    def find(module: Any, whole: Any) -> Swap | Left | None:
-        told = NORM.find(module, whole)
-        if not isinstance(told, Swap):
-            return told
-
-        def forward(self: Any, x: Any) -> Any:
-            return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, eps)
-
-        return dataclasses.replace(told, rule="wrong", forward=forward)
-
-    return Rule(name="wrong", find=find)
-
-
-def test_a_right_swap_passes_verification(always_wins: None) -> None:
-    found = model()
-    told = patch(found, verify=batch())
-    assert told.verdict and told.verdict.is_right and count(found) == 3
-    assert len(told.verdict.errors) == 1 + len(list(found.parameters())), "the output and every gradient"
-    assert told.to_json()["is_right"] is True
-
-
-def test_a_wrong_swap_is_undone_and_reported(always_wins: None) -> None:
-    found, x = model(), batch()
-    expected = found(x)
-    told = patch(found, verify=x, rules=(wrong_rule(0.5),))
-    assert count(found) == 0 and torch.equal(found(x), expected)
-    assert told.swapped == 0 and told.rows[0].reason.startswith("undone: ")
-    assert "beyond 2 times PyTorch's error" in told.rows[0].reason
-    assert told.verdict and told.verdict.is_right, "what is left is as it was"
-
-
-def test_only_the_wrong_rule_is_undone(always_wins: None) -> None:
-    found = model()
-    found[2].eps = 1e-4  # unlike the others, so that it is looked at by itself
-    good = Rule(name="norm", find=lambda module, whole: None if module is found[2] else NORM.find(module, whole))
-    told = patch(found, verify=batch(), rules=(good, wrong_rule(0.5)))
-    assert {row.rule: row.is_swapped for row in told.rows} == {"norm": True, "wrong": False}
-    assert is_patched(found[0].norm) and not is_patched(found[2])
-    assert told.verdict and told.verdict.is_right
-
-
-def test_verification_leaves_gradients_modes_and_random_numbers(always_wins: None) -> None:
-    found, x = model(), batch()
-    found.train()
-    found[0].eval()
-    found[2].weight.grad = torch.full((16,), 7.0)
-    state = torch.get_rng_state()
-    patch(found, verify=x)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert found.training and not found[0].training
-    assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None
-
-
-def timings(monkeypatch: pytest.MonkeyPatch, found: Any, cost_s: float) -> None:
-    """A step takes 10 ms, and so much more or less for every module of ours."""
-
-    def timed(model: Any, batch: Any) -> Timed:
-        step_s = 0.010 + cost_s * count(found)
-        return Timed(samples=Samples(times_s=(step_s, 1.01 * step_s, 0.99 * step_s), method="wall"), peak_bytes=None)
-
-    monkeypatch.setattr(pay, "timed", timed)
-
-
-def test_a_swap_that_costs_time_is_undone(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = model()
-    timings(monkeypatch, found, 0.002)
-    told = patch(found, measure=batch())
-    assert count(found) == 0
-    assert told.rows[0].reason == "undone: it cost 6.00 ms a step"
-    assert told.paid and told.paid.speedup == 1
-
-
-def test_a_swap_that_pays_stays(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = model()
-    timings(monkeypatch, found, -0.002)
-    told = patch(found, measure=batch())
-    assert count(found) == 3 and told.swapped == 3
-    assert told.paid and told.paid.undone == () and told.paid.speedup == pytest.approx(2.5)
-
-
-def test_a_real_step_is_timed_and_leaves_gradients() -> None:
-    found = model()
-    found[2].weight.grad = torch.full((16,), 7.0)
-    told = pay.timed(found, batch(), time_limit_s=0.05)
-    assert told.samples.n >= 3 and told.samples.median_s > 0 and told.peak_bytes is None
-    assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None
 
 
 @pytest.mark.parametrize("given", [None, "model", torch.zeros(2), {}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -266,28 +265,22 @@ def test_autocast_and_compilers_have_it_as_before() -> None:
     assert any(node.target == "down" for node in torch.fx.symbolic_trace(module).graph.nodes)
 
 
-def test_wrapped_for_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed as distributed
+def test_wrapped_for_many_gpus(one_process: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # PyTorch sets one, and leaves it there
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        module, x = Block(bias=True), torch.randn(2, 9, WIDTH)
-        module(x).square().sum().backward()
-        theirs = [p.grad for p in module.parameters()]
-        module.zero_grad()
-        sharded, whole = patched(copy.deepcopy(module)), nn.parallel.DistributedDataParallel(patched(module))
-        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
-        for wrapped in (whole, sharded):
-            y = wrapped(x)
-            assert is_fused(y)
-            y.square().sum().backward()
-        torch.testing.assert_close([p.grad for p in module.parameters()], theirs)
-        torch.testing.assert_close([p.grad.full_tensor() for p in sharded.parameters()], theirs)
-    finally:
-        distributed.destroy_process_group()
+    module, x = Block(bias=True), torch.randn(2, 9, WIDTH)
+    module(x).square().sum().backward()
+    theirs = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    sharded, whole = patched(copy.deepcopy(module)), nn.parallel.DistributedDataParallel(patched(module))
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=True)
+    for wrapped in (whole, sharded):
+        y = wrapped(x)
+        assert is_fused(y)
+        y.square().sum().backward()
+    torch.testing.assert_close([p.grad for p in module.parameters()], theirs)
+    torch.testing.assert_close([p.grad.full_tensor() for p in sharded.parameters()], theirs)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,50 @@
+"""A swap that costs time is undone, one that pays stays; a step is timed and the model left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sublight.fix.patch import pay  # noqa: E402
+from sublight.fix.patch.model import patch  # noqa: E402
+from sublight.fix.patch.pay import Timed  # noqa: E402
+from sublight.fix.patch.trials import batch, count, model  # noqa: E402
+from sublight.results import Samples  # noqa: E402
+
+
+def timings(monkeypatch: pytest.MonkeyPatch, found: Any, cost_s: float) -> None:
+    """A step takes 10 ms, and so much more or less for every module of ours."""
+
+    def timed(model: Any, batch: Any) -> Timed:
+        step_s = 0.010 + cost_s * count(found)
+        return Timed(samples=Samples(times_s=(step_s, 1.01 * step_s, 0.99 * step_s), method="wall"), peak_bytes=None)
+
+    monkeypatch.setattr(pay, "timed", timed)
+
+
+def test_a_swap_that_costs_time_is_undone(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = model()
+    timings(monkeypatch, found, 0.002)
+    told = patch(found, measure=batch())
+    assert count(found) == 0
+    assert told.rows[0].reason == "undone: it cost 6.00 ms a step"
+    assert told.paid and told.paid.speedup == 1
+
+
+def test_a_swap_that_pays_stays(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = model()
+    timings(monkeypatch, found, -0.002)
+    told = patch(found, measure=batch())
+    assert count(found) == 3 and told.swapped == 3
+    assert told.paid and told.paid.undone == () and told.paid.speedup == pytest.approx(2.5)
+
+
+def test_a_real_step_is_timed_and_leaves_gradients() -> None:
+    found = model()
+    found[2].weight.grad = torch.full((16,), 7.0)
+    told = pay.timed(found, batch(), time_limit_s=0.05)
+    assert told.samples.n >= 3 and told.samples.median_s > 0 and told.peak_bytes is None
+    assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None
