@@ -16,7 +16,7 @@ import pytest
 from sublight import units
 from sublight.diagnose.explain import explain
 from sublight.diagnose.record import Explanation
-from sublight.trace import chrome
+from sublight.trace.read import chrome
 
 HERE = Path(__file__).parent
 EXPECTED = tomllib.loads((HERE / "expected.toml").read_text(encoding="utf-8"))

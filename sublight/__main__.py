@@ -1,6 +1,6 @@
 """`python3 -m sublight`: the command, from a bare checkout."""
 
-from sublight.cli import main
+from sublight.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.timing import measure
-from sublight.trace.capture import Profile as _Profile
-from sublight.trace.capture import range, step
+from sublight.trace.capture.profile import Profile as _Profile
+from sublight.trace.capture.profile import range, step
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
@@ -66,7 +66,7 @@ def bench_ops(*names: str, device: Kind | None = None, shapes: Sequence[str] = (
 def explain(trace: str | Path | Trace, *, gpu: str = "", limits: str = "") -> Explanation:
     """What `sublight explain` says of a trace: a file, a folder with one a rank, or what `profile` gave."""
     from sublight.diagnose.explain import explain as explain_traces
-    from sublight.report import explain_page
+    from sublight.report.explain import page as explain_page
     from sublight.trace.load import load
 
     traces = load(Path(trace)) if isinstance(trace, str | Path) else [trace]
@@ -83,8 +83,8 @@ def patch(target: Any, batch: Any = None, *, verify: Any = None, measure: Any = 
 
     from sublight.fix.patch import model as patching
     from sublight.fix.patch import optimizer
-    from sublight.report import console
     from sublight.report import patch as report
+    from sublight.report.draw import console
 
     if isinstance(target, torch.optim.Optimizer):
         found = optimizer.patch_optimizer(target)

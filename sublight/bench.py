@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from sublight import correct, timing
+from sublight.correct import Inputs
+from sublight.cost import DTYPES, Cost, Direction, Shape, parse_dtype, shape_text
+from sublight.errors import BadInput, nearest
 from sublight.limits import run as limits_run
 from sublight.limits.run import Machine
-from sublight.op import DTYPES, BadInput, Cost, Direction, Inputs, Op, Shape, Thunk, nearest, parse_dtype, shape_text
+from sublight.op import Op
 from sublight.results import Limits, Result, Run
+from sublight.timing import Thunk
 
 Progress = Callable[[str, int, int], None]
 PROVIDERS = ("sublight", "launch", "torch", "compile", "liger", "quack")  # launch: our kernel, undispatched

@@ -14,14 +14,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight import bench, gpus  # noqa: E402
-from sublight.bench import cases, limits_for, providers, run  # noqa: E402
-from sublight.limits import run as limits_run  # noqa: E402
-from sublight.limits.run import Machine  # noqa: E402
-from sublight.op import BadInput, Op, Thunk  # noqa: E402
-from sublight.ops import find  # noqa: E402
-from sublight.ops.library import peer  # noqa: E402
-from sublight.results import Limit, Limits, Result, read_run, write_json  # noqa: E402
+from sublight import bench, gpus
+from sublight.bench import cases, limits_for, providers, run
+from sublight.errors import BadInput
+from sublight.limits import run as limits_run
+from sublight.limits.run import Machine
+from sublight.op import Op
+from sublight.ops import find
+from sublight.ops.record.library import peer
+from sublight.results import Limit, Limits, Result, read_run, write_json
+from sublight.timing import Thunk
 
 CPU = Machine(kind="cpu", device="a CPU", uuid="cpu-1", driver="6.1", gpu=None)
 RATES = {"host_copy": 1e10, "launch_eager": 1e-9}

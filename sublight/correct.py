@@ -7,16 +7,16 @@ every output and every gradient; where its error is zero, ours must be zero. The
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from sublight.op import Call, Inputs
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 FACTOR = 2.0
+Inputs = tuple["torch.Tensor", ...]
+Call = Callable[..., Any]  # tensors in, a tensor or a tuple of them out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

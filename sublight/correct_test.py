@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight import correct  # noqa: E402
-from sublight.correct import Error, backward_errors, error, forward_errors, gradients, worst  # noqa: E402
-from sublight.op import Inputs, Op  # noqa: E402
-from sublight.ops import find  # noqa: E402
+from sublight import correct
+from sublight.correct import Error, Inputs, backward_errors, error, forward_errors, gradients, worst
+from sublight.op import Op
+from sublight.ops import find
 
 ROWS, COLS = 64, 257
 DTYPES = ("float32", "float16")

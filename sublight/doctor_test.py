@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from sublight import cli, doctor, gpus, nvml
+from sublight import doctor, gpus, nvml
+from sublight.cli import main as cli
 from sublight.doctor import Check
 from sublight.report import doctor as report
 
@@ -122,7 +123,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     for name in ("torch", "triton", "numpy", "pynvml"):
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name={name!r})")
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    code = f"{path}; from sublight import cli; sys.exit(cli.run(['doctor', '--json', '-']))"
+    code = f"{path}; from sublight.cli import main as cli; sys.exit(cli.run(['doctor', '--json', '-']))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1]
     )

@@ -5,69 +5,15 @@ Everything that tests, times, draws or predicts an op reads this record; nothing
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sublight import units
-
-if TYPE_CHECKING:
-    import torch
-
-Direction = Literal["fwd", "bwd", "fwd+bwd"]
-DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
-Shape = Mapping[str, int]  # {"rows": 4096, "cols": 1024}
-Inputs = tuple["torch.Tensor", ...]
-Call = Callable[..., Any]  # tensors in, a tensor or a tuple of them out
-Thunk = Callable[[], Any]  # a call with its tensors bound: what is timed
-SPELLINGS = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
-DTYPES = ("float32", "float16", "bfloat16")
-MOST_NAMES = 8  # in one line of an error
-ITEMSIZE = {
-    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1},
-    **{"int64": 8, "int32": 4, "int8": 1},
-}
-
-
-class BadInput(ValueError):
-    """What the user asked for cannot be done; the message says what was wrong and what to do, in one line."""
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The names that the user may have meant, best first; where none is near, the first few that there are.
-
-    >>> nearest("sofmax", ["add", "softmax", "rms_norm"])
-    'softmax'
-    """
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return ", ".join(near or [*known[:MOST_NAMES], *(["…"] if len(known) > MOST_NAMES else [])])
-
-
-def one_of(what: str, word: str, known: Sequence[str]) -> str:
-    """The word, if it is known; else one line that says which are."""
-    if word not in known:
-        few = " or ".join(known) if len(known) < 3 else nearest(word, list(known))
-        raise BadInput(f"unknown {what} {word!r}: use {few}")
-    return word
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """The work that an ideal implementation must do: each input read once, each output written once, one launch."""
-
-    read_bytes: int
-    write_bytes: int
-    flops: Mapping[str, float] = field(default_factory=dict)  # by the limit that bounds them: matmul_bf16, vector_fp32
-    launches: int = 1
-
-    @property
-    def bytes(self) -> int:
-        return self.read_bytes + self.write_bytes
-
-    @property
-    def total_flops(self) -> float:
-        return sum(self.flops.values())
+from sublight.correct import Call, Inputs
+from sublight.cost import Cost, Direction, Shape, shape_text
+from sublight.errors import BadInput
+from sublight.timing import Thunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,22 +95,3 @@ class Op:
         shape = self.shapes[0]
         named = ",".join(f"{key}={size}" for key, size in shape.items())
         return f"{shape_text(shape)} or {named}"
-
-
-def shape_text(shape: Shape) -> str:
-    """
-    >>> shape_text({"rows": 4096, "cols": 1024})
-    '4096x1024'
-    """
-    return "x".join(str(size) for size in shape.values())
-
-
-def parse_dtype(words: str) -> str:
-    """
-    >>> parse_dtype("bf16"), parse_dtype("float32")
-    ('bfloat16', 'float32')
-    """
-    name = SPELLINGS.get(words.lower(), words.lower())
-    if name not in DTYPES:
-        raise BadInput(f"unknown data type {words!r}: use one of {nearest(name, [*DTYPES, *SPELLINGS])}")
-    return name

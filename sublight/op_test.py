@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from sublight.op import BadInput, Choice, Cost, Op, nearest, parse_dtype, shape_text
+from sublight.cost import Cost, parse_dtype, shape_text
+from sublight.errors import BadInput, nearest
+from sublight.op import Choice, Op
 
 
 def op(*shapes: dict[str, int]) -> Op:

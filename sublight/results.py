@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sublight.op import BadInput, Cost, Shape, shape_text
+from sublight.cost import Cost, Shape, shape_text
+from sublight.errors import BadInput
 
 TOO_GOOD = 1.02  # a fraction of the limit above this means that the cost or the limit is wrong
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sublight import results
-from sublight.op import BadInput, Cost
+from sublight.cost import Cost
+from sublight.errors import BadInput
 from sublight.results import Limit, Limits, Result, Run, Samples, compare, read_limits, read_run, write_json
 
 WRITE, COPY, TRIAD, READ, NODE, VECTOR = 3.0e9, 4.0e9, 4.2e9, 5.0e9, 1e-6, 6e10

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublight import nvml
-from sublight.op import Thunk
 from sublight.results import Samples
 
 if TYPE_CHECKING:
     import torch
 
+Thunk = Callable[[], Any]  # a call with its tensors bound: what is timed
 RELATIVE_ERROR = 0.005  # stop when the standard error of the mean is this small a share of it
 MIN_SAMPLES = 10
 MAX_SAMPLES = 1000

@@ -10,7 +10,7 @@ import pytest
 
 from sublight.diagnose.diff import OF_STEP, diff
 from sublight.diagnose.record import BREAKDOWN, Explanation, OpRow
-from sublight.report import explain_fakes
+from sublight.report.explain import fakes as explain_fakes
 
 BEFORE = explain_fakes.explanation()
 STEP_S = BEFORE.step_s

@@ -17,7 +17,7 @@ from sublight.diagnose.record import Explanation, Finding, Place
 from sublight.diagnose.rules import RULES
 from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_times_s
 from sublight.diagnose.work import Item, cpu_items, device_rows, devices_of, gpu_items
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.results import TOO_GOOD, Limits
 from sublight.trace import steps
 from sublight.trace.attribute import Attribution, attribute

@@ -18,8 +18,8 @@ from sublight.diagnose.breakdown_test import ACTIONS, act
 from sublight.diagnose.fakes import BIG, GEMM, PRODUCT, Machine
 from sublight.diagnose.record import BREAKDOWN, Explanation
 from sublight.diagnose.replay_test import products, steps
-from sublight.op import BadInput
-from sublight.report import trace_fakes
+from sublight.errors import BadInput
+from sublight.report.explain import trace_fakes
 from sublight.results import TOO_GOOD, write_json
 from sublight.trace.record import Kind, Trace
 

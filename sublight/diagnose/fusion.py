@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sublight.cost import Cost
 from sublight.diagnose.work import COPIES, Item
-from sublight.op import Cost
 from sublight.results import Limits
 from sublight.trace.attribute import Attribution
 from sublight.trace.record import NONE, Trace

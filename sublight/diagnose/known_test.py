@@ -11,8 +11,8 @@ import pytest
 from sublight import gpus, nvml
 from sublight.diagnose import fakes, known
 from sublight.diagnose.replay_test import products, steps
+from sublight.errors import BadInput
 from sublight.limits import run
-from sublight.op import BadInput
 from sublight.results import write_json
 from sublight.trace.record import Device, Trace
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.results import Limits
 from sublight.trace import costs, intervals
 from sublight.trace.attribute import ENGINE, Attribution

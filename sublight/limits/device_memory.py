@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from sublight import timing
-from sublight.jit import cdiv, tl, triton
+from sublight.backend.jit import cdiv, tl, triton
 from sublight.limits.probe import Context, Probe, rate
-from sublight.op import Thunk
 from sublight.results import Limit, Samples
+from sublight.timing import Thunk
 
 BYTES = 2**30
 FLAT = ((512, 4), (1024, 8), (1024, 4))  # elements and warps of a program that does one block

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from sublight import timing
-from sublight.jit import tl, triton
+from sublight.backend.jit import tl, triton
 from sublight.limits.probe import Context, Probe
 from sublight.results import Limit
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sublight import gpus, nvml, units
+from sublight.errors import BadInput, nearest
 from sublight.limits import LIMITS
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
-from sublight.op import BadInput, nearest
 from sublight.results import Limit, Limits, read_limits, write_json
 
 ROOM_BYTES = 5 * 10**9  # three buffers of a gigabyte, and what torch and the driver take

@@ -1,32 +1,33 @@
 """The ops, one a file; adding one is a file and a line here."""
 
-from sublight.op import BadInput, Op, nearest
-from sublight.ops.activation import GELU, GELU_TANH, RELU2
-from sublight.ops.adamw import ADAMW, ADAMW_CLIPPED
-from sublight.ops.add import ADD
-from sublight.ops.add_layer_norm import ADD_LAYER_NORM
-from sublight.ops.add_rms_norm import ADD_RMS_NORM
-from sublight.ops.bias_dropout_residual import BIAS_DROPOUT_RESIDUAL
-from sublight.ops.bias_gelu import BIAS_GELU
-from sublight.ops.compact import COMPACT
-from sublight.ops.cross_entropy import CROSS_ENTROPY
-from sublight.ops.cumsum import CUMSUM
-from sublight.ops.embedding import EMBEDDING
-from sublight.ops.gated import GEGLU, SWIGLU
-from sublight.ops.layer_norm import LAYER_NORM
-from sublight.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
-from sublight.ops.log_softmax import LOG_SOFTMAX
-from sublight.ops.online_softmax import ONLINE_SOFTMAX
-from sublight.ops.permute import PERMUTE, TRANSPOSE
-from sublight.ops.qk_norm_rope import QK_NORM_ROPE
-from sublight.ops.quantize import QUANTIZE_FP8, QUANTIZE_FP8_BLOCKS, QUANTIZE_INT8, QUANTIZE_INT8_BLOCKS
-from sublight.ops.reduce import REDUCE_ARGMAX, REDUCE_MAX, REDUCE_SUM
-from sublight.ops.rms_norm import RMS_NORM
-from sublight.ops.rms_norm_quantize import RMS_NORM_FP8, RMS_NORM_INT8
-from sublight.ops.rope import ROPE, ROPE_IN_PLACE
-from sublight.ops.sample import SAMPLE
-from sublight.ops.softmax import SOFTMAX
-from sublight.ops.softmax_topk import SOFTMAX_TOPK
+from sublight.errors import BadInput, nearest
+from sublight.op import Op
+from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
+from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
+from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from sublight.ops.gated.gated import GEGLU, SWIGLU
+from sublight.ops.movement.compact import COMPACT
+from sublight.ops.movement.embedding import EMBEDDING
+from sublight.ops.movement.permute import PERMUTE, TRANSPOSE
+from sublight.ops.norm.add_layer_norm import ADD_LAYER_NORM
+from sublight.ops.norm.add_rms_norm import ADD_RMS_NORM
+from sublight.ops.norm.layer_norm import LAYER_NORM
+from sublight.ops.norm.rms_norm import RMS_NORM
+from sublight.ops.pointwise.activation import GELU, GELU_TANH, RELU2
+from sublight.ops.pointwise.add import ADD
+from sublight.ops.pointwise.bias_dropout_residual import BIAS_DROPOUT_RESIDUAL
+from sublight.ops.pointwise.bias_gelu import BIAS_GELU
+from sublight.ops.quantize.quantize import QUANTIZE_FP8, QUANTIZE_FP8_BLOCKS, QUANTIZE_INT8, QUANTIZE_INT8_BLOCKS
+from sublight.ops.quantize.rms_norm_quantize import RMS_NORM_FP8, RMS_NORM_INT8
+from sublight.ops.reduce.cumsum import CUMSUM
+from sublight.ops.reduce.reduce import REDUCE_ARGMAX, REDUCE_MAX, REDUCE_SUM
+from sublight.ops.rotary.qk_norm_rope import QK_NORM_ROPE
+from sublight.ops.rotary.rope import ROPE, ROPE_IN_PLACE
+from sublight.ops.softmax.log_softmax import LOG_SOFTMAX
+from sublight.ops.softmax.online_softmax import ONLINE_SOFTMAX
+from sublight.ops.softmax.sample import SAMPLE
+from sublight.ops.softmax.softmax import SOFTMAX
+from sublight.ops.softmax.softmax_topk import SOFTMAX_TOPK
 
 OPS = (
     ADD,

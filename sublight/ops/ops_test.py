@@ -10,10 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight import correct  # noqa: E402
-from sublight.conftest import HAS_GPU  # noqa: E402
-from sublight.op import BadInput, Inputs, Op, Shape, shape_text  # noqa: E402
-from sublight.ops import OPS, find, rows, softmax  # noqa: E402
+from sublight import correct
+from sublight.conftest import HAS_GPU
+from sublight.correct import Inputs
+from sublight.cost import Shape, shape_text
+from sublight.errors import BadInput
+from sublight.op import Op
+from sublight.ops import OPS, find
+from sublight.ops.kernels import rows
+from sublight.ops.softmax import softmax
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")  # the interpreter's bf16 is wrong
 ENOUGH = 2**14  # elements that an error is taken over …

@@ -9,13 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from sublight import correct  # noqa: E402
-from sublight.conftest import HAS_GPU  # noqa: E402
-from sublight.op import Op  # noqa: E402
-from sublight.ops import find  # noqa: E402
+from sublight import correct
+from sublight.conftest import HAS_GPU
+from sublight.op import Op
+from sublight.ops import find
 
 LAYOUTS = ("together", "gapped", "offset", "transposed", "repeated")
 EPS = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}

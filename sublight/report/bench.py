@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from sublight import units
 from sublight.correct import FACTOR
-from sublight.op import shape_text
-from sublight.report import tables
+from sublight.cost import shape_text
+from sublight.report.draw import tables
+from sublight.report.draw.tables import plain
 from sublight.report.limits import heading as limits_heading
-from sublight.report.tables import plain
 from sublight.results import TOO_GOOD, Change, Result, Run
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def everything(run: Run, changes: Sequence[Change] | None) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from sublight.report import roofline
+    from sublight.report.draw import roofline
 
     parts = [page(run), roofline.terminal(run), compare_page(changes) if changes is not None else None]
     shown = [part for part in parts if part is not None]

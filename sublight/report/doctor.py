@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublight.doctor import Check, State
-from sublight.report.tables import note, plain
+from sublight.report.draw.tables import note, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublight import gpus, units
 from sublight.gpus import Gpu
-from sublight.report.tables import Fitting, plain
+from sublight.report.draw.tables import Fitting, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sublight import units
-from sublight.report.tables import note, plain, titled
+from sublight.report.draw.tables import note, plain, titled
 from sublight.results import Limit, Limits
 
 if TYPE_CHECKING:

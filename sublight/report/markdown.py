@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sublight import units
-from sublight.op import shape_text
+from sublight.cost import shape_text
 from sublight.report import bench
 from sublight.report import limits as limits_report
 from sublight.results import Result, Run

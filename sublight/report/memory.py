@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sublight import units
-from sublight.report import page as pages
-from sublight.report import svg
-from sublight.report.tables import note, plain
-from sublight.trace.ledger import decimate
-from sublight.trace.memory import MemoryReport, MemoryRow
+from sublight.report.draw import page as pages
+from sublight.report.draw import svg
+from sublight.report.draw.tables import note, plain
+from sublight.trace.memory.ledger import decimate
+from sublight.trace.memory.report import MemoryReport, MemoryRow
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

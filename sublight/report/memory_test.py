@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from sublight.report import memory
-from sublight.trace import memory as analysis
-from sublight.trace import snapshot
-from sublight.trace.memory import MemoryReport
+from sublight.trace.memory import report as analysis
+from sublight.trace.memory import snapshot
+from sublight.trace.memory.report import MemoryReport
 
 MB = 1 << 20
 HOSTILE = "<script>alert(1)</script>[bold]\x1b[31m"

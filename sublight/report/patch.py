@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sublight import units
 from sublight.fix.patch.record import Patch, Row
-from sublight.report.tables import note, plain
+from sublight.report.draw.tables import note, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.report import bench, limits, markdown
-from sublight.report.tables import titled
+from sublight.report.draw.tables import titled
 from sublight.results import Result, Run, read_run, write_file
 
 if TYPE_CHECKING:

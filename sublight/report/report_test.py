@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from sublight import gpus, results
-from sublight.op import BadInput
-from sublight.report import bench, canvas, console, fakes, limits, markdown, page, pictures, roofline, svg
+from sublight.errors import BadInput
+from sublight.report import bench, fakes, limits, markdown, pictures
 from sublight.report import gpus as gpus_report
+from sublight.report.draw import canvas, console, page, roofline, svg
 from sublight.results import write_file
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sublight.report.trace_fakes import BACKWARD, COMPUTE, MAIN, Tape
+from sublight.report.explain.trace_fakes import BACKWARD, COMPUTE, MAIN, Tape
 from sublight.trace.attribute import DEEPEST, Attribution, attribute
 from sublight.trace.record import NONE, Detail, Kind, Trace
 

@@ -29,10 +29,11 @@ from rich.console import Console
 
 from sublight.diagnose.explain import explain
 from sublight.diagnose.record import BREAKDOWN, Explanation
-from sublight.op import BadInput
-from sublight.report import explain as terminal
-from sublight.report import explain_page
-from sublight.trace import chrome_fakes, load, nsight_test
+from sublight.errors import BadInput
+from sublight.report.explain import page as explain_page
+from sublight.report.explain import terminal
+from sublight.trace import load
+from sublight.trace.read import chrome_fakes, nsight_test
 from sublight.trace.record import Trace
 
 CASES = int(os.environ.get("SUBLIGHT_FUZZ", "400"))

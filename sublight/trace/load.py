@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sublight.op import BadInput
-from sublight.trace import chrome, nsight
+from sublight.errors import BadInput
+from sublight.trace.read import chrome, nsight
 from sublight.trace.record import Trace
 
 ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sublight.op import BadInput
-from sublight.trace import chrome_fakes, fuzz_test, load
+from sublight.errors import BadInput
+from sublight.trace import fuzz_test, load
+from sublight.trace.read import chrome_fakes
 
 
 def test_a_trace_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublight.report.trace_fakes import BACKWARD, COMPUTE, MAIN, Tape
+from sublight.report.explain.trace_fakes import BACKWARD, COMPUTE, MAIN, Tape
 from sublight.trace import steps
 from sublight.trace.record import Kind, Trace
 from sublight.trace.steps import Steps

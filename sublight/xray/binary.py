@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.record import RESERVED_SHARED_BYTES, Resources
 
 _SECTION = re.compile(r"^//-+ \.text\.(\S+)\s+-+$", re.MULTILINE)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
-from sublight.op import BadInput
 from sublight.xray import binary
 from sublight.xray.complaint import complaint, hushed
 from sublight.xray.launch import OPTIONS, Launch, compilable, no_interpreter

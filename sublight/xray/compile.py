@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sublight.correct import Inputs
+from sublight.cost import Shape
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
-from sublight.op import Inputs, Kernel, Op, Shape
+from sublight.op import Kernel, Op
 from sublight.xray import binary, build
 from sublight.xray.launch import Launch, noting
 from sublight.xray.occupancy.sm import SMS
@@ -63,7 +65,7 @@ class Compiled:
 @contextlib.contextmanager
 def recording(target: int, gpu: Gpu | None = None) -> Iterator[list[Launch]]:
     """Note Triton launches instead of making them, as planned for that GPU; the tensors may be on any device."""
-    from sublight.ops.rows import PRETEND, Facts
+    from sublight.ops.kernels.rows import PRETEND, Facts
 
     plan = Facts(capability=target, shared_bytes=SMS[target].shared_bytes_per_block)
     if gpu is not None and gpu.sms:

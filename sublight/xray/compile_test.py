@@ -21,11 +21,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight.jit import tl, triton  # noqa: E402
-from sublight.op import Kernel, Op  # noqa: E402
-from sublight.ops import OPS, find  # noqa: E402
-from sublight.xray import compile as xray  # noqa: E402
-from sublight.xray.compile import MAX_SHARED_BYTES, TARGETS, Compiled, Launch, kernel_of  # noqa: E402
+from sublight.backend.jit import tl, triton
+from sublight.op import Kernel, Op
+from sublight.ops import OPS, find
+from sublight.xray import compile as xray
+from sublight.xray.compile import MAX_SHARED_BYTES, TARGETS, Compiled, Launch, kernel_of
 
 ROOT = Path(__file__).parents[2]
 H200 = 90
@@ -99,7 +99,7 @@ def rows_and_columns_of_one() -> list[str]:
 def after_recording() -> list[bool]:
     from triton.runtime.jit import JITFunction
 
-    from sublight.ops.rows import PRETEND
+    from sublight.ops.kernels.rows import PRETEND
 
     before = JITFunction.run
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 
 _DIAGNOSTIC = re.compile(r'^(?:loc\()?"?([^\s"()]+?)"?:(\d+):\d+\)?: error: (.+)$', re.MULTILINE)
 _ERROR = re.compile(r"\berror\s*: (.+)$", re.MULTILINE)

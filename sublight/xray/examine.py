@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.occupancy.blocks import Occupancy, Row, WhatIf, occupancy, table, what_if
 from sublight.xray.occupancy.in_flight import InFlight, bytes_in_flight
 from sublight.xray.occupancy.waves import Waves, waves

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight.jit import tl, triton
-from sublight.op import BadInput
+from sublight.backend.jit import tl, triton
+from sublight.errors import BadInput
 from sublight.xray import Unexpected, check
 
 KERNELS = """\

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
-from sublight.op import BadInput
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 MIN_CAPABILITY = 75  # below, Triton and the assembler in its wheel promise nothing

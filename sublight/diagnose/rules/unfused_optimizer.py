@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from sublight import units
+from sublight.cost import Cost
 from sublight.diagnose.case import Case, Change, Rule, fuse
 from sublight.fix.cure.optimizer import line_for
-from sublight.op import Cost
 from sublight.trace.record import Kind
 
 REACHED = 0.8  # of the copy rate, by torch's fused AdamW

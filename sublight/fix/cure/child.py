@@ -26,7 +26,7 @@ class Child:
     """One run of the script."""
 
     def __init__(self, *, target: str, args: list[str], module: bool, names: list[str], result: str) -> None:
-        from sublight.trace import capture_script
+        from sublight.trace.capture import script as capture_script
 
         self._target = capture_script.check(target, args, module=module)
         self._cures = [cures.find(name) for name in names]
@@ -38,7 +38,8 @@ class Child:
         self._pid = os.getpid()
 
     def run(self) -> None:
-        from sublight.trace import capture, capture_script
+        from sublight.trace.capture import profile as capture
+        from sublight.trace.capture import script as capture_script
 
         _seed()
         with self._stack:

@@ -12,16 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating  # noqa: E402
-from sublight.fix.cure.autocast import casting  # noqa: E402
-from sublight.fix.cure.first_call import at_first_call, models  # noqa: E402
-from sublight.fix.cure.optimizer import fuse, line_for  # noqa: E402
-from sublight.fix.cure.record import Told  # noqa: E402
-from sublight.fix.graph import callable as graphs  # noqa: E402
-from sublight.fix.graph.fake import Fake  # noqa: E402
-from sublight.fix.patch.model import is_patched  # noqa: E402
+from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating
+from sublight.fix.cure.autocast import casting
+from sublight.fix.cure.first_call import at_first_call, models
+from sublight.fix.cure.optimizer import fuse, line_for
+from sublight.fix.cure.record import Told
+from sublight.fix.graph import callable as graphs
+from sublight.fix.graph.fake import Fake
+from sublight.fix.patch.model import is_patched
 
 
 @pytest.fixture(autouse=True)

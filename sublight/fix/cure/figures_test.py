@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.cure.figures import LOSSES, OUTPUTS, Figures, difference, tensors  # noqa: E402
+from sublight.fix.cure.figures import LOSSES, OUTPUTS, Figures, difference, tensors
 
 
 def test_losses_of_a_script_that_trains() -> None:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from sublight.trace.capture_device import in_graph_capture, synchronize
-from sublight.trace.capture_steps import STEPS_FROM, Kind, StepFinder
+from sublight.trace.capture.device import in_graph_capture, synchronize
+from sublight.trace.capture.steps import STEPS_FROM, Kind, StepFinder
 
 WARMUP = 8  # a graph's own warm-up and capture, and what a cure does when a batch comes again, lie inside
 LEAST, MOST = 5, 50  # steps in the window,

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.cure.timer import LEAST, MOST, WARMUP, StepTimer  # noqa: E402
+from sublight.fix.cure.timer import LEAST, MOST, WARMUP, StepTimer
 
 
 def train(timer: StepTimer, steps: int, step_s: float = 0.0) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from sublight.errors import BadInput
 from sublight.fix.graph.key import Call, is_tensor_part, substitute
-from sublight.op import BadInput
 
 LARGEST = 2**20
 CLOSE = {torch.float16: 0.02, torch.bfloat16: 0.05}  # of the root mean square: another kernel rounds otherwise

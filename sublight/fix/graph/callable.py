@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from sublight import units
+from sublight.errors import BadInput
 from sublight.fix.graph import bucket as graph_bucket
 from sublight.fix.graph.backend import Backend, Cuda, timed
 from sublight.fix.graph.bucket import Fit
@@ -31,7 +32,6 @@ from sublight.fix.graph.key import Call, describe, gone_objects, shapes_text, te
 from sublight.fix.graph.refuse import Refusal, Watch, difference, is_recorded, line_of, storage
 from sublight.fix.graph.report import GraphReport
 from sublight.fix.graph.store import Kind, Store, device_of
-from sublight.op import BadInput
 
 EXTRA = 3  # calls more than asked for that a function may need until it does the same twice
 MISSES = 4  # graphs of one kind of call that may become useless before we stop

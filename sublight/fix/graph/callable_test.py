@@ -16,11 +16,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from sublight.errors import BadInput
 from sublight.fix.graph import backend
 from sublight.fix.graph.callable import Graph, graph
 from sublight.fix.graph.fake import Fake
 from sublight.fix.graph.trials import refused, warm
-from sublight.op import BadInput
 
 
 class Pair(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sublight.fix.graph.callable import Graph, graph
-from sublight.ops.adamw_optimizer import AdamW
+from sublight.ops.adamw.optimizer import AdamW
 
 pytestmark = pytest.mark.gpu
 

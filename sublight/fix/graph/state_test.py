@@ -13,7 +13,7 @@ import torch
 from sublight.fix.graph.callable import graph
 from sublight.fix.graph.fake import Fake
 from sublight.fix.graph.trials import refused
-from sublight.ops.adamw_optimizer import AdamW
+from sublight.ops.adamw.optimizer import AdamW
 
 
 def make_step(model: torch.nn.Module, optimizer: Any, *, none: bool, at_end: bool) -> Callable[..., torch.Tensor]:

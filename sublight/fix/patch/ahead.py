@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from sublight.backend.jit import AVAILABLE
 from sublight.fix.patch.step import as_it_was, call, is_inert, is_shared, loss_of
 from sublight.fix.patch.twin import is_heard
-from sublight.jit import AVAILABLE
-from sublight.ops.rows import is_interpreted
+from sublight.ops.kernels.rows import is_interpreted
 
 MOST_THREADS = 16
 ONE_AT_A_TIME = threading.RLock()  # each puts back what it has found in Triton
@@ -97,7 +97,7 @@ def _compiling(device: torch.device) -> Iterator[list[Any]]:
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.runtime.jit import JITFunction
 
-    from sublight.launching import is_ours
+    from sublight.backend.launch import is_ours
 
     kernels: list[Any] = []
     here = threading.get_ident()

@@ -75,7 +75,7 @@ class Launched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from triton.runtime.jit import JITFunction
 
-        from sublight import launching
+        from sublight.backend import launch as launching
 
         self.through: list[tuple[Any, bool]] = []
 

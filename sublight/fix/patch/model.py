@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sublight import ops, units
+from sublight.errors import BadInput
 from sublight.fix.patch import verify as verifying
 from sublight.fix.patch.ahead import begin, can_launch, compile_for, device_of, start_driver
 from sublight.fix.patch.expect import saving_s
@@ -25,7 +26,6 @@ from sublight.fix.patch.record import Left, Patch, Row, Rule, Swap
 from sublight.fix.patch.rewrite import NotUnderstood
 from sublight.fix.patch.rules import RULES
 from sublight.fix.patch.step import as_it_was, call
-from sublight.op import BadInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch import model as patching  # noqa: E402
-from sublight.fix.patch.model import is_patched, patch, patched, unpatch  # noqa: E402
-from sublight.fix.patch.trials import Block, batch, count, model  # noqa: E402
-from sublight.op import BadInput, Choice  # noqa: E402
-from sublight.report import patch as report  # noqa: E402
+from sublight.errors import BadInput
+from sublight.fix.patch import model as patching
+from sublight.fix.patch.model import is_patched, patch, patched, unpatch
+from sublight.fix.patch.trials import Block, batch, count, model
+from sublight.op import Choice
+from sublight.report import patch as report
 
 
 def gradients(found: Any, x: Any) -> list[Any]:

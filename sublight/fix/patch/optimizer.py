@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from sublight.correct import Inputs
+from sublight.errors import BadInput
 from sublight.fix.patch.ahead import begin
 from sublight.fix.patch.record import Patch, Row
-from sublight.op import BadInput, Inputs
-from sublight.ops.adamw import why_torch
-from sublight.ops.adamw_optimizer import AdamW
+from sublight.ops.adamw.adamw import why_torch
+from sublight.ops.adamw.optimizer import AdamW
 
 MARK = "__sublight__"  # on the function behind a swapped step: its Fused
 KNOWN = (torch.optim.AdamW, torch.optim.Adam)

@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sublight import correct  # noqa: E402
-from sublight.fix.patch import optimizer as fix  # noqa: E402
-from sublight.fix.patch.optimizer import is_patched, patch_optimizer, unpatch_optimizer  # noqa: E402
-from sublight.op import BadInput  # noqa: E402
+from sublight import correct
+from sublight.errors import BadInput
+from sublight.fix.patch import optimizer as fix
+from sublight.fix.patch.optimizer import is_patched, patch_optimizer, unpatch_optimizer
 
 SIZES = ((1,), (7, 73), (513,), (33, 65))
 STEPS = 5

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch import pay  # noqa: E402
-from sublight.fix.patch.model import patch  # noqa: E402
-from sublight.fix.patch.pay import Timed  # noqa: E402
-from sublight.fix.patch.trials import batch, count, model  # noqa: E402
-from sublight.results import Samples  # noqa: E402
+from sublight.fix.patch import pay
+from sublight.fix.patch.model import patch
+from sublight.fix.patch.pay import Timed
+from sublight.fix.patch.trials import batch, count, model
+from sublight.results import Samples
 
 
 def timings(monkeypatch: pytest.MonkeyPatch, found: Any, cost_s: float) -> None:

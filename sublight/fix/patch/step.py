@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.jit import ScriptModule
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch.model import is_patched, patch  # noqa: E402
-from sublight.fix.patch.record import Left, Rule, Swap  # noqa: E402
-from sublight.fix.patch.rules.norm import NORM  # noqa: E402
-from sublight.fix.patch.trials import batch, count, model  # noqa: E402
+from sublight.fix.patch.model import is_patched, patch
+from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.fix.patch.rules.norm import NORM
+from sublight.fix.patch.trials import batch, count, model
 
 
 def wrong_rule(eps: float) -> Rule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.trace.costs import (
     attention,
     bookkeeping,

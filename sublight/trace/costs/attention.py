@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, matmul_limit
 
 BACKWARD = 2.5  # five products where the forward has two

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.trace.costs.shapes import ITEMSIZE, Args, OpCost, Tensor, Unknown, tensors_text
 
 NAME = re.compile(

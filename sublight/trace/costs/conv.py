@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.trace.costs.kernels import kernel_family, reduced_flops
 from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, matmul_limit, shape_text
 from sublight.trace.record import Shape

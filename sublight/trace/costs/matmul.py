@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.trace.costs.shapes import (
     ITEMSIZE,
     Args,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sublight.op import Cost
+from sublight.cost import Cost
 from sublight.trace.costs.kernels import kernel_dtype, kernel_family, kernel_itemsize
 from sublight.trace.record import Detail, Shape
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublight.op import BadInput, Thunk
+from sublight.errors import BadInput
 from sublight.results import Samples
+from sublight.timing import Thunk
 from sublight.xray.counters import ncu_csv
 from sublight.xray.counters.record import Counters, ratio, short_name, wanted
 from sublight.xray.record import Access, AccessKind, Code, Space

@@ -244,7 +244,7 @@ def test_what_cannot_be_timed_says_why() -> None:
 @pytest.mark.gpu
 def test_a_kernel_is_timed_on_the_gpu() -> None:
     torch = pytest.importorskip("torch")
-    from sublight.jit import tl, triton
+    from sublight.backend.jit import tl, triton
 
     @triton.jit
     def _copy_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.counters.record import Counters, counters, knows
 
 KERNEL = "Kernel Name"

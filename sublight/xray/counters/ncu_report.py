@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.counters import ncu_csv
 from sublight.xray.counters.record import Counters, counters, knows
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.counters import ncu_report
 from sublight.xray.counters.ncu_csv_test import WIDE
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 
 Kind = Literal["seconds", "bytes", "share", "count"]
 Values = Mapping[str, tuple[float, str]]  # metric, or its label on the details page -> number, unit

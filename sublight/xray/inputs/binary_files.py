@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu, all_gpus
-from sublight.op import BadInput, nearest
 from sublight.xray import binary, build
 from sublight.xray.launch import OPTIONS, capability_of, compilable
 from sublight.xray.record import Code

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from sublight.errors import BadInput
 from sublight.gpus import find
-from sublight.op import BadInput
 from sublight.xray import binary
 from sublight.xray.inputs.binary_files import demangled, plain_name
 from sublight.xray.inputs.load import load

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
-from sublight.op import BadInput
 from sublight.xray import binary, build
 from sublight.xray.complaint import first_line
 from sublight.xray.inputs.binary_files import bare, chosen, demangled, read_text

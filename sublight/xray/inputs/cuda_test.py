@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from sublight.errors import BadInput
 from sublight.gpus import find
-from sublight.op import BadInput
 from sublight.xray.inputs.load import load, sides_of
 from sublight.xray.ptx.accesses import accesses, follow_blocks
 

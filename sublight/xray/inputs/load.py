@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sublight.cost import parse_dtype
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
-from sublight.op import BadInput, parse_dtype
 from sublight.xray import build
 from sublight.xray.launch import Launch
 from sublight.xray.record import Code

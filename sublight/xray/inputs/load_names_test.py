@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu, find
-from sublight.op import BadInput
 from sublight.xray import build
 from sublight.xray.inputs import load as load_module
 from sublight.xray.inputs.load import load, parted

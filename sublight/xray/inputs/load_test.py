@@ -18,10 +18,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight.gpus import find  # noqa: E402
-from sublight.op import BadInput  # noqa: E402
-from sublight.xray.inputs.load import load, load_kernel  # noqa: E402
-from sublight.xray.record import Code  # noqa: E402
+from sublight.errors import BadInput
+from sublight.gpus import find
+from sublight.xray.inputs.load import load, load_kernel
+from sublight.xray.record import Code
 
 ROOT = Path(__file__).parents[3]
 KERNELS = """\

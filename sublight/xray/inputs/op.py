@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from sublight.cost import Shape, shape_text
+from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu
-from sublight.op import BadInput, Op, Shape, nearest, shape_text
+from sublight.op import Op
 from sublight.xray.compile import TARGETS, kernel_of, make, recording
 from sublight.xray.launch import Launch, compilable, no_interpreter
 

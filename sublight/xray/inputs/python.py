@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sublight.op import BadInput, nearest
+from sublight.errors import BadInput, nearest
 from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
 from sublight.xray.inputs.without_gpu import without_gpu
 from sublight.xray.launch import OPTIONS, Launch, no_interpreter, noting

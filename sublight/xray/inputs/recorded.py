@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.inputs.python import place_of, said
 from sublight.xray.inputs.without_gpu import without_gpu
 from sublight.xray.launch import Launch, no_interpreter, noting

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sublight.op import BadInput, nearest
+from sublight.errors import BadInput, nearest
 
 _SAME = {
     **{"f16": "fp16", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"},

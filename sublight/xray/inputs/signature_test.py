@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
 
 NAMES = ["x", "n", "BLOCK"]

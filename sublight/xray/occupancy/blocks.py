@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
-from sublight.op import BadInput
 from sublight.xray.occupancy.sm import (
     MAX_REGISTERS,
     MAX_THREADS,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu, all_gpus, find
-from sublight.op import BadInput
 from sublight.xray.occupancy.blocks import occupancy, table, what_if
 from sublight.xray.occupancy.sm import SMS
 from sublight.xray.record import Resources

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu, UnknownFigure, memory_peak
-from sublight.op import BadInput
 from sublight.units import text
 from sublight.xray.occupancy.blocks import Occupancy
 from sublight.xray.occupancy.sm import WARP

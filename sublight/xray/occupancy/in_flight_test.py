@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sublight.errors import BadInput
 from sublight.gpus import find, memory_peak
-from sublight.op import BadInput
 from sublight.xray.occupancy.blocks import Occupancy, occupancy
 from sublight.xray.occupancy.in_flight import LATENCIES, MARGIN, bytes_in_flight, bytes_in_flight_needed, latency_of
 from sublight.xray.record import Resources

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
-from sublight.op import BadInput
 from sublight.xray.record import RESERVED_SHARED_BYTES
 
 WARP = 32

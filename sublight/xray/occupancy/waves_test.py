@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sublight.errors import BadInput
 from sublight.gpus import find
-from sublight.op import BadInput
 from sublight.xray.occupancy.blocks import Occupancy, occupancy
 from sublight.xray.occupancy.waves import waves
 from sublight.xray.record import Resources

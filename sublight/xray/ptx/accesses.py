@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.entry import Entry, parse_entry
 from sublight.xray.ptx.indirect import indirect

@@ -203,7 +203,7 @@ def test_only_the_binary() -> None:
 # ------------------------------------------------------------------------------------------------ Triton's output
 
 if __name__ == "__main__" or "torch" in sys.modules:
-    from sublight.jit import tl, triton
+    from sublight.backend.jit import tl, triton
 
     @triton.jit
     def _transpose_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.record import Place
 from sublight.xray.sass.asm_lines import mended
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.ptx.entry import parse_entry
 from sublight.xray.record import Place
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.record import Finding, Place
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sublight.op import BadInput
+from sublight.errors import BadInput
 from sublight.xray.sanitize import run as sanitize
 
 PLANTED = Path(__file__).parents[3] / "examples" / "kernels"

@@ -19,8 +19,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from sublight.backend.jit import tl, triton
 from sublight.gpus import find
-from sublight.jit import tl, triton
 from sublight.xray import binary
 from sublight.xray.record import Code, Finding, Resources
 from sublight.xray.sass.findings import by_line, code_findings

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from sublight.fix.patch import probe
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import answer, first, is_cast, is_leaf, keeps_16_bit, own, twin_of
-from sublight.ops.activation import gelu, gelu_reference, gelu_tanh, relu2, relu2_reference
+from sublight.ops.pointwise.activation import gelu, gelu_reference, gelu_tanh, relu2, relu2_reference
 
 OPS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from sublight.fix.patch.model import patch, unpatch  # noqa: E402
-from sublight.fix.patch.record import Left, Swap  # noqa: E402
-from sublight.fix.patch.rules import activation  # noqa: E402
-from sublight.fix.patch.rules.activation import ACTIVATION  # noqa: E402
+from sublight.fix.patch.model import patch, unpatch
+from sublight.fix.patch.record import Left, Swap
+from sublight.fix.patch.rules import activation
+from sublight.fix.patch.rules.activation import ACTIVATION
 
 
 class Spelled(nn.Module):

@@ -17,13 +17,13 @@ torch = pytest.importorskip("torch")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
-from transformers.masking_utils import create_causal_mask  # noqa: E402
+from transformers.masking_utils import create_causal_mask
 
-from sublight.fix.patch import model as patching  # noqa: E402
-from sublight.fix.patch.model import is_patched, patch, unpatch  # noqa: E402
-from sublight.fix.patch.record import Rule, Swap  # noqa: E402
-from sublight.fix.patch.rules import RULES, causal_mask, residual_norm  # noqa: E402
-from sublight.ops import add_norm  # noqa: E402
+from sublight.fix.patch import model as patching
+from sublight.fix.patch.model import is_patched, patch, unpatch
+from sublight.fix.patch.record import Rule, Swap
+from sublight.fix.patch.rules import RULES, causal_mask, residual_norm
+from sublight.ops.norm import add_norm
 
 ONLY = (causal_mask.CAUSAL_MASK,)
 VOCAB, BATCH, TOKENS = 53, 2, 7

@@ -9,7 +9,7 @@ import torch
 from sublight.fix.patch import probe
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import answer, own, random, twin_of
-from sublight.ops.embedding import embedding
+from sublight.ops.movement.embedding import embedding
 
 ROWS = 8  # of the table in a trial
 

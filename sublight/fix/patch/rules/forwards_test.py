@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
-from sublight.fix.patch.model import is_patched, patch, unpatch  # noqa: E402
-from sublight.fix.patch.rules import lm_head, residual_norm, rope  # noqa: E402
-from sublight.ops import add_norm  # noqa: E402
+from sublight.fix.patch.model import is_patched, patch, unpatch
+from sublight.fix.patch.rules import lm_head, residual_norm, rope
+from sublight.ops.norm import add_norm
 
 RULES = (lm_head.LM_HEAD, residual_norm.RESIDUAL_NORM, rope.ROPE)
 LAYERS, VOCAB, BATCH, TOKENS, PADDED = 2, 53, 2, 7, 3

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import is_hooked, own, random
-from sublight.ops.linear_cross_entropy import linear_cross_entropy
+from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 RULE = "lm_head"
 IGNORED = -100

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from sublight.fix.patch.model import apply, undo  # noqa: E402
-from sublight.fix.patch.record import Left, Swap  # noqa: E402
-from sublight.fix.patch.rules import lm_head  # noqa: E402
+from sublight.fix.patch.model import apply, undo
+from sublight.fix.patch.record import Left, Swap
+from sublight.fix.patch.rules import lm_head
 
 VOCAB, WIDTH, BATCH, TOKENS = 23, 12, 3, 7
 

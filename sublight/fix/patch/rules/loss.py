@@ -8,7 +8,7 @@ import torch
 
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import is_cast, own
-from sublight.ops.cross_entropy import cross_entropy
+from sublight.ops.cross_entropy.cross_entropy import cross_entropy
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:

@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from sublight.fix.patch.model import patch  # noqa: E402
-from sublight.fix.patch.record import Left  # noqa: E402
-from sublight.fix.patch.rules import loss  # noqa: E402
-from sublight.fix.patch.rules.loss import LOSS  # noqa: E402
+from sublight.fix.patch.model import patch
+from sublight.fix.patch.record import Left
+from sublight.fix.patch.rules import loss
+from sublight.fix.patch.rules.loss import LOSS
 
 
 class Halved(nn.CrossEntropyLoss):

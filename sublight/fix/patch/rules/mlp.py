@@ -18,9 +18,9 @@ import torch
 from sublight.fix.patch import probe
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import Line, Shift, answer, first, is_hooked, is_leaf, own, twin_of
-from sublight.ops.activation import gelu, relu2
-from sublight.ops.gated import Gate
-from sublight.ops.gated_linear import gated, gated_linear, holds_product
+from sublight.ops.gated.gated import Gate
+from sublight.ops.gated.gated_linear import gated, gated_linear, holds_product
+from sublight.ops.pointwise.activation import gelu, relu2
 
 MOST_CHILDREN = 8
 TOKENS = 6

@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+import torch.nn.functional as F
+from torch import nn
 
-from sublight import correct  # noqa: E402
-from sublight.fix.patch.model import patch, unpatch  # noqa: E402
-from sublight.fix.patch.rules import mlp  # noqa: E402
-from sublight.fix.patch.rules.mlp_test import HIDDEN, WIDTH, Gated, Halves  # noqa: E402
+from sublight import correct
+from sublight.fix.patch.model import patch, unpatch
+from sublight.fix.patch.rules import mlp
+from sublight.fix.patch.rules.mlp_test import HIDDEN, WIDTH, Gated, Halves
 
 
 class Block(nn.Module):

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from sublight.fix.patch import probe
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import answer, first, is_cast, keeps_16_bit, own, twin_of
-from sublight.ops.layer_norm import layer_norm
-from sublight.ops.rms_norm import rms_norm
+from sublight.ops.norm.layer_norm import layer_norm
+from sublight.ops.norm.rms_norm import rms_norm
 
 ROWS = 4  # each a hundredth of the one before
 NO_EPS = 1e-20

@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from sublight.fix.patch.model import patch, unpatch  # noqa: E402
-from sublight.fix.patch.record import Left, Swap  # noqa: E402
-from sublight.fix.patch.rules import norm  # noqa: E402
+from sublight.fix.patch.model import patch, unpatch
+from sublight.fix.patch.record import Left, Swap
+from sublight.fix.patch.rules import norm
 
 WIDTH = 24
 

@@ -18,8 +18,8 @@ from sublight.fix.patch import rewrite
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.rules import norm
 from sublight.fix.patch.twin import is_cast, is_hooked
-from sublight.ops.add_layer_norm import add_layer_norm
-from sublight.ops.add_rms_norm import add_rms_norm
+from sublight.ops.norm.add_layer_norm import add_layer_norm
+from sublight.ops.norm.add_rms_norm import add_rms_norm
 
 RULE = "residual_norm"
 PREFIX = "__sublight_add_"

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch.model import apply, is_patched, undo  # noqa: E402
-from sublight.fix.patch.record import Left, Swap  # noqa: E402
-from sublight.fix.patch.rules import residual_norm  # noqa: E402
+from sublight.fix.patch.model import apply, is_patched, undo
+from sublight.fix.patch.record import Left, Swap
+from sublight.fix.patch.rules import residual_norm
 
 WIDTH = 16
 

@@ -17,9 +17,9 @@ import torch
 
 from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.ops import rotary
-from sublight.ops.rope import rope
-from sublight.ops.rotary import STYLES, Pair, Style
+from sublight.ops.rotary import rotary
+from sublight.ops.rotary.rope import rope
+from sublight.ops.rotary.rotary import STYLES, Pair, Style
 
 RULE = "rope"
 NAME = "__sublight_rope"

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch.model import apply, undo  # noqa: E402
-from sublight.fix.patch.record import Left, Swap  # noqa: E402
-from sublight.fix.patch.rules import rope  # noqa: E402
+from sublight.fix.patch.model import apply, undo
+from sublight.fix.patch.record import Left, Swap
+from sublight.fix.patch.rules import rope
 
 BATCH, TOKENS, HEADS, KV_HEADS, WIDTH = 2, 5, 4, 2, 16
 

@@ -9,8 +9,8 @@ import torch
 from sublight.fix.patch import probe
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.twin import answer, first, is_cast, is_leaf, keeps_16_bit, own, random, twin_of
-from sublight.ops.log_softmax import log_softmax
-from sublight.ops.softmax import softmax
+from sublight.ops.softmax.log_softmax import log_softmax
+from sublight.ops.softmax.softmax import softmax
 
 OPS = {"softmax": softmax, "log_softmax": log_softmax}
 SIZES = (4, 3, 5, 7)

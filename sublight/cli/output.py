@@ -1,0 +1,81 @@
+"""Where a command's results go: tried before anything is measured, written whole, and never over what is read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+BROKEN_PIPE = 141  # 128 + the signal, as a shell says it
+
+
+def check_writable(*names: str) -> None:
+    """Before anything is measured, by trying: a file that cannot be written must not cost the user two minutes."""
+    import tempfile
+
+    from sublight.errors import BadInput
+
+    for name in names:
+        if not name or name == "-":
+            continue
+        path = Path(os.path.realpath(name))
+        folder = next((parent for parent in path.parents if parent.exists()), path)
+        if path.is_dir():
+            raise BadInput(f"cannot write {name}: it is a folder; name another file")
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise BadInput(f"cannot write {name}: {error.strerror}; name another file") from None
+
+
+def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
+    """No output over another, or over what is read."""
+    from sublight.errors import BadInput
+
+    written = [os.path.realpath(name) for name in outputs if name not in ("", "-", os.devnull)]
+    read = [os.path.realpath(name) for name in inputs if name]
+    if twice := next((name for name in written if written.count(name) > 1 or name in read), None):
+        raise BadInput(f"{twice} is named twice: an output must not replace another, nor what is read")
+
+
+@contextlib.contextmanager
+def stdout_kept() -> Iterator[None]:
+    """For results alone: what a user's script, its children or a compiler print meanwhile goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def show(renderable: RenderableType, data: Any, json: str) -> None:
+    """The result for people, or as JSON alone; the file first, so that a closed pipe does not lose it."""
+    from sublight.report.draw import console
+    from sublight.results import write_json
+
+    try:
+        if json == "-":
+            from json import dumps
+
+            print(dumps(data, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
+            return
+        if json:
+            write_json(data, Path(json))
+        console.stdout().print(renderable)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich leaves with SystemExit where the pipe is closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        raise typer.Exit(BROKEN_PIPE) from None

@@ -1,0 +1,315 @@
+"""What `sublight xray` does: name a kernel and see it, compare two, or run a script under watch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sublight import gpus, units
+from sublight.cli import output as cli_output
+from sublight.errors import BadInput
+
+if TYPE_CHECKING:
+    from sublight.xray.counters.measure import Measured
+    from sublight.xray.counters.record import Counters
+    from sublight.xray.examine import Page
+    from sublight.xray.record import Code
+
+DEFAULT_GPU = "h100"
+DEFAULT_DTYPE = "bf16"
+AFTER = "after:"  # before a constant: for the second of --diff alone
+EXAMPLE = "sublight xray kernels.py:my_kernel, or an op: sublight xray softmax"
+
+Kind = Literal["op", "python", "binary", "cache"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The command's options."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    signature: str = ""
+    constants: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    grid: str = ""
+    threads: str = ""
+    shared: str = ""
+    nvcc: str = ""
+    shape: str = ""
+    dtype: str = ""
+    record: bool = False
+    no_exec: bool = False
+    measure: bool = False
+    counted: str = ""
+    at: str = ""
+    full: bool = False
+    html: str = ""
+    json: str = ""
+
+
+FLAGS = {
+    "--gpu": "gpus", "--sig": "signature", "--const": "constants", "--arg": "numbers", "--grid": "grid",
+    "--threads": "threads", "--shared": "shared", "--nvcc": "nvcc",
+    "--shape": "shape", "--dtype": "dtype", "--record": "record", "--no-exec": "no_exec",
+    "--measure": "measure", "--import": "counted", "--at": "at", "--full": "full", "--html": "html",
+}  # fmt: skip
+OF_DIFF = (
+    "--gpu",
+    "--sig",
+    "--const",
+    "--arg",
+    "--grid",
+    "--threads",
+    "--shared",
+    "--nvcc",
+    "--shape",
+    "--dtype",
+    "--no-exec",
+)
+NOT_OF: dict[Kind, tuple[str, ...]] = {  # what a target has no use for
+    "op": ("--sig", "--const", "--threads", "--shared", "--nvcc", "--record"),
+    "python": ("--shape", "--dtype", "--threads", "--shared", "--nvcc"),
+    "binary": ("--shape", "--dtype", "--sig", "--const", "--record", "--measure"),
+    "cache": ("--shape", "--dtype", "--sig", "--const", "--record", "--measure", "--threads", "--shared", "--nvcc"),
+}
+CALLED: dict[Kind, str] = {
+    "op": "an op", "python": "a Python file", "binary": "CUDA C++, PTX or a cubin", "cache": "a Triton cache",
+}  # fmt: skip
+
+
+def command(wanted: Wanted, *, run: bool, diff: bool) -> int:
+    """The exit status of what is asked for; what has no meaning there is refused before anything runs."""
+    if run and diff:
+        raise BadInput("--run watches one script, --diff compares two kernels: one of them at a time")
+    if run:
+        _refuse("--run", wanted, [flag for flag in FLAGS if flag != "--at"])
+        return run_script(wanted)
+    _refuse("without --run, xray", wanted, ["--at"])
+    if diff:
+        _refuse("--diff", wanted, [flag for flag in FLAGS if flag not in OF_DIFF])
+        return compare(wanted)
+    if wanted.counted and not wanted.target:
+        _refuse("--import without a kernel", wanted, [flag for flag in FLAGS if flag != "--import"])
+    return show(wanted)
+
+
+def show(wanted: Wanted) -> int:
+    """A page for every kernel that the target names, on every GPU."""
+    from rich.console import Group
+
+    from sublight.report.xray import counters as xray_counters
+    from sublight.report.xray import terminal as report
+
+    rows = _counters(wanted)
+    if rows and not wanted.target:
+        cli_output.show(xray_counters.page(rows), xray_counters.to_json(rows), wanted.json)
+        return 0
+    if any(words.startswith(AFTER) for words in wanted.constants):
+        raise BadInput(f"--const {AFTER}NAME=VALUE is for the second kernel of --diff: leave {AFTER!r} out")
+    pages, counted = _pages(wanted, wanted.target, wanted.args)
+    rows += counted
+    if wanted.html:
+        from sublight.report.xray import page as xray_page
+        from sublight.report.xray.facts import view
+
+        xray_page.write([view(page) for page in pages], Path(wanted.html))
+    shown = report.page(pages, target=wanted.target.partition(":")[0], full=wanted.full)
+    data = report.to_json(pages)
+    if rows:
+        compared = xray_counters.compared(pages, rows)
+        shown = Group(shown, xray_counters.against(compared, pages, rows))
+        data |= {"counted": xray_counters.to_json(rows)["counters"], "compared": xray_counters.rows_of(compared)}
+    cli_output.show(shown, data, wanted.json)
+    return 0
+
+
+def compare(wanted: Wanted) -> int:
+    """What changed from one kernel to another, or from one constant to another."""
+    from sublight.report.xray import diff as xray_diff
+
+    first = [words for words in wanted.constants if not words.startswith(AFTER)]
+    second = [words.removeprefix(AFTER) for words in wanted.constants if words.startswith(AFTER)]
+    if len(wanted.args) > 1 or not wanted.target or not (wanted.args or second):
+        raise BadInput(
+            "--diff takes two: sublight xray --diff before.py:kernel after.py:kernel (or ops, or cubins); "
+            f"or one kernel and --const {AFTER}NAME=VALUE"
+        )
+    names = {words.partition("=")[0].strip() for words in second}
+    both = [words for words in first if words.partition("=")[0].strip() not in names]
+    before, _ = _pages(dataclasses.replace(wanted, constants=tuple(first)), wanted.target, ())
+    after, _ = _pages(dataclasses.replace(wanted, constants=(*both, *second)), (*wanted.args, wanted.target)[0], ())
+    pairs = xray_diff.paired(before, after)
+    shown = xray_diff.page(pairs, xray_diff.alone(before, after, pairs))
+    cli_output.show(shown, xray_diff.to_json(pairs), wanted.json)
+    return 0
+
+
+def run_script(wanted: Wanted) -> int:
+    """Run a script on the CPU under watch; 1 where something is to be mended."""
+    from sublight.report.xray import run as xray_run
+    from sublight.xray.sanitize import run as sanitize
+
+    if not wanted.target or Path(wanted.target).suffix != ".py":
+        given = f", not {wanted.target}" if wanted.target else ""
+        raise BadInput(f"--run takes a Python script: sublight xray --run script.py{given}")
+    with cli_output.stdout_kept():
+        found = sanitize.run(Path(wanted.target), wanted.args, at=sanitize.parse_sizes(wanted.at))
+    cli_output.show(xray_run.page(found), found.to_json(), wanted.json)
+    return 0 if found.is_clean else 1
+
+
+def _refuse(what: str, wanted: Wanted, flags: Iterable[str]) -> None:
+    given = [flag for flag in flags if getattr(wanted, FLAGS[flag])]
+    if given:
+        raise BadInput(f"{what} takes no {' and no '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
+
+
+def _pages(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[list[Page], list[Counters]]:
+    """And what was counted of them, with --measure."""
+    from sublight.report.draw import console
+    from sublight.xray.examine import examine
+
+    if not target:
+        raise BadInput(f"name a kernel: {EXAMPLE}")
+    with cli_output.stdout_kept():
+        codes = _told(_codes(wanted, target, args), wanted)
+        measured = _measure(codes, wanted) if wanted.measure else {}
+    pages = []
+    with console.progress("xray") as progress:
+        for done, code in enumerate(codes):
+            if progress:
+                progress(f"{code.name} on {code.gpu.key}", done, len(codes))
+            pages.append(_with_time(code, measured[done]) if done in measured else examine(code))
+    return pages, [found.counters for found in measured.values() if found.counters]
+
+
+def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]:
+    os.environ.pop("TRITON_INTERPRET", None)  # kernels must be compiled, and Triton decides when it loads
+    from sublight.cost import parse_dtype
+    from sublight.xray.inputs.load import load, sides_of
+
+    kind = _kind(target)
+    _refuse(CALLED[kind], wanted, NOT_OF[kind])
+    if args and not wanted.record:
+        raise BadInput(f"{args[0]}: one kernel file at a time; a script's arguments go with --record or --run")
+    return load(
+        target,
+        _gpus(wanted.gpus, target),
+        signature=wanted.signature,
+        constants=wanted.constants,
+        arguments=args,
+        shape=wanted.shape,
+        dtype=parse_dtype(wanted.dtype or DEFAULT_DTYPE),
+        threads=sides_of(wanted.threads) or None,
+        shared_bytes=_bytes(wanted.shared),
+        flags=shlex.split(wanted.nvcc),
+        record=wanted.record,
+        may_run=not wanted.no_exec,
+    )
+
+
+def _kind(target: str) -> Kind:
+    from sublight.xray.inputs.load import parted
+
+    path, _ = parted(target)
+    return "op" if path is None else "cache" if path.is_dir() else "python" if path.suffix == ".py" else "binary"
+
+
+def _gpus(names: Sequence[str], target: str) -> list[gpus.Gpu]:
+    """Those named, else this machine's, else one that many have; what is compiled already says for which it is."""
+    from sublight.xray.inputs.load import parted
+
+    if names:
+        return list({gpu.key: gpu for gpu in map(gpus.find, names)}.values())
+    path, _ = parted(target)
+    if path is not None and path.suffix not in (".py", ".cu", ".ptx"):
+        return []
+    here = gpus.detect()
+    return [here if here and here.compute_capability else gpus.find(DEFAULT_GPU)]
+
+
+def _told(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
+    """With the launch's numbers and grid, where the user gives them."""
+    numbers, grid = dict(_number(words) for words in wanted.numbers), _grid(wanted.grid)
+    for name in numbers:
+        if not any(_takes(code, name) for code in codes):
+            known = ", ".join(dict.fromkeys(each for code in codes for each in code.signature)) or "0, 1, …, in order"
+            raise BadInput(f"--arg {name}: no such argument; the arguments are {known}")
+    told = []
+    for code in codes:
+        mine = {name: number for name, number in numbers.items() if _takes(code, name)}
+        told.append(dataclasses.replace(code, arguments={**code.arguments, **mine}, grid=grid or code.grid))
+    return told
+
+
+def _takes(code: Code, name: str) -> bool:
+    """By its name where the source is at hand, else by its place: PTX and cubins keep no names."""
+    return name in code.signature or (name.isdecimal() and (not code.signature or int(name) < len(code.signature)))
+
+
+def _grid(words: str) -> tuple[int, ...]:
+    if not words:
+        return ()
+    sizes = words.lower().split("x")
+    if len(sizes) > 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise BadInput(f"--grid {words!r}: write blocks, as in 132 or 64x8")
+    return tuple(map(int, sizes))
+
+
+def _bytes(words: str) -> int:
+    try:
+        return units.parse_quantity(words) if words else 0
+    except ValueError as error:
+        raise BadInput(f"--shared: {error}") from None
+
+
+def _number(words: str) -> tuple[str, int | float]:
+    name, _, value = (word.strip() for word in words.partition("="))
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    raise BadInput(f"--arg {words!r}: write NAME=NUMBER, as in n=4096")
+
+
+def _counters(wanted: Wanted) -> list[Counters]:
+    if not wanted.counted:
+        return []
+    from sublight.xray.counters import ncu_report
+
+    if not Path(wanted.counted).is_file():
+        raise BadInput(f"there is no file {wanted.counted}: write one with ncu --csv --page raw, or ncu -o report")
+    return ncu_report.read(Path(wanted.counted))
+
+
+def _measure(codes: Sequence[Code], wanted: Wanted) -> dict[int, Measured]:
+    """By place: those that are compiled for this machine's GPU, timed, and counted where a script can run under ncu."""
+    from sublight.xray.counters import measure
+
+    here = gpus.detect()
+    if here is None:
+        raise BadInput("--measure needs a GPU, and torch finds none here: `sublight doctor` says why")
+    mine = {at: code for at, code in enumerate(codes) if code.gpu.key == here.key}
+    if not mine:
+        raise BadInput(f"--measure runs on {here.key}, the GPU that is here: leave --gpu out, or name that one, too")
+    script = wanted.target.rpartition(".py:")[0] + ".py" if ".py:" in wanted.target else wanted.target
+    run = (sys.executable, script, *wanted.args) if wanted.record else ()
+    found = measure.measure([(code, code.function) for code in mine.values()], command=run)
+    return dict(zip(mine, found, strict=True))
+
+
+def _with_time(code: Code, found: Measured) -> Page:
+    from sublight.xray.examine import examine
+
+    page = examine(code, measured_s=found.samples.median_s if found.samples else None)
+    told = {"not timed": found.no_time, "no counters": found.no_counters}
+    return dataclasses.replace(page, notes=(*page.notes, *(f"{what}: {why}" for what, why in told.items() if why)))

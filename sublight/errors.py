@@ -1,0 +1,30 @@
+"""What the user asked for cannot be done: one clear line, with the names that come near."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+MOST_NAMES = 8  # in one line of an error
+
+
+class BadInput(ValueError):
+    """What the user asked for cannot be done; the message says what was wrong and what to do, in one line."""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The names that the user may have meant, best first; where none is near, the first few that there are.
+
+    >>> nearest("sofmax", ["add", "softmax", "rms_norm"])
+    'softmax'
+    """
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return ", ".join(near or [*known[:MOST_NAMES], *(["…"] if len(known) > MOST_NAMES else [])])
+
+
+def one_of(what: str, word: str, known: Sequence[str]) -> str:
+    """The word, if it is known; else one line that says which are."""
+    if word not in known:
+        few = " or ".join(known) if len(known) < 3 else nearest(word, list(known))
+        raise BadInput(f"unknown {what} {word!r}: use {few}")
+    return word

@@ -1,0 +1,1 @@
+"""AdamW's update of all tensors at once, and the optimizer on top of it."""

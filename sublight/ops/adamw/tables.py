@@ -1,0 +1,150 @@
+"""Where the tensors of an AdamW update lie, as tables on the device: what its kernels find their tensors by.
+
+Addresses change seldom, so a table is sent once and kept; within a CUDA graph's capture, where nothing can be copied
+from the host, it is written by launches.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sublight.backend.jit import cdiv
+from sublight.correct import Inputs
+from sublight.errors import BadInput
+from sublight.ops.record.tuning import TRIAL, Tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Tensors of the same data types, and where the device finds them: what one launch takes."""
+
+    where: tuple[torch.Tensor, ...]  # addresses of parameters, gradients, averages, averages of squares, steps
+    sizes: torch.Tensor  # a tensor's elements, and its first chunk
+    chunks: torch.Tensor  # the tensor that each chunk belongs to
+    kinds: Inputs  # empty, with the data types of parameters, gradients and averages
+    aligned: bool
+    tile: Tile
+
+
+class _Capturing(Exception):
+    """Nothing can be copied from the host now."""
+
+
+@functools.lru_cache(maxsize=2**14)
+def _sent(numbers: tuple[int, ...], device: torch.device, repeats: tuple[int, ...] = ()) -> torch.Tensor:
+    """Numbers on a device, the i-th repeats[i] times; on a stream of its own, so that nobody waits for anybody's work,
+    and complete, so that any stream may read them."""
+    found = torch.tensor(numbers, dtype=torch.int64)
+    if repeats:
+        found = torch.repeat_interleave(found.int(), torch.tensor(repeats))
+    if device.type != "cuda":
+        return found.to(device)
+    if torch.cuda.is_current_stream_capturing():
+        raise _Capturing
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return found.to(device)
+
+
+@functools.cache
+def _held(numbers: tuple[int, ...], device: torch.device, repeats: tuple[int, ...] = ()) -> torch.Tensor:
+    """What a graph was captured with: it may be replayed as long as the process lives, so this is never let go."""
+    return _sent(numbers, device, repeats)
+
+
+def send(numbers: tuple[int, ...], device: torch.device, repeats: tuple[int, ...] = ()) -> torch.Tensor:
+    """Numbers on a device, sent there once; within a capture, those that are new travel as arguments of launches.
+
+    >>> send((5, 6, 7), torch.device("cpu"), repeats=(2, 0, 1)).tolist()
+    [5, 5, 7]
+    """
+    if device.type != "cuda":
+        return _sent(numbers, device, repeats)
+    if not torch.cuda.is_current_stream_capturing():
+        found = _sent(numbers, device, repeats)
+        found.record_stream(torch.cuda.current_stream(device))
+        return found
+    try:
+        return _held(numbers, device, repeats)
+    except _Capturing:
+        written = torch.zeros(len(numbers), dtype=torch.int64, device=device)
+        torch._foreach_add_(list(written.unbind()), list(numbers))
+        if not repeats:
+            return written
+        return torch.repeat_interleave(written.int(), send(repeats, device), output_size=sum(repeats))
+
+
+def batches_of(fives: Sequence[Inputs]) -> list[Batch]:
+    """Parameters with their gradients, averages and steps, by data types and by whether 16 divides all addresses."""
+    groups: dict[tuple[Any, ...], list[Inputs]] = defaultdict(list)
+    for five in fives:
+        aligned = all(x.data_ptr() % 16 == 0 for x in five[:4])
+        groups[five[0].device, *(x.dtype for x in five[:3]), aligned].append(five)
+    found = []
+    for (device, *_, aligned), members in groups.items():
+        tile = plan(*(x.element_size() for x in members[0][:3]))
+        numels = [five[0].numel() for five in members]
+        counts = tuple(cdiv(numel, tile.block) for numel in numels)
+        firsts = [0, *itertools.accumulate(counts)]
+        found.append(
+            Batch(
+                where=tuple(send(tuple(x.data_ptr() for x in each), device) for each in zip(*members, strict=True)),
+                sizes=send(tuple(itertools.chain(*zip(numels, firsts))), device),  # noqa: B905 (the last is the end)
+                chunks=send(tuple(range(len(counts))), device, counts),
+                kinds=tuple(x.new_empty(0) for x in members[0][:3]),
+                aligned=aligned,
+                tile=tile,
+            )
+        )
+    return found
+
+
+def plan(param_bytes: int, grad_bytes: int, average_bytes: int) -> Tile:
+    """A thread takes four elements, 16 bytes of what is fp32."""
+    trial = TRIAL.get()
+    if trial is not None and trial[0] == "adamw" and trial[1] is not None:
+        return trial[1]
+    return Tile(block=4 * 32 * (4 if max(param_bytes, grad_bytes, average_bytes) == 4 else 8), warps=4)
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """No gaps and nothing twice, in whatever order."""
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
+
+
+def is_together(p: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Element i of each belongs to element i of the others."""
+    if p.is_contiguous():
+        return all(x.is_contiguous() for x in others)
+    return is_dense(p) and all(x.stride() == p.stride() for x in others)
+
+
+def check(fours: Sequence[Inputs]) -> None:
+    """What a kernel would read or write wrongly."""
+    for p, g, m, v in fours:
+        if not p.shape == g.shape == m.shape == v.shape:
+            raise BadInput(
+                f"parameter, gradient and averages differ in shape: {[tuple(x.shape) for x in (p, g, m, v)]}"
+            )
+        if m.dtype != v.dtype or any(x.device != p.device for x in (g, m, v)):
+            raise BadInput("a parameter, its gradient and its averages must share a device, the averages a dtype")
+
+
+def together(fours: Sequence[Inputs]) -> list[Inputs]:
+    """The same quadruples, copied where their elements do not lie in one order; `put_back` ends it."""
+    check(fours)
+    return [four if is_together(*four) else tuple(x.contiguous() for x in four) for four in fours]
+
+
+def put_back(fours: Sequence[Inputs], own: Sequence[Inputs]) -> None:
+    """What was updated in a copy, to where it belongs."""
+    for four, mine in zip(fours, own, strict=True):
+        for i in (0, 2, 3):
+            if mine[i] is not four[i]:
+                four[i].copy_(mine[i])

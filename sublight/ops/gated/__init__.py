@@ -1,0 +1,1 @@
+"""Gated activations, and the block between two products that they stand in."""

@@ -1,0 +1,104 @@
+"""Sums over rows, the same every time: programs add up rows in order, a second launch adds their shares.
+
+For backward passes that write dx and on the way need its sum over rows, a bias's gradient. No atomics: their order
+would be another every time. As many programs as the GPU holds at once walk down their columns side by side, a tile of
+rows a step: what they read at one time lies together. Each thread adds up in its registers what it has written; only
+at the end does a program add across threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.ops.kernels.pointwise import THREAD_BYTES, WARPS, block_for_columns
+from sublight.ops.kernels.rows import facts
+from sublight.ops.record.tuning import Tile, tile_for
+
+SHARES = 128  # that one step of the second launch adds
+FEW_ROWS = 128  # up to here one program takes all rows of its columns: a second launch would cost more
+ROWS_EACH = 16  # of a program at least, or writing its share would take longer than that is worth
+STEP = 2  # vectors of a thread and tensor that are on their way at once
+MANY_WARPS, FEW_WARPS = (32, 64), (16, 128)  # that a multiprocessor holds, and registers of a thread so that it does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How rows and columns are shared out."""
+
+    tile: Tile
+    parts: int  # blocks of columns
+    shares: int  # programs of a block; each takes every shares-th tile
+
+
+def plan(kernel: str, x: torch.Tensor) -> Plan:
+    """For x (rows, cols)."""
+    rows, cols = x.shape
+    gpu, itemsize = facts(x), x.element_size()
+    warp = 32 * THREAD_BYTES // itemsize  # columns that it takes at once
+    if rows <= FEW_ROWS:
+        rule = Tile(block=warp // 4, rows=16, warps=4) if rows <= 16 else Tile(block=warp // 4, rows=64, warps=8)
+    elif cols > warp // 2:  # warps have one row each: all its threads find it at one place, known without registers
+        block = block_for_columns(cols, WARPS * warp, warp)
+        warps = block // warp
+        is_lean = itemsize == 2 and cols * itemsize % THREAD_BYTES == 0  # places of odd vectors take registers too
+        held, registers = MANY_WARPS if is_lean else FEW_WARPS
+        rule = Tile(block=block, rows=STEP, warps=warps, programs=held // warps, registers=registers)
+    else:
+        block = block_for_columns(cols, warp // 2)
+        rule = Tile(block=block, rows=STEP * warp // block, warps=1, programs=FEW_WARPS[0], registers=FEW_WARPS[1])
+    tile = tile_for(kernel, cols, itemsize, packable=False, capability=gpu.capability, rule=rule)
+    parts = cdiv(cols, tile.block)
+    shares = max(1, tile.programs * gpu.multiprocessors // parts)
+    return Plan(tile=tile, parts=parts, shares=min(shares, cdiv(rows, max(ROWS_EACH, tile.rows))))
+
+
+@triton.jit
+def add_to(total, rest, x, EXACT: tl.constexpr):
+    """total + x; for fp32 results with the rest that rounding took from it (Knuth's two-sum)."""
+    if EXACT:
+        new = total + x
+        part = new - total
+        return new, rest + ((total - (new - part)) + (x - part))
+    else:
+        return total + x, rest
+
+
+@triton.jit
+def sum_of(total, rest, EXACT: tl.constexpr):
+    """Over the rows of a tile, once a program; an infinite total has no rest."""
+    if EXACT:
+        wide = total.to(tl.float64) + tl.where(rest == rest, rest, 0.0).to(tl.float64)
+        return tl.sum(wide, 0).to(tl.float32)
+    else:
+        return tl.sum(total, 0)
+
+
+@triton.jit
+def _shares_kernel(share_ptr, out_ptr, shares, cols, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([SHARES, BLOCK], tl.float32)
+    for start in tl.range(0, shares, SHARES):
+        share = start + tl.arange(0, SHARES)[:, None]
+        mask = (share < shares) & (col < cols)[None, :]
+        total += tl.load(share_ptr + share * cols + col[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + col, tl.sum(total, 0).to(out_ptr.dtype.element_ty), mask=col < cols)
+
+
+def room_for(plan: Plan, out: torch.Tensor) -> torch.Tensor:
+    """Where programs put their shares: with one share the result itself."""
+    if plan.shares == 1:
+        return out
+    return torch.empty((plan.shares, out.numel()), dtype=torch.float32, device=out.device)
+
+
+def add_shares(shares: torch.Tensor, out: torch.Tensor) -> None:
+    """The second launch, where there is more than one share."""
+    if shares is not out:
+        cols = out.numel()
+        width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
+        _shares_kernel[(cdiv(cols, width),)](
+            shares, out, shares.shape[0], cols, SHARES=SHARES, BLOCK=width, num_warps=8
+        )

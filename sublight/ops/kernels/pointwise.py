@@ -1,0 +1,129 @@
+"""What pointwise ops share: where the elements of one program lie.
+
+A program takes 16 bytes of each tensor a thread and is gone: that is how copies are fastest. Tensors that lie in one
+piece are one long row. Where rows lie apart, or a bias goes along, a program takes vectors of up to 16 bytes that never
+cross a row, and one division a vector, not one an element, tells its row. Where a row's values serve many rows, a
+program takes a tile of columns over some rows, and converts them once (`tile_rows`, `block_for_columns`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.cost import Shape
+from sublight.errors import BadInput
+from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, facts, is_interpreted
+from sublight.ops.record.tuning import Tile, tile_for
+
+THREAD_BYTES = 16  # of each tensor
+WARPS = 4
+MAX_GROUPS = 2**15  # of rows along one side of a grid, which ends at 2**16
+HAS_ASSEMBLY = tl.constexpr(not is_interpreted())  # decided when Triton loads, as the interpreter is
+WIDE_FROM = 2**31 - 2**16  # vectors: from here on a program's last one may pass 2**31
+
+
+@triton.jit
+def vector_places(vectors, per_row, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr):
+    """Of this program's elements, a row of the tile a vector: their vector, row, column, and which there are.
+
+    Columns and strides come in vectors, so that the compiler sees that each starts at a boundary.
+    """
+    first = tl.program_id(0)
+    if WIDE:
+        first = first.to(tl.int64)
+    vector = first * (BLOCK // VECTOR) + tl.arange(0, BLOCK // VECTOR)[:, None]
+    if WIDE:
+        row = (vector.to(tl.uint64) // (tl.full([], 0, tl.uint64) + per_row)).to(tl.int64)
+    else:
+        row = (vector.to(tl.uint32) // (tl.full([], 0, tl.uint32) + per_row)).to(tl.int32)  # quicker than with a sign
+    col = (vector - row * per_row) * VECTOR + tl.arange(0, VECTOR)[None, :]
+    return vector, row.to(tl.int64), col.to(tl.int32), vector < vectors  # rows * cols may pass 2**31
+
+
+@triton.jit
+def tile_rows(tile, rows, ROWS: tl.constexpr):
+    """The tile's first row, and how many of its rows there are."""
+    first = (tl.full([], 0, tl.int64) + tile) * ROWS  # rows * cols may pass 2**31
+    return first, tl.minimum(rows - first, ROWS).to(tl.int32)
+
+
+@triton.jit
+def widen(x, VECTOR: tl.constexpr):
+    """In fp32. The compiler takes three instructions for two bf16 numbers; they are the halves of a word: two do."""
+    if HAS_ASSEMBLY and x.dtype == tl.bfloat16 and VECTOR > 1:
+        return tl.inline_asm_elementwise(
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
+            "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        return x.to(tl.float32)
+
+
+def block_for_columns(cols: int, widest: int, narrowest: int = 16) -> int:
+    """The widest block that leaves no more than a twentieth of its columns empty; else the one that fits best.
+
+    >>> block_for_columns(4096, 1024), block_for_columns(50257, 1024), block_for_columns(1600, 1024)
+    (1024, 1024, 128)
+    """
+    blocks = [widest >> shift for shift in range((widest // narrowest).bit_length())]
+    padded = {block: -(-cols // block) * block for block in blocks}
+    return next((block for block in blocks if padded[block] <= 1.05 * cols), min(blocks, key=lambda b: padded[b]))
+
+
+def tile_grid(rows: int, cols: int, tile: Tile) -> tuple[int, int, int]:
+    """A program a tile; neighbours in a row run together, as they lie together."""
+    groups = cdiv(rows, tile.rows)
+    side = min(groups, MAX_GROUPS)
+    return cdiv(cols, tile.block), side, cdiv(groups, side)
+
+
+def tile_of(kernel: str, x: torch.Tensor) -> Tile:
+    """Elements of a program and its warps; one rule for all, unless a trial asks for another tile."""
+    rule = Tile(block=WARPS * 32 * THREAD_BYTES // x.element_size(), warps=WARPS)
+    return tile_for(kernel, 1, x.element_size(), packable=False, capability=facts(x).capability, rule=rule)
+
+
+def vector_of(*tensors: torch.Tensor) -> int:
+    """How many elements of these rows (rows, cols) move at once: a power of two that divides columns and strides."""
+    vector = THREAD_BYTES // tensors[0].element_size()
+    while any(x.shape[1] % vector or x.stride(0) % vector for x in tensors):
+        vector //= 2
+    return vector
+
+
+def grid(n: int, tile: Tile) -> tuple[int]:
+    return (cdiv(n, tile.block),)
+
+
+def is_wide(vectors: int) -> bool:
+    return vectors >= WIDE_FROM
+
+
+def check_alike(**tensors: torch.Tensor) -> None:
+    """Before a kernel reads past the end of the smaller one, or takes bits for what they are not."""
+    (first, x), *others = tensors.items()
+    for name, other in others:
+        if other.shape != x.shape:
+            raise BadInput(f"{name} has shape {tuple(other.shape)}, {first} {tuple(x.shape)}: they must be the same")
+        if other.dtype != x.dtype or other.device != x.device:
+            raise BadInput(f"{name} is {other.dtype} on {other.device}, {first} {x.dtype} on {x.device}: convert one")
+
+
+def check_bias(x: torch.Tensor, bias: torch.Tensor) -> None:
+    if bias.shape != x.shape[-1:]:
+        raise BadInput(f"bias has shape {tuple(bias.shape)}: it must have the {x.shape[-1]} columns of x")
+    if bias.dtype != x.dtype or bias.device != x.device:
+        raise BadInput(f"bias is {bias.dtype} on {bias.device}, x {x.dtype} on {x.device}: convert one")
+
+
+def shapes_of(widths: tuple[int, ...], small: int) -> tuple[Shape, ...]:
+    """Every width with rows enough to fill the memory bus, then small batches of one."""
+    large = [{"rows": ELEMENTS // cols, "cols": cols} for cols in widths]
+    return (*large, *({"rows": rows, "cols": small} for rows in SMALL_ROWS))
+
+
+TEST_SHAPES: tuple[Shape, ...] = tuple(
+    {"rows": rows, "cols": cols}
+    for rows, cols in ((1, 1), (3, 127), (4, 128), (8, 129), (5, 1024), (7, 1600), (1, 2049), (33, 520), (16, 1500))
+)

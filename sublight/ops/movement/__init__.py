@@ -1,0 +1,1 @@
+"""Bytes that change their place and nothing else: permutations, compaction, rows of a table."""

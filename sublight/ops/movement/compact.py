@@ -1,0 +1,295 @@
+"""Stream compaction: what the mask names first, the rest behind, both in their order; the count stays on the device.
+
+An element's place is how many are chosen before it, and of the rest it is the whole count further on. So the mask is
+counted first, group by group (a byte an element, 1/5 of the traffic of 16-bit values), the groups' counts are added up,
+and then every program moves its chunk. Counts are whole numbers: any order gives the same.
+
+A thread counts neighbours, as it loads them, but lanes side by side write neighbours: those go to one place, or to two.
+What passes between threads for that is 16 bits an element.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.correct import Inputs
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.errors import BadInput
+from sublight.op import Choice, Kernel, Op
+from sublight.ops.kernels.rows import facts, generator_for, why_no_kernel
+from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.tuning import Tile, tile_for
+
+DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+CHUNK = 2048  # elements that a program moves
+MOST_GROUPS = 2048  # of chunks, whose counts one program adds up
+COUNTED = 8  # chunks that are counted at once
+
+
+def reference(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([x[mask], x[~mask]]), mask.sum()
+
+
+@triton.jit
+def _count_kernel(mask_ptr, before_ptr, group_ptr, n, chunks, each, CHUNK: tl.constexpr, STEP: tl.constexpr):
+    """A group's count, and for each of its chunks how many of the group are chosen before it."""
+    group = tl.program_id(0)
+    near = tl.arange(0, CHUNK)[None, :]
+    end = tl.minimum((group + 1) * each, chunks)
+    count = tl.full([], 0, tl.int64)
+    for start in tl.range(group * each, end, STEP):
+        chunk = start + tl.arange(0, STEP)
+        place = chunk[:, None].to(tl.int64) * CHUNK + near
+        chosen = tl.load(mask_ptr + place, mask=(place < n) & (chunk < end)[:, None], other=0)
+        counts = tl.sum((chosen != 0).to(tl.int32), 1)
+        tl.store(before_ptr + chunk, count + (tl.cumsum(counts, 0) - counts), mask=chunk < end)
+        count += tl.sum(counts, 0)
+    tl.store(group_ptr + group, count)
+
+
+@triton.jit
+def _groups_kernel(group_ptr, count_ptr, groups, GROUPS: tl.constexpr):
+    """Of the groups' counts, how many are chosen before each, and in all."""
+    group = tl.arange(0, GROUPS)
+    counts = tl.load(group_ptr + group, mask=group < groups, other=0)
+    tl.store(group_ptr + group, tl.cumsum(counts, 0) - counts, mask=group < groups)
+    tl.store(count_ptr, tl.sum(counts, 0))
+
+
+@triton.jit
+def _ranks(mask_ptr, n, CHUNK: tl.constexpr):
+    """For each element, how many like it are before it in its chunk: if it is chosen, else -1 less that."""
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    chosen = (tl.load(mask_ptr + start + near, mask=start + near < n, other=0) != 0).to(tl.int32)
+    rank = tl.cumsum(chosen, 0)  # with itself
+    code = tl.where(chosen != 0, rank - 1, rank - 1 - near).to(tl.int16)
+    # another shape, so that its layout is another, too: lanes side by side; Triton moves it while it is 16 bits
+    return tl.reshape(code, [1, CHUNK]).to(tl.int32)
+
+
+@triton.jit
+def _starts(before_ptr, group_ptr, count_ptr, each, CHUNK: tl.constexpr):
+    """Where in the result this chunk's chosen elements begin, and where the rest."""
+    chunk = tl.program_id(0)
+    before = tl.load(group_ptr + chunk // each) + tl.load(before_ptr + chunk)
+    return before, tl.load(count_ptr) + (chunk.to(tl.int64) * CHUNK - before)
+
+
+@triton.jit
+def _places(ptr, rank, chosen_start, rest_start):
+    """Of elements of these ranks; few instructions, as they are what takes the time."""
+    return tl.where(rank >= 0, ptr + chosen_start, ptr + rest_start) + (rank ^ (rank >> 31))  # r, and of -1 - r also r
+
+
+@triton.jit
+def _scatter_kernel(
+    x_ptr, mask_ptr, before_ptr, group_ptr, count_ptr, y_ptr, index_ptr, n, each,
+    CHUNK: tl.constexpr, INDICES: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    x = tl.reshape(tl.load(x_ptr + start + near, mask=start + near < n), [1, CHUNK])
+    rank = _ranks(mask_ptr, n, CHUNK)
+    chosen_start, rest_start = _starts(before_ptr, group_ptr, count_ptr, each, CHUNK)
+    inside = near[None, :] < tl.minimum(n - start, CHUNK).to(tl.int32)
+    tl.store(_places(y_ptr, rank, chosen_start, rest_start), x, mask=inside)
+    if INDICES:
+        tl.store(_places(index_ptr, rank, chosen_start, rest_start), start + near[None, :], mask=inside)
+
+
+@triton.jit
+def _gather_kernel(dy_ptr, mask_ptr, before_ptr, group_ptr, count_ptr, dx_ptr, n, each, CHUNK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    near = tl.arange(0, CHUNK)
+    rank = _ranks(mask_ptr, n, CHUNK)
+    chosen_start, rest_start = _starts(before_ptr, group_ptr, count_ptr, each, CHUNK)
+    inside = near[None, :] < tl.minimum(n - start, CHUNK).to(tl.int32)
+    dy = tl.load(_places(dy_ptr, rank, chosen_start, rest_start), mask=inside)
+    tl.store(dx_ptr + start + near, tl.reshape(dy, [CHUNK]), mask=start + near < n)
+
+
+class _Counted:
+    """A mask, flat, and its counts."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        self.mask = mask.reshape(-1).view(torch.uint8)
+        self.n = self.mask.numel()
+        rule = Tile(block=CHUNK, warps=4)
+        self.tile = tile_for("compact", self.n, 1, packable=True, capability=facts(mask).capability, rule=rule)
+        self.chunks = cdiv(self.n, self.tile.block)
+        self.each = cdiv(self.chunks, MOST_GROUPS)
+        self.groups = cdiv(self.chunks, self.each)
+        self.before = torch.empty(self.chunks, dtype=torch.int64, device=mask.device)
+        self.starts = torch.empty(self.groups, dtype=torch.int64, device=mask.device)
+        self.count = torch.empty((), dtype=torch.int64, device=mask.device)
+        _count_kernel[(self.groups,)](
+            self.mask, self.before, self.starts, self.n, self.chunks, self.each,
+            CHUNK=self.tile.block, STEP=min(COUNTED, next_power_of_2(self.each)), num_warps=4,
+        )  # fmt: skip
+        _groups_kernel[(1,)](self.starts, self.count, self.groups, GROUPS=next_power_of_2(self.groups), num_warps=4)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {"CHUNK": self.tile.block, "num_warps": self.tile.warps}
+
+
+def launch_with_indices(
+    x: torch.Tensor, mask: torch.Tensor, indices: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The elements, how many are chosen, and, where asked for, where each was."""
+    counted = _Counted(mask)
+    flat = x.reshape(-1)
+    y = torch.empty(counted.n, dtype=x.dtype, device=x.device)
+    index = torch.empty(counted.n if indices else 0, dtype=torch.int64, device=x.device)
+    _scatter_kernel[(counted.chunks,)](
+        flat, counted.mask, counted.before, counted.starts, counted.count, y, index, counted.n, counted.each,
+        INDICES=indices, **counted.constants,
+    )  # fmt: skip
+    return y, counted.count, index
+
+
+def launch(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our kernels, whatever `choose` would say."""
+    return launch_with_indices(x, mask, False)[:2]
+
+
+def launch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """dx takes from dy what x gave to y."""
+    counted = _Counted(mask)
+    dx = torch.empty(mask.shape, dtype=dy.dtype, device=dy.device)
+    _gather_kernel[(counted.chunks,)](
+        dy.contiguous(), counted.mask, counted.before, counted.starts, counted.count, dx, counted.n, counted.each,
+        **counted.constants,
+    )  # fmt: skip
+    return dx
+
+
+def check(x: torch.Tensor, mask: torch.Tensor) -> None:
+    if mask.dtype != torch.bool or mask.shape != x.shape or mask.device != x.device:
+        raise BadInput(
+            f"the mask is {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)} on {mask.device}: "
+            f"give a bool tensor {tuple(x.shape)} on {x.device}"
+        )
+
+
+def _why_torch(x: torch.Tensor) -> str:
+    return why_no_kernel(x, DTYPES) or ("" if x.numel() else "nothing to do for a tensor without elements")
+
+
+def choose(x: torch.Tensor, mask: torch.Tensor, indices: bool = False) -> Choice:
+    """What `compact(x, mask)` runs, and why."""
+    check(x, mask)
+    if reason := _why_torch(x):
+        return Choice(provider="torch", kernel="torch.cat", reason=reason)
+    return Choice(provider="sublight", kernel="_scatter_kernel", reason="the mask counted, then x moved once")
+
+
+def compact(
+    x: torch.Tensor, mask: torch.Tensor, indices: bool = False
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, flat, with what the mask names first, and how many that are, as a tensor; with `indices`, where each was."""
+    check(x, mask)
+    y, count, index = _compact(x, mask, indices)
+    return (y, count, index) if indices else (y, count)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None]:
+    return _compact_backward(dy, *ctx.saved_tensors), None, None
+
+
+def _order(mask: torch.Tensor) -> torch.Tensor:
+    flat = mask.flatten()
+    return torch.cat([flat.nonzero(), (~flat).nonzero()]).flatten()
+
+
+def _torch(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    order = _order(mask)
+    return x.flatten()[order], mask.sum(), order if indices else order.new_empty(0)
+
+
+def _cuda(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _torch(x, mask, indices) if _why_torch(x) else launch_with_indices(x, mask, indices)
+
+
+def _torch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    dx = torch.empty(mask.numel(), dtype=dy.dtype, device=dy.device)
+    dx[_order(mask)] = dy
+    return dx.view(mask.shape)
+
+
+def _cuda_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _torch_backward(dy, mask) if _why_torch(dy) else launch_backward(dy, mask)
+
+
+def _fake(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    size = x.numel()
+    index = x.new_empty(size if indices else 0, dtype=torch.int64)
+    return x.new_empty(size), x.new_empty((), dtype=torch.int64), index
+
+
+_compact = LIBRARY.op(
+    "compact(Tensor x, Tensor mask, bool indices) -> (Tensor, Tensor, Tensor)",
+    cpu=_torch,
+    cuda=_cuda,
+    fake=_fake,
+    backward=_backward,
+    setup_context=_setup_context,
+)
+_compact_backward = LIBRARY.op(
+    "compact_backward(Tensor dy, Tensor mask) -> Tensor",
+    cpu=_torch_backward,
+    cuda=_cuda_backward,
+    fake=lambda dy, mask: dy.new_empty(mask.shape),
+)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    """Half of the elements are chosen, at random: the worst case for who writes by runs."""
+    generator = generator_for(device, seed)
+    x = torch.randn(shape["numel"], generator=generator, device=device, dtype=getattr(torch, dtype))
+    mask = torch.empty(shape["numel"], dtype=torch.bool, device=device)
+    return x, mask if device == "meta" else mask.random_(generator=generator)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    item, n = ITEMSIZE[dtype], shape["numel"]
+    # read x and the mask, write y and the count; backward reads dy and the mask, writes dx
+    return Cost(read_bytes=(item + 1) * n, write_bytes=item * n + (8 if direction == "fwd" else 0))
+
+
+COMPACT = Op(
+    name="compact",
+    summary="what a mask names first, the rest behind, in order; the count on the device",
+    reference=reference,
+    call=compact,
+    launch=launch,
+    launch_backward=lambda dy, x, mask: (launch_backward(dy, mask),),
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=(
+        Kernel(jit=_count_kernel),
+        Kernel(jit=_groups_kernel),
+        Kernel(
+            jit=_scatter_kernel, narrow="the mask says where each element goes; lanes side by side write neighbours"
+        ),
+        Kernel(jit=_gather_kernel, narrow="the mask says where each element lies; lanes side by side read neighbours"),
+    ),
+    shapes=tuple({"numel": n} for n in (2**27, 2**26, 2**24, 2**22, 2**20, 2**16, 2**12)),
+    test_shapes=tuple({"numel": n} for n in (1, 511, 2047, 2048, 2049, 4097, 50_001)),
+    wrt=(0,),
+    library_args=lambda x, mask: (x, mask, False),
+)

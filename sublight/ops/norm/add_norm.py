@@ -1,0 +1,383 @@
+"""The kernels behind add_rms_norm and add_layer_norm: the residual stream's sum and its norm in one pass over the rows.
+
+Forward: read x and the residual, write their sum, rounded once as PyTorch's own sum is, and the norm of that rounded
+sum. Backward: read the two incoming gradients and the sum, write one gradient, which is that of both inputs. As in
+`row_norm`, programs of the backward pass take many rows and add up shares of the weight's gradient in a fixed order;
+where rows are narrow they take several at once, so that a reduction's barriers are paid once for all of them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.cost import Shape
+from sublight.errors import BadInput
+from sublight.op import Choice, Kernel
+from sublight.ops.kernels.rows import (
+    ELEMENTS,
+    SMALL_ROWS,
+    aligned_as,
+    as_rows,
+    facts,
+    forget,
+    is_packed,
+    sum_of,
+    sums_of,
+    why_torch,
+)
+from sublight.ops.norm import row_norm, row_norm_ring
+from sublight.ops.norm.add_norm_plan import FEW_ROWS, plan, plan_backward
+from sublight.ops.norm.row_norm import load_columns, reciprocal_root
+
+WIDTHS = (768, 1600, 2560, 4096, 5120, 8192, 12288, 16384, 32768, 65536)
+SHAPES: tuple[Shape, ...] = (
+    *({"rows": ELEMENTS // cols, "cols": cols} for cols in WIDTHS),
+    *({"rows": rows, "cols": 4096} for rows in SMALL_ROWS),
+)
+GROUP_ROWS, GROUP_COLS = 8, 1024  # what a program that adds up columns takes of a group of wide rows at once
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, residual_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, rows, cols, x_stride, residual_stride, eps,
+    CENTER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr, EARLY: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
+    col = tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (col < cols)
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + row * residual_stride + col, mask=mask, other=0.0)
+    if EARLY:
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+    h = x + residual
+    tl.store(sum_ptr + row * cols + col, h, mask=mask)
+    mean = 0.0
+    if CENTER:
+        mean = tl.div_rn(sum_of(h.to(tl.float32), 1, SUMS), cols * 1.0)[:, None]
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+        h = forget(h, mean, PACKED)
+    centred = tl.where(mask, h.to(tl.float32) - mean, 0.0)
+    rstd = reciprocal_root(sum_of(centred * centred, 1, SUMS)[:, None], cols, eps)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    h = forget(h, rstd, PACKED)
+    if not EARLY:
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+    y = (h.to(tl.float32) - mean) * rstd * w.to(tl.float32)
+    if CENTER:
+        y += b.to(tl.float32)
+    tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _chunks_kernel(
+    x_ptr, residual_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, cols, x_stride, residual_stride, eps,
+    CENTER: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """For rows that no multiprocessor holds: the sum is written in a first pass, and read again out of the L2."""
+    row = tl.program_id(0).to(tl.int64)
+    mean, squares, count = 0.0, 0.0, 0.0
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        col = start + tl.arange(0, BLOCK)
+        mask = col < cols
+        x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0, eviction_policy="evict_first")
+        residual = tl.load(
+            residual_ptr + row * residual_stride + col, mask=mask, other=0.0, eviction_policy="evict_first"
+        )
+        h = x + residual
+        tl.store(sum_ptr + row * cols + col, h, mask=mask)
+        h32 = h.to(tl.float32)
+        size = tl.minimum(cols - start, BLOCK).to(tl.float32)
+        if CENTER:  # chunks merge by their means and squared deviations, so that a large mean costs no digits
+            chunk_mean = tl.div_rn(sum_of(h32, 0, SUMS), size)
+            deviation = tl.where(mask, h32 - chunk_mean, 0.0)
+            shift = chunk_mean - mean
+            squares += sum_of(deviation * deviation, 0, SUMS) + shift * shift * count * size / (count + size)
+            mean += shift * size / (count + size)
+            count += size
+        else:
+            squares += sum_of(h32 * h32, 0, SUMS)
+    rstd = reciprocal_root(squares, cols, eps)
+    if CENTER:
+        tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    tl.debug_barrier()  # a thread may read what another has written
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        col = start + tl.arange(0, BLOCK)
+        mask = col < cols
+        h = tl.load(sum_ptr + row * cols + col, mask=mask, other=0.0)
+        w, b = load_columns(w_ptr, b_ptr, col, cols, CENTER)
+        y = (h.to(tl.float32) - mean) * rstd * w.to(tl.float32)
+        if CENTER:
+            y += b.to(tl.float32)
+        tl.store(y_ptr + row * cols + col, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, rows, cols, dy_stride, dsum_stride,
+    CENTER: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    share = tl.program_id(0)
+    col = tl.arange(0, BLOCK)[None, :]
+    w = tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0)
+    dw = tl.zeros([BLOCK], tl.float32)
+    db = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(share * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)  # rows * cols may pass 2**31
+        mask = (row < rows) & (col < cols)
+        h = tl.load(sum_ptr + row * cols + col, mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        mean = 0.0
+        if CENTER:
+            mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        g = dy.to(tl.float32) * forget(w, rstd, PACKED).to(tl.float32)
+        along = sum_of(g * (h.to(tl.float32) - mean), 1, SUMS)[:, None] * rstd / cols  # the gradient along the row
+        offset = 0.0
+        if CENTER:
+            offset = sum_of(g, 1, SUMS)[:, None] / cols
+        h, dy = forget(h, along, PACKED), forget(dy, along, PACKED)
+        normal = (h.to(tl.float32) - mean) * rstd
+        dw += tl.sum(dy.to(tl.float32) * normal, 0)
+        if CENTER:
+            db += tl.sum(dy.to(tl.float32), 0)
+        g = dy.to(tl.float32) * forget(w, along, PACKED).to(tl.float32)
+        dx = (g - normal * along - offset) * rstd
+        if RESIDUAL:
+            dx += tl.load(dsum_ptr + row * dsum_stride + col, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    place = tl.arange(0, BLOCK)
+    tl.store(dw_ptr + share.to(tl.int64) * cols + place, dw.to(dw_ptr.dtype.element_ty), mask=place < cols)
+    if CENTER:
+        tl.store(db_ptr + share.to(tl.int64) * cols + place, db.to(db_ptr.dtype.element_ty), mask=place < cols)
+
+
+@triton.jit
+def _row_gradient(
+    dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, row, cols, dy_stride, dsum_stride,
+    CENTER: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """dx of one row, in chunks, twice."""
+    rstd = tl.load(rstd_ptr + row)
+    mean = 0.0
+    if CENTER:
+        mean = tl.load(mean_ptr + row)
+    along = tl.zeros([BLOCK], tl.float32)
+    offset = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        col = start + tl.arange(0, BLOCK)
+        h = tl.load(sum_ptr + row * cols + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        w = tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0)
+        g = dy.to(tl.float32) * w.to(tl.float32)
+        along += g * (h.to(tl.float32) - mean)
+        offset += g
+    along_row = sum_of(along, 0, SUMS) * rstd / cols
+    offset_row = 0.0
+    if CENTER:
+        offset_row = sum_of(offset, 0, SUMS) / cols
+    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
+        col = start + tl.arange(0, BLOCK)
+        h = tl.load(sum_ptr + row * cols + col, mask=col < cols, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0).to(tl.float32)
+        g = dy * tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0).to(tl.float32)
+        dx = (g - (h - mean) * rstd * along_row - offset_row) * rstd
+        if RESIDUAL:
+            dsum_place = dsum_ptr + row * dsum_stride + col
+            dx += tl.load(dsum_place, mask=col < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols)
+
+
+@triton.jit
+def _column_share(
+    dy_ptr, sum_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr, share, first_row, last_row, first_col, cols, dy_stride,
+    CENTER: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The weight's gradient of some columns, over a run of rows."""
+    place = first_col + tl.arange(0, COLS)
+    col = place[None, :]
+    dw = tl.zeros([ROWS, COLS], tl.float32)
+    db = tl.zeros([ROWS, COLS], tl.float32)
+    for start in tl.range(first_row, last_row, ROWS, num_stages=STAGES):
+        row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+        mask = (row < last_row) & (col < cols)
+        dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0).to(tl.float32)
+        h = tl.load(sum_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
+        if CENTER:
+            h -= tl.load(mean_ptr + row, mask=row < last_row, other=0.0)
+            db += dy
+        dw += dy * (h * tl.load(rstd_ptr + row, mask=row < last_row, other=0.0))
+    dw_place = dw_ptr + share.to(tl.int64) * cols + place
+    tl.store(dw_place, tl.sum(dw, 0).to(dw_ptr.dtype.element_ty), mask=place < cols)
+    if CENTER:
+        db_place = db_ptr + share.to(tl.int64) * cols + place
+        tl.store(db_place, tl.sum(db, 0).to(db_ptr.dtype.element_ty), mask=place < cols)
+
+
+@triton.jit
+def _wide_backward_kernel(
+    dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, rows, cols, dy_stride, dsum_stride,
+    group, programs,
+    CENTER: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """For rows that are too wide to be held: a group's rows, then its columns, by neighbouring programs.
+
+    Neither needs the other's result: they only stand side by side so that the second finds the rows in the L2.
+    """
+    share = tl.program_id(0) // programs
+    part = tl.program_id(0) % programs
+    first_row = share * group
+    last_row = tl.minimum(rows, first_row + group)
+    if part >= group:
+        _column_share(
+            dy_ptr, sum_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr, share, first_row, last_row, (part - group) * COLS,
+            cols, dy_stride, CENTER, STAGES, ROWS, COLS,
+        )  # fmt: skip
+    elif first_row + part < last_row:
+        _row_gradient(
+            dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, (first_row + part).to(tl.int64), cols,
+            dy_stride, dsum_stride, CENTER, RESIDUAL, BLOCK, STAGES, SUMS,
+        )  # fmt: skip
+
+
+KERNELS = (
+    Kernel(jit=_forward_kernel),
+    Kernel(jit=_chunks_kernel),
+    Kernel(
+        jit=_backward_kernel,
+        spills="at 16,384 columns two gradients, the sum, the weight and fp32 sums overflow the registers: RMSNorm by "
+        "40 bytes a thread on an H200, by 88 elsewhere, LayerNorm by up to 352; else chunks would be read twice",
+    ),
+    Kernel(jit=_wide_backward_kernel),
+    row_norm_ring.KERNEL,
+    Kernel(jit=row_norm._shares_kernel),
+)
+
+
+def forward(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """y, the new residual, and each row's mean (empty without a bias: RMSNorm) and reciprocal deviation."""
+    check(x, residual, weight, *(() if bias is None else (bias,)))
+    x2, residual2 = as_rows(x), as_rows(residual)
+    rows, cols = x2.shape
+    y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    center = bias is not None
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    mean = torch.empty(rows if center else 0, dtype=torch.float32, device=x.device)
+    weight, bias = weight.contiguous(), (weight if bias is None else bias).contiguous()
+    gpu = facts(x)
+    few = rows <= FEW_ROWS * gpu.multiprocessors
+    name = "add_layer_norm" if center else "add_rms_norm"
+    packed = is_packed(x2, residual2)
+    tile = plan(name, cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
+    if tile.block < cols:
+        _chunks_kernel[(rows,)](
+            x2, residual2, weight, bias, y, total, mean, rstd, cols, x2.stride(0), residual2.stride(0), eps,
+            CENTER=center, BLOCK=tile.block, STAGES=tile.stages, SUMS=sums_of(x), **tile.options(),
+        )  # fmt: skip
+    else:
+        _forward_kernel[(cdiv(rows, tile.rows),)](
+            x2, residual2, weight, bias, y, total, mean, rstd, rows, cols, x2.stride(0), residual2.stride(0), eps,
+            CENTER=center, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, EARLY=few,
+            SUMS=sums_of(x), **tile.options(),
+        )  # fmt: skip
+    return y, total, mean, rstd
+
+
+def backward(
+    dy: torch.Tensor,
+    dsum: torch.Tensor | None,
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradient of x, which is the residual's too, of the weight, and of the bias (empty where `mean` is).
+
+    `dsum` is the new residual's gradient, None where nobody has used it; `total` is the new residual itself.
+    """
+    dy2, total2 = as_rows(dy), as_rows(total).contiguous()
+    dsum2 = dy2 if dsum is None else as_rows(dsum)
+    rows, cols = total2.shape
+    center, item, gpu = mean.numel() > 0, total.element_size(), facts(total)
+    dx = torch.empty_like(total2)
+    dw = torch.empty(cols, dtype=weight.dtype, device=total.device)
+    db = torch.empty(cols if center else 0, dtype=weight.dtype, device=total.device)
+    weight = weight.contiguous()
+    tensors = (dy2, dsum2, total2, weight, mean, rstd, dx)
+    sizes = (rows, cols, dy2.stride(0), dsum2.stride(0))
+    name = "add_layer_norm_backward" if center else "add_rms_norm_backward"
+    packed, few = is_packed(dy2, dsum2, total2), rows <= FEW_ROWS * gpu.multiprocessors
+    tile = plan_backward(name, cols, item, gpu, packed=packed, few=few)
+    kind = {"CENTER": center, "RESIDUAL": dsum is not None, "SUMS": sums_of(total), "STAGES": tile.stages}
+    if tile.parts:
+        dw_shares, db_shares = row_norm_ring.launch(
+            dy2, total2, weight, mean, rstd, dx, tile, gpu.multiprocessors, residual=None if dsum is None else dsum2
+        )
+        shares = dw_shares.shape[0]
+    elif tile.block >= cols:
+        shares = min(cdiv(rows, tile.rows), tile.programs * gpu.multiprocessors)
+        dw_shares, db_shares = _shares(shares, dw, db)
+        _backward_kernel[(shares,)](
+            *tensors, dw_shares, db_shares, *sizes,
+            **kind, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, **tile.options(),
+        )  # fmt: skip
+    else:
+        group = min(tile.rows, rows)
+        shares, programs = cdiv(rows, group), group + cdiv(cols, GROUP_COLS)
+        dw_shares, db_shares = _shares(shares, dw, db)
+        _wide_backward_kernel[(shares * programs,)](
+            *tensors, dw_shares, db_shares, *sizes, group, programs,
+            **kind, BLOCK=tile.block, ROWS=GROUP_ROWS, COLS=GROUP_COLS, **tile.options(),
+        )  # fmt: skip
+    if shares > 1 or tile.parts:
+        width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
+        row_norm._shares_kernel[(cdiv(cols, width),)](
+            dw_shares, db_shares, dw, db, shares, cols,
+            CENTER=center, SHARES=row_norm.SHARES, BLOCK=width, num_warps=4,
+        )  # fmt: skip
+    return dx.view(total.shape), dw, db
+
+
+def _shares(shares: int, dw: torch.Tensor, db: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where programs leave their shares; a single one is the gradient itself."""
+    if shares == 1:
+        return dw, db
+    dw_shares = dw.new_empty((shares, dw.shape[0]), dtype=torch.float32)
+    return dw_shares, torch.empty_like(dw_shares) if db.numel() else dw_shares
+
+
+def check(x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor) -> None:
+    """Before a kernel reads past the end of something short."""
+    if residual.shape != x.shape:
+        raise BadInput(f"x and residual must have one shape, not {tuple(x.shape)} and {tuple(residual.shape)}")
+    row_norm.check_width(x, *columns)
+
+
+def not_ours(x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor | None) -> str:
+    """Why a call goes to PyTorch's composition; empty where our kernels take it."""
+    reason = why_torch(x, residual, *columns)
+    if not reason and residual.shape != x.shape:
+        return "x and residual differ in shape: PyTorch broadcasts"
+    if not reason and x.shape[-1] == 1:
+        return "rows of one column: their gradient is a difference of equals, of which PyTorch keeps more digits"
+    return reason
+
+
+def choose(x: torch.Tensor) -> Choice:
+    """Which of the forward kernels takes x, and why."""
+    cols = x.shape[-1]
+    if plan("", cols, x.element_size(), packed=x.element_size() == 2 and cols % 16 == 0).block < cols:
+        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
+    return Choice(provider="sublight", kernel="_forward_kernel", reason=f"{cols} columns: rows in registers")
+
+
+def fake_forward(x: torch.Tensor, *, center: bool) -> tuple[torch.Tensor, ...]:
+    """The shapes that `forward` gives."""
+    y, mean, rstd = row_norm.fake_forward(x, center=center)
+    return y, torch.empty_like(y), mean, rstd

@@ -1,0 +1,1 @@
+"""One result an element: sums, activations, dropout."""

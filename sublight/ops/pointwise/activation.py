@@ -1,0 +1,377 @@
+"""Activations, one read and one write: gelu by the error function, gelu by tanh, relu².
+
+Every gate here is x times a share of it between 0 and 1: silu takes the sigmoid, gelu the normal distribution, and
+gelu's tanh form is a sigmoid too, because (1 + tanh(u)) / 2 = sigmoid(2u), which for negative x loses no digits. For
+16-bit tensors a share costs one exponential and one reciprocal: at the speed of a copy there is time for some 25
+instructions an element, and the library's erf alone takes more.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from sublight.backend.jit import tl, triton
+from sublight.correct import Inputs
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.errors import BadInput
+from sublight.op import Choice, Kernel, Op
+from sublight.ops.kernels.pointwise import (
+    HAS_ASSEMBLY,
+    TEST_SHAPES,
+    check_alike,
+    grid,
+    is_wide,
+    shapes_of,
+    tile_of,
+    vector_of,
+    vector_places,
+)
+from sublight.ops.kernels.rows import as_rows, random_rows, why_torch
+from sublight.ops.record.library import LIBRARY, peer
+from sublight.ops.softmax.softmax import exp_below
+from sublight.timing import Thunk
+
+Approximate = Literal["none", "tanh"]
+KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+ROOT_HALF = tl.constexpr(0.7071067811865476)
+NORMAL_PEAK = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
+TANH_SCALE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
+TANH_CUBE = tl.constexpr(0.07135481282553124)  # of which 0.044715
+FLAT_SQUARE = tl.constexpr(1e4)  # beyond |x| = 100 the slope of every share is 0; its factor must not be infinite
+
+
+def gelu_reference(x: torch.Tensor, approximate: Approximate = "none") -> torch.Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+def relu2_reference(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x).square()
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x for x from 1 on: one instruction, where a division minds numbers too large or too small in six more."""
+    if HAS_ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
+
+
+@triton.jit
+def sigmoid(x, EXACT: tl.constexpr):
+    """1 / (1 + exp(-x)), and what it lacks of 1; for fp32 results without the hardware's quick exponential and quick
+    division, and without the digits that a difference from 1 would lose."""
+    if EXACT:
+        e = exp_below(-tl.abs(x), 0.0)
+        large = reciprocal(1.0 + e)
+        large = tl.fma(large, tl.fma(-1.0 - e, large, 1.0), large)  # Newton's step: as right as a division
+        small = e * large
+        return tl.where(x < 0, small, large), tl.where(x < 0, large, small)
+    else:
+        share = reciprocal(1.0 + tl.exp2(-x * LOG2_E))
+        return share, 1.0 - share
+
+
+@triton.jit
+def normal(x, EXACT: tl.constexpr):
+    """The normal distribution up to x, and its density. For 16-bit results Hastings' formula (Abramowitz and Stegun
+    7.1.26, within 1.5e-7), which shares its exponential with the density and keeps the digits of the lower tail."""
+    if EXACT:
+        e = exp_below(x * x * -0.5, 0.0)
+        return 0.5 + 0.5 * tl.erf(x * ROOT_HALF), e * NORMAL_PEAK
+    else:
+        e = tl.exp2(x * x * (-0.5 * LOG2_E))
+        t = reciprocal(1.0 + tl.abs(x) * (0.3275911 * ROOT_HALF))
+        p = t * (0.5 * 1.061405429) + (0.5 * -1.453152027)
+        p = p * t + (0.5 * 1.421413741)
+        p = p * t + (0.5 * -0.284496736)
+        p = p * t + (0.5 * 0.254829592)
+        tail = p * t * e
+        return tl.where(x < 0, tail, 1.0 - tail), e * NORMAL_PEAK
+
+
+@triton.jit
+def share_of(x, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """What part of x passes, and how fast that grows with x."""
+    if KIND == "gelu":
+        return normal(x, EXACT)
+    elif KIND == "gelu_tanh":
+        if EXACT:
+            share, rest = sigmoid(x * (TANH_SCALE + TANH_CUBE * (x * x)), EXACT)
+        else:  # the exponential's base is in the factors already: a multiplication less
+            share = reciprocal(1.0 + tl.exp2(x * (-TANH_SCALE * LOG2_E - TANH_CUBE * LOG2_E * (x * x))))
+            rest = 1.0 - share
+        return share, share * rest * (TANH_SCALE + 3.0 * TANH_CUBE * tl.minimum(x * x, FLAT_SQUARE))
+    else:
+        tl.static_assert(KIND == "silu")
+        share, rest = sigmoid(x, EXACT)
+        return share, share * rest
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """The activation of x, in fp32, and its slope; what is not used is not computed."""
+    if KIND == "relu2":
+        r = tl.where(x < 0, 0.0, x)  # NaN passes
+        return r * r, 2.0 * r
+    else:
+        share, slope = share_of(x, KIND, EXACT)
+        return x * share, share + x * slope
+
+
+@triton.jit
+def _activate_at(x_ptrs, y_ptrs, mask, KIND: tl.constexpr):
+    x = tl.load(x_ptrs, mask=mask)
+    y, _ = activate(x.to(tl.float32), KIND, x.dtype == tl.float32)
+    tl.store(y_ptrs, y.to(x.dtype), mask=mask)
+
+
+@triton.jit
+def _activate_back_at(dy_ptrs, x_ptrs, dx_ptrs, mask, KIND: tl.constexpr):
+    dy = tl.load(dy_ptrs, mask=mask)
+    x = tl.load(x_ptrs, mask=mask)
+    _, slope = activate(x.to(tl.float32), KIND, x.dtype == tl.float32)
+    tl.store(dx_ptrs, (dy.to(tl.float32) * slope).to(x.dtype), mask=mask)
+
+
+@triton.jit
+def _activation_kernel(x_ptr, y_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK  # n may pass 2**31
+    place = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= n:  # without a mask whole vectors move, whatever n
+        _activate_at(x_ptr + place, y_ptr + place, None, KIND)
+    else:
+        _activate_at(x_ptr + place, y_ptr + place, place < n, KIND)
+
+
+@triton.jit
+def _activation_rows_kernel(
+    x_ptr, y_ptr, vectors, per_row, x_stride,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """For rows that do not follow one another in memory."""
+    _, row, col, mask = vector_places(vectors, per_row, BLOCK, VECTOR, WIDE)
+    _activate_at(x_ptr + row * x_stride * VECTOR + col, y_ptr + row * per_row * VECTOR + col, mask, KIND)
+
+
+@triton.jit
+def _activation_backward_kernel(dy_ptr, x_ptr, dx_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    place = start + tl.arange(0, BLOCK)
+    if start + BLOCK <= n:
+        _activate_back_at(dy_ptr + place, x_ptr + place, dx_ptr + place, None, KIND)
+    else:
+        _activate_back_at(dy_ptr + place, x_ptr + place, dx_ptr + place, place < n, KIND)
+
+
+@triton.jit
+def _activation_rows_backward_kernel(
+    dy_ptr, x_ptr, dx_ptr, vectors, per_row, dy_stride, x_stride,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    _, row, col, mask = vector_places(vectors, per_row, BLOCK, VECTOR, WIDE)
+    _activate_back_at(
+        dy_ptr + row * dy_stride * VECTOR + col,
+        x_ptr + row * x_stride * VECTOR + col,
+        dx_ptr + row * per_row * VECTOR + col,
+        mask,
+        KIND,
+    )
+
+
+KERNELS = tuple(
+    Kernel(jit=jit)
+    for jit in (
+        _activation_kernel,
+        _activation_rows_kernel,
+        _activation_backward_kernel,
+        _activation_rows_backward_kernel,
+    )
+)
+
+
+def launch(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Our kernel, whatever `choose` would say."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    tile = tile_of("activation", x)
+    if x.is_contiguous():
+        n = x.numel()
+        _activation_kernel[grid(n, tile)](x, y, n, KIND=kind, BLOCK=tile.block, **tile.options())
+        return y
+    x2 = as_rows(x)
+    rows, cols = x2.shape
+    vector = vector_of(x2)
+    vectors, per_row = rows * cols // vector, cols // vector
+    _activation_rows_kernel[grid(rows * cols, tile)](
+        x2, y, vectors, per_row, x2.stride(0) // vector,
+        KIND=kind, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
+    )  # fmt: skip
+    return y
+
+
+def launch_backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
+    """dx = dy * the activation's slope at x."""
+    check_alike(dy=dy, x=x)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    tile = tile_of("activation_backward", x)
+    if x.is_contiguous() and dy.is_contiguous():
+        n = x.numel()
+        _activation_backward_kernel[grid(n, tile)](dy, x, dx, n, KIND=kind, BLOCK=tile.block, **tile.options())
+        return dx
+    dy2, x2 = as_rows(dy), as_rows(x)
+    rows, cols = x2.shape
+    vector = vector_of(dy2, x2)
+    vectors, per_row = rows * cols // vector, cols // vector
+    _activation_rows_backward_kernel[grid(rows * cols, tile)](
+        dy2, x2, dx, vectors, per_row, dy2.stride(0) // vector, x2.stride(0) // vector,
+        KIND=kind, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
+    )  # fmt: skip
+    return dx
+
+
+def kind_of(approximate: str) -> str:
+    """The kernels' word for what PyTorch calls `approximate`."""
+    if approximate not in KINDS:
+        raise BadInput(f"approximate={approximate!r} is not known: use one of {', '.join(map(repr, KINDS))}")
+    return KINDS[approximate]
+
+
+def _choose(x: torch.Tensor, theirs: str) -> Choice:
+    if reason := why_torch(x):
+        return Choice(provider="torch", kernel=theirs, reason=reason)
+    if x.is_contiguous():
+        return Choice(provider="sublight", kernel="_activation_kernel", reason="in one piece: one long row")
+    return Choice(provider="sublight", kernel="_activation_rows_kernel", reason="rows apart in memory, not copied")
+
+
+def gelu(x: torch.Tensor, approximate: Approximate = "none") -> torch.Tensor:
+    """x times the normal distribution up to x; `approximate` as torch.nn.functional.gelu has it."""
+    kind_of(approximate)
+    return gelu_reference(x, approximate) if why_torch(x) else _gelu(x, approximate)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """`gelu(x, approximate="tanh")`, as GPT-2 and Gemma have it."""
+    return gelu(x, "tanh")
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """relu(x)²: what is negative becomes 0, the rest is squared."""
+    return relu2_reference(x) if why_torch(x) else _relu2(x)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, *rest = inputs
+    ctx.save_for_backward(x)
+    ctx.rest = rest
+
+
+def _gelu_cpu_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+    return torch.ops.aten.gelu_backward(dy, x, approximate=approximate).contiguous()  # type: ignore[no-any-return]
+
+
+def _like(*tensors: Any) -> torch.Tensor:
+    x = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)][-1]
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_gelu_backward = LIBRARY.op(
+    "gelu_backward(Tensor dy, Tensor x, str approximate) -> Tensor",
+    cpu=_gelu_cpu_backward,
+    cuda=lambda dy, x, approximate: launch_backward(dy, x, kind_of(approximate)),
+    fake=_like,
+)
+_gelu = LIBRARY.op(
+    "gelu(Tensor x, str approximate) -> Tensor",
+    cpu=lambda x, approximate: gelu_reference(x, approximate).contiguous(),
+    cuda=lambda x, approximate: launch(x, kind_of(approximate)),
+    fake=_like,
+    backward=lambda ctx, dy: (_gelu_backward(dy, *ctx.saved_tensors, *ctx.rest), None),
+    setup_context=_setup_context,
+)
+LIBRARY.op(
+    "gelu_tanh(Tensor x) -> Tensor",
+    cpu=lambda x: gelu_reference(x, "tanh").contiguous(),
+    cuda=lambda x: launch(x, "gelu_tanh"),
+    fake=_like,
+    backward=lambda ctx, dy: _gelu_backward(dy, *ctx.saved_tensors, "tanh"),
+    setup_context=_setup_context,
+)
+_relu2_backward = LIBRARY.op(
+    "relu2_backward(Tensor dy, Tensor x) -> Tensor",
+    cpu=lambda dy, x: (dy * 2 * F.relu(x)).contiguous(),
+    cuda=lambda dy, x: launch_backward(dy, x, "relu2"),
+    fake=_like,
+)
+_relu2 = LIBRARY.op(
+    "relu2(Tensor x) -> Tensor",
+    cpu=lambda x: relu2_reference(x).contiguous(),
+    cuda=lambda x: launch(x, "relu2"),
+    fake=_like,
+    backward=lambda ctx, dy: _relu2_backward(dy, *ctx.saved_tensors),
+    setup_context=_setup_context,
+)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    return (random_rows(shape, dtype, device, seed, scale=2.0),)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
+    if direction == "fwd":
+        return Cost(read_bytes=item * n, write_bytes=item * n, flops={"vector_fp32": 8 * n})  # read x, write y
+    return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 12 * n})  # read dy, x, write dx
+
+
+def _liger_relu2(x: torch.Tensor) -> Thunk:
+    return partial(peer("liger_kernel.ops.relu_squared", "LigerReLUSquaredFunction").apply, x)
+
+
+_SHARED: dict[str, Any] = {
+    "inputs": inputs,
+    "cost": cost,
+    "kernels": KERNELS,
+    "shapes": shapes_of((768, 1600, 4096, 11008, 14336, 50257), small=14336),
+    "test_shapes": TEST_SHAPES,
+}
+GELU = Op(
+    name="gelu",
+    summary="x times the normal distribution up to x",
+    reference=gelu_reference,
+    call=gelu,
+    launch=lambda x: launch(x, "gelu"),
+    launch_backward=lambda dy, x: (launch_backward(dy, x, "gelu"),),
+    choose=lambda x, approximate="none": _choose(x, "torch.nn.functional.gelu"),
+    **_SHARED,
+    library_args=lambda x: (x, "none"),
+)
+GELU_TANH = Op(
+    name="gelu_tanh",
+    summary="gelu by tanh: x times the sigmoid of a cubic in x",
+    reference=partial(gelu_reference, approximate="tanh"),
+    call=gelu_tanh,
+    launch=lambda x: launch(x, "gelu_tanh"),
+    launch_backward=lambda dy, x: (launch_backward(dy, x, "gelu_tanh"),),
+    choose=lambda x: _choose(x, "torch.nn.functional.gelu"),
+    **_SHARED,
+)
+RELU2 = Op(
+    name="relu2",
+    summary="relu(x) squared",
+    reference=relu2_reference,
+    call=relu2,
+    launch=lambda x: launch(x, "relu2"),
+    launch_backward=lambda dy, x: (launch_backward(dy, x, "relu2"),),
+    choose=lambda x: _choose(x, "torch.relu, torch.square"),
+    **_SHARED,
+    peers={"liger": _liger_relu2},
+)

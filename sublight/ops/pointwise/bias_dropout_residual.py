@@ -1,0 +1,288 @@
+"""residual + dropout(x + bias): what stands after a transformer's every linear layer; read x and residual, write y.
+
+The mask is drawn from a counter (`philox`): it depends on the seed and on an element's place alone. So the backward
+pass draws it again and nothing is kept; the same seed gives the same mask, however the work is shared out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sublight.backend.jit import tl, triton
+from sublight.correct import Inputs
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.errors import BadInput
+from sublight.op import Choice, Kernel, Op
+from sublight.ops.kernels import column_sums, philox
+from sublight.ops.kernels.column_sums import add_to, sum_of
+from sublight.ops.kernels.philox import is_kept
+from sublight.ops.kernels.pointwise import (
+    TEST_SHAPES,
+    check_alike,
+    check_bias,
+    grid,
+    is_wide,
+    shapes_of,
+    tile_of,
+    tile_rows,
+    vector_of,
+    vector_places,
+    widen,
+)
+from sublight.ops.kernels.rows import as_rows, generator_for, random_rows, why_torch
+from sublight.ops.record.library import LIBRARY
+
+P = 0.1
+
+
+def reference(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | int, p: float = P
+) -> torch.Tensor:
+    keep = philox.kept(torch.as_tensor(seed, device=x.device), x.shape, p)
+    return residual + torch.where(keep, (x + bias) * scale_of(p), 0.0)
+
+
+def scale_of(p: float) -> float:
+    """So that a sum is expected to stay what it was; with p = 1 there is nothing to scale."""
+    return 0.0 if p == 1 else 1 / (1 - p)
+
+
+@triton.jit
+def _bias_dropout_residual_kernel(
+    x_ptr, bias_ptr, residual_ptr, seed_ptr, y_ptr, vectors, per_row, x_stride, residual_stride, number, threshold,
+    scale,
+    SEEDED: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    vector, row, col, mask = vector_places(vectors, per_row, BLOCK, VECTOR, WIDE)
+    x = tl.load(x_ptr + row * x_stride * VECTOR + col, mask=mask)
+    residual = tl.load(residual_ptr + row * residual_stride * VECTOR + col, mask=mask)
+    bias = tl.load(bias_ptr + col, mask=mask)
+    seed = tl.full([], 0, tl.int64) + number
+    if SEEDED:
+        seed = tl.load(seed_ptr)
+    keep = _kept_at(seed, vector, tl.arange(0, VECTOR)[None, :], threshold, VECTOR, WIDE, ROUNDS)
+    full = (x.to(tl.float32) + bias.to(tl.float32)) * scale
+    y = residual.to(tl.float32) + tl.where(keep, full, 0.0)
+    tl.store(y_ptr + row * per_row * VECTOR + col, y.to(x.dtype), mask=mask)
+
+
+@triton.jit
+def _kept_at(seed, vector, lane, threshold, VECTOR: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr):
+    """For the lane-th element from the begin of a vector; where fours fill a vector, the compiler sees that each shares
+    a counter."""
+    first = vector.to(tl.int64) if WIDE else vector.to(tl.uint32)
+    if VECTOR >= 4:
+        return is_kept(seed, first * (VECTOR // 4) + (lane // 4).to(first.dtype), lane, threshold, ROUNDS)
+    else:
+        place = first * VECTOR + lane.to(first.dtype)
+        return is_kept(seed, place >> 2, place.to(tl.int32), threshold, ROUNDS)
+
+
+@triton.jit
+def _bias_dropout_backward_kernel(
+    dy_ptr, seed_ptr, dx_ptr, share_ptr, rows, per_row, dy_stride, number, threshold, scale,
+    SEEDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):  # fmt: skip
+    share = tl.program_id(1)
+    cols = per_row * VECTOR
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    index = tl.arange(0, ROWS)[:, None]
+    # the same in every step, so that a step adds one number to each
+    dy_place = index.to(tl.int64) * dy_stride * VECTOR + col
+    dx_place = index.to(tl.int64) * cols + col
+    seed = tl.full([], 0, tl.int64) + number
+    if SEEDED:
+        seed = tl.load(seed_ptr)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    rest = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in tl.range(share, (rows - 1) // ROWS + 1, tl.num_programs(1), num_stages=1):
+        first, there = tile_rows(tile, rows, ROWS)
+        mask = (index < there) & (col < cols)
+        dy = tl.load(dy_ptr + first * dy_stride * VECTOR + dy_place, mask=mask, other=0.0)
+        row = first + index if WIDE else tile * ROWS + index
+        keep = _kept_at(seed, row * per_row, col, threshold, VECTOR, WIDE, ROUNDS)
+        dx = tl.where(keep, widen(dy, VECTOR) * scale, 0.0)
+        tl.store(dx_ptr + first * cols + dx_place, dx.to(dy.dtype), mask=mask)
+        total, rest = add_to(total, rest, dx, dy.dtype == tl.float32)
+    out = sum_of(total, rest, dy_ptr.dtype.element_ty == tl.float32)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(share_ptr + share.to(tl.int64) * cols + place, out.to(share_ptr.dtype.element_ty), mask=place < cols)
+
+
+def launch(
+    x: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor,
+    seed: torch.Tensor | int,
+    p: float = P,
+    *,
+    rounds: int = philox.ROUNDS,
+) -> torch.Tensor:
+    """Our kernel, whatever `choose` would say."""
+    check_alike(x=x, residual=residual)
+    check_bias(x, bias)
+    seed_tensor, number = _seed(seed, x, p)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x2, residual2, tile = as_rows(x), as_rows(residual), tile_of("bias_dropout_residual", x)
+    rows, cols = x2.shape
+    vector = vector_of(x2, residual2)
+    vectors = rows * cols // vector
+    _bias_dropout_residual_kernel[grid(rows * cols, tile)](
+        x2, bias.contiguous(), residual2, x2 if seed_tensor is None else seed_tensor, y,
+        vectors, cols // vector, x2.stride(0) // vector, residual2.stride(0) // vector,
+        number, philox.threshold_of(p), scale_of(p),
+        SEEDED=seed_tensor is not None, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), ROUNDS=rounds,
+        **tile.options(),
+    )  # fmt: skip
+    return y
+
+
+def launch_backward(
+    dy: torch.Tensor, seed: torch.Tensor | int, p: float = P, *, rounds: int = philox.ROUNDS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of x and of the bias; that of the residual is dy itself."""
+    seed_tensor, number = _seed(seed, dy, p)
+    dx = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
+    dbias = torch.empty(dy.shape[-1:], dtype=dy.dtype, device=dy.device)
+    dy2 = as_rows(dy)
+    rows, cols = dy2.shape
+    vector, plan = vector_of(dy2), column_sums.plan("bias_dropout_backward", dy2)
+    shares, tile = column_sums.room_for(plan, dbias), plan.tile
+    _bias_dropout_backward_kernel[(plan.parts, plan.shares)](
+        dy2, dy2 if seed_tensor is None else seed_tensor, dx, shares,
+        rows, cols // vector, dy2.stride(0) // vector, number, philox.threshold_of(p), scale_of(p),
+        SEEDED=seed_tensor is not None, ROWS=tile.rows, BLOCK=tile.block, VECTOR=vector,
+        WIDE=is_wide(rows * cols // vector), ROUNDS=rounds, **tile.options(),
+    )  # fmt: skip
+    column_sums.add_shares(shares, dbias)
+    return dx, dbias
+
+
+def _seed(seed: torch.Tensor | int, x: torch.Tensor, p: float) -> tuple[torch.Tensor | None, int]:
+    """The seed as a tensor on the device, read there, or as a number."""
+    if not 0 <= p <= 1:
+        raise BadInput(f"p = {p} is no probability: use a number from 0 to 1")
+    if isinstance(seed, int):
+        return None, (seed + 2**63) % 2**64 - 2**63
+    if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != x.device:
+        raise BadInput(
+            f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: use an int, or one int64 on {x.device}"
+        )
+    return seed, 0
+
+
+def _why_torch(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> str:
+    if reason := why_torch(x, bias, residual):
+        return reason
+    if bias.shape != x.shape[-1:] or residual.shape != x.shape:
+        return "the shapes differ: PyTorch broadcasts"
+    return ""
+
+
+def choose(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | int, p: float = P
+) -> Choice:
+    """What `bias_dropout_residual(x, bias, residual, seed)` runs, and why."""
+    if reason := _why_torch(x, bias, residual):
+        return Choice(provider="torch", kernel="torch, integer by integer", reason=reason)
+    return Choice(provider="sublight", kernel="_bias_dropout_residual_kernel", reason="one pass, no mask kept")
+
+
+def bias_dropout_residual(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | int, p: float = P
+) -> torch.Tensor:
+    """residual + dropout(x + bias, p), by a mask that the seed alone decides: use each seed once.
+
+    A seed that is an int64 tensor on the device is read when the kernel runs: in a CUDA graph it can be counted up
+    between replays, and compiled code need not be compiled again for another one.
+    """
+    seed_tensor, number = _seed(seed, x, p)
+    if _why_torch(x, bias, residual):
+        return reference(x, bias, residual, seed, p)
+    return _op(x, bias, residual, seed_tensor, number, p)  # type: ignore[no-any-return]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, _, _, seed, ctx.number, ctx.p = inputs
+    ctx.save_for_backward(*([] if seed is None else [seed]))
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    (seed,) = ctx.saved_tensors or (None,)
+    dx, dbias = _op_backward(dy, seed, ctx.number, ctx.p)
+    return dx, dbias, dy, None, None, None
+
+
+def _cpu_backward(
+    dy: torch.Tensor, seed: torch.Tensor | None, number: int, p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    keep = philox.kept(torch.as_tensor(number if seed is None else seed), dy.shape, p)
+    dx = torch.where(keep, dy * scale_of(p), 0.0).contiguous()
+    return dx, dx.reshape(-1, dy.shape[-1]).sum(0)
+
+
+_op = LIBRARY.op(
+    "bias_dropout_residual(Tensor x, Tensor bias, Tensor residual, Tensor? seed, int number, float p) -> Tensor",
+    cpu=lambda x, bias, residual, seed, number, p: reference(
+        x, bias, residual, number if seed is None else seed, p
+    ).contiguous(),
+    cuda=lambda x, bias, residual, seed, number, p: launch(x, bias, residual, number if seed is None else seed, p),
+    fake=lambda x, bias, residual, seed, number, p: torch.empty_like(x, memory_format=torch.contiguous_format),
+    backward=_backward,
+    setup_context=_setup_context,
+)
+_op_backward = LIBRARY.op(
+    "bias_dropout_residual_backward(Tensor dy, Tensor? seed, int number, float p) -> (Tensor, Tensor)",
+    cpu=_cpu_backward,
+    cuda=lambda dy, seed, number, p: launch_backward(dy, number if seed is None else seed, p),
+    fake=lambda dy, seed, number, p: (
+        torch.empty_like(dy, memory_format=torch.contiguous_format),
+        dy.new_empty(dy.shape[-1:]),
+    ),
+)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    generator = generator_for(device, seed + 1_000_003)
+    bias = torch.randn(shape["cols"], generator=generator, device=device, dtype=getattr(torch, dtype))
+    x, residual = random_rows(shape, dtype, device, seed), random_rows(shape, dtype, device, seed + 2_000_003)
+    return x, bias, residual, torch.full((1,), 1_000_003 * seed + 7, device=device)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
+    if direction == "fwd":
+        # read x, residual and bias, write y
+        return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * n, flops={"vector_fp32": 4 * n})
+    # read dy, write dx and the bias's gradient; the residual's is dy itself
+    return Cost(read_bytes=item * n, write_bytes=item * (n + cols), flops={"vector_fp32": 2 * n})
+
+
+def _launch_backward(
+    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor
+) -> Inputs:
+    return *launch_backward(dy, seed), dy
+
+
+BIAS_DROPOUT_RESIDUAL = Op(
+    name="bias_dropout_residual",
+    summary="residual + dropout(x + bias), the mask from a counter",
+    reference=reference,
+    call=bias_dropout_residual,
+    launch=launch,
+    launch_backward=_launch_backward,
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=tuple(
+        Kernel(jit=jit)
+        for jit in (_bias_dropout_residual_kernel, _bias_dropout_backward_kernel, column_sums._shares_kernel)
+    ),
+    shapes=shapes_of((768, 1600, 2560, 4096, 5120, 8192, 12288), small=4096),
+    test_shapes=(*TEST_SHAPES[:-1], {"rows": 300, "cols": 130}, {"rows": 140, "cols": 264}),
+    independent_rows=False,
+    library_args=lambda x, bias, residual, seed: (x, bias, residual, seed, 0, P),
+)

@@ -1,0 +1,1 @@
+"""8-bit codes and their scales."""

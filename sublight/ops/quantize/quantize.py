@@ -1,0 +1,338 @@
+"""Quantization to 8 bits, whole numbers or fp8 (e4m3), one scale a row or one a block of it; read x, write codes.
+
+A row (or many blocks) stays in registers between finding its largest magnitude and dividing by it. Codes are bit for
+bit what dividing in fp32 gives: two multiply-adds mend the product with a reciprocal, since a division for every
+element would cost more than the memory does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.correct import Inputs
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.errors import BadInput
+from sublight.op import Choice, Kernel, Op
+from sublight.ops.kernels.rows import (
+    ODD_WIDTHS,
+    as_rows,
+    facts,
+    forget,
+    is_interpreted,
+    is_packed,
+    random_rows,
+    why_torch,
+)
+from sublight.ops.quantize import codes
+from sublight.ops.quantize.codes import (
+    CHUNK,
+    FEW_ROWS,
+    FORWARD_ONLY,
+    KINDS,
+    TILE_COLS,
+    Kind,
+    Pair,
+    as_numbers,
+    check,
+    code_of,
+    empty_codes,
+    fake,
+    finite_code_of,
+    form_of,
+    larger_of,
+    magnitude_of,
+    plan,
+    quantize,
+    ratio_of,
+    scale_of,
+    top_of,
+    vector_of,
+)
+from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.tuning import Tile, tile_for
+
+BLOCK_SIZES = (32, 64, 128, 256)
+
+
+@triton.jit
+def _tile_kernel(
+    x_ptr, q_ptr, scale_ptr, rows, cols, x_stride,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, VECTOR: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # rows * cols may pass 2**31
+    x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
+    col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)[None, :]
+    mask = (row < rows) & (col < (cols if TAIL == 0 else BLOCK))  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=0.0).to(tl.float32)
+    if TAIL > 0:
+        far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)[None, :]
+        far_mask = (row < rows) & (far < cols)
+        rest = tl.load(x_row + far, mask=far_mask, other=0.0).to(tl.float32)
+    top = top_of(x, 1)
+    if TAIL > 0:
+        top = larger_of(top, top_of(rest, 1))
+    scale = scale_of(top, KIND)[:, None]
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    tl.store(q_row + col, finite_code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
+    if TAIL > 0:
+        tl.store(q_row + far, finite_code_of(ratio_of(rest, scale, DIVIDE), scale, KIND), mask=far_mask)
+
+
+@triton.jit
+def _row_kernel(
+    x_ptr, q_ptr, scale_ptr, cols, x_stride,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, PACKED: tl.constexpr, VECTOR: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    x_row, q_row = x_ptr + row * x_stride, q_ptr + row * cols
+    col = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+    mask = col < (cols if TAIL == 0 else BLOCK)  # the first of two blocks is full
+    x = tl.load(x_row + col, mask=mask, other=0.0)
+    if TAIL > 0:
+        far = BLOCK + tl.max_contiguous(tl.arange(0, TAIL), VECTOR)
+        rest = tl.load(x_row + far, mask=far < cols, other=0.0)
+    top = top_of(x, 0)
+    if TAIL > 0:
+        top = larger_of(top, top_of(rest, 0))
+    scale = scale_of(top, KIND)
+    tl.store(scale_ptr + row, scale)
+    store_row(q_row + col, forget(x, scale, PACKED), scale, mask, KIND, DIVIDE)
+    if TAIL > 0:
+        store_row(q_row + far, forget(rest, scale, PACKED), scale, far < cols, KIND, DIVIDE)
+
+
+@triton.jit
+def store_row(ptrs, x, scale, mask, KIND: tl.constexpr, DIVIDE: tl.constexpr):
+    """The codes of one row, or of a part of it."""
+    if scale < float("inf"):  # asked once a row, not for every element
+        tl.store(ptrs, code_of(ratio_of(x.to(tl.float32), scale, DIVIDE), KIND), mask=mask)
+    else:
+        tl.store(ptrs, code_of(tl.zeros_like(x).to(tl.float32), KIND), mask=mask)
+
+
+@triton.jit
+def _chunks_kernel(
+    x_ptr, q_ptr, scale_ptr, cols, x_stride,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    """For rows that no multiprocessor holds: read twice, the second time mostly out of the L2."""
+    row = tl.program_id(0).to(tl.int64)
+    tops = tl.zeros([BLOCK], tl.int32)
+    for start in tl.range(0, cols, BLOCK):
+        col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+        x = tl.load(x_ptr + row * x_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
+        tops = tl.maximum(tops, magnitude_of(x))
+    scale = scale_of(tl.max(tops, 0).to(tl.float32, bitcast=True), KIND)
+    tl.store(scale_ptr + row, scale)
+    for start in tl.range(0, cols, BLOCK):
+        col = start + tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+        x = tl.load(x_ptr + row * x_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_first")
+        ratio = ratio_of(x.to(tl.float32), scale, DIVIDE)
+        tl.store(q_ptr + row * cols + col, finite_code_of(ratio, scale, KIND), mask=col < cols)
+
+
+@triton.jit
+def _blocks_kernel(
+    x_ptr, q_ptr, scale_ptr, blocks, blocks_per_row, cols, x_stride,
+    KIND: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, VECTOR: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)[:, None]
+    row = block // blocks_per_row
+    col = (block - row * blocks_per_row) * SIZE + tl.max_contiguous(tl.arange(0, SIZE), VECTOR)[None, :]
+    row = row.to(tl.int64)
+    mask = (block < blocks) & (col < cols)
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+    scale = scale_of(top_of(x, 1), KIND)[:, None]
+    tl.store(scale_ptr + block, scale, mask=block < blocks)
+    tl.store(q_ptr + row * cols + col, finite_code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
+
+
+def launch_rows(x: torch.Tensor, kind: Kind) -> Pair:
+    """Our kernel for one scale a row, whatever `choose` would say."""
+    x2, gpu = as_rows(x), facts(x)
+    rows, cols = x2.shape
+    form = form_of(kind, gpu)
+    q, written = empty_codes(x2, kind, form)
+    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2)
+    tile = plan("quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
+    how = {"KIND": form, "VECTOR": vector_of(x), "DIVIDE": is_interpreted()}
+    if tile is None:
+        _chunks_kernel[(rows,)](x2, written, scale, cols, x2.stride(0), BLOCK=CHUNK, num_warps=16, **how)
+    elif cols <= TILE_COLS:
+        _tile_kernel[(cdiv(rows, tile.rows),)](
+            x2, written, scale, rows, cols, x2.stride(0),
+            ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
+        )  # fmt: skip
+    else:
+        _row_kernel[(rows,)](
+            x2, written, scale, cols, x2.stride(0),
+            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, **how, **tile.options(),
+        )  # fmt: skip
+    return q.view(x.shape), scale.view(*x.shape[:-1], 1)
+
+
+def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
+    """Our kernel for one scale a block, whatever `choose` would say."""
+    x2, gpu = as_rows(x), facts(x)
+    rows, cols = x2.shape
+    form = form_of(kind, gpu)
+    q, written = empty_codes(x2, kind, form)
+    blocks_per_row = cdiv(cols, block_size)
+    scale = torch.empty((rows, blocks_per_row), dtype=torch.float32, device=x.device)
+    blocks, stride = rows * blocks_per_row, x2.stride(0)
+    warps = 2 if x.element_size() == 2 else 4  # a thread holds 64 bytes in each
+    rule = Tile(block=block_size, warps=warps, rows=2048 // block_size)
+    tile = tile_for("quantize_blocks", cols, x.element_size(), packable=False, capability=gpu.capability, rule=rule)
+    if cols % block_size == 0 and (stride == cols or rows == 1):  # every block is a row of its own
+        blocks_per_row, cols, stride = 1, block_size, block_size
+    _blocks_kernel[(cdiv(blocks, tile.rows),)](
+        x2, written, scale, blocks, blocks_per_row, cols, stride,
+        KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector_of(x), DIVIDE=is_interpreted(),
+        **tile.options(),
+    )  # fmt: skip
+    return q.view(x.shape), scale.view(*x.shape[:-1], -1)
+
+
+def choose_rows(x: torch.Tensor) -> Choice:
+    """What a quantization by rows runs, and why."""
+    return codes.choose(x, why_torch(x), "torch.amax, torch.div, …")
+
+
+def choose_blocks(x: torch.Tensor, block_size: int = 128) -> Choice:
+    """What a quantization by blocks runs, and why."""
+    if reason := why_torch(x):
+        return Choice(provider="torch", kernel="torch.amax, torch.div, …", reason=reason)
+    return Choice(provider="sublight", kernel="_blocks_kernel", reason=f"blocks of {block_size}, several a program")
+
+
+def quantize_int8(x: torch.Tensor) -> Pair:
+    """Codes from -127 to 127 and a scale for each row of x: x is about codes * scale. Has no gradient."""
+    return _rows(x, "int8")
+
+
+def quantize_fp8(x: torch.Tensor) -> Pair:
+    """Codes in fp8 (e4m3, up to 448) and a scale for each row of x: x is about codes * scale. Has no gradient."""
+    return _rows(x, "fp8")
+
+
+def quantize_int8_blocks(x: torch.Tensor, block_size: int = 128) -> Pair:
+    """`quantize_int8` with a scale for every `block_size` columns (the last may have fewer)."""
+    return _blocks(x, "int8", block_size)
+
+
+def quantize_fp8_blocks(x: torch.Tensor, block_size: int = 128) -> Pair:
+    """`quantize_fp8` with a scale for every `block_size` columns (the last may have fewer)."""
+    return _blocks(x, "fp8", block_size)
+
+
+def _rows(x: torch.Tensor, kind: Kind) -> Pair:
+    check(x)
+    x = x.detach()
+    return quantize(x, kind) if why_torch(x) else LIBRARY_ROWS[kind](x)
+
+
+def _blocks(x: torch.Tensor, kind: Kind, block_size: int) -> Pair:
+    check(x)
+    if block_size not in BLOCK_SIZES:
+        raise BadInput(f"block_size {block_size}: use one of {', '.join(map(str, BLOCK_SIZES))}")
+    x = x.detach()
+    return quantize(x, kind, block_size) if why_torch(x) else LIBRARY_BLOCKS[kind](x, block_size)
+
+
+LIBRARY_ROWS = {
+    kind: LIBRARY.op(
+        f"quantize_{kind}(Tensor x) -> (Tensor, Tensor)",
+        cpu=partial(quantize, kind=kind),
+        cuda=partial(launch_rows, kind=kind),
+        fake=partial(fake, kind=kind),
+    )
+    for kind in KINDS
+}
+LIBRARY_BLOCKS = {
+    kind: LIBRARY.op(
+        f"quantize_{kind}_blocks(Tensor x, int block_size) -> (Tensor, Tensor)",
+        cpu=lambda x, size, kind=kind: quantize(x, kind, size),
+        cuda=lambda x, size, kind=kind: launch_blocks(x, kind, size),
+        fake=lambda x, block_size, kind=kind: fake(x, kind, block_size),
+    )
+    for kind in KINDS
+}
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    return (random_rows(shape, dtype, device, seed),)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction, block_size: int | None = None) -> Cost:
+    n = shape["rows"] * shape["cols"]
+    scales = shape["rows"] * (1 if block_size is None else -(-shape["cols"] // block_size))
+    # read x, write codes of one byte and fp32 scales; maximum, divide, round
+    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=n + 4 * scales, flops={"vector_fp32": 3 * n})
+
+
+ROW_KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel, narrow=ODD_WIDTHS))
+BLOCK_KERNELS = (Kernel(jit=_blocks_kernel),)
+TEST_SHAPES: tuple[Shape, ...] = tuple(
+    {"rows": rows, "cols": cols}
+    for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (5, 2049), (9, 4096), (3, 16385), (2, 40_000))
+)
+
+
+def _by_rows(kind: Kind) -> dict[str, Any]:
+    return {
+        "reference": partial(quantize, kind=kind),
+        "launch": partial(launch_rows, kind=kind),
+        "choose": choose_rows,
+        "inputs": inputs,
+        "cost": cost,
+        "kernels": ROW_KERNELS,
+        "test_shapes": TEST_SHAPES,
+        "judged": as_numbers,
+        **FORWARD_ONLY,
+    }
+
+
+def _by_blocks(kind: Kind) -> dict[str, Any]:
+    return {
+        **_by_rows(kind),
+        "reference": partial(quantize, kind=kind, block_size=128),
+        "launch": partial(launch_blocks, kind=kind),
+        "choose": choose_blocks,
+        "cost": partial(cost, block_size=128),
+        "kernels": BLOCK_KERNELS,
+        "library_args": lambda x: (x, 128),
+        "judged": partial(as_numbers, block_size=128),
+    }
+
+
+QUANTIZE_INT8 = Op(
+    name="quantize_int8",
+    summary="to whole numbers of 8 bits, one scale a row",
+    call=quantize_int8,
+    **_by_rows("int8"),
+)
+QUANTIZE_FP8 = Op(
+    name="quantize_fp8",
+    summary="to fp8 (e4m3), one scale a row",
+    call=quantize_fp8,
+    **_by_rows("fp8"),
+)
+QUANTIZE_INT8_BLOCKS = Op(
+    name="quantize_int8_blocks",
+    summary="to whole numbers of 8 bits, one scale for every 128 columns",
+    call=quantize_int8_blocks,
+    **_by_blocks("int8"),
+)
+QUANTIZE_FP8_BLOCKS = Op(
+    name="quantize_fp8_blocks",
+    summary="to fp8 (e4m3), one scale for every 128 columns",
+    call=quantize_fp8_blocks,
+    **_by_blocks("fp8"),
+)

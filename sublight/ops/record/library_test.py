@@ -1,0 +1,52 @@
+"""What the dispatcher is skipped for, and on which GPU a launch is made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sublight.ops.record.library import is_plain, on_its_device, peer
+
+
+@pytest.mark.parametrize(("index", "entered"), [(0, []), (1, ["cuda:1"])])
+def test_a_launch_is_made_on_its_tensors_gpu(monkeypatch: pytest.MonkeyPatch, index: int, entered: list[str]) -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        seen.append(str(chosen))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    x = SimpleNamespace(device=torch.device("cuda", index))
+    assert on_its_device(lambda first, scale: (first, scale))(x, 2.0) == (x, 2.0)
+    assert seen == entered
+
+
+def test_the_cpu_goes_through_the_dispatcher() -> None:
+    assert not is_plain([torch.ones(2)])
+
+
+@pytest.mark.gpu
+def test_only_plain_cuda_tensors_skip_the_dispatcher() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.ones(2, device="cuda")
+    assert is_plain([x, torch.nn.Parameter(x)])
+    assert not is_plain([x, x.cpu()])
+    with FakeTensorMode() as mode:
+        assert not is_plain([mode.from_tensor(x)])
+    seen: list[bool] = []
+    torch.func.vmap(lambda y: (seen.append(is_plain([y])), y)[1])(x)
+    assert seen == [False]
+
+
+def test_a_peer_that_is_not_there_is_an_import_error() -> None:
+    with pytest.raises(ImportError):
+        peer("no_such_library", "function")

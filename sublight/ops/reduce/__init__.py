@@ -1,0 +1,1 @@
+"""Sums, maxima and running sums."""

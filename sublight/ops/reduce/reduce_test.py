@@ -1,0 +1,128 @@
+"""Reductions over any axis of any layout; ties, NaN and infinities; the order of additions does not change."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sublight import correct
+from sublight.errors import BadInput
+from sublight.ops.kernels import plane
+from sublight.ops.random_test import EPS, random_cases
+from sublight.ops.reduce import reduce, reduction
+
+LAUNCHES = {
+    "sum": (reduce.launch_sum, reduce.sum_reference),
+    "max": (reduce.launch_max, reduce.max_reference),
+    "argmax": (reduce.launch_argmax, reduce.argmax_reference),
+}
+EACH = pytest.mark.parametrize("name", LAUNCHES)
+
+
+@EACH
+@random_cases
+@given(data=st.data(), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4), keepdim=st.booleans())
+def test_any_axis_of_any_layout(name: str, data: st.DataObject, sizes: list[int], keepdim: bool, device: str) -> None:
+    long = data.draw(st.integers(0, len(sizes) - 1))
+    sizes[long] = data.draw(st.integers(1, 3000 if math.prod(sizes) < 100 else 40))
+    order = data.draw(st.permutations(range(len(sizes))))
+    x = torch.randn(sizes, generator=torch.Generator().manual_seed(math.prod(sizes))).round(decimals=1)
+    x = x.to(device).permute(order)
+    first = data.draw(st.integers(0, len(sizes) - 1))
+    last = data.draw(st.integers(first, len(sizes) - 1))
+    dim = data.draw(st.sampled_from([None, tuple(range(first, last + 1)), first, last - len(sizes)]))
+    launch, reference = LAUNCHES[name]
+    result, expected = launch(x, dim, keepdim), reference(x, dim, keepdim)
+    assert result.shape == expected.shape and result.dtype == expected.dtype
+    if name == "sum":
+        error = correct.error(name, result, expected, reference(x.double(), dim, keepdim))
+        assert error.largest <= 2 * max(error.torch_largest, EPS[x.dtype] * float(result.abs().max()))
+    else:
+        assert torch.equal(result, expected)  # rounded values: most rows have equals
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (3, 2049), (2, 2064), (1, 30_001), (3, 700, 5)])
+def test_the_first_of_equals_and_the_first_nan(shape: tuple[int, ...], device: str) -> None:
+    n = shape[1]
+    for values, index in (
+        ((), 0),
+        (((n - 1, 2.0), (n // 2, 2.0)), n // 2),
+        (((n - 1, math.nan), (3, math.inf)), n - 1),
+        (((n - 1, math.nan), (n // 3, math.nan), (3, math.inf)), n // 3),
+        (((0, -0.0), (5, 0.0)), 0),
+    ):
+        x = torch.full(shape, -math.inf if not values else -1.0, device=device)
+        for place, value in values:
+            x[:, place] = value
+        assert (reduce.launch_argmax(x, 1) == index).all(), (values, index)
+        expected = x.double().amax(1).float()
+        torch.testing.assert_close(reduce.launch_max(x, 1), expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (3, 2049), (3, 700, 5)])
+def test_sums_with_infinities(shape: tuple[int, ...], device: str) -> None:
+    x = torch.ones(shape, device=device)
+    x[0, 7], x[1, 3], x[1, 9] = math.inf, math.inf, -math.inf
+    result = reduce.launch_sum(x, 1)
+    assert (result[0] == math.inf).all() and torch.isnan(result[1]).all() and (result[2] == shape[1]).all()
+
+
+def test_each_kernel_is_reached(device: str) -> None:
+    planes = [plane.plane_of(*reduce.inputs(s, "float32", device, 0), 2, 2) for s in reduce.TEST_SHAPES]
+    assert {each.is_rows for each in planes} == {True, False}
+    assert {each.n <= reduction.RAGGED_COLS for each in planes if each.is_rows} == {True, False}
+    assert any(each.outer > 1 for each in planes if not each.is_rows)
+
+
+@pytest.mark.parametrize(
+    ("order", "dim", "copies"),
+    [((0, 1, 2), 2, False), ((0, 1, 2), 1, False), ((0, 2, 1), 2, False), ((0, 1, 2), 0, False), ((2, 0, 1), 1, True)],
+)
+def test_layouts_are_read_in_place(order: tuple[int, ...], dim: int, copies: bool) -> None:
+    x = torch.empty(4, 5, 6).permute(order)
+    assert (plane.plane_of(x, dim, dim).x is not x) == copies
+
+
+@pytest.mark.parametrize("dim", [(0, 2), (1, 1), 3, -4, ()])
+def test_a_wrong_dim_is_refused(dim: reduce.Dims) -> None:
+    for call in (reduce.reduce_sum, reduce.reduce_max, reduce.reduce_argmax):
+        with pytest.raises(BadInput, match="dim"):
+            call(torch.zeros(2, 3, 4), dim)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (1, 1), (0, 1), (2, 2), (0, 2)])
+def test_the_gradient_of_a_maximum(first: int, last: int, device: str) -> None:
+    x = torch.randn(5, 7, 6, device=device).round()
+    dy = torch.randn(reduce.left_of(x, first, last, False), device=device)
+    outer, n, inner = (math.prod(x.shape[a:b]) for a, b in ((0, first), (first, last + 1), (last + 1, 3)))
+    indices = reduction.reduce(x, first, last, "argmax")[1]
+    dims = tuple(range(first, last + 1))
+    (expected,) = correct.gradients(lambda x: reduce.max_reference(x, dims), (x,), dy)
+    assert torch.equal(reduce.spread(dy, indices, outer, n, inner).view(x.shape), expected)
+    library = lambda x: torch.ops.sublight.reduce_max(x, first, last, False)[0]  # noqa: E731
+    assert torch.equal(correct.gradients(library, (x,), dy)[0], expected)
+
+
+@pytest.mark.gpu
+@EACH
+@pytest.mark.parametrize("shape", [(1, 2**24), (3, 2**20 + 1), (4096, 96)])
+def test_it_repeats_bit_for_bit(name: str, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, device="cuda")
+    for dim in (0, 1, None):
+        first = LAUNCHES[name][0](x, dim)
+        assert all(torch.equal(first, LAUNCHES[name][0](x, dim)) for _ in range(5))
+
+
+@pytest.mark.gpu
+def test_a_row_past_two_to_the_thirty_one() -> None:
+    x = torch.zeros(2**31 + 40, device="cuda", dtype=torch.bfloat16)
+    x[-3] = 2.0
+    assert reduce.launch_argmax(x) == 2**31 + 37 and reduce.launch_sum(x) == 2 and reduce.launch_max(x) == 2
+    assert reduce.launch_argmax(x.view(-1, 8), 0).tolist() == [0, 0, 0, 0, 0, (2**31 + 37) // 8, 0, 0]

@@ -1,0 +1,1 @@
+"""Rotary positions, alone and after the norm of queries and keys."""

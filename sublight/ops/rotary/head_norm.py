@@ -1,0 +1,310 @@
+"""The kernels behind qk_norm_rope: heads normalised, then turned by the kernels' parts that rope has too.
+
+A row is a head, and the few threads that hold it find its root mean square among themselves, so the norm costs no
+memory traffic and no barrier. The backward pass finds it again instead of keeping it; its programs take many tiles
+each and add up their shares of the weights' gradients in a fixed order, and a second launch adds the shares.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.op import Kernel
+from sublight.ops.kernels.column_sums import add_to
+from sublight.ops.kernels.rows import facts, is_interpreted, sum_of, sums_of
+from sublight.ops.norm.row_norm import reciprocal_root
+from sublight.ops.record.tuning import tile_for
+from sublight.ops.rotary import rotary
+from sublight.ops.rotary.rotary import Pair, load_angles, load_pairs, row_places, store_pairs, tile_here
+
+FEW_BYTES = 2**15  # of q, a multiprocessor: up to here a row's own latency counts
+SHARES = 64  # of a weight's gradient that one step of the second launch adds
+
+
+@triton.jit
+def _load_rest(ptr, mask, HALF: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr):
+    """What of a row is normalised but not turned."""
+    col = tl.arange(0, REST_BLOCK)[None, None, :]
+    return tl.load(ptr + 2 * HALF + col, mask=mask & (col < REST), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_rest(ptr, x, mask, HALF: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr):
+    col = tl.arange(0, REST_BLOCK)[None, None, :]
+    tl.store(ptr + 2 * HALF + col, x.to(ptr.dtype.element_ty), mask=mask & (col < REST))
+
+
+@triton.jit
+def _scale(first, second, rest, inside, eps, HEAD_DIM: tl.constexpr, REST: tl.constexpr, EXACT: tl.constexpr):
+    """Each row's 1 / sqrt(mean(x²) + eps); of rows outside the tensor any that is finite, even where eps is zero."""
+    squares = tl.sum(first * first + second * second, 2)[:, :, None]
+    if REST:
+        squares += tl.sum(rest * rest, 2)[:, :, None]
+    squares = tl.where(inside, squares, 1.0)
+    if EXACT:
+        return reciprocal_root(squares, HEAD_DIM, eps)
+    return tl.rsqrt(squares * (1.0 / HEAD_DIM) + eps)  # every thread of a row does this, and 16 bits do not show it
+
+
+@triton.jit
+def _normal_turn(
+    x_ptr, y_ptr, w_ptr, cos_ptr, sin_ptr, positions_ptr, batch, token, head, eps,
+    q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+    x_batch, x_token, x_head, y_batch, y_token, y_head,
+    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, TABLE_UNIT: tl.constexpr,
+    POSITIONS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    x_row = x_ptr + row_places(batch, token, head, x_batch, x_token, x_head, UNIT)
+    y_row = y_ptr + row_places(batch, token, head, y_batch, y_token, y_head, UNIT)
+    w_row = w_ptr + 0 * (token + head)  # the same for every row, laid out as the rows are
+    inside = token < q_len
+    first, second = load_pairs(x_row, inside, HALF, BLOCK, PAIRS)
+    rest = first
+    if REST:
+        rest = _load_rest(x_row, inside, HALF, REST, REST_BLOCK)
+    w_first, w_second = load_pairs(w_row, inside, HALF, BLOCK, PAIRS)
+    cos, sin = load_angles(
+        cos_ptr, sin_ptr, positions_ptr, batch, token, q_len, max_len,
+        cos_stride, sin_stride, positions_batch, positions_token,
+        HEADS, HALF, BLOCK, STEP, RUN, TABLE_UNIT, POSITIONS, False,
+    )  # fmt: skip
+    rstd = _scale(first, second, rest, inside, eps, 2 * HALF + REST, REST, EXACT)
+    first, second = first * rstd * w_first, second * rstd * w_second
+    store_pairs(y_row, first * cos - second * sin, second * cos + first * sin, inside, HALF, BLOCK, PAIRS)
+    if REST:
+        y = rest * rstd * _load_rest(w_row, inside, HALF, REST, REST_BLOCK)
+        _store_rest(y_row, y, inside, HALF, REST, REST_BLOCK)
+
+
+@triton.jit
+def _qk_norm_rope_kernel(
+    q_ptr, k_ptr, q_out_ptr, k_out_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr, eps,
+    q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+    q_batch, q_token, q_head, k_batch, k_token, k_head,
+    q_out_batch, q_out_token, q_out_head, k_out_batch, k_out_token, k_out_head,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HEADS_FIRST: tl.constexpr, Q_TILES: tl.constexpr,
+    K_TILES: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, TABLE_UNIT: tl.constexpr,
+    POSITIONS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    batch, token_tile, head_tile = tile_here(Q_TILES + K_TILES, HEADS_FIRST)
+    token = token_tile * TOKENS + tl.arange(0, TOKENS)[:, None, None]
+    head = tl.arange(0, HEADS)[None, :, None]
+    if head_tile < Q_TILES:
+        _normal_turn(
+            q_ptr, q_out_ptr, q_weight_ptr, cos_ptr, sin_ptr, positions_ptr, batch, token, head + head_tile * HEADS,
+            eps, q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+            q_batch, q_token, q_head, q_out_batch, q_out_token, q_out_head,
+            HEADS, HALF, BLOCK, REST, REST_BLOCK, PAIRS, UNIT, STEP, RUN, TABLE_UNIT, POSITIONS, EXACT,
+        )  # fmt: skip
+    else:
+        _normal_turn(
+            k_ptr, k_out_ptr, k_weight_ptr, cos_ptr, sin_ptr, positions_ptr,
+            batch, token, head + (head_tile - Q_TILES) * HEADS,
+            eps, q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+            k_batch, k_token, k_head, k_out_batch, k_out_token, k_out_head,
+            HEADS, HALF, BLOCK, REST, REST_BLOCK, PAIRS, UNIT, STEP, RUN, TABLE_UNIT, POSITIONS, EXACT,
+        )  # fmt: skip
+
+
+@triton.jit
+def _over_rows(total, rest, SUMS: tl.constexpr):
+    """The sum over a tile's rows, in the shape of one; an infinite total has no rest."""
+    total += tl.where(rest == rest, rest, 0.0)
+    flat = tl.reshape(total, (total.shape[0] * total.shape[1], total.shape[2]))
+    return sum_of(flat, 0, SUMS)[None, None, :]
+
+
+@triton.jit
+def _walk(
+    dy_ptr, x_ptr, dx_ptr, w_ptr, dw_ptr, cos_ptr, sin_ptr, positions_ptr, share, step, sequences, token_tiles, eps,
+    q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+    dy_batch, dy_token, dy_head, x_batch, x_token, x_head, dx_batch, dx_token, dx_head,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HEADS_FIRST: tl.constexpr, HEAD_TILES: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, TABLE_UNIT: tl.constexpr,
+    POSITIONS: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Every step-th tile from the share-th on; `dw_ptr` is where this program leaves its sums."""
+    row = tl.zeros([TOKENS, HEADS, 1], tl.int32)
+    w_first, w_second = load_pairs(w_ptr + row, row == 0, HALF, BLOCK, PAIRS)
+    dw_first = tl.zeros([TOKENS, HEADS, BLOCK], tl.float32)
+    dw_second = tl.zeros([TOKENS, HEADS, BLOCK], tl.float32)
+    dw_rest = tl.zeros([TOKENS, HEADS, REST_BLOCK], tl.float32)
+    lost_first, lost_second, lost_rest = dw_first, dw_second, dw_rest  # by rounding these sums
+    HEAD_DIM: tl.constexpr = 2 * HALF + REST
+    for tile in tl.range(share, sequences * token_tiles * HEAD_TILES, step, num_stages=STAGES):
+        if HEADS_FIRST:
+            head_tile, rest_tile = tile % HEAD_TILES, tile // HEAD_TILES
+            token_tile, batch = rest_tile % token_tiles, rest_tile // token_tiles
+        else:
+            token_tile, rest_tile = tile % token_tiles, tile // token_tiles
+            head_tile, batch = rest_tile % HEAD_TILES, rest_tile // HEAD_TILES
+        token = token_tile * TOKENS + tl.arange(0, TOKENS)[:, None, None]
+        head = head_tile * HEADS + tl.arange(0, HEADS)[None, :, None]
+        inside = token < q_len
+        x_row = x_ptr + row_places(batch, token, head, x_batch, x_token, x_head, UNIT)
+        dy_row = dy_ptr + row_places(batch, token, head, dy_batch, dy_token, dy_head, UNIT)
+        dx_row = dx_ptr + row_places(batch, token, head, dx_batch, dx_token, dx_head, UNIT)
+        first, second = load_pairs(x_row, inside, HALF, BLOCK, PAIRS)
+        dy_first, dy_second = load_pairs(dy_row, inside, HALF, BLOCK, PAIRS)
+        rest, dy_rest, w_rest = first, first, first
+        if REST:
+            rest = _load_rest(x_row, inside, HALF, REST, REST_BLOCK)
+            dy_rest = _load_rest(dy_row, inside, HALF, REST, REST_BLOCK)
+            w_rest = _load_rest(w_ptr + row, inside, HALF, REST, REST_BLOCK)
+        cos, sin = load_angles(
+            cos_ptr, sin_ptr, positions_ptr, batch, token, q_len, max_len,
+            cos_stride, sin_stride, positions_batch, positions_token,
+            HEADS, HALF, BLOCK, STEP, RUN, TABLE_UNIT, POSITIONS, True,
+        )  # fmt: skip
+        g_first, g_second = dy_first * cos - dy_second * sin, dy_second * cos + dy_first * sin
+        rstd = _scale(first, second, rest, inside, eps, HEAD_DIM, REST, EXACT)
+        first, second = first * rstd, second * rstd
+        dw_first, lost_first = add_to(dw_first, lost_first, g_first * first, EXACT)
+        dw_second, lost_second = add_to(dw_second, lost_second, g_second * second, EXACT)
+        g_first, g_second = g_first * w_first, g_second * w_second
+        along = tl.sum(g_first * first + g_second * second, 2)[:, :, None]  # of the gradient, along the normalised row
+        if REST:
+            rest *= rstd
+            dw_rest, lost_rest = add_to(dw_rest, lost_rest, dy_rest * rest, EXACT)
+            dy_rest *= w_rest
+            along += tl.sum(dy_rest * rest, 2)[:, :, None]
+        along = along * (1.0 / HEAD_DIM)
+        store_pairs(
+            dx_row, (g_first - first * along) * rstd, (g_second - second * along) * rstd, inside, HALF, BLOCK, PAIRS
+        )
+        if REST:
+            _store_rest(dx_row, (dy_rest - rest * along) * rstd, inside, HALF, REST, REST_BLOCK)
+    out, here = dw_ptr + tl.zeros([1, 1, 1], tl.int32), tl.full([1, 1, 1], 1, tl.int1)
+    APART: tl.constexpr = "halves" if PAIRS == "halves" else "neighbours"  # shares are fp32, and few
+    dw_first, dw_second = _over_rows(dw_first, lost_first, SUMS), _over_rows(dw_second, lost_second, SUMS)
+    store_pairs(out, dw_first, dw_second, here, HALF, BLOCK, APART)
+    if REST:
+        _store_rest(out, _over_rows(dw_rest, lost_rest, SUMS), here, HALF, REST, REST_BLOCK)
+
+
+@triton.jit
+def _qk_norm_rope_backward_kernel(
+    dq_out_ptr, dk_out_ptr, q_ptr, k_ptr, dq_ptr, dk_ptr, q_weight_ptr, k_weight_ptr, shares_ptr,
+    cos_ptr, sin_ptr, positions_ptr, q_programs, sequences, token_tiles, eps,
+    q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+    dq_out_batch, dq_out_token, dq_out_head, dk_out_batch, dk_out_token, dk_out_head,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, dq_batch, dq_token, dq_head, dk_batch, dk_token, dk_head,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, HEADS_FIRST: tl.constexpr, Q_TILES: tl.constexpr,
+    K_TILES: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, REST_BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, TABLE_UNIT: tl.constexpr,
+    POSITIONS: tl.constexpr, EXACT: tl.constexpr, SUMS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    share = tl.program_id(0)
+    dw_ptr = shares_ptr + share.to(tl.int64) * (2 * HALF + REST)
+    if share < q_programs:
+        _walk(
+            dq_out_ptr, q_ptr, dq_ptr, q_weight_ptr, dw_ptr, cos_ptr, sin_ptr, positions_ptr,
+            share, q_programs, sequences, token_tiles, eps,
+            q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+            dq_out_batch, dq_out_token, dq_out_head, q_batch, q_token, q_head, dq_batch, dq_token, dq_head,
+            TOKENS, HEADS, HEADS_FIRST, Q_TILES, HALF, BLOCK, REST, REST_BLOCK,
+            PAIRS, UNIT, STEP, RUN, TABLE_UNIT, POSITIONS, EXACT, SUMS, STAGES,
+        )  # fmt: skip
+    else:
+        _walk(
+            dk_out_ptr, k_ptr, dk_ptr, k_weight_ptr, dw_ptr, cos_ptr, sin_ptr, positions_ptr,
+            share - q_programs, tl.num_programs(0) - q_programs, sequences, token_tiles, eps,
+            q_len, max_len, cos_stride, sin_stride, positions_batch, positions_token,
+            dk_out_batch, dk_out_token, dk_out_head, k_batch, k_token, k_head, dk_batch, dk_token, dk_head,
+            TOKENS, HEADS, HEADS_FIRST, K_TILES, HALF, BLOCK, REST, REST_BLOCK,
+            PAIRS, UNIT, STEP, RUN, TABLE_UNIT, POSITIONS, EXACT, SUMS, STAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _weights_kernel(
+    shares_ptr, dwq_ptr, dwk_ptr, q_programs, programs, HEAD_DIM: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """The sum of the q programs' shares, by the second half of this launch that of the k programs'."""
+    is_k = tl.program_id(1) == 1
+    first, last = tl.where(is_k, q_programs, 0), tl.where(is_k, programs, q_programs)
+    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros([SHARES, BLOCK], tl.float32)
+    rest = total
+    for start in tl.range(first, last, SHARES):
+        share = start + tl.arange(0, SHARES)[:, None]
+        dw = tl.load(shares_ptr + share * HEAD_DIM + col, mask=(share < last) & (col < HEAD_DIM), other=0.0)
+        total, rest = add_to(total, rest, dw, SUMS != "plain")
+    dw = sum_of(total + tl.where(rest == rest, rest, 0.0), 0, SUMS)[None, :].to(dwq_ptr.dtype.element_ty)
+    if is_k:
+        tl.store(dwk_ptr + col, dw, mask=col < HEAD_DIM)
+    else:
+        tl.store(dwq_ptr + col, dw, mask=col < HEAD_DIM)
+
+
+KERNELS = tuple(Kernel(jit=jit) for jit in (_qk_norm_rope_kernel, _qk_norm_rope_backward_kernel, _weights_kernel))
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, cos: torch.Tensor,
+    sin: torch.Tensor, positions: torch.Tensor | None, eps: float, rotary_dim: int, interleaved: bool,
+) -> Pair:  # fmt: skip
+    """q and k, normalised and turned."""
+    q, k, weights = rotary.unit(q), rotary.unit(k), (q_weight.contiguous(), k_weight.contiguous())
+    q_out, k_out = rotary.like(q), rotary.like(k)
+    gpu, item = facts(q), q.element_size()
+    # a root that few warps find for many rows leaves them waiting less; with few rows there are none to wait for
+    many = q.numel() * item > FEW_BYTES * gpu.multiprocessors
+    rule = rotary.rule(rotary_dim, item, warps=2, loads=2) if many else rotary.rule(rotary_dim, item)
+    tile = tile_for("qk_norm_rope", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
+    where = rotary.layout((q, k, q_out, k_out), cos, sin, positions, rotary_dim, interleaved, tile, weights=weights)
+    _qk_norm_rope_kernel[where.grid](
+        q, k, q_out, k_out, *weights, *where.tables, eps, *where.numbers, *where.strides,
+        **where.constants, EXACT=item == 4, **tile.options(),
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def backward(
+    dq_out: torch.Tensor, dk_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor,
+    k_weight: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
+    eps: float, rotary_dim: int, interleaved: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients of q, k and the two weights."""
+    dq_out, dk_out, q, k = map(rotary.unit, (dq_out, dk_out, q, k))
+    weights = (q_weight.contiguous(), k_weight.contiguous())
+    dq, dk = rotary.like(q), rotary.like(k)
+    gpu, item = facts(q), q.element_size()
+    # GeForce and Ampere spill in 128 registers, as do rows that no vector fits, whose places take registers too
+    lean = 90 <= gpu.capability < 120 and rotary_dim // 2 * item % 16 == 0
+    registers, programs = (128, 8) if lean else (168, 6)
+    programs = 1 if is_interpreted() else programs
+    rule = rotary.rule(rotary_dim, item, warps=2, registers=registers, programs=programs, stages=3)
+    tile = tile_for("qk_norm_rope_backward", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
+    tensors = (dq_out, dk_out, q, k, dq, dk)
+    where = rotary.layout(tensors, cos, sin, positions, rotary_dim, interleaved, tile, weights=weights)
+    tiles = where.batch * where.token_tiles
+    q_tiles, k_tiles = tiles * where.constants["Q_TILES"], tiles * where.constants["K_TILES"]
+    every = tile.programs * gpu.multiprocessors  # shared between q and k as their tiles are
+    q_programs = min(q_tiles, max(1, every * q_tiles // (q_tiles + k_tiles)))
+    programs = q_programs + min(k_tiles, max(1, every - q_programs))
+    shares = torch.empty((programs, q.shape[-1]), dtype=torch.float32, device=q.device)
+    _qk_norm_rope_backward_kernel[(programs,)](
+        *tensors, *weights, shares, *where.tables, q_programs, where.batch, where.token_tiles, eps,
+        *where.numbers, *where.strides, **where.constants, EXACT=item == 4, SUMS=sums_of(q), STAGES=tile.stages,
+        **tile.options(),
+    )  # fmt: skip
+    dwq, dwk = torch.empty_like(weights[0]), torch.empty_like(weights[1])
+    _weights_kernel[(cdiv(q.shape[-1], 32), 2)](
+        shares,
+        dwq,
+        dwk,
+        q_programs,
+        programs,
+        HEAD_DIM=q.shape[-1],
+        SHARES=SHARES,
+        BLOCK=32,
+        SUMS=sums_of(q),
+        num_warps=4,
+    )
+    return dq, dk, dwq, dwk

@@ -1,0 +1,1 @@
+"""Softmax and what follows it: its logarithm, its largest values, a draw."""

@@ -1,0 +1,296 @@
+"""The k largest of a softmax and where they are; the logits are read once and the other probabilities never written.
+
+Sorting costs far more than reading, so almost nothing is sorted. The pass over the logits adds up the softmax's sum and
+keeps the largest of every group of 64 neighbours. The k largest logits lie in the k groups whose own largest are the
+greatest: a group outside those is beaten by k others. So finding them is four small sorts a row, of groups of groups,
+of groups, of eighths of a group and of single logits, whatever the data: there is no bad case. Equal logits go by
+their place, and groups of neighbours keep that order.
+
+The sorts are a second launch: the row's last program could make them while others still read, but the registers that
+it needs for that are missing to those that read (84 against 82 µs for 1024x131072 on an H200, k = 8).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.correct import Inputs
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.errors import BadInput
+from sublight.op import Choice, Kernel, Op
+from sublight.ops.kernels.rows import Facts, as_rows, facts, generator_for, random_rows, sum_of, sums_of, why_torch
+from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.tuning import Tile, tile_for
+from sublight.ops.softmax.softmax import exp_below, share_of
+
+MAX_K = 64
+K = 8
+GROUP_COLS = 64  # neighbours of which the pass over the logits keeps the largest
+BUNDLE_GROUPS = 4  # that the first sort takes as one
+GROUP = tl.constexpr(GROUP_COLS)
+BUNDLE = tl.constexpr(BUNDLE_GROUPS)
+PIECE = tl.constexpr(8)  # logits of a group that the third sort takes as one
+LOWEST = tl.constexpr(-32768)  # below -inf and everything else that `rank_of` gives, in 16 bits …
+LOWEST_FLOAT = tl.constexpr(-2147483648)  # … and in 32
+
+
+def reference(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    values, index = torch.topk(torch.softmax(x, -1), k)
+    return values, index
+
+
+@triton.jit
+def rank_of(x, inside):
+    """A whole number with the order of x, 16 bits for 16-bit x; both zeros alike, NaN above all, what is outside
+    below."""
+    if x.dtype == tl.float32:
+        bits = tl.where(x == 0.0, 0, x.to(tl.int32, bitcast=True))
+        rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        return tl.where(inside, tl.where(x != x, 0x7FFFFFFF, rank), LOWEST_FLOAT)
+    else:
+        wide = x.to(tl.float32)
+        bits = tl.where(wide == 0.0, 0, x.to(tl.int16, bitcast=True).to(tl.int32))
+        rank = bits ^ ((bits >> 31) & 0x7FFF)
+        return tl.where(inside, tl.where(wide != wide, 0x7FFF, rank), LOWEST)
+
+
+@triton.jit
+def key_of(x, place, inside, WIDE: tl.constexpr):
+    """A rank, and the place behind it so that of equal ones the first is the largest; 32 bits where both fit."""
+    if WIDE:
+        return (rank_of(x, inside).to(tl.int64) << 32) | (0x7FFFFFFF - place).to(tl.int64)
+    else:
+        return (rank_of(x, inside) << 16) | (0xFFFF - place)
+
+
+@triton.jit
+def place_of(key, WIDE: tl.constexpr):
+    if WIDE:
+        return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+    else:
+        return 0xFFFF - (key & 0xFFFF)
+
+
+@triton.jit
+def value_of(key, kind: tl.constexpr, WIDE: tl.constexpr):
+    """What `key_of` was given, but for the sign of a zero and the bits of a NaN."""
+    rank = (key >> (32 if WIDE else 16)).to(tl.int32)
+    if kind == tl.float32:
+        return (rank ^ ((rank >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    else:
+        return (rank ^ ((rank >> 31) & 0x7FFF)).to(tl.int16).to(kind, bitcast=True)
+
+
+@triton.jit
+def _largest(x_ptr, most_ptr, cols, groups, K: tl.constexpr, BUNDLES: tl.constexpr, WIDE: tl.constexpr):
+    """Keys of a row's K largest logits, the largest first."""
+    LONG: tl.constexpr = x_ptr.dtype.element_ty == tl.float32  # until the last sort a place has at most 15 bits
+    inner = tl.arange(0, BUNDLE)[None, :]
+    if BUNDLES > K:
+        bundle = tl.arange(0, BUNDLES)
+        group = bundle[:, None] * BUNDLE + inner
+        most = tl.load(most_ptr + group, mask=group < groups, other=-float("inf"))
+        highest = tl.max(most.to(tl.float32), 1).to(most.dtype)
+        keys = tl.topk(key_of(highest, bundle, bundle * BUNDLE < groups, LONG), K)
+        bundle = place_of(keys, LONG)
+    else:
+        bundle = tl.arange(0, K)
+    group = bundle[:, None] * BUNDLE + inner
+    most = tl.load(most_ptr + group, mask=group < groups, other=-float("inf"))
+    keys = tl.topk(tl.reshape(key_of(most, group, group < groups, LONG), [K * BUNDLE]), K)
+    group = place_of(keys, LONG)
+    piece = group[:, None] * (GROUP // PIECE) + tl.arange(0, GROUP // PIECE)[None, :]
+    col = piece[:, :, None] * PIECE + tl.arange(0, PIECE)[None, None, :]
+    x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"))
+    highest = tl.max(x.to(tl.float32), 2).to(x.dtype)
+    keys = key_of(highest, piece, piece * PIECE < cols, LONG)
+    keys = tl.topk(tl.reshape(keys, [K * (GROUP // PIECE)]), K)
+    col = place_of(keys, LONG)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    x = tl.load(x_ptr + col, mask=col < cols, other=-float("inf"))
+    return tl.topk(tl.reshape(key_of(x, col, col < cols, WIDE), [K * PIECE]), K)
+
+
+@triton.jit
+def _groups_kernel(
+    x_ptr, most_ptr, top_ptr, total_ptr, cols, x_stride, parts, groups,
+    BLOCK: tl.constexpr, PROBABILITY: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(0)
+    row, part = (unit // parts).to(tl.int64), unit % parts  # rows * cols may pass 2**31
+    group = part * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    col = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(x_ptr + row * x_stride + col, mask=col < cols, other=-float("inf"))
+    most = tl.max(x.to(tl.float32), 1)
+    tl.store(most_ptr + row * groups + group, most.to(most_ptr.dtype.element_ty), mask=group < groups)
+    if PROBABILITY:
+        top = tl.max(most, 0)
+        base = tl.where(top == -float("inf"), 0.0, top)  # a masked part adds nothing
+        total = sum_of(exp_below(x, base), None, SUMS)
+        tl.store(top_ptr + unit, top)
+        tl.store(total_ptr + unit, total)
+
+
+@triton.jit
+def _finish_kernel(
+    x_ptr, most_ptr, top_ptr, total_ptr, value_ptr, index_ptr, cols, x_stride, parts, groups, k,
+    K: tl.constexpr, BUNDLES: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, PROBABILITY: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)  # rows * cols may pass 2**31
+    keys = _largest(x_ptr + row * x_stride, most_ptr + row * groups, cols, groups, K, BUNDLES, WIDE)
+    value = value_of(keys, x_ptr.dtype.element_ty, WIDE)
+    if PROBABILITY:
+        part = tl.arange(0, PARTS)
+        tops = tl.load(top_ptr + row * parts + part, mask=part < parts, other=-float("inf"))
+        totals = tl.load(total_ptr + row * parts + part, mask=part < parts, other=0.0)
+        top = tl.max(tops, 0)
+        total = sum_of(totals * exp_below(tops, top), 0, SUMS)
+        value = share_of(exp_below(value, top), total, value.dtype)
+    slot = tl.arange(0, K)
+    tl.store(value_ptr + row * k + slot, value.to(value_ptr.dtype.element_ty), mask=slot < k)
+    tl.store(index_ptr + row * k + slot, place_of(keys, WIDE).to(tl.int64), mask=slot < k)
+
+
+def largest(x: torch.Tensor, k: int, *, probability: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of each row, as probabilities or as they are, and their places; by our kernels."""
+    check(x, k)
+    x2 = as_rows(x)
+    (rows, cols), device = x2.shape, x.device
+    values = torch.empty((rows, k), dtype=x.dtype, device=device)
+    index = torch.empty((rows, k), dtype=torch.int64, device=device)
+    tile = plan(rows, cols, x.element_size(), facts(x))
+    parts, groups = cdiv(cols, tile.block), cdiv(cols, GROUP_COLS)
+    most = torch.empty((rows, groups), dtype=x.dtype, device=device)
+    top, total = torch.empty((2, rows * parts), dtype=torch.float32, device=device)
+    slots = max(2, next_power_of_2(k))
+    whole = {"PROBABILITY": probability, "SUMS": sums_of(x)}
+    _groups_kernel[(rows * parts,)](
+        x2, most, top, total, cols, x2.stride(0), parts, groups, BLOCK=tile.block, **whole, **tile.options()
+    )
+    _finish_kernel[(rows,)](
+        x2, most, top, total, values, index, cols, x2.stride(0), parts, groups, k,
+        K=slots, BUNDLES=max(slots, next_power_of_2(cdiv(groups, BUNDLE_GROUPS))),
+        PARTS=next_power_of_2(parts), WIDE=x.element_size() == 4 or cols > 2**16, **whole, num_warps=4,
+    )  # fmt: skip
+    return values.view(*x.shape[:-1], k), index.view(*x.shape[:-1], k)
+
+
+def plan(rows: int, cols: int, itemsize: int, gpu: Facts) -> Tile:
+    """16 KB of a row a program, 128 bytes a thread: sums and sorts cost a warp the same whatever it holds. Less where
+    that would leave multiprocessors idle."""
+    block = 16384 // itemsize
+    while block > 1024 and rows * cdiv(cols, block) < 2 * gpu.multiprocessors:
+        block //= 2
+    while block > 256 and block // 2 >= cols:
+        block //= 2
+    rule = Tile(block=block, warps=4)
+    return tile_for("softmax_topk", cols, itemsize, packable=True, capability=gpu.capability, rule=rule)
+
+
+def check(x: torch.Tensor, k: int) -> None:
+    if not 1 <= k <= MAX_K:
+        raise BadInput(f"k is {k}: give 1 to {MAX_K}, or use torch.topk")
+    if x.dim() == 0 or x.shape[-1] < k:
+        raise BadInput(f"k is {k}, but x has the shape {tuple(x.shape)}: give a k of at most its last dimension")
+
+
+def launch(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our kernel, whatever `choose` would say."""
+    return largest(x, k, probability=True)
+
+
+def choose(x: torch.Tensor, k: int = K) -> Choice:
+    """What `softmax_topk(x, k)` runs, and why."""
+    if reason := why_torch(x):
+        return Choice(provider="torch", kernel="torch.softmax, torch.topk", reason=reason)
+    return Choice(provider="sublight", kernel="_groups_kernel", reason="one pass over the logits, then sorts of few")
+
+
+def softmax_topk(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of softmax(x) over the last dimension, the largest first, and their indices (int64).
+
+    Ours orders by the logits, of equal ones the first before the others; PyTorch's, where the call goes there, orders
+    equal probabilities as it likes. k is 1 to 64. There is no gradient: take one through `softmax`.
+    """
+    check(x, k)
+    if why_torch(x):
+        return reference(x.detach(), k)
+    values, index = _softmax_topk(x.detach(), k)
+    return values, index
+
+
+def _fake(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values = x.new_empty(*x.shape[:-1], k)
+    return values, torch.empty_like(values, dtype=torch.int64)
+
+
+def _cpu(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values, index = reference(x, k)
+    return values.contiguous(), index.contiguous()
+
+
+_softmax_topk = LIBRARY.op(
+    "softmax_topk(Tensor x, int k) -> (Tensor, Tensor)",
+    cpu=_cpu,
+    cuda=launch,
+    fake=_fake,
+)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    return (logits_with_distinct_tops(shape, dtype, device, seed),)
+
+
+def logits_with_distinct_tops(shape: Shape, dtype: str, device: str, seed: int) -> torch.Tensor:
+    """Noise below 7.5 and, in random places, up to 128 values above it that differ in every data type: there is one
+    right answer. Plain noise of 131,072 16-bit values is full of equal ones."""
+    x = random_rows(shape, dtype, device, seed, scale=1.5).clamp_(max=7.5)
+    rows, cols = x.shape
+    generator, count = generator_for(device, seed + 7), min(2 * MAX_K, cols)
+    room = cols // count
+    slot = torch.arange(count, device=device)
+    place = slot * room + torch.randint(room, (rows, count), generator=generator, device=device)
+    first = torch.randint(count, (rows, 1), generator=generator, device=device)
+    step = 37 if count == 2 * MAX_K else 1  # shares no factor with the count, so that every value comes up once
+    high = 15.9375 - ((slot * step + first) % count) / 16
+    return x.scatter_(1, place, high.to(x.dtype))
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    rows, n = shape["rows"], shape["rows"] * shape["cols"]
+    # read x, write K values and their 8-byte indices; subtract, exponential, sum, two maxima
+    return Cost(
+        read_bytes=ITEMSIZE[dtype] * n, write_bytes=rows * K * (ITEMSIZE[dtype] + 8), flops={"vector_fp32": 5 * n}
+    )
+
+
+SOFTMAX_TOPK = Op(
+    name="softmax_topk",
+    summary="the k largest of a softmax, and their indices",
+    reference=reference,
+    call=softmax_topk,
+    launch=launch,
+    launch_backward=None,
+    choose=choose,
+    inputs=inputs,
+    cost=cost,
+    kernels=(
+        Kernel(jit=_groups_kernel),
+        Kernel(
+            jit=_finish_kernel,
+            narrow="a row's maxima, 1/64 of its logits, begin anywhere; candidates lie where the data has them",
+        ),
+    ),
+    shapes=tuple(
+        {"rows": rows, "cols": cols}
+        for rows, cols in (
+            *((1024, 131072), (1024, 32000), (1024, 128256), (1024, 151936)),
+            *((128, 128256), (16, 128256), (1, 128256)),
+        )
+    ),
+    test_shapes=tuple({"rows": rows, "cols": cols} for rows, cols in ((2, 1000), (3, 4097), (2, 16385), (2, 70000))),
+    wrt=(),
+    directions=("fwd",),
+    library_args=lambda x: (x, K),
+)

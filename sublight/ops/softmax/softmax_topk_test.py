@@ -1,0 +1,94 @@
+"""Every place of the k largest, ties and strange values, and both ways of ending a row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from sublight.errors import BadInput
+from sublight.ops.kernels.rows import Facts
+from sublight.ops.softmax import softmax_topk as topk
+
+
+def stable(x: Any, k: int) -> Any:
+    """The right order: by logit, of equal ones the first before the others."""
+    return torch.sort(x.double(), dim=-1, descending=True, stable=True).indices[..., :k]
+
+
+@pytest.mark.parametrize(("cols", "k"), [(1, 1), (8, 8), (65, 3), (300, 33), (2049, 8), (70_000, 2)])
+def test_of_equal_logits_the_first_comes_first(cols: int, k: int, device: str) -> None:
+    x = torch.randint(-3, 3, (1, cols), device=device).half()  # six values: everything is a tie
+    x[:, ::3] *= -0.0  # both zeros are one
+    values, index = topk.largest(x, k, probability=True)
+    assert torch.equal(index, stable(x, k))
+    torch.testing.assert_close(values, torch.softmax(x, -1).gather(-1, index), rtol=1e-3, atol=0)  # one rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("order", ["rising", "falling", "constant"])
+def test_there_is_no_bad_order(order: str, dtype: Any, device: str) -> None:
+    x = torch.linspace(-8, 8, 5000, device=device).to(dtype)[None]
+    x = {"rising": x, "falling": x.flip(-1), "constant": torch.ones_like(x)}[order]
+    assert torch.equal(topk.launch(x, 8)[1], stable(x, 8))
+
+
+def test_masked_logits_come_last_and_in_order(device: str) -> None:
+    x = torch.full((1, 1000), -math.inf, device=device)
+    x[0, 500], x[0, 7] = 2.0, 1.0
+    values, index = topk.launch(x, 5)
+    assert index.tolist() == [[500, 7, 0, 1, 2]]
+    assert values[0, 2:].tolist() == [0, 0, 0]
+    assert math.isclose(float(values.sum()), 1, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_without_probabilities_has_none_and_valid_places(value: float, device: str) -> None:
+    x = torch.randn(1, 3000, device=device)
+    x[0, 1234] = value
+    values, index = topk.launch(x, 8)
+    assert torch.isnan(values).all()
+    assert set(index[0].tolist()) <= set(range(3000))
+    assert len(set(index[0].tolist())) == 8
+
+
+def test_the_logits_themselves(device: str) -> None:
+    x = topk.inputs({"rows": 2, "cols": 1000}, "float16", device, 0)[0]
+    values, index = topk.largest(x, 4, probability=False)
+    assert torch.equal(values, x.gather(-1, index))
+    assert torch.equal(index, stable(x, 4))
+
+
+def test_inputs_have_one_answer(device: str) -> None:
+    for cols in (8, 127, 128, 5000):
+        for dtype in ("float32", "float16", "bfloat16"):
+            (x,) = topk.inputs({"rows": 3, "cols": cols}, dtype, device, 0)
+            best = x.topk(min(cols, 2 * topk.MAX_K)).values
+            assert (best[:, 1:] < best[:, :-1]).all()
+
+
+@pytest.mark.parametrize(("shape", "k"), [((3, 100), 0), ((3, 100), 65), ((3, 7), 8), ((), 1)])
+def test_a_wrong_k_is_refused(shape: tuple[int, ...], k: int) -> None:
+    with pytest.raises(BadInput, match=f"k is {k}"):
+        topk.softmax_topk(torch.randn(shape), k)
+
+
+def test_few_rows_are_shared_out() -> None:
+    gpu = Facts()
+    assert topk.plan(1024, 131072, 2, gpu).block == 8192
+    assert topk.plan(1, 131072, 2, gpu).block == 1024
+    assert topk.plan(10_000, 100, 2, gpu).block < 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [1, 8, 50, 64])
+def test_many_rows_at_once(k: int) -> None:
+    x = torch.randn(700, 128_256, device="cuda").bfloat16()  # full of ties
+    for _ in range(3):
+        values, index = topk.largest(x, k, probability=True)
+        assert torch.equal(index, stable(x, k))
+        torch.testing.assert_close(values, torch.softmax(x, -1).gather(-1, index), rtol=0.02, atol=0)  # one rounding

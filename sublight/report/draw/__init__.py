@@ -1,0 +1,1 @@
+"""What reports are drawn with: tables, charts, pages."""

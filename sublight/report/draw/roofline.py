@@ -1,0 +1,168 @@
+"""The roofline of a run: how much arithmetic each op does for a byte, how fast it went, and the roof above it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sublight import units
+from sublight.cost import shape_text
+from sublight.errors import BadInput
+from sublight.report import bench
+from sublight.results import Result, Run, write_file
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SUFFIXES = (".html", ".svg", ".png")
+PROVIDERS = ("sublight", "torch", "compile", "liger", "quack")  # the order of colours; any other shares the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One timed row."""
+
+    intensity: float  # FLOP per byte of device memory
+    rate: float  # FLOP/s
+    row: Result
+
+    @property
+    def label(self) -> str:
+        row = self.row
+        case = f"{row.op} {row.direction} {shape_text(row.shape)} {bench.dtype_text(row.dtype)}"
+        times = f"{units.text(row.median_s, 's')}, floor {units.text(row.floor_s, 's')}"
+        return f"{case}, {row.provider}: {times}, {units.percent(row.fraction)} of the limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roof:
+    """A measured ceiling: bytes/s climb with the intensity, FLOP/s are flat."""
+
+    name: str
+    value: float
+    flat: bool
+
+    def at(self, intensity: float) -> float:
+        return self.value if self.flat else self.value * intensity
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {units.text(self.value, 'FLOP/s' if self.flat else 'B/s')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What to draw and the window to draw it in, in FLOP/B and FLOP/s."""
+
+    title: str
+    points: tuple[Point, ...]
+    roofs: tuple[Roof, ...]
+    left_out: int  # timed rows without arithmetic, which have no place on a roofline
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        seen = dict.fromkeys(point.row.provider for point in self.points)
+        return tuple(sorted(seen, key=lambda name: (colour(name), name)))
+
+
+def colour(provider: str) -> int:
+    return PROVIDERS.index(provider) if provider in PROVIDERS else len(PROVIDERS)
+
+
+def roofs(run: Run) -> tuple[Roof, ...]:
+    """The memory slope and the arithmetic ceilings of the run's data types, of what was measured."""
+    copy = (
+        "hbm_copy" if run.limits.kind == "cuda" else "host_copy"
+    )  # a floor's own mix of reads and writes lies near it
+    flat = {"vector_fp32", *(f"matmul_{bench.dtype_text(row.dtype)}" for row in run.rows)}
+    found = [limit for limit in run.limits.limits if limit.value and limit.name in {copy, *flat}]
+    return tuple(Roof(name=limit.name, value=limit.value or 0.0, flat=limit.name != copy) for limit in found)
+
+
+def chart(run: Run) -> Chart | None:
+    """None where no timed row does arithmetic, or no limit is known."""
+    timed = [row for row in run.rows if row.median_s]
+    points = tuple(
+        Point(intensity=row.flops / row.bytes, rate=row.flops / row.median_s, row=row)
+        for row in timed
+        if row.flops and row.bytes and row.median_s
+    )
+    ceilings = roofs(run)
+    if not points or not ceilings:
+        return None
+    slopes = [roof for roof in ceilings if not roof.flat]
+    flats = [roof for roof in ceilings if roof.flat]
+    ridges = [flat.value / slope.value for flat in flats for slope in slopes]
+    # as far as the first ridge: with every matrix peak in view, memory-bound ops would crowd in a corner
+    right = max(3 * max(point.intensity for point in points), 2 * min(ridges, default=0.0))
+    left = min(point.intensity for point in points) / 3
+    above = [flat.value for flat in flats if flat.value >= max(point.rate for point in points)]
+    top = 3 * min(above) if above else max(roof.at(right) for roof in ceilings)
+    bottom = min(point.rate for point in points) / 3
+    seen = tuple(roof for roof in ceilings if not roof.flat or bottom < roof.value < top)
+    return Chart(
+        title=bench.heading(run),
+        points=points,
+        roofs=seen,
+        left_out=len(timed) - len(points),
+        x=(left, right),
+        y=(bottom, top),
+    )
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten within the window.
+
+    >>> decades(0.05, 30)
+    [0.1, 1.0, 10.0]
+    """
+    return [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+
+
+def check(name: str) -> None:
+    """Before anything is measured: can a plot of this name be written?"""
+    if not name:
+        return
+    if Path(name).suffix.lower() not in SUFFIXES:
+        raise BadInput(f"cannot plot to {name!r}: the name must end in {', '.join(SUFFIXES)}")
+    if Path(name).suffix.lower() == ".png":
+        _resvg()
+
+
+def _resvg() -> object:
+    try:
+        import resvg_py
+    except ImportError:
+        raise BadInput("a PNG needs resvg-py: pip install 'sublight[plot]', or plot to .svg or .html") from None
+    return resvg_py
+
+
+def write(run: Run, path: Path) -> None:
+    """The plot as a page, a picture that follows the reader's light or dark theme, or pixels."""
+    from sublight.report.draw import page, svg
+
+    check(path.name)
+    drawn = chart(run)
+    if drawn is None:
+        raise BadInput(
+            "nothing to plot: no timed row has both arithmetic and a measured limit; the table has every row"
+        )
+    if path.suffix.lower() == ".html":
+        write_file(page.bench(run, svg.roofline(drawn)), path)
+    elif path.suffix.lower() == ".svg":
+        write_file(svg.roofline(drawn), path)
+    else:
+        pixels = _resvg().svg_to_bytes(svg_string=svg.roofline(drawn, themes=("light",)), zoom=2)  # type: ignore[attr-defined]
+        write_file(bytes(pixels), path)
+
+
+def terminal(run: Run, *, columns: int = 96, lines: int = 20) -> RenderableType | None:
+    """The same chart in characters; None where there is nothing to draw."""
+    from sublight.report.draw import canvas
+
+    drawn = chart(run)
+    return canvas.roofline(drawn, columns=columns, lines=lines) if drawn else None

@@ -1,0 +1,1 @@
+"""What `explain` shows: terminal, HTML, Perfetto."""

@@ -1,0 +1,104 @@
+"""What `explain --fix` found: per cure the saving that was predicted and the real one, and the diff to make."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from sublight import units
+from sublight.fix.cure.record import Fixed, Tried
+from sublight.report.draw.tables import note, plain, titled
+from sublight.report.explain.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_STYLE = {"saves": "green", "no change": "dim", "slower": "red", "changed the numbers": "red", "failed": "red"}
+
+
+def page(before: RenderableType, fixed: Fixed) -> RenderableType:
+    """Below the report of the script as it is."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [before, Text("")]
+    if fixed.tried:
+        step = units.text(fixed.before_s, "s")
+        parts.append(titled(f"Tried on the script, run again (its step takes {step} there)", _table(fixed)))
+    parts += [Text(printable(words)) for words in (*fixed.notes, *lines(fixed))]
+    if fixed.diff:
+        parts += [Text(""), Text("The diff to make (no file was changed):", style="bold")]
+        parts += [Text(printable(line), style=_of_diff(line), overflow="fold") for line in fixed.diff.splitlines()]
+    return Group(*parts)
+
+
+def section(fixed: Fixed) -> str:
+    """The same for the HTML page."""
+    parts = [f"<p>{escape(printable(words))}</p>" for words in (*fixed.notes, *lines(fixed))]
+    if fixed.tried:
+        names = ("cure", *_figures(fixed), "verdict", "what it did")
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+        rows = ((*_cells(tried), tried.verdict, tried.words) for tried in fixed.tried)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(printable(cell))}</td>' for cell in row)}</tr>" for row in rows)
+        lead = f"<p>The script, run again, takes {escape(units.text(fixed.before_s, 's'))} a step.</p>"
+        table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        parts = [lead, table, *parts]
+    if fixed.diff:
+        parts.append(
+            f'<p>The diff to make (no file was changed):</p><div class="fix"><pre>{escape(fixed.diff)}</pre></div>'
+        )
+    return f'<section id="tried" tabindex="-1"><h2>Cures, tried</h2>{"".join(parts)}</section>'
+
+
+def _table(fixed: Fixed) -> RenderableType:
+    from rich.text import Text
+
+    figures = _figures(fixed)
+    out = plain(("cure", *figures, "verdict", "what it did"), right=figures, fold=("what it did",))
+    for tried in fixed.tried:
+        verdict = Text(tried.verdict, style=_STYLE.get(tried.verdict, ""))
+        out.add_row(*_cells(tried), verdict, note(printable(tried.words)))
+    return out
+
+
+def _figures(fixed: Fixed) -> tuple[str, ...]:
+    return "predicted", "real", "pred./real", f"{fixed.figures_of or 'losses'} differ"
+
+
+def _cells(tried: Tried) -> tuple[str, ...]:
+    """The cure's name, and its figures."""
+    return (
+        tried.names[0] if len(tried.names) == 1 else "all together",
+        units.text(tried.predicted_s, "s"),
+        "–" if tried.real_s is None else _signed(tried),
+        "–" if tried.ratio is None else f"{tried.ratio:.2f}",
+        "–" if tried.difference is None else f"{tried.difference:.1e}",
+    )
+
+
+def lines(fixed: Fixed) -> list[str]:
+    """What the table does not say: why a cure did not run, what is left, where a line goes that the diff has not."""
+    said = [
+        f"{tried.names[0]}: {tried.verdict}: {tried.words}"
+        for tried in fixed.tried
+        if tried.verdict in ("not applied", "not measured", "failed")
+    ]
+    if not fixed.diff:
+        kept = [tried for tried in fixed.tried if tried.verdict == "saves"]
+        said += [f"add: {line}" for line in dict.fromkeys(line for tried in kept for line in tried.line.splitlines())]
+    return said + [f"{finding}: {reason}" for finding, reason in fixed.left]
+
+
+def to_json(explanation: dict[str, Any], fixed: Fixed) -> dict[str, Any]:
+    """Of the explanation, with what each finding's cure really saved."""
+    findings = [{**each, "real_saving_s": fixed.real_saving_s(each["id"])} for each in explanation["findings"]]
+    return {**explanation, "findings": findings, "fix": fixed.to_json()}
+
+
+def _signed(tried: Tried) -> str:
+    real_s = tried.real_s or 0.0
+    return f"{'−' if real_s < 0 else ''}{units.text(abs(real_s), 's')} ± {units.text(tried.spread_s, 's')}"
+
+
+def _of_diff(line: str) -> str:
+    return "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"

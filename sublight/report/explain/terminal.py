@@ -1,0 +1,324 @@
+"""`explain` in the terminal: the verdict, where the step goes, what to change, and the ops behind it.
+
+Names come from traces, so nothing here is markup: every cell is a Text, and what a terminal would obey is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sublight import units
+from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow
+from sublight.report.bench import dtype_text
+from sublight.report.draw.tables import Fitting, note, plain, titled
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+LEAST_SHARE = 0.005  # of the step: smaller parts get no line in the legend
+FULL_FINDINGS = 5
+TOP_OPS = 10
+COLOURS = {
+    "floor": "green",
+    "fusable": "bright_blue",
+    "above_floor": "yellow",
+    "unknown": "bright_black",
+    "launch": "red",
+    "sync": "magenta",
+    "data": "dark_orange",
+    "python": "bright_magenta",
+    "copy": "blue",
+    "allocator": "dark_goldenrod",
+    "communication": "cyan",
+    "other": "white",
+}
+LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNO", strict=True))  # of the bar where the terminal has no colours
+
+
+def page(explanation: Explanation) -> RenderableType:
+    """Everything, for 80 columns and more."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(printable(explanation.sentence), style="bold"),
+        *_heading(explanation),
+        Text(""),
+    ]
+    parts += [StepBar(explanation), Text("")]
+    parts += _findings(explanation)
+    if explanation.ops:
+        parts += [_op_table(explanation), Text("")]
+    if explanation.ranges:
+        parts += [_range_table(explanation), Text("")]
+    parts += [Text(f"note: {printable(words)}", style="dim") for words in explanation.notes]
+    return Group(*parts)
+
+
+def printable(words: str) -> str:
+    """Without what a terminal would obey: an escape sequence in a kernel's name stays a name.
+
+    >>> printable("gemm\\x1b[2Jnn\\ta")
+    'gemm�[2Jnn a'
+    """
+    return "".join(sign if sign.isprintable() else " " if sign in "\t\n" else "�" for sign in words)
+
+
+def shortened(words: str, most: int) -> str:
+    """The middle gives way: a name's ends tell more.
+
+    >>> shortened("aten::native_layer_norm_backward", 20)
+    'aten::nati…_backward'
+    """
+    words = printable(words)
+    if len(words) <= most:
+        return words
+    tail = (most - 1) // 2
+    return f"{words[: most - 1 - tail]}…{words[len(words) - tail :]}"
+
+
+def device_word(explanation: Explanation) -> str:
+    """What its column is called: the CPU is a device like any other, but it is no GPU."""
+    return "GPU" if explanation.kind == "cuda" else "device"
+
+
+def calls_text(calls: float) -> str:
+    """
+    >>> calls_text(12.0), calls_text(0.3333), calls_text(10.04)
+    ('12', '0.33', '10')
+    """
+    return f"{calls:.0f}" if abs(calls - round(calls)) < 0.05 else f"{calls:.2g}"
+
+
+def step_text(explanation: Explanation) -> str:
+    """The step's time, with its spread where there is one."""
+    spread = f" ± {units.text(explanation.step_spread_s, 's')}" if explanation.step_spread_s > 0 else ""
+    return f"{units.text(explanation.step_s, 's')}{spread}"
+
+
+def steps_text(explanation: Explanation) -> str:
+    """
+    >>> from sublight.report.explain import fakes
+    >>> steps_text(fakes.explanation())
+    '3 steps (optimizer steps)'
+    """
+    return f"{explanation.steps} step{'s' if explanation.steps != 1 else ''} ({explanation.steps_from})"
+
+
+def fraction(explanation: Explanation) -> float | None:
+    """Of the limit, for the whole step; None where no limit is known."""
+    known = explanation.step_s > 0 and explanation.limits.limits
+    return explanation.floor_s / explanation.step_s if known else None
+
+
+def share(seconds: float, explanation: Explanation) -> float | None:
+    """Of the step."""
+    return seconds / explanation.step_s if explanation.step_s > 0 else None
+
+
+def saving_text(seconds: float, explanation: Explanation) -> str:
+    return f"{units.text(seconds, 's')} ({units.percent(share(seconds, explanation))} of the step)"
+
+
+def combined_text(explanation: Explanation) -> str:
+    """What all findings together save, and why that is less than their sum."""
+    if not explanation.findings:
+        return "No change that can be named saves enough to mention."
+    left_s = explanation.step_s - explanation.combined_saving_s
+    words = f"All fixed together: saves {saving_text(explanation.combined_saving_s, explanation)}"
+    words += f", leaving {units.text(left_s, 's')} (floor {units.text(explanation.floor_s, 's')})."
+    alone_s = sum(finding.saving_s for finding in explanation.findings)
+    if alone_s > 1.01 * explanation.combined_saving_s:
+        words += f" Each alone would add up to {units.text(alone_s, 's')}: they overlap."
+    return words
+
+
+def _heading(explanation: Explanation) -> Iterator[Text]:
+    from rich.text import Text
+
+    figures = (
+        f"step {step_text(explanation)}",
+        f"floor {units.text(explanation.floor_s, 's')}",
+        f"{units.percent(fraction(explanation))} of the limit",
+        steps_text(explanation),
+    )
+    yield Text(printable(" · ".join(figures)))
+    yield Text(printable(f"{explanation.device} · limits: {explanation.limits_from}"), style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBar:
+    """Where the step goes, as wide as the terminal, and the legend below it."""
+
+    explanation: Explanation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        whole = self.explanation
+        columns = min(options.max_width, 120)
+        parts = [name for name in BREAKDOWN if (share(whole.breakdown.get(name, 0.0), whole) or 0.0) > LEAST_SHARE]
+        plain_bar = console.color_system is None
+        bar = Text()
+        for name, cells in zip(parts, cells_of([whole.breakdown[name] for name in parts], columns), strict=True):
+            bar.append((LETTERS[name] if plain_bar else "█") * cells, style=COLOURS[name])
+        yield bar
+        widest = max((len(BREAKDOWN[name]) for name in parts), default=0)
+        entries = []
+        for name in parts:
+            seconds = whole.breakdown[name]
+            entry = Text(LETTERS[name] if plain_bar else "■", style=COLOURS[name])
+            entry.append(f" {BREAKDOWN[name]:{widest}} ", style="default")
+            entry.append(f"{units.text(seconds, 's'):>8} {units.percent(share(seconds, whole)):>6}", style="bold")
+            entries.append(entry)
+        yield from _in_columns(entries, options.max_width)
+
+
+def cells_of(values: Sequence[float], cells: int) -> list[int]:
+    """Characters for each part: at least one, together exactly `cells`, by largest remainder.
+
+    >>> cells_of([70, 29, 1], 10), cells_of([1, 1, 1], 10), cells_of([], 10)
+    ([6, 3, 1], [4, 3, 3], [])
+    """
+    total = sum(values)
+    if not values or total <= 0:
+        return []
+    spare = max(0, cells - len(values))
+    exact = [spare * value / total for value in values]
+    counts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(values)), key=lambda index: counts[index] - exact[index])
+    for index in by_remainder[: spare - sum(counts)]:
+        counts[index] += 1
+    return [count + 1 for count in counts]
+
+
+def _in_columns(entries: Sequence[Text], width: int) -> Iterator[Text]:
+    """As many in a line as fit, each as wide as the widest."""
+    from rich.text import Text
+
+    if not entries:
+        return
+    column = max(entry.cell_len for entry in entries) + 3
+    a_line = max(1, (width + 3) // column)
+    for first in range(0, len(entries), a_line):
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for entry in entries[first : first + a_line]:
+            line.append(entry)
+            line.append(" " * (column - entry.cell_len))
+        line.rstrip()
+        yield line
+
+
+def _findings(explanation: Explanation) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    for number, finding in enumerate(explanation.findings[:FULL_FINDINGS], 1):
+        yield from _finding(number, finding, explanation)
+    if more := explanation.findings[FULL_FINDINGS:]:
+        ids = ", ".join(finding.id for finding in more)
+        saved = units.text(max(finding.saving_s for finding in more), "s")
+        yield Text(f"and {len(more)} more, each saving {saved} or less: {printable(ids)}", style="dim")
+    yield Text(combined_text(explanation), style="bold" if explanation.findings else "")
+    yield Text("")
+
+
+def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text(f"{number}  ", style="dim")
+    head.append(printable(finding.id), style="bold cyan")
+    head.append(f"  saves {saving_text(finding.saving_s, explanation)}", style="bold green")
+    yield head
+    yield Padding(Text(printable(finding.title)), (0, 0, 0, 3), expand=False)
+    for words in finding.evidence:
+        bullet = Table.grid(padding=(0, 1, 0, 0))
+        bullet.add_row(Text("·", style="dim"), Text(printable(words), style="dim"))
+        yield Padding(bullet, (0, 0, 0, 3), expand=False)
+    for words in finding.code.splitlines():  # line by line: code keeps its own indent
+        yield Padding(Text(printable(words), style="green", overflow="fold"), (0, 0, 0, 6), expand=False)
+    yield Text("")
+
+
+def _op_table(explanation: Explanation) -> RenderableType:
+    rows = together(explanation.ops)
+    shown = rows[:TOP_OPS]
+    count = f"{len(shown)} of {len(rows)}" if len(rows) > len(shown) else "all"
+    title = f"Ops by {device_word(explanation)} time, per step ({count})"
+    choices = (
+        _ops(explanation, shown, op=40, shape=36, dtype=True, where=True),
+        _ops(explanation, shown, op=34, shape=28, dtype=True, where=False),
+        _ops(explanation, shown, op=26, shape=20, dtype=False, where=False),
+        _ops(explanation, shown, op=22, shape=0, dtype=False, where=False),
+    )
+    return titled(title, Fitting(choices))
+
+
+def together(rows: Sequence[OpRow]) -> list[OpRow]:
+    """One row an op, shape and type, wherever in the model it ran; the page has them apart."""
+    groups: dict[tuple[str, str, str], list[OpRow]] = {}
+    for row in rows:
+        groups.setdefault((row.name, row.shape, row.dtype), []).append(row)
+    merged = []
+    for members in groups.values():
+        first = members[0]  # the longest of them
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        known = all(row.floor_s is not None for row in members)
+        merged.append(
+            replace(
+                first,
+                module="" if more and first.source else first.module,
+                source=(first.source or "") + more,
+                calls=sum(row.calls for row in members),
+                cpu_s=sum(row.cpu_s for row in members),
+                device_s=sum(row.device_s for row in members),
+                floor_s=sum(row.floor_s or 0.0 for row in members) if known else None,
+            )
+        )
+    return sorted(merged, key=lambda row: -row.device_s)
+
+
+def _ops(explanation: Explanation, rows: Sequence[OpRow], *, op: int, shape: int, dtype: bool, where: bool) -> Table:
+    from rich.text import Text
+
+    figures = ("calls", "CPU", device_word(explanation), "floor", "of limit")
+    names = ["op", *(["shape"] if shape else []), *(["dtype"] if dtype else []), *figures, "bound"]
+    out = plain([*names, *(["where"] if where else [])], right=figures, fold=("where",))
+    for row in rows:
+        cells = [shortened(row.name, op)]
+        cells += [shortened(row.shape, shape)] if shape else []
+        cells += [printable(dtype_text(row.dtype))] if dtype else []
+        cells += [
+            calls_text(row.calls),
+            *(units.text(time_s, "s") for time_s in (row.cpu_s, row.device_s, row.floor_s)),
+        ]
+        cells += [units.percent(row.fraction), shortened(bound_text(row), 14)]
+        out.add_row(*(Text(cell) for cell in cells), *([note(shortened(where_text(row), 40))] if where else []))
+    return out
+
+
+def bound_text(row: OpRow) -> str:
+    return row.bound if row.floor_s is not None else "cost unknown"
+
+
+def where_text(row: OpRow) -> str:
+    """The place in the model, and the line that called it."""
+    return " ".join(filter(None, (row.module, row.source)))
+
+
+def _range_table(explanation: Explanation) -> RenderableType:
+    from rich.text import Text
+
+    figures = ("calls", "CPU", device_word(explanation), "streams")
+    out = plain(("range", *figures), right=figures)
+    for row in explanation.ranges:
+        times = (units.text(row.host_s, "s"), units.text(row.device_s, "s"))
+        out.add_row(
+            *(Text(cell) for cell in (shortened(row.name, 40), calls_text(row.calls), *times, str(row.streams)))
+        )
+    return titled("Ranges, per step", out)

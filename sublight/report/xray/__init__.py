@@ -1,0 +1,1 @@
+"""What `xray` shows: terminal and HTML."""

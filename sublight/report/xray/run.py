@@ -1,0 +1,27 @@
+"""What a script's kernels did wrong on the CPU, line by line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sublight.report.xray.terminal import finding_lines
+from sublight.xray.sanitize.run import Report
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def page(report: Report) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    wrong = [finding for finding in report.findings if not finding.is_information]
+    parts: list[RenderableType] = []
+    for finding in (*wrong, *(each for each in report.findings if each.is_information)):
+        parts += finding_lines(finding, of=finding.kernel, indent=0)
+    if report.failure:
+        parts.append(Text(f"the script itself ended with {report.failure}", style="dim"))
+    launches = f"{report.launches:,} launch{'' if report.launches == 1 else 'es'} of {', '.join(report.kernels)}"
+    verdict = f"{len(wrong)} finding{'' if len(wrong) == 1 else 's'}" if wrong else "nothing wrong was found"
+    parts.append(Text(f"{launches}: {verdict}", style="bold" if wrong else "bold green"))
+    return Group(*parts)

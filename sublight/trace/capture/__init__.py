@@ -1,0 +1,1 @@
+"""Run a script or a block and record it."""

@@ -1,0 +1,51 @@
+"""What the kernels of a CUDA graph stand for: a graph's replay names no op, but its warm-up ran the same kernels.
+
+The profile of a run's beginning holds that warm-up: each kernel, by its name and grid, with the op that launched it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sublight.errors import BadInput
+from sublight.trace.attribute import GRAPH_LAUNCHES, attribute, kernel_key
+from sublight.trace.read import chrome
+from sublight.trace.record import NONE, Kind
+
+MOST = 4000  # kernels
+MOST_BYTES = 400 << 20  # of the profile: more is not worth a user's wait
+
+
+def replays(window: Path) -> bool:
+    """Whether a profile replays a graph."""
+    with window.open("rb") as file:
+        return any(any(name.encode() in line for name in GRAPH_LAUNCHES) for line in file)
+
+
+def ops_of_kernels(first: Path) -> dict[str, Any]:
+    """By kernel: the op and its arguments, of the op's longest kernel; {} where the profile cannot be read."""
+    if first.stat().st_size > MOST_BYTES:
+        return {}
+    try:
+        trace = chrome.load(first)
+    except BadInput:
+        return {}
+    found = attribute(trace)
+    longest: dict[int, int] = {}
+    for row in trace.of_kind(Kind.KERNEL).tolist():
+        op = int(found.op[row])
+        length = trace.end_ns[row] - trace.start_ns[row]
+        if op != NONE and (op not in longest or length > trace.end_ns[longest[op]] - trace.start_ns[longest[op]]):
+            longest[op] = row
+    told: dict[str, Any] = {}
+    for row in longest.values():
+        if len(told) < MOST:
+            names = [trace.name_of(above) for above in found.ops_above(row)]
+            details = [trace.detail_of(above) for above in found.ops_above(row)]
+            told[kernel_key(trace, row)] = [
+                [name, msgspec.to_builtins(detail)] for name, detail in zip(names, details, strict=True)
+            ]
+    return told

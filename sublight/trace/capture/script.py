@@ -1,0 +1,225 @@
+"""Run a user's script in this process as Python itself would: its arguments, its folder, its exit, its traceback."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from sublight.errors import BadInput
+from sublight.trace.capture.steps import CALL
+
+INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C ended
+# what must find CUDA untouched: a script that chooses its devices, or forks children that use them
+_WAKES_CUDA_ITSELF = re.compile(rb"CUDA_VISIBLE_DEVICES|multiprocessing|\bos\.fork\b|\bvllm\b|\bray\b")
+_OURS = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is to be run, checked before anything starts."""
+
+    name: str
+    args: tuple[str, ...]
+    module: bool
+    file: str  # "" where a module has none
+
+    @property
+    def command(self) -> str:
+        words = [*(["-m"] if self.module else []), self.name, *self.args]
+        return " ".join(word if re.fullmatch(r"[\w./:=@%+,-]+", word) else repr(word) for word in words)
+
+    @property
+    def minds_cuda(self) -> bool:
+        """The script must be the first to touch CUDA."""
+        try:
+            return bool(_WAKES_CUDA_ITSELF.search(Path(self.file).read_bytes()))
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the script ended."""
+
+    exit_code: int = 0
+    error: BaseException | None = None
+    interrupted: bool = False
+
+
+def check(name: str, args: Sequence[str], *, module: bool) -> Target:
+    """One clear line where it cannot be run."""
+    file = _module_file(name) if module else _script_file(name)
+    if importlib.util.find_spec("torch") is None:
+        raise BadInput("torch is not installed here and a script needs it: pip install 'sublight[torch]'")
+    return Target(name=name, args=tuple(args), module=module, file=file)
+
+
+def _script_file(name: str) -> str:
+    path = Path(name)
+    if path.is_dir():
+        raise BadInput(f"{name} is a folder: name the script in it, or use -m for a package")
+    try:
+        source = path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"no such script: {name}") from None
+    except OSError as error:
+        raise BadInput(f"cannot read {name}: {error.strerror}") from None
+    try:
+        compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:  # a .py file may have one, and Python tells where better than we do
+        if path.suffix not in (".py", ".pyw") or b"\0" in source:
+            where = f" (line {error.lineno}: {error.msg})" if b"\0" not in source and error.lineno else ""
+            raise BadInput(f"{name} is not Python{where}: name a script, or a trace as .json or .sqlite") from None
+    except ValueError:  # null bytes, before 3.12
+        raise BadInput(f"{name} is not Python: name a script, or a trace as .json or .sqlite") from None
+    return os.path.abspath(name)
+
+
+def _module_file(name: str) -> str:
+    with _first_on_path(os.getcwd()):
+        spec = _spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:  # a package runs its __main__
+            spec = _spec(f"{name}.__main__")
+            if spec is None:
+                raise BadInput(f"{name} is a package without a __main__: name one of its modules")
+    if spec is None:
+        raise BadInput(f"no module named {name}: it must be importable from here")
+    return spec.origin or ""
+
+
+def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def run(target: Target) -> Ended:
+    """Run it as `__main__`; what it prints, raises and returns to the shell stays as it is."""
+    before = sys.argv
+    folder = os.getcwd() if target.module else os.path.dirname(target.file)
+    sys.argv = [target.name, *target.args]
+    try:
+        with _first_on_path(folder), _ending_by_signal():
+            if target.module:
+                runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+            else:
+                _run_file(target)
+    except SystemExit as exit:
+        return Ended(exit_code=_exit_code(exit), error=exit)
+    except KeyboardInterrupt as error:
+        return Ended(exit_code=INTERRUPTED, error=error, interrupted=True)
+    except BaseException as error:
+        _print(error)
+        return Ended(exit_code=1, error=error)
+    finally:
+        sys.argv = before
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+    return Ended()
+
+
+@contextlib.contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the script as Ctrl-C does, so that there is a report; the script's own handlers stay."""
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may
+    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _run_file(target: Target) -> None:
+    """As `python script.py`: `__file__` is absolute and sys.argv[0] as typed, where runpy has one for both."""
+    main = ModuleType("__main__")
+    main.__file__ = os.path.abspath(target.name)
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+    main.__dict__["__builtins__"] = builtins
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = main  # where pickle and spawned children look for it
+    try:
+        exec(compile(Path(target.name).read_bytes(), main.__file__, "exec", dont_inherit=True), main.__dict__)
+    finally:
+        sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def _exit_code(exit: SystemExit) -> int:
+    if exit.code is None:
+        return 0
+    if isinstance(exit.code, int):
+        return exit.code
+    print(exit.code, file=sys.stderr)
+    return 1
+
+
+def _print(error: BaseException) -> None:
+    """As Python prints it, through the script's own hook where it set one, without the frames that we added."""
+    strip(error)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:
+        traceback.print_exception(error)
+
+
+def strip(error: BaseException) -> None:
+    """Take our frames, and runpy's at the top, out of an exception's traceback and of those it came from."""
+    seen: set[int] = set()
+    queue: list[BaseException | None] = [error]
+    while queue:
+        one = queue.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _without_ours(one.__traceback__)
+        queue += [one.__cause__, one.__context__]
+
+
+def _without_ours(top: TracebackType | None) -> TracebackType | None:
+    frames: list[TracebackType] = []
+    while top is not None:
+        file = top.tb_frame.f_code.co_filename
+        ours = file.startswith(_OURS) or top.tb_frame.f_code.co_qualname == CALL
+        if not ours and (frames or not file.endswith(("<frozen runpy>", "runpy.py"))):
+            frames.append(top)
+        top = top.tb_next
+    if not frames:
+        return None
+    for frame, below in zip(frames, [*frames[1:], None], strict=True):
+        frame.tb_next = below
+    return frames[0]

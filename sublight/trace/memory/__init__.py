@@ -1,0 +1,1 @@
+"""What fills the memory, from a trace or a snapshot."""

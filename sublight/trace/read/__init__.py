@@ -1,0 +1,1 @@
+"""Files that others recorded: Chrome JSON, Nsight Systems."""
