@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from sublight import units
+from sublight.backend.launch import Step
 from sublight.correct import Call, Inputs
-from sublight.cost import Cost, Direction, Shape, shape_text
+from sublight.cost import DTYPES, Cost, Direction, Shape, parse_dtype, shape_text
 from sublight.errors import BadInput
 from sublight.timing import Thunk
+
+SAME_DTYPES = {name: (name,) for name in DTYPES}  # every operand has the data type that is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +34,57 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which implementation a call gets, and why."""
+class Buffer:
+    """A tensor that a call makes, on its arguments' device: an output, or what one launch hands to another."""
 
-    provider: Literal["sublight", "torch"]
-    kernel: str
+    shape: tuple[int, ...]
+    dtype: Any  # torch.dtype
+    is_zero: bool = False  # cleared before the first launch
+    bits: Any = None  # the torch.dtype that kernels are shown instead, of the same size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one call runs, and why: the call, `why`, compiling ahead and the tests all read this, and nothing else.
+
+    A plan is good for every call with arguments of the same kind (`ops/record/plans.py`): it holds all that does not
+    change from one to the next. Arguments and buffers go by their names.
+    """
+
+    provider: str  # a key of Op.providers, or "torch"
     reason: str
+    theirs: str = ""  # PyTorch's function where that is what runs
+    copies: tuple[str, ...] = ()  # arguments whose layout is none that the kernels read: made contiguous first
+    buffers: Mapping[str, Buffer] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()  # our launches, in their order
+    outputs: tuple[str, ...] = ()  # the buffers that are handed out
+    captured: Plan | None = None  # what runs instead while a CUDA graph is captured, where the host's time decided
+
+    @property
+    def kernel(self) -> str:
+        """The names of what is launched."""
+        return ", ".join(dict.fromkeys(step.name for step in self.steps)) or self.theirs
+
+    @property
+    def tile(self) -> Any:
+        """Of the first launch: how it shares the work out, in its kernel's own terms."""
+        return self.steps[0].tile if self.steps else None
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.steps[0].grid if self.steps else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """One way of ours to compute an op, always taken when it is called, whether or not it wins."""
+
+    launch: Call  # values, on whatever device Triton runs
+    kernels: tuple[Kernel, ...]
+    backward: Call | None = None  # (*grads of the outputs, *inputs) -> a gradient for each of `wrt`
+    why_not: Callable[..., str] = lambda *inputs: ""  # why it does not take these inputs; empty where it does
+    summary: str = ""  # what this step of a ladder changed, and why
+    variants: tuple[Call, ...] = ()  # `launch` with options that take a kernel of their own: all compiled offline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # an op is itself: there is one of each
@@ -47,51 +95,76 @@ class Op:
     summary: str
     reference: Call  # PyTorch's own composition: the yardstick in its data type, the truth in float64
     call: Call  # what the user calls: dispatches to our kernel where it wins
-    launch: Call  # our kernel, always, on whatever device Triton runs: values
-    launch_backward: Call | None  # (*grads of the outputs, *inputs) -> a gradient for each of `wrt`, by our kernels
-    choose: Callable[..., Choice]  # what `call` does with these arguments, and why
+    plan: Callable[..., Plan]  # what `call` does with these arguments, and why: the only place that decides
+    providers: Mapping[str, Provider]  # ours by name, the plainest first; an op with one calls it "sublight"
     inputs: Callable[[Shape, str, str, int], Inputs]  # (shape, dtype, device, seed)
     cost: Callable[[Shape, str, Direction], Cost]
-    kernels: tuple[Kernel, ...]
     shapes: tuple[Shape, ...]  # what `bench` times unless told
     test_shapes: tuple[Shape, ...]  # cross every block boundary and take every branch
+    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SAME_DTYPES)  # word -> that of each operand
+    options: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # a shape's keys that are no sizes
     peers: Mapping[str, Callable[..., Thunk]] = field(default_factory=dict)  # tensors in, their call out
     wrt: tuple[int, ...] | None = None  # the inputs that have a gradient; None: every one of floating point
     directions: tuple[Direction, ...] = ("fwd", "bwd")  # what `bench` times; backward only where there is one
     writes: tuple[int, ...] = ()  # the inputs that a call writes into: whoever checks the op hands it copies
-    independent_rows: bool = True  # what a row becomes does not depend on where it stands (a random mask does)
-    variants: tuple[Call, ...] = ()  # `launch` with options that take a kernel of their own: all compiled offline
+    batch: str = "rows"  # the dimension whose entries do not depend on one another; "" where there is none
     library_args: Call = lambda *inputs: inputs  # what torch.ops.sublight.<name> takes for these inputs
     judged: Callable[[Call], Call] = lambda call: call  # a call as its correctness is judged: of codes, their numbers
 
     @property
-    def is_row_wise(self) -> bool:
-        """Rows are independent, and whatever has as many rows as the shape says belongs to them."""
-        return self.keys == ("rows", "cols") and self.independent_rows
+    def best(self) -> Provider:
+        """The last step of the ladder, which takes every input."""
+        return list(self.providers.values())[-1]
+
+    @property
+    def launch(self) -> Call:
+        return self.best.launch
+
+    @property
+    def launch_backward(self) -> Call | None:
+        return self.best.backward
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Of all providers, each once."""
+        return tuple({kernel.name: kernel for each in self.providers.values() for kernel in each.kernels}.values())
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The words that name this op's dimensions."""
-        return tuple(self.shapes[0])
+        return tuple(key for key in self.shapes[0] if key not in self.options)
 
     def parse_shape(self, words: str) -> Shape:
-        """`4096x1024` in the order of the op's keys, or `rows=4096,cols=1024` in any order."""
+        """`4096x1024` in the order of the op's keys, or `rows=4096,cols=1024` in any order, options among them."""
+        sizes, _, named = words.partition(",") if "=" not in words.partition(",")[0] else ("", "", words)
         try:
-            if "=" in words:
-                pairs = [part.split("=", 1) for part in words.split(",")]
-                shape = {key.strip(): units.parse_quantity(value) for key, value in pairs}
-                if len(shape) != len(pairs):
-                    raise ValueError("a dimension is given twice")
-            else:
-                sizes = [units.parse_quantity(part) for part in words.lower().split("x")]
-                shape = dict(zip(self.keys, sizes, strict=True))
+            pairs = [part.split("=", 1) for part in named.split(",")] if named else []
+            shape = {key.strip(): units.parse_quantity(value) for key, value in pairs}
+            if len(shape) != len(pairs):
+                raise ValueError("a dimension is given twice")
+            if sizes:
+                in_order = [units.parse_quantity(part) for part in sizes.lower().split("x")]
+                shape |= dict(zip(self.keys, in_order, strict=True))
         except ValueError:
             raise BadInput(f"shape {words!r} does not fit {self.name}: write {self._example()}") from None
-        if set(shape) != set(self.keys) or min(shape.values()) < 1:
+        shape = {key: values[0] for key, values in self.options.items()} | shape
+        if set(shape) != {*self.keys, *self.options} or min(shape[key] for key in self.keys) < 1:
             raise BadInput(f"shape {words!r} does not fit {self.name}: write {self._example()}, each at least 1")
-        return {key: shape[key] for key in self.keys}
+        for key, values in self.options.items():
+            if shape[key] not in values:
+                raise BadInput(f"{key}={shape[key]} is none of {self.name}'s: use {', '.join(map(str, values))}")
+        return {key: shape[key] for key in (*self.keys, *self.options)}
+
+    def parse_dtype(self, words: str) -> str:
+        """One of the op's own words for its data types (`w4a16`), or a data type as people spell it."""
+        if words in self.dtypes:
+            return words
+        name = parse_dtype(words, tuple(self.dtypes))
+        if name not in self.dtypes:
+            raise BadInput(f"{self.name} does not take {words}: use {', '.join(self.dtypes)}")
+        return name
 
     def _example(self) -> str:
         shape = self.shapes[0]
         named = ",".join(f"{key}={size}" for key, size in shape.items())
-        return f"{shape_text(shape)} or {named}"
+        return f"{shape_text({key: shape[key] for key in self.keys})} or {named}"

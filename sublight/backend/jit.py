@@ -1,53 +1,66 @@
-"""Triton where it is installed; elsewhere (macOS, a CPU-only install) a stand-in under which kernels can be defined.
+"""What kernels are written with: Triton and Gluon where they are installed, stand-ins elsewhere (macOS, no GPU).
 
-Ops then still import, cost, and run through PyTorch: only launching one of our kernels needs the real thing.
+Under a stand-in, ops still import, cost, and run through PyTorch: only launching one of our kernels needs the real
+thing. Only a missing `triton` counts as "not installed": whatever else goes wrong while importing it is an error that
+must be seen, since it would otherwise turn every kernel off in silence. Gluon is part of Triton and experimental: where
+its names have moved, the kernels written in it are out, and `why_no_gluon` says so.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
-try:
-    import triton as their_triton
+AVAILABLE = importlib.util.find_spec("triton") is not None
+
+
+class _Kernel:
+    """Keeps the name of a kernel that cannot be launched."""
+
+    def __init__(self, function: Any) -> None:
+        self.fn, self.__name__ = function, function.__name__
+
+    def __getitem__(self, grid: Any) -> Any:
+        raise ImportError(
+            why_no_gluon or "our kernels need triton: pip install triton (Linux only), or use provider 'torch'"
+        )
+
+
+class _Language:
+    @staticmethod
+    def constexpr(value: Any) -> Any:
+        return value
+
+
+class _Triton:
+    jit = staticmethod(_Kernel)
+
+
+triton: Any = _Triton()
+tl: Any = _Language()
+gluon, gl = triton, tl
+async_copy = copy_in = libdevice = None
+why_no_gluon = "" if AVAILABLE else "triton is not installed"
+
+if AVAILABLE:
+    import triton
     import triton.language as tl
-    from triton.experimental import gluon as their_gluon
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.ampere import async_copy
-    from triton.language.extra import libdevice
 
-    from sublight.backend import launch as launching
+    try:
+        from triton.experimental import gluon
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-    AVAILABLE = True
-    triton, gluon = launching.quick(their_triton), launching.quick(their_gluon)  # of both, ours take `jit` alone
-    # global to shared memory without passing through registers; Triton renamed it between 3.6 and 3.9
-    copy_in = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-except ImportError:
-    AVAILABLE = False
-
-    class _Kernel:
-        """Keeps the name of a kernel that cannot be launched."""
-
-        def __init__(self, function: Any) -> None:
-            self.fn, self.__name__ = function, function.__name__
-
-        def __getitem__(self, grid: Any) -> Any:
-            raise ImportError("our kernels need triton: pip install triton (Linux only), or use provider 'torch'")
-
-    class _Language:
-        @staticmethod
-        def constexpr(value: Any) -> Any:
-            return value
-
-    class _Triton:
-        jit = staticmethod(_Kernel)
-
-    triton, tl = _Triton(), _Language()
-    gluon, gl = triton, tl
-    async_copy = copy_in = libdevice = None
+        # global to shared memory without passing through registers; Triton renamed it between 3.6 and 3.9
+        copy_in = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+    except (ImportError, AttributeError) as error:
+        gluon, gl, async_copy, copy_in = _Triton(), _Language(), None, None
+        why_no_gluon = f"Gluon of triton {triton.__version__} has moved: {error}"
 
 __all__ = [
-    "AVAILABLE", "async_copy", "cdiv", "copy_in", "gl", "gluon", "libdevice", "next_power_of_2", "tl", "triton",
-]  # fmt: skip
+    *("AVAILABLE", "async_copy", "cdiv", "copy_in", "gl", "gluon", "libdevice", "next_power_of_2", "tl", "triton"),
+    "why_no_gluon",
+]
 
 
 def cdiv(a: int, b: int) -> int:

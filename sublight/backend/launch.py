@@ -1,82 +1,217 @@
-"""Launches of our kernels that skip what Triton asks at each one, and has been told before.
+"""Launches that reuse what Triton worked out at the first one: which compiled kernel, which arguments.
 
-A launch through Triton takes 25 µs on an H200's host: arguments are bound by name, options turned into text for a key,
-globals compared, and hooks called that nobody has set. What is needed is which compiled kernel it is, which the types
-and the alignment of the arguments tell, and the launch.
+A plan knows a launch's grid, numbers and constants before the tensors are there: that is a `Step`. Its first call goes
+through Triton's public `kernel[grid](…)`, 15 to 25 µs on an H200's host. Later ones hand the tensors' addresses to the
+C function behind it, 4 to 5 µs. That function is private to Triton, and differs between its versions: before the first
+quick launch a small kernel is launched so and its result looked at. Where anything is not as expected every launch
+takes the public way, `why_slow()` says why, and `sublight doctor` shows it.
+
+A step is good for tensors of one kind: whoever keeps it (`ops/record/plans.py`) has a key that tells data types,
+shapes, strides and alignment apart. `CHECKED` makes every launch look whether that is so; tests set it.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
-import torch
-from triton import knobs
-from triton._C.libtriton import native_specialize_impl
-from triton.runtime.jit import JITFunction
+from sublight.backend.device import is_interpreted
 
-THEIRS = JITFunction.run if JITFunction.run.__module__ == JITFunction.__module__ else None  # who records sees each
-MOST_KNOWN = 4096  # launches of a kernel that differ; then they are learnt anew
-HOOKS = ("launch_enter_hook", "launch_exit_hook")
+Quick = Callable[[tuple[Any, ...], tuple[float, ...]], bool]  # False: somebody watches launches, and must see this
+CHECKED: ContextVar[bool] = ContextVar("CHECKED", default=False)
+WATCHERS: list[list[Step]] = []  # each is given the steps that are taken
 
 
-def quick(module: Any) -> Any:
-    """`triton` or `gluon` with a `jit` whose kernels are launched quickly; interpreted ones stay as they are."""
+class Step:
+    """One launch that lacks only its tensors: kernel, grid, the numbers behind the pointers, and the constants.
 
-    def jit(function: Any) -> Any:
-        kernel = module.jit(function)
-        if isinstance(kernel, JITFunction):
-            kernel.__class__ = type(type(kernel).__name__, (_Quick, type(kernel)), {})
-            kernel.known = {}
-        return kernel
+    `on` names the tensors, in the order of the kernel's pointers, separated by spaces. A name among the numbers stands
+    for an argument of the call whose value is free: the plan does not depend on it, nor may the compiled kernel, which
+    therefore has it as a float, or as an integer that Triton does not specialise, with its type annotated.
+    """
 
-    return SimpleNamespace(jit=jit)
+    __slots__ = ("_kinds", "_quick", "constants", "free", "grid", "kernel", "numbers", "on", "tile")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        *numbers: float | str,
+        on: str = "",
+        tile: Any = None,
+        **constants: Any,
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants, self.tile = kernel, grid, numbers, constants, tile
+        self.on = tuple(on.split())
+        self.free = tuple(number for number in numbers if isinstance(number, str))
+        self._quick: Quick | None = None
+        self._kinds: Any = None  # what Triton made of the arguments at the first launch, where launches are checked
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__)
+
+    def __repr__(self) -> str:
+        return f"Step({self.name}, grid={self.grid}, {self.numbers}, {self.constants})"
+
+    def __call__(self, *tensors: Any, free: tuple[float, ...] = ()) -> None:
+        """Launch on the current device and stream; the tensors are the kernel's pointers, `free` the values of the
+        numbers that go by a name, all in their order."""
+        quick = self._quick
+        if quick is None or WATCHERS or not quick(tensors, free):
+            self._launch(tensors, free)
+
+    def _launch(self, tensors: tuple[Any, ...], free: tuple[float, ...]) -> None:
+        for steps in WATCHERS:
+            steps.append(self)
+        if CHECKED.get():
+            self._check(tensors)
+        compiled = self.kernel[self.grid](*tensors, *self.values(free), **self.constants)
+        if self._quick is None and compiled is not None and not is_interpreted():
+            self._quick = _Route.quick(self, compiled, len(tensors))
+
+    def values(self, free: tuple[float, ...]) -> tuple[float, ...]:
+        """All numbers, with the free ones in their places."""
+        given = iter(free)
+        return tuple([next(given) if isinstance(number, str) else number for number in self.numbers])
+
+    def _check(self, tensors: tuple[Any, ...]) -> None:
+        """That tensors are of the kind that the first launch had: else the kernel it compiled is not for them."""
+        kinds = tuple((x.dtype, x.data_ptr() % 16 == 0) for x in tensors)
+        if self._kinds not in (None, kinds):
+            raise AssertionError(f"{self!r} was planned for {self._kinds}, and launched on {kinds}")
+        self._kinds = kinds
 
 
-class _Quick:
-    """Before JITFunction in the order of bases."""
-
-    known: dict[Any, tuple[Any, tuple[Any, ...]]]  # by what tells launches apart: the kernel, its further arguments
-
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if warmup or callable(grid) or JITFunction.run is not THEIRS or _is_watched() or self.pre_run_hooks:
-            return super().run(*args, grid=grid, warmup=warmup, **kwargs)  # type: ignore[misc]
-        device = torch.cuda.current_device()
-        backend = self.device_caches[device][3]
-        kinds = tuple([native_specialize_impl(backend, x, False, True, True) for x in args])
-        key = (device, kinds, tuple(kwargs.items()))
-        found = self.known.get(key)
-        if found is None:
-            kernel = super().run(*args, grid=grid, warmup=False, **kwargs)  # type: ignore[misc]
-            if kernel is not None:  # a hook of Triton's cache may keep it from being compiled
-                self._learn(key, kernel, len(args), kwargs)
-            return kernel
-        kernel, rest = found
-        across, down, deep = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        launch = kernel.run
-        launch(across, down, deep, stream, kernel.function, kernel.packed_metadata, None, None, None, *args, *rest)
-        return kernel
-
-    def _learn(self: Any, key: Any, kernel: Any, given: int, kwargs: dict[str, Any]) -> None:
-        """Remember a launch, unless its key does not tell all: a constant by its place; a number by its name, whose
-        type 2 and 2.0 do not tell; a tensor by its name, which would be held."""
-        placed, named = self.params[:given], self.params[given:]
-        if any(param.is_constexpr or param.do_not_specialize for param in placed) or not all(
-            param.is_constexpr for param in named
-        ):
-            return
-        if len(self.known) >= MOST_KNOWN:
-            self.known.clear()
-        self.known[key] = (kernel, tuple([kwargs.get(param.name, param.default) for param in named]))
+@contextlib.contextmanager
+def watching() -> Iterator[list[Step]]:
+    """The steps that are taken inside, compiled or interpreted."""
+    steps: list[Step] = []
+    WATCHERS.append(steps)
+    try:
+        yield steps
+    finally:
+        WATCHERS.remove(steps)  # by identity or equality: of two equal lists either may go
 
 
-def is_ours(kernel: JITFunction[Any]) -> bool:
-    return isinstance(kernel, _Quick)
+def why_slow() -> str:
+    """Why launches go through Triton's public way; empty where they do not, or none was made yet."""
+    return _Route.reason
 
 
-def _is_watched() -> bool:
-    """Whether somebody has set a hook, as a profiler of Triton's does, or wants other kernels, as a debugger does."""
-    if knobs.runtime.debug or knobs.compilation.instrumentation_mode or knobs.runtime.add_stages_inspection_hook:
+class _Route:
+    """Triton's C launcher, once it has been tried."""
+
+    checked = False
+    reason = ""
+    _lock = threading.Lock()
+
+    @classmethod
+    def quick(cls, step: Step, compiled: Any, pointers: int) -> Quick | None:
+        if not cls.checked:
+            cls.try_out()
+        if cls.reason:
+            return None
+        try:
+            return quick_launch(compiled, step, pointers)
+        except Exception as error:  # private parts: whatever they raise means that they have changed
+            cls.give_up(error)
+            return None
+
+    @classmethod
+    def try_out(cls) -> None:
+        """Launch a small kernel the quick way and look at what it wrote; not while a graph is captured."""
+        import torch
+
+        with cls._lock:
+            if cls.checked or torch.cuda.is_current_stream_capturing():
+                return
+            try:
+                self_check()
+            except Exception as error:
+                cls.give_up(error)
+            cls.checked = True
+
+    @classmethod
+    def give_up(cls, error: Exception) -> None:
+        cls.checked = True
+        cls.reason = f"triton's launcher is not as expected ({type(error).__name__}: {error}): launches take 15 µs more"
+        warnings.warn(f"sublight: {cls.reason}", RuntimeWarning, stacklevel=2)
+
+
+def self_check() -> None:
+    """One launch by Triton's public way, the same the quick way, on other tensors: both must give the same numbers."""
+    import torch
+
+    from sublight.backend.self_check import _axpy_kernel
+
+    x = torch.arange(100, device="cuda", dtype=torch.float32)
+    first, second = torch.zeros_like(x), torch.zeros_like(x)
+    step = Step(_axpy_kernel, (1,), 99, 0.5, BLOCK=128)
+    compiled = _axpy_kernel[step.grid](x, first, *step.values(()), **step.constants)
+    quick = quick_launch(compiled, step, 2)
+    expected = torch.where(x < 99, x * 0.5, 0.0)
+    if quick is None or not quick((x, second), ()):
+        raise RuntimeError("no quick launch of a plain kernel")
+    if not torch.equal(first, expected) or not torch.equal(second, expected):
+        raise RuntimeError(f"a trial launch gave {second[:3].tolist()}…, not {expected[:3].tolist()}…")
+
+
+def quick_launch(compiled: Any, step: Step, pointers: int) -> Quick | None:
+    """The launch of a compiled kernel as a call of Triton's C function; None where it needs more than that."""
+    import torch
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    launcher = compiled.run  # triton.backends.nvidia.driver.CudaLauncher
+    if launcher.global_scratch_size or launcher.profile_scratch_size or compiled.metadata.tensordesc_meta:
+        return None
+    if any(parameter.is_constexpr for parameter in step.kernel.params[:pointers]):
+        raise TypeError(f"{step.name} has a constant among its pointers")
+    launch, function, metadata = launcher.launch, compiled.function, compiled.packed_metadata
+    cooperative, dependent = launcher.launch_cooperative_grid, launcher.launch_pdl
+    across, down, deep = (*step.grid, 1, 1)[:3]
+    named = dict(step.constants)
+    constants = [named.get(p.name, p.default) for p in step.kernel.params[pointers + len(step.numbers) :]]
+    rest = (*step.numbers, *constants)
+    has_free = bool(step.free)
+    runtime, theirs, stream_of = knobs.runtime, JITFunction.run, torch._C._cuda_getCurrentRawStream
+
+    def is_watched() -> bool:
+        """Whether launches are intercepted (`listen`), or Triton's hooks are set, as its profiler sets them."""
+        return JITFunction.run is not theirs or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls
+
+    if not hasattr(launcher, "arg_annotations"):  # up to Triton 3.6 a C function for each signature
+
+        def quick(tensors: tuple[Any, ...], free: tuple[float, ...]) -> bool:
+            if is_watched():
+                return False
+            numbers = (*step.values(free), *constants) if has_free else rest
+            launch(
+                across, down, deep, stream_of(tensors[0].get_device()), function, cooperative, dependent, None, None,
+                metadata, None, None, None, *[x.data_ptr() for x in tensors], *numbers,
+            )  # fmt: skip
+            return True
+
+        return quick
+    annotations, signature = launcher.arg_annotations, launcher.kernel_signature
+
+    def quick_by_signature(tensors: tuple[Any, ...], free: tuple[float, ...]) -> bool:
+        if is_watched():
+            return False
+        numbers = (*step.values(free), *constants) if has_free else rest
+        launch(
+            across, down, deep, stream_of(tensors[0].get_device()), function, cooperative, dependent, metadata, None,
+            None, None, None, None, annotations, signature, (*[x.data_ptr() for x in tensors], *numbers),
+        )  # fmt: skip
         return True
-    return any(getattr(getattr(knobs.runtime, name), "calls", True) for name in HOOKS)
+
+    return quick_by_signature
+
+
+def is_ours(kernel: Any) -> bool:
+    return str(getattr(kernel, "__module__", "")).startswith("sublight.")

@@ -12,12 +12,12 @@ ITEMSIZE = {
 }
 
 
-def parse_dtype(words: str) -> str:
+def parse_dtype(words: str, known: tuple[str, ...] = DTYPES) -> str:
     """
     >>> parse_dtype("bf16"), parse_dtype("float32")
     ('bfloat16', 'float32')
     """
     name = SPELLINGS.get(words.lower(), words.lower())
-    if name not in DTYPES:
-        raise BadInput(f"unknown data type {words!r}: use one of {nearest(name, [*DTYPES, *SPELLINGS])}")
+    if name not in known:
+        raise BadInput(f"unknown data type {words!r}: use one of {nearest(name, [*known, *SPELLINGS])}")
     return name

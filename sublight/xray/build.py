@@ -11,7 +11,7 @@ from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.xray import binary
 from sublight.xray.complaint import complaint, hushed
-from sublight.xray.launch import OPTIONS, Launch, compilable, no_interpreter
+from sublight.backend.record import OPTIONS, Launch, compilable, no_interpreter
 from sublight.xray.record import Code
 from sublight.xray.sass.asm_lines import right_lines
 

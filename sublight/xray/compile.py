@@ -21,7 +21,7 @@ from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.op import Kernel, Op
 from sublight.xray import binary, build
-from sublight.xray.launch import Launch, noting
+from sublight.backend.record import Launch, noting
 from sublight.xray.occupancy.sm import SMS
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
@@ -65,7 +65,7 @@ class Compiled:
 @contextlib.contextmanager
 def recording(target: int, gpu: Gpu | None = None) -> Iterator[list[Launch]]:
     """Note Triton launches instead of making them, as planned for that GPU; the tensors may be on any device."""
-    from sublight.ops.kernels.rows import PRETEND, Facts
+    from sublight.backend.device import PRETEND, Facts
 
     plan = Facts(capability=target, shared_bytes=SMS[target].shared_bytes_per_block)
     if gpu is not None and gpu.sms:

@@ -10,7 +10,7 @@ from typing import Any
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray.examine import Page, examine
-from sublight.xray.launch import no_interpreter
+from sublight.backend.record import no_interpreter
 from sublight.xray.record import Code, Place, Space
 from sublight.xray.sass.asm_lines import read
 from sublight.xray.sass.instruction import file_of

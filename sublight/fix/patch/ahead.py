@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from sublight.backend.jit import AVAILABLE
 from sublight.fix.patch.step import as_it_was, call, is_inert, is_shared, loss_of
 from sublight.fix.patch.twin import is_heard
-from sublight.ops.kernels.rows import is_interpreted
+from sublight.backend.device import is_interpreted
 
 MOST_THREADS = 16
 ONE_AT_A_TIME = threading.RLock()  # each puts back what it has found in Triton

@@ -18,7 +18,8 @@ from sublight.ops.cross_entropy.kernels import (
     _trailing_kernel,
 )
 from sublight.ops.cross_entropy.terms import FEW_LABELS
-from sublight.ops.kernels.rows import as_rows, facts, is_packed, is_ragged, sums_of
+from sublight.ops.kernels.rows import as_rows, is_packed, is_ragged, sums_of
+from sublight.backend.device import facts
 from sublight.ops.record.tuning import TUNED_CAPABILITY, Tile, tile_for
 from sublight.ops.softmax.launch import LAG_BYTES, ROW_BYTES, TILE_COLS, plan
 

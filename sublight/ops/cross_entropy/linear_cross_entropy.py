@@ -25,7 +25,8 @@ from sublight.ops.cross_entropy.cross_entropy import Reduction, random_labels
 from sublight.ops.cross_entropy.kernels import KERNELS
 from sublight.ops.cross_entropy.launch import OPTIONS_SCHEMA, Options, is_late
 from sublight.ops.cross_entropy.linear_plan import MOST_ROUNDINGS, chunks_of, parts_of
-from sublight.ops.kernels.rows import as_rows, facts, generator_for, why_torch
+from sublight.ops.kernels.rows import as_rows, generator_for, why_torch
+from sublight.backend.device import facts
 from sublight.ops.record.library import LIBRARY, peer
 from sublight.timing import Thunk
 

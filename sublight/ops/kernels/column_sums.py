@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.ops.kernels.pointwise import THREAD_BYTES, WARPS, block_for_columns
-from sublight.ops.kernels.rows import facts
 from sublight.ops.record.tuning import Tile, tile_for
 
 SHARES = 128  # that one step of the second launch adds

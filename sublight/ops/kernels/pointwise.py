@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.cost import Shape
 from sublight.errors import BadInput
-from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, facts, is_interpreted
+from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS
 from sublight.ops.record.tuning import Tile, tile_for
 
 THREAD_BYTES = 16  # of each tensor

@@ -3,14 +3,11 @@ programs of one launch."""
 
 from __future__ import annotations
 
-import functools
-import os
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
+from sublight.backend.device import is_interpreted, why_not_here
 from sublight.backend.jit import AVAILABLE, next_power_of_2, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import Shape
@@ -52,9 +49,54 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
-def is_interpreted() -> bool:
-    """Kernels run on the CPU through Triton's interpreter."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+class Rows(NamedTuple):
+    """A tensor (…, cols) as the kernels see it: rows of neighbouring columns, `apart` elements from one to the next."""
+
+    rows: int
+    cols: int
+    apart: int
+    itemsize: int
+    is_aligned: bool  # the first row begins at a 16-byte boundary
+    is_copy: bool = False  # the tensor has no such layout, and is copied into one piece first
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether `forget` can keep these rows in their 16-bit form: it needs pairs, so rows loaded by vectors.
+
+        Triton knows of a number only whether 16 divides it. The inline assembly is not for the interpreter.
+        """
+        whole = self.cols % 16 == 0 and self.apart % 16 == 0 and self.is_aligned
+        return self.itemsize == 2 and whole and not is_interpreted()
+
+
+def rows_of(x: torch.Tensor) -> Rows:
+    """
+    >>> rows_of(torch.empty(2, 3, 8))[:3], rows_of(torch.empty(6, 16)[:, :8])[:3], rows_of(torch.empty(8, 4).T).is_copy
+    ((6, 8, 8), (6, 8, 16), True)
+    """
+    *sizes, cols = x.shape
+    *strides, step = x.stride()
+    rows, apart, span, is_copy = 1, cols, cols, step != 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if rows == 1:
+            apart = stride
+        elif stride != span:  # the next entry of an outer dimension does not begin where another row would
+            is_copy = True
+        rows, span = rows * size, stride * size
+    if is_copy:
+        return Rows(rows, cols, cols, x.element_size(), is_aligned=True, is_copy=True)
+    return Rows(rows, cols, apart, x.element_size(), is_aligned=x.data_ptr() % 16 == 0)
+
+
+def copies_of(**needed: bool) -> tuple[str, ...]:
+    """The names of arguments that are copied first.
+
+    >>> copies_of(x=False, weight=True)
+    ('weight',)
+    """
+    return tuple(name for name, is_needed in needed.items() if is_needed)
 
 
 def is_packed(*tensors: torch.Tensor) -> bool:
@@ -82,41 +124,12 @@ def is_ragged(x: torch.Tensor, y: torch.Tensor) -> bool:
     return aligned and x.shape[1] % 16 != 0 and x.stride(0) % vector == y.stride(0) % vector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a launcher must know of the GPU it launches on."""
-
-    capability: int = 90
-    multiprocessors: int = 132
-    shared_bytes: int = 227 * 1024  # that one program may have
-
-
-PRETEND: ContextVar[Facts | None] = ContextVar("PRETEND", default=None)  # a GPU to plan for that is not here
-
-
-@functools.cache
-def _facts(index: int) -> Facts:
-    device = torch.cuda.get_device_properties(index)
-    return Facts(
-        capability=10 * device.major + device.minor,
-        multiprocessors=device.multi_processor_count,
-        shared_bytes=getattr(device, "shared_memory_per_block_optin", 99 * 1024),
-    )
-
-
-def facts(x: torch.Tensor) -> Facts:
-    """Of the GPU that holds x; elsewhere of the one that is pretended, or few programs for the interpreter."""
-    if x.is_cuda:
-        return _facts(x.device.index)
-    return PRETEND.get() or Facts(multiprocessors=2 if is_interpreted() else 132)
-
-
 def why_no_kernel(x: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
     """Why no kernel of ours runs here on such a tensor; empty where one does."""
     if not AVAILABLE:
         return "triton is not installed"
-    if x.device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {x.device.type}"
+    if reason := why_not_here(x):
+        return reason
     return "" if x.dtype in dtypes else f"no kernel of ours for {str(x.dtype).removeprefix('torch.')}"
 
 

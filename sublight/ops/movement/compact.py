@@ -19,7 +19,8 @@ from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import facts, generator_for, why_no_kernel
+from sublight.backend.device import facts
+from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for
 

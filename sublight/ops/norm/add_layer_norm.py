@@ -6,6 +6,7 @@ backward pass adds the new residual's own gradient inside the kernel; x and resi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ import torch.nn.functional as F
 
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.op import Choice, Op
+from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_rows
-from sublight.ops.norm import add_norm, row_norm
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.norm import add_norm, layer_norm
+from sublight.ops.norm.parts import check_width
+from sublight.ops.norm.rms_norm import fake_backward
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered, vjp
 
 EPS = 1e-5
 
@@ -32,36 +36,37 @@ def reference(
     return F.layer_norm(new_residual, new_residual.shape[-1:], weight, bias, eps), new_residual
 
 
-def launch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return add_norm.forward(x, residual, weight, bias, eps)[:2]
+def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    dy, d_new_residual = grads
+    bias = torch.zeros_like(saved["weight"], requires_grad=True)  # no gradient depends on its values
+    args = [saved["new_residual"], saved["weight"], bias, saved["eps"]]
+    dx, *columns = vjp(layer_norm.reference, args, [dy])[:3]
+    return dx if d_new_residual is None else dx + d_new_residual, *columns
 
 
-def launch_backward(
-    dy: torch.Tensor,
-    d_new_residual: torch.Tensor,
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-) -> Inputs:
-    _, new_residual, mean, rstd = add_norm.forward(x, residual, weight, bias, EPS)
-    dx, dw, db = add_norm.backward(dy, d_new_residual, new_residual, weight, mean, rstd)
-    return dx, dx, dw, db
-
-
-def choose(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float = EPS,
-) -> Choice:
-    """What `add_layer_norm(x, residual, weight, bias)` runs, and why."""
-    if reason := add_norm.not_ours(x, residual, weight, bias):
-        return Choice(provider="torch", kernel="torch.add, torch.nn.functional.layer_norm", reason=reason)
-    return add_norm.choose(x)
+_add_layer_norm_backward = Registered(
+    schema="add_layer_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor mean,"
+    " Tensor rstd) -> (Tensor dx, Tensor dw, Tensor db)",
+    plan=add_norm.plan_backward,
+    fake=lambda dy, d_new_residual, new_residual, weight, mean, rstd: fake_backward(new_residual, weight, center=True),
+)
+_add_layer_norm = Registered(
+    schema="add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps)"
+    " -> (Tensor y, Tensor new_residual, Tensor mean, Tensor rstd)",
+    reference=reference,
+    theirs="torch.add, torch.nn.functional.layer_norm",
+    why_torch=lambda x, residual, weight, bias, eps: add_norm.not_ours(x, residual, weight, bias),
+    plan=add_norm.plan_forward,
+    fake=lambda x, residual, weight, bias, eps: add_norm.fake_forward(x, center=True),
+    results=2,
+    gradient=Gradient(
+        by=_add_layer_norm_backward,
+        saves=("new_residual", "weight", "mean", "rstd"),
+        gives=(("x", "residual"), "weight", "bias"),  # one tensor for both, as PyTorch's sum gives
+        without_first=lambda _, d_new_residual: (d_new_residual, d_new_residual, None, None, None),
+        by_torch=_backward_by_torch,
+    ),
+)
 
 
 def add_layer_norm(
@@ -72,61 +77,38 @@ def add_layer_norm(
     eps: float = EPS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(LayerNorm of x + residual, x + residual): our kernel where it wins, PyTorch's two elsewhere."""
-    if weight is None or bias is None or add_norm.not_ours(x, residual, weight, bias):
+    if weight is None or bias is None:
         return reference(x, residual, weight, bias, eps)
-    row_norm.check_width(x, weight, bias)
-    return _add_layer_norm(x, residual, weight, bias, eps)[:2]  # type: ignore[no-any-return]
+    if x.shape == residual.shape:
+        check_width(x, weight, bias)
+    return _add_layer_norm.call(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    _, new_residual, mean, rstd = output
-    ctx.save_for_backward(new_residual, inputs[2], mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)  # no zeros for the gradients of mean and rstd, nor of an output that nobody used
+def plan(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = EPS,
+) -> Plan:
+    """What `add_layer_norm` runs for these arguments, and why."""
+    return _add_layer_norm.decide(x, residual, weight, bias, eps)
 
 
-def _backward(
-    ctx: Any, dy: torch.Tensor | None, d_new_residual: torch.Tensor | None, _mean: Any, _rstd: Any
-) -> tuple[torch.Tensor | None, ...]:
-    if dy is None:
-        return d_new_residual, d_new_residual, None, None, None
-    dx, dw, db = _add_layer_norm_backward(dy, d_new_residual, *ctx.saved_tensors)
-    return dx, dx, dw, db, None  # one tensor for both, as PyTorch's own sum gives
+def launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our forward kernels, whether or not they win."""
+    add_norm.check(x, residual, weight, bias)
+    return _add_layer_norm.by_kernels(x, residual, weight, bias, eps)[:2]  # type: ignore[no-any-return]
 
 
-def _cpu(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, ...]:
-    new_residual = (x + residual).contiguous()
-    y, mean, rstd = torch.ops.sublight.layer_norm(new_residual, weight, bias, eps)
-    return y, new_residual, mean, rstd
-
-
-def _cpu_backward(
-    dy: torch.Tensor, d_new_residual: torch.Tensor | None, new_residual: torch.Tensor, *saved: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    dx, dw, db = torch.ops.sublight.layer_norm_backward(dy, new_residual, *saved)
-    return dx if d_new_residual is None else (dx + d_new_residual).contiguous(), dw, db
-
-
-_add_layer_norm = LIBRARY.op(
-    "add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=add_norm.forward,
-    fake=lambda x, residual, weight, bias, eps: add_norm.fake_forward(x, center=True),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_add_layer_norm_backward = LIBRARY.op(
-    "add_layer_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor mean,"
-    " Tensor rstd) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
-    cuda=add_norm.backward,
-    fake=lambda dy, d_new_residual, new_residual, weight, mean, rstd: row_norm.fake_backward(
-        new_residual, weight, center=True
-    ),
-)
+def launch_backward(
+    dy: torch.Tensor, d_new_residual: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor
+) -> Inputs:
+    _, new_residual, *stats = _add_layer_norm.by_kernels(x, residual, *columns, EPS)
+    dx, *grads = _add_layer_norm_backward.by_kernels(dy, d_new_residual, new_residual, columns[0], *stats)
+    return dx, dx, *grads
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -148,12 +130,10 @@ ADD_LAYER_NORM = Op(
     summary="x + residual, and its layer normalisation",
     reference=reference,
     call=add_layer_norm,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=add_norm.KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=add_norm.KERNELS,
     shapes=add_norm.SHAPES,
     test_shapes=NORM_TEST_SHAPES[1:],  # a row of one column is PyTorch's
     library_args=lambda *inputs: (*inputs, EPS),

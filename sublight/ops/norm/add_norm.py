@@ -2,7 +2,7 @@
 
 Forward: read x and the residual, write their sum, rounded once as PyTorch's own sum is, and the norm of that rounded
 sum. Backward: read the two incoming gradients and the sum, write one gradient, which is that of both inputs. As in
-`row_norm`, programs of the backward pass take many rows and add up shares of the weight's gradient in a fixed order;
+`rms_norm.py`, programs of the backward pass take many rows and add up shares of the weight's gradient in a fixed order;
 where rows are narrow they take several at once, so that a reduction's barriers are paid once for all of them.
 """
 
@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
 from sublight.cost import Shape
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel
+from sublight.op import Buffer, Kernel, Plan
 from sublight.ops.kernels.rows import (
     ELEMENTS,
     SMALL_ROWS,
     aligned_as,
-    as_rows,
-    facts,
+    copies_of,
     forget,
-    is_packed,
+    rows_of,
     sum_of,
     sums_of,
     why_torch,
 )
-from sublight.ops.norm import row_norm, row_norm_ring
-from sublight.ops.norm.add_norm_plan import FEW_ROWS, plan, plan_backward
-from sublight.ops.norm.row_norm import load_columns, reciprocal_root
+from sublight.ops.norm import ring, rms_norm
+from sublight.ops.norm.add_norm_tiles import tile_of, tile_of_backward
+from sublight.ops.norm.parts import check_width, load_columns, reciprocal_root
+from sublight.ops.norm.rms_norm import add_shares, shares_of
+from sublight.ops.norm.tiles import FEW_ROWS
 
 WIDTHS = (768, 1600, 2560, 4096, 5120, 8192, 12288, 16384, 32768, 65536)
 SHAPES: tuple[Shape, ...] = (
@@ -253,110 +256,126 @@ KERNELS = (
         "40 bytes a thread on an H200, by 88 elsewhere, LayerNorm by up to 352; else chunks would be read twice",
     ),
     Kernel(jit=_wide_backward_kernel),
-    row_norm_ring.KERNEL,
-    Kernel(jit=row_norm._shares_kernel),
+    ring.KERNEL,
+    rms_norm.SHARES_KERNEL,
 )
 
 
-def forward(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """y, the new residual, and each row's mean (empty without a bias: RMSNorm) and reciprocal deviation."""
-    check(x, residual, weight, *(() if bias is None else (bias,)))
-    x2, residual2 = as_rows(x), as_rows(residual)
-    rows, cols = x2.shape
-    y, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    center = bias is not None
-    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-    mean = torch.empty(rows if center else 0, dtype=torch.float32, device=x.device)
-    weight, bias = weight.contiguous(), (weight if bias is None else bias).contiguous()
-    gpu = facts(x)
-    few = rows <= FEW_ROWS * gpu.multiprocessors
-    name = "add_layer_norm" if center else "add_rms_norm"
-    packed = is_packed(x2, residual2)
-    tile = plan(name, cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
-    if tile.block < cols:
-        _chunks_kernel[(rows,)](
-            x2, residual2, weight, bias, y, total, mean, rstd, cols, x2.stride(0), residual2.stride(0), eps,
-            CENTER=center, BLOCK=tile.block, STAGES=tile.stages, SUMS=sums_of(x), **tile.options(),
-        )  # fmt: skip
-    else:
-        _forward_kernel[(cdiv(rows, tile.rows),)](
-            x2, residual2, weight, bias, y, total, mean, rstd, rows, cols, x2.stride(0), residual2.stride(0), eps,
-            CENTER=center, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, EARLY=few,
-            SUMS=sums_of(x), **tile.options(),
-        )  # fmt: skip
-    return y, total, mean, rstd
-
-
-def backward(
-    dy: torch.Tensor,
-    dsum: torch.Tensor | None,
-    total: torch.Tensor,
+def plan_forward(
+    x: torch.Tensor,
+    residual: torch.Tensor,
     weight: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient of x, which is the residual's too, of the weight, and of the bias (empty where `mean` is).
+    bias: torch.Tensor | None,
+    eps: float,
+) -> Plan:
+    """Which kernel adds and normalises these rows, and how."""
+    layout, other, gpu = rows_of(x), rows_of(residual), facts(x)
+    rows, cols, center = layout.rows, layout.cols, bias is not None
+    few, packed = rows <= FEW_ROWS * gpu.multiprocessors, layout.is_packed and other.is_packed
+    name = "add_layer_norm" if center else "add_rms_norm"
+    tile = tile_of(name, cols, layout.itemsize, packed=packed, capability=gpu.capability, few=few)
+    numbers = (cols, layout.apart, other.apart, eps)
+    constants = {"CENTER": center, "BLOCK": tile.block, "SUMS": sums_of(x), **tile.options()}
+    on = f"x residual weight {'bias y new_residual mean' if center else 'weight y new_residual rstd'} rstd"
+    if tile.block < cols:
+        reason = f"{cols} columns: in chunks, twice"
+        step = Step(_chunks_kernel, (rows,), *numbers, on=on, tile=tile, STAGES=tile.stages, **constants)
+    else:
+        reason = f"{cols} columns: rows in registers"
+        constants |= {"ROWS": tile.rows, "PACKED": tile.packed and packed, "EARLY": few}
+        step = Step(_forward_kernel, (cdiv(rows, tile.rows),), rows, *numbers, on=on, tile=tile, **constants)
+    outputs = dict.fromkeys(("y", "new_residual"), Buffer(shape=tuple(x.shape), dtype=x.dtype))
+    outputs |= dict.fromkeys(("mean", "rstd") if center else ("rstd",), Buffer(shape=(rows,), dtype=torch.float32))
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(
+            x=layout.is_copy,
+            residual=other.is_copy,
+            weight=not weight.is_contiguous(),
+            bias=bias is not None and not bias.is_contiguous(),
+        ),
+        buffers=outputs,
+        steps=(step,),
+        outputs=tuple(outputs),
+    )
 
-    `dsum` is the new residual's gradient, None where nobody has used it; `total` is the new residual itself.
-    """
-    dy2, total2 = as_rows(dy), as_rows(total).contiguous()
-    dsum2 = dy2 if dsum is None else as_rows(dsum)
-    rows, cols = total2.shape
-    center, item, gpu = mean.numel() > 0, total.element_size(), facts(total)
-    dx = torch.empty_like(total2)
-    dw = torch.empty(cols, dtype=weight.dtype, device=total.device)
-    db = torch.empty(cols if center else 0, dtype=weight.dtype, device=total.device)
-    weight = weight.contiguous()
-    tensors = (dy2, dsum2, total2, weight, mean, rstd, dx)
-    sizes = (rows, cols, dy2.stride(0), dsum2.stride(0))
+
+def plan_backward(
+    dy: torch.Tensor,
+    d_new_residual: torch.Tensor | None,
+    new_residual: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor | None,
+    rstd: torch.Tensor,
+) -> Plan:
+    """The launch that gives dx, the gradient of x and of the residual, and shares of the weight's gradient; then the
+    one that adds the shares up. `d_new_residual` is None where nobody has used the new residual."""
+    grads, layout, gpu = rows_of(dy), rows_of(new_residual), facts(new_residual)
+    sums = grads if d_new_residual is None else rows_of(d_new_residual)
+    dsum, residual = ("dy", "new_residual") if d_new_residual is None else ("d_new_residual", "d_new_residual")
+    rows, cols, center = layout.rows, layout.cols, mean is not None
     name = "add_layer_norm_backward" if center else "add_rms_norm_backward"
-    packed, few = is_packed(dy2, dsum2, total2), rows <= FEW_ROWS * gpu.multiprocessors
-    tile = plan_backward(name, cols, item, gpu, packed=packed, few=few)
-    kind = {"CENTER": center, "RESIDUAL": dsum is not None, "SUMS": sums_of(total), "STAGES": tile.stages}
+    packed, few = grads.is_packed and sums.is_packed and layout.is_packed, rows <= FEW_ROWS * gpu.multiprocessors
+    tile = tile_of_backward(name, cols, layout.itemsize, gpu, packed=packed, few=few)
+    sizes = (rows, cols, grads.apart, sums.apart)
+    kind = {"CENTER": center, "RESIDUAL": d_new_residual is not None, "SUMS": sums_of(new_residual)}
+    stats = "mean rstd" if center else "rstd rstd"
+    buffers = {
+        "dx": Buffer(shape=tuple(new_residual.shape), dtype=new_residual.dtype),
+        "dw": Buffer(shape=(cols,), dtype=weight.dtype),
+    }
     if tile.parts:
-        dw_shares, db_shares = row_norm_ring.launch(
-            dy2, total2, weight, mean, rstd, dx, tile, gpu.multiprocessors, residual=None if dsum is None else dsum2
-        )
-        shares = dw_shares.shape[0]
+        shares = ring.shares(rows, tile, gpu)
     elif tile.block >= cols:
         shares = min(cdiv(rows, tile.rows), tile.programs * gpu.multiprocessors)
-        dw_shares, db_shares = _shares(shares, dw, db)
-        _backward_kernel[(shares,)](
-            *tensors, dw_shares, db_shares, *sizes,
-            **kind, ROWS=tile.rows, BLOCK=tile.block, PACKED=tile.packed and packed, **tile.options(),
-        )  # fmt: skip
     else:
         group = min(tile.rows, rows)
-        shares, programs = cdiv(rows, group), group + cdiv(cols, GROUP_COLS)
-        dw_shares, db_shares = _shares(shares, dw, db)
-        _wide_backward_kernel[(shares * programs,)](
-            *tensors, dw_shares, db_shares, *sizes, group, programs,
-            **kind, BLOCK=tile.block, ROWS=GROUP_ROWS, COLS=GROUP_COLS, **tile.options(),
+        shares = cdiv(rows, group)
+    is_shared = shares > 1 or tile.parts > 0  # a single share is the gradient itself
+    gradients = "dw_shares" if is_shared else "dw"
+    gradients += f" {gradients.replace('w', 'b', 1) if center else gradients}"
+    on = f"dy {dsum} new_residual weight {stats} dx {gradients}"
+    if tile.parts:
+        reason = f"{cols} columns: rows stream through shared memory"
+        strides = (grads.apart, layout.apart, layout.apart if d_new_residual is None else sums.apart)
+        step = ring.step(
+            rows, cols, strides, tile, gpu, on=f"dy new_residual {residual} weight {stats} dx {gradients} part",
+            center=center, residual=d_new_residual is not None,
         )  # fmt: skip
-    if shares > 1 or tile.parts:
-        width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-        row_norm._shares_kernel[(cdiv(cols, width),)](
-            dw_shares, db_shares, dw, db, shares, cols,
-            CENTER=center, SHARES=row_norm.SHARES, BLOCK=width, num_warps=4,
-        )  # fmt: skip
-    return dx.view(total.shape), dw, db
-
-
-def _shares(shares: int, dw: torch.Tensor, db: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where programs leave their shares; a single one is the gradient itself."""
-    if shares == 1:
-        return dw, db
-    dw_shares = dw.new_empty((shares, dw.shape[0]), dtype=torch.float32)
-    return dw_shares, torch.empty_like(dw_shares) if db.numel() else dw_shares
+        buffers["part"] = ring.exchange(rows, tile)
+    elif tile.block >= cols:
+        reason = f"{cols} columns: a program takes many rows"
+        kind |= {"STAGES": tile.stages, "ROWS": tile.rows, "BLOCK": tile.block, "PACKED": tile.packed and packed}
+        step = Step(_backward_kernel, (shares,), *sizes, on=on, tile=tile, **kind, **tile.options())
+    else:
+        reason = f"{cols} columns: in chunks, twice"
+        programs = group + cdiv(cols, GROUP_COLS)
+        kind |= {"STAGES": tile.stages, "BLOCK": tile.block, "ROWS": GROUP_ROWS, "COLS": GROUP_COLS}
+        grid = (shares * programs,)
+        step = Step(_wide_backward_kernel, grid, *sizes, group, programs, on=on, tile=tile, **kind, **tile.options())
+    shared = shares_of(shares, cols, weight.dtype, center=center)
+    buffers |= shared if is_shared else {name: shared[name] for name in ("db",) if center}
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(
+            dy=grads.is_copy,
+            d_new_residual=d_new_residual is not None and sums.is_copy,
+            new_residual=not new_residual.is_contiguous(),
+            weight=not weight.is_contiguous(),
+        ),
+        buffers=buffers,
+        steps=(step, add_shares(shares, cols, center=center)) if is_shared else (step,),
+        outputs=("dx", "dw", "db") if center else ("dx", "dw"),
+    )
 
 
 def check(x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor) -> None:
     """Before a kernel reads past the end of something short."""
     if residual.shape != x.shape:
         raise BadInput(f"x and residual must have one shape, not {tuple(x.shape)} and {tuple(residual.shape)}")
-    row_norm.check_width(x, *columns)
+    check_width(x, *columns)
 
 
 def not_ours(x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor | None) -> str:
@@ -369,15 +388,7 @@ def not_ours(x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor | N
     return reason
 
 
-def choose(x: torch.Tensor) -> Choice:
-    """Which of the forward kernels takes x, and why."""
-    cols = x.shape[-1]
-    if plan("", cols, x.element_size(), packed=x.element_size() == 2 and cols % 16 == 0).block < cols:
-        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
-    return Choice(provider="sublight", kernel="_forward_kernel", reason=f"{cols} columns: rows in registers")
-
-
 def fake_forward(x: torch.Tensor, *, center: bool) -> tuple[torch.Tensor, ...]:
-    """The shapes that `forward` gives."""
-    y, mean, rstd = row_norm.fake_forward(x, center=center)
-    return y, torch.empty_like(y), mean, rstd
+    """The outputs of `plan_forward`, without data."""
+    y, *stats = rms_norm.fake_forward(x, center=center)
+    return y, torch.empty_like(y), *stats

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight import correct
+from sublight.backend.device import Facts
 from sublight.conftest import HAS_GPU
 from sublight.correct import Call, Inputs
 from sublight.errors import BadInput
 from sublight.op import Op
-from sublight.ops.kernels.rows import Facts
 from sublight.ops.norm import add_norm, add_norm_plan
 from sublight.ops.norm.add_layer_norm import ADD_LAYER_NORM
 from sublight.ops.norm.add_rms_norm import ADD_RMS_NORM

@@ -6,6 +6,7 @@ backward pass adds the new residual's own gradient inside the kernel; x and resi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,13 @@ import torch.nn.functional as F
 
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.op import Choice, Op
+from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_rows
-from sublight.ops.norm import add_norm, row_norm
-from sublight.ops.record.library import LIBRARY, peer
+from sublight.ops.norm import add_norm, rms_norm
+from sublight.ops.norm.parts import check_width
+from sublight.ops.norm.rms_norm import fake_backward
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered, peer, vjp
 from sublight.timing import Thunk
 
 EPS = 1e-6
@@ -30,102 +34,69 @@ def reference(
     return F.rms_norm(new_residual, new_residual.shape[-1:], weight, eps), new_residual
 
 
-def launch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = EPS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return add_norm.forward(x, residual, weight, None, eps)[:2]
+def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    dy, d_new_residual = grads
+    dx, *columns = vjp(rms_norm.reference, [saved["new_residual"], saved["weight"], saved["eps"]], [dy])[:2]
+    return dx if d_new_residual is None else dx + d_new_residual, *columns
 
 
-def launch_backward(
-    dy: torch.Tensor, d_new_residual: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-) -> Inputs:
-    _, new_residual, mean, rstd = add_norm.forward(x, residual, weight, None, EPS)
-    dx, dw, _ = add_norm.backward(dy, d_new_residual, new_residual, weight, mean, rstd)
-    return dx, dx, dw
-
-
-def choose(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float = EPS) -> Choice:
-    """What `add_rms_norm(x, residual, weight)` runs, and why."""
-    if reason := add_norm.not_ours(x, residual, weight):
-        return Choice(provider="torch", kernel="torch.add, torch.nn.functional.rms_norm", reason=reason)
-    return add_norm.choose(x)
+_add_rms_norm_backward = Registered(
+    schema="add_rms_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor rstd)"
+    " -> (Tensor dx, Tensor dw)",
+    plan=lambda dy, d_new_residual, new_residual, weight, rstd: add_norm.plan_backward(
+        dy, d_new_residual, new_residual, weight, None, rstd
+    ),
+    fake=lambda dy, d_new_residual, new_residual, weight, rstd: fake_backward(new_residual, weight, center=False),
+)
+_add_rms_norm = Registered(
+    schema="add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps)"
+    " -> (Tensor y, Tensor new_residual, Tensor rstd)",
+    reference=reference,
+    theirs="torch.add, torch.nn.functional.rms_norm",
+    why_torch=lambda x, residual, weight, eps: add_norm.not_ours(x, residual, weight),
+    plan=lambda x, residual, weight, eps: add_norm.plan_forward(x, residual, weight, None, eps),
+    fake=lambda x, residual, weight, eps: add_norm.fake_forward(x, center=False),
+    results=2,
+    gradient=Gradient(
+        by=_add_rms_norm_backward,
+        saves=("new_residual", "weight", "rstd"),
+        gives=(("x", "residual"), "weight"),  # one tensor for both, as PyTorch's sum gives
+        without_first=lambda _, d_new_residual: (d_new_residual, d_new_residual, None, None),
+        by_torch=_backward_by_torch,
+    ),
+)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float = EPS
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(RMSNorm of x + residual, x + residual): our kernel where it wins, PyTorch's two elsewhere."""
-    if weight is None or add_norm.not_ours(x, residual, weight):
+    if weight is None:
         return reference(x, residual, weight, eps)
-    row_norm.check_width(x, weight)
-    return _add_rms_norm(x, residual, weight, eps)[:2]  # type: ignore[no-any-return]
+    if x.shape == residual.shape:
+        check_width(x, weight)
+    return _add_rms_norm.call(x, residual, weight, eps)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    _, new_residual, rstd = output
-    ctx.save_for_backward(new_residual, inputs[2], rstd)
-    ctx.mark_non_differentiable(rstd)
-    ctx.set_materialize_grads(False)  # no zeros for the gradient of rstd, nor of an output that nobody used
+def plan(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float = EPS) -> Plan:
+    """What `add_rms_norm` runs for these arguments, and why."""
+    return _add_rms_norm.decide(x, residual, weight, eps)
 
 
-def _backward(
-    ctx: Any, dy: torch.Tensor | None, d_new_residual: torch.Tensor | None, _rstd: Any
-) -> tuple[torch.Tensor | None, ...]:
-    if dy is None:
-        return d_new_residual, d_new_residual, None, None
-    dx, dw = _add_rms_norm_backward(dy, d_new_residual, *ctx.saved_tensors)
-    return dx, dx, dw, None  # one tensor for both, as PyTorch's own sum gives
-
-
-def _cpu(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-    new_residual = (x + residual).contiguous()
-    y, rstd = torch.ops.sublight.rms_norm(new_residual, weight, eps)
-    return y, new_residual, rstd
-
-
-def _cpu_backward(
-    dy: torch.Tensor,
-    d_new_residual: torch.Tensor | None,
-    new_residual: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
+def launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = EPS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    dx, dw = torch.ops.sublight.rms_norm_backward(dy, new_residual, weight, rstd)
-    return dx if d_new_residual is None else (dx + d_new_residual).contiguous(), dw
+    """Our forward kernels, whether or not they win."""
+    add_norm.check(x, residual, weight)
+    return _add_rms_norm.by_kernels(x, residual, weight, eps)[:2]  # type: ignore[no-any-return]
 
 
-def _cuda(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-    y, new_residual, _, rstd = add_norm.forward(x, residual, weight, None, eps)
-    return y, new_residual, rstd
-
-
-def _cuda_backward(
-    dy: torch.Tensor,
-    d_new_residual: torch.Tensor | None,
-    new_residual: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return add_norm.backward(dy, d_new_residual, new_residual, weight, rstd.new_empty(0), rstd)[:2]
-
-
-_add_rms_norm = LIBRARY.op(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=_cuda,
-    fake=lambda x, residual, weight, eps: [add_norm.fake_forward(x, center=False)[i] for i in (0, 1, 3)],
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_add_rms_norm_backward = LIBRARY.op(
-    "add_rms_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor rstd)"
-    " -> (Tensor, Tensor)",
-    cpu=_cpu_backward,
-    cuda=_cuda_backward,
-    fake=lambda dy, d_new_residual, new_residual, weight, rstd: row_norm.fake_backward(
-        new_residual, weight, center=False
-    )[:2],
-)
+def launch_backward(
+    dy: torch.Tensor, d_new_residual: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor
+) -> Inputs:
+    _, new_residual, *stats = _add_rms_norm.by_kernels(x, residual, *columns, EPS)
+    dx, *grads = _add_rms_norm_backward.by_kernels(dy, d_new_residual, new_residual, columns[0], *stats)
+    return dx, dx, *grads
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -156,12 +127,10 @@ ADD_RMS_NORM = Op(
     summary="x + residual, and its root-mean-square normalisation",
     reference=reference,
     call=add_rms_norm,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=add_norm.KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=add_norm.KERNELS,
     shapes=add_norm.SHAPES,
     test_shapes=NORM_TEST_SHAPES[1:],  # a row of one column is PyTorch's
     peers={"liger": _liger, "quack": _quack},

@@ -1,7 +1,11 @@
-"""LayerNorm over the last dimension: (x - mean) / sqrt(variance + eps) * weight + bias; read x, write y."""
+"""LayerNorm over the last dimension: (x - mean) / sqrt(variance + eps) * weight + bias; read x, write y.
+
+The kernels are RMSNorm's (`rms_norm.py`, where they are explained) with `CENTER` set.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +14,7 @@ import torch.nn.functional as F
 
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.op import Choice, Op
+from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
     NORM_WIDTHS,
@@ -19,85 +23,81 @@ from sublight.ops.kernels.rows import (
     row_shapes,
     why_torch,
 )
-from sublight.ops.norm import row_norm
-from sublight.ops.record.library import LIBRARY, peer
+from sublight.ops.norm.parts import check_width
+from sublight.ops.norm.rms_norm import (
+    KERNELS,
+    fake_backward,
+    fake_forward,
+    plan_backward,
+    plan_forward,
+)
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered, peer, vjp
 from sublight.timing import Thunk
 
 EPS = 1e-5
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+def reference(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = EPS
+) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS) -> torch.Tensor:
-    return row_norm.forward(x, weight, bias, eps)[0]
+def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    bias = torch.zeros_like(saved["weight"], requires_grad=True)  # no gradient depends on its values
+    return vjp(reference, [saved["x"], saved["weight"], bias, saved["eps"]], grads)[:3]
 
 
-def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Inputs:
-    _, mean, rstd = row_norm.forward(x, weight, bias, EPS)
-    return row_norm.backward(dy, x, weight, mean, rstd)
-
-
-def choose(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = EPS) -> Choice:
-    """What `layer_norm(x, weight, bias)` runs, and why."""
-    if reason := why_torch(x, weight, bias):
-        return Choice(provider="torch", kernel="torch.nn.functional.layer_norm", reason=reason)
-    return row_norm.choose(x)
+_layer_norm_backward = Registered(
+    schema="layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"
+    " -> (Tensor dx, Tensor dw, Tensor db)",
+    plan=plan_backward,
+    fake=lambda dy, x, weight, mean, rstd: fake_backward(x, weight, center=True),
+)
+_layer_norm = Registered(
+    schema="layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
+    reference=reference,
+    theirs="torch.nn.functional.layer_norm",
+    why_torch=lambda x, weight, bias, eps: why_torch(x, weight, bias),
+    plan=plan_forward,
+    plan_results=partial(plan_forward, stats=False),
+    fake=lambda x, weight, bias, eps: fake_forward(x, center=True),
+    results=1,
+    gradient=Gradient(
+        by=_layer_norm_backward,
+        saves=("x", "weight", "mean", "rstd"),
+        gives=("x", "weight", "bias"),
+        by_torch=_backward_by_torch,
+    ),
+)
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = EPS
 ) -> torch.Tensor:
     """LayerNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
-    if weight is None or bias is None or why_torch(x, weight, bias):
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    row_norm.check_width(x, weight, bias)
-    return _layer_norm(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
+    if weight is None or bias is None or weight.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
+        return reference(x, weight, bias, eps)  # PyTorch's own, or its own complaint
+    return _layer_norm.call(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x, weight, _, _ = inputs
-    _, mean, rstd = output
-    ctx.save_for_backward(x, weight, mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)  # no zeros for the gradients of mean and rstd
+def plan(
+    x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = EPS
+) -> Plan:
+    """What `layer_norm(x, weight, bias, eps)` runs, and why."""
+    return _layer_norm.decide(x, weight, bias, eps)
 
 
-def _backward(ctx: Any, dy: torch.Tensor, _mean: Any, _rstd: Any) -> tuple[torch.Tensor | None, ...]:
-    return (*_layer_norm_backward(dy, *ctx.saved_tensors), None)
+def launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS) -> torch.Tensor:
+    """Our forward kernels, whether or not they win."""
+    check_width(x, weight, bias)
+    return _layer_norm.by_kernels(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
 
 
-def _cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return y.contiguous(), mean.flatten().float(), rstd.flatten().float()
-
-
-def _cpu_backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    stats = [part.to(x.dtype).view(*x.shape[:-1], 1) for part in (mean, rstd)]
-    bias = torch.empty_like(weight)  # its values do not matter to any gradient
-    grads = torch.ops.aten.native_layer_norm_backward(
-        dy.contiguous(), x.contiguous(), x.shape[-1:], *stats, weight, bias, [True, True, True]
-    )
-    return tuple(grad.contiguous() for grad in grads)
-
-
-_layer_norm = LIBRARY.op(
-    "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=row_norm.forward,
-    fake=lambda x, weight, bias, eps: row_norm.fake_forward(x, center=True),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_layer_norm_backward = LIBRARY.op(
-    "layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
-    cuda=row_norm.backward,
-    fake=lambda dy, x, weight, mean, rstd: row_norm.fake_backward(x, weight, center=True),
-)
+def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Inputs:
+    _, mean, rstd = _layer_norm.by_kernels(x, weight, bias, EPS)
+    return _layer_norm_backward.by_kernels(dy, x, weight, mean, rstd)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -127,12 +127,10 @@ LAYER_NORM = Op(
     summary="layer normalisation over the last dimension",
     reference=reference,
     call=layer_norm,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=row_norm.KERNELS,
     shapes=row_shapes(NORM_WIDTHS),
     test_shapes=NORM_TEST_SHAPES,
     peers={"liger": _liger, "quack": _quack},

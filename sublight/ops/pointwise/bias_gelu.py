@@ -29,7 +29,8 @@ from sublight.ops.kernels.pointwise import (
     vector_of,
     widen,
 )
-from sublight.ops.kernels.rows import SMALL_ROWS, aligned_as, as_rows, facts, generator_for, random_rows, why_torch
+from sublight.ops.kernels.rows import SMALL_ROWS, aligned_as, as_rows, generator_for, random_rows, why_torch
+from sublight.backend.device import facts
 from sublight.ops.pointwise.activation import Approximate, activate, kind_of
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for

@@ -18,7 +18,8 @@ from sublight.correct import Call
 from sublight.cost import Shape
 from sublight.errors import BadInput
 from sublight.op import Choice
-from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, Facts, block_for, is_interpreted, split
+from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, block_for, split
+from sublight.backend.device import Facts, is_interpreted
 from sublight.ops.record.tuning import Tile, tile_for
 
 Kind = Literal["int8", "fp8"]

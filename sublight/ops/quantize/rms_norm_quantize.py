@@ -19,7 +19,6 @@ from sublight.ops.kernels.rows import (
     ODD_WIDTHS,
     aligned_as,
     as_rows,
-    facts,
     forget,
     is_packed,
     random_columns,
@@ -28,6 +27,7 @@ from sublight.ops.kernels.rows import (
     sums_of,
     why_torch,
 )
+from sublight.backend.device import facts
 from sublight.ops.norm.rms_norm import EPS
 from sublight.ops.norm.rms_norm import reference as rms_norm
 from sublight.ops.norm.row_norm import check_width, reciprocal_root

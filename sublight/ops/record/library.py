@@ -1,114 +1,145 @@
-"""Registers our ops with PyTorch, so that autograd, torch.compile and CUDA graphs know them."""
+"""Registers our ops with PyTorch, and calls them: by plan and launches in eager mode, through torch.ops elsewhere.
+
+A call on plain tensors finds its plan by a key and launches, past PyTorch's dispatcher. Compilers, fake tensors and
+subclasses of tensors get the registered op, with its fake kernel and its gradient. What no kernel of ours takes, and
+what torch.func, forward-mode AD and torch.jit.trace compute with, gets the reference: PyTorch's own ops.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+from sublight.backend.device import why_not_here
+from sublight.errors import BadInput
+from sublight.op import Plan
+from sublight.ops.record.call import call_of, guarded, tensors_of, wants_grad
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.run import Values, runner
 
-
-class Library:
-    """The namespace torch.ops.sublight."""
-
-    def __init__(self) -> None:
-        self._library = torch.library.Library("sublight", "DEF")
-
-    def op(
-        self,
-        schema: str,
-        *,
-        cpu: Callable[..., Any],
-        cuda: Callable[..., Any],
-        fake: Callable[..., Any],
-        backward: Callable[..., Any] | None = None,
-        setup_context: Callable[..., None] | None = None,
-    ) -> Callable[..., Any]:
-        """One op: what runs on each device, the shapes it gives, and how its gradient is found.
-
-        What comes back calls it. Plain CUDA tensors in eager mode go straight to the launcher, past the dispatcher
-        and its autograd of Python ops; everything else goes through torch.ops.
-        """
-        name = f"sublight::{schema.split('(')[0]}"
-        cuda = on_its_device(cuda)
-        self._library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        self._library.impl(name, cpu, "CPU")
-        self._library.impl(name, cuda, "CUDA")
-        torch.library.register_fake(name, fake, lib=self._library)
-        if backward is not None:
-            torch.library.register_autograd(name, backward, setup_context=setup_context, lib=self._library)
-        registered = getattr(torch.ops.sublight, name.split("::")[1]).default
-        direct = _function(cuda, backward, setup_context).apply if backward is not None else cuda
-
-        def call(*args: Any) -> Any:
-            needs_grad = False
-            for x in args:
-                if isinstance(x, torch.Tensor):
-                    if type(x) not in PLAIN or not x.is_cuda:
-                        return registered(*args)
-                    needs_grad = needs_grad or x.requires_grad
-            if is_listened_to():
-                return registered(*args)
-            if needs_grad and torch.is_grad_enabled():
-                return direct(*args) if backward is not None else registered(*args)
-            return cuda(*args)
-
-        return call
+NAMESPACE = torch.library.Library("sublight", "DEF")  # torch.ops.sublight
 
 
-def on_its_device(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton launches on the current GPU, so that one must be the tensors' own."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Registered:
+    """An op as PyTorch knows it, and as it is called."""
 
-    def call(first: torch.Tensor, *rest: Any) -> Any:
-        if first.device.index == torch.cuda.current_device():
-            return launch(first, *rest)
-        with torch.cuda.device(first.device):
-            return launch(first, *rest)
+    schema: str  # its outputs, which have names, are the results and then what the gradient needs
+    plan: Callable[..., Plan]  # which kernels take these arguments, and how; its outputs are the schema's
+    fake: Callable[..., Values]  # the outputs without data
+    reference: Callable[..., Values] | None = None  # PyTorch's composition; None: there is none for this part of an op
+    theirs: str = ""  # its name
+    why_torch: Callable[..., str] = lambda *args: ""  # the reason to take it; empty: our kernels take these arguments
+    results: int | None = None  # so many of the outputs are the caller's; None: all
+    plan_results: Callable[..., Plan] | None = None  # a plan of the results alone, where no gradient is wanted
+    gradient: Gradient | None = None
+    free: tuple[str, ...] = ()  # arguments whose values no plan depends on: launches get them by name
+    launch: Callable[..., Values] | None = None  # (plan, *args) -> outputs, where there is more to do than launches
+    name: str = field(init=False)
+    arguments: tuple[str, ...] = field(init=False)
+    outputs: tuple[str, ...] = field(init=False)
+    call: Callable[..., Values] = field(init=False)  # results, by our kernels where they win
 
-    return call
+    def __post_init__(self) -> None:
+        set_ = functools.partial(object.__setattr__, self)
+        set_("name", self.schema.split("(")[0])
+        parsed = torch._C.parse_schema(self.schema)
+        set_("arguments", tuple(each.name for each in parsed.arguments))
+        set_("outputs", tuple(each.name for each in parsed.returns))
+        self._register()
+        set_("call", call_of(self))
+
+    def decide(self, *args: Any) -> Plan:
+        """What `call` does with these arguments, and why."""
+        reason = self.why_torch(*args)
+        if any(x.is_neg() for x in tensors_of(args)):
+            reason = "a tensor that is negated lazily: its memory holds other numbers"
+        if reason:
+            return Plan(provider="torch", theirs=self.theirs, reason=reason)
+        return self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
+
+    def runner(self, plan: Plan) -> Callable[..., Values]:
+        """The plan as a function of its arguments."""
+        run = functools.partial(self.launch, plan) if self.launch else runner(plan, self.arguments)
+        return guarded(run)
+
+    def by_kernels(self, *args: Any) -> Values:
+        """All outputs by our kernels, whether or not they win, on whatever device Triton runs them."""
+        return self.runner(self.plan(*args))(*args)
+
+    def mine(self, outputs: Values) -> Values:
+        """What of the outputs is the caller's."""
+        if self.results is None:
+            return outputs
+        return outputs[0] if self.results == 1 else outputs[: self.results]
+
+    def _register(self) -> None:
+        name = f"sublight::{self.name}"
+        NAMESPACE.define(self.schema, tags=(torch.Tag.pt2_compliant_tag,))
+        NAMESPACE.impl(name, self.by_kernels, "CUDA")
+        NAMESPACE.impl(name, self._on_cpu, "CPU")
+        torch.library.register_fake(name, self.fake, lib=NAMESPACE)
+        if self.gradient is not None:
+            torch.library.register_autograd(name, self._backward, setup_context=self._setup_context, lib=NAMESPACE)
+
+    def _on_cpu(self, *args: Any) -> Values:
+        """Interpreted kernels in tests; else the reference, with nothing in what is kept for our own gradient."""
+        if not why_not_here(tensors_of(args)[0]):
+            return self.by_kernels(*args)
+        if self.reference is None:
+            raise BadInput(f"torch.ops.sublight.{self.name} runs on GPUs alone: call sublight's function of that name")
+        results, outputs = self.reference(*args), self.fake(*args)
+        if not isinstance(outputs, tuple | list):
+            return results.contiguous() if isinstance(results, torch.Tensor) else results
+        given = results if isinstance(results, tuple) else (results,)
+        rest = [x.fill_(math.nan) if x.is_floating_point() else x.zero_() for x in outputs[len(given) :]]
+        return (*(x.contiguous() for x in given), *rest)
+
+    def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Values) -> None:
+        assert self.gradient is not None
+        ctx.is_reference = bool(why_not_here(tensors_of(inputs)[0]))
+        if ctx.is_reference:
+            ctx.save_for_backward(*tensors_of(inputs))
+            ctx.others = [None if isinstance(x, torch.Tensor) else (x,) for x in inputs]
+            return
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        self.gradient.set_up(ctx, self, inputs, outputs)
+        if extras := outputs[self.results :] if self.results is not None else ():
+            ctx.mark_non_differentiable(*extras)
+
+    def _backward(self, ctx: Any, *grads: Any) -> Any:
+        assert self.gradient is not None
+        if ctx.is_reference:
+            saved = iter(ctx.saved_tensors)
+            args = [next(saved) if other is None else other[0] for other in ctx.others]
+            return vjp(self.reference, args, grads[: self.results])
+        return self.gradient.backward(ctx, self, grads[: self.results])
 
 
-def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """CUDA tensors of no class of their own, of which nobody else wants to hear."""
-    return all(type(x) in PLAIN and x.is_cuda for x in tensors) and not is_listened_to()
-
-
-def is_listened_to() -> bool:
-    """Whether somebody traces, wraps or watches what is called: a compiler, fake tensors, functorch, a mode."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
-
-
-def _function(
-    forward: Callable[..., Any], backward: Callable[..., Any], setup_context: Callable[..., None] | None
-) -> type[torch.autograd.Function]:
-    class Direct(torch.autograd.Function):
-        """The same gradient, without the dispatcher."""
-
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            output = forward(*args)
-            if setup_context is not None:
-                setup_context(ctx, args, output)
-            return output
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return backward(ctx, *grads)
-
-    return Direct
-
-
-LIBRARY = Library()
+def vjp(reference: Any, args: list[Any], grads: Iterable[Any]) -> tuple[Any, ...]:
+    """The gradient of each argument through PyTorch's composition, itself differentiable where that is wanted."""
+    is_wanted = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [
+            x.detach().requires_grad_() if wanted and not create_graph else x
+            for x, wanted in zip(args, is_wanted, strict=True)
+        ]
+        outputs = reference(*own)
+        pairs = zip(outputs if isinstance(outputs, tuple) else (outputs,), grads, strict=True)
+        pairs = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
+        leaves = [x for x, wanted in zip(own, is_wanted, strict=True) if wanted]
+        found = torch.autograd.grad(
+            [y for y, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True, create_graph=create_graph
+        )
+    by_leaf = iter(found)
+    return tuple(next(by_leaf) if wanted else None for wanted in is_wanted)
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv
-from sublight.ops.kernels.rows import block_for, is_interpreted, split
+from sublight.ops.kernels.rows import block_for, split
 
 TABLE = Path(__file__).with_name("tuned.json")
 TUNED_CAPABILITY = 90

@@ -19,7 +19,6 @@ from sublight.ops.kernels.rows import (
     MAX_COLS,
     as_rows,
     collect,
-    facts,
     forget,
     is_packed,
     publish,
@@ -29,6 +28,7 @@ from sublight.ops.kernels.rows import (
     sums_of,
     why_torch,
 )
+from sublight.backend.device import facts
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for
 from sublight.ops.softmax.launch import plan, trailing_units

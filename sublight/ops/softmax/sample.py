@@ -15,7 +15,8 @@ from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import is_interpreted, why_torch
+from sublight.backend.device import is_interpreted
+from sublight.ops.kernels.rows import why_torch
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.softmax import softmax_topk
 from sublight.ops.softmax.softmax import exp_below

@@ -22,13 +22,13 @@ from sublight.ops.kernels.rows import (
     collect,
     end_places,
     forget,
-    is_interpreted,
     publish,
     random_rows,
     row_shapes,
     sum_of,
     why_torch,
 )
+from sublight.backend.device import is_interpreted
 from sublight.ops.record.library import LIBRARY, peer
 from sublight.ops.softmax.launch import TILE_COLS, Kernels, backward, forward, plan
 from sublight.timing import Thunk

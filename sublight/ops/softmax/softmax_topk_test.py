@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight.errors import BadInput
-from sublight.ops.kernels.rows import Facts
+from sublight.backend.device import Facts
 from sublight.ops.softmax import softmax_topk as topk
 
 

@@ -15,7 +15,7 @@ from sublight.gpus import Gpu
 from sublight.xray import binary, build
 from sublight.xray.complaint import first_line
 from sublight.xray.inputs.binary_files import bare, chosen, demangled, read_text
-from sublight.xray.launch import compilable
+from sublight.backend.record import compilable
 from sublight.xray.record import Code
 
 _ERROR = re.compile(r"^(.+?)\((\d+)\): (?:catastrophic |fatal )?error\s*(?:#[\w-]+)?:\s*(.+)$", re.MULTILINE)

@@ -14,7 +14,7 @@ from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray import build
-from sublight.xray.launch import Launch
+from sublight.backend.record import Launch
 from sublight.xray.record import Code
 
 MOST_THREADS = 1024  # of a block, on every GPU
@@ -211,7 +211,7 @@ def _of_python(
     record: bool,
     tell: Callable[[str], None],
 ) -> tuple[Code, ...]:
-    from sublight.xray.launch import compilable
+    from sublight.backend.record import compilable
 
     for gpu in gpus:
         compilable(gpu)  # said before anything of the user's runs

@@ -132,7 +132,7 @@ def compiled_kernel() -> Any:
     import kernels  # type: ignore[import-not-found]
 
     from sublight.xray import build
-    from sublight.xray.launch import Launch
+    from sublight.backend.record import Launch
 
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}
     launch = Launch(

@@ -12,7 +12,7 @@ from typing import Any
 from sublight.errors import BadInput
 from sublight.xray.inputs.python import place_of, said
 from sublight.xray.inputs.without_gpu import without_gpu
-from sublight.xray.launch import Launch, no_interpreter, noting
+from sublight.backend.record import Launch, no_interpreter, noting
 
 
 def record(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sublight.backend.listen import Proceed, Request, listening
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 
@@ -84,19 +85,15 @@ def no_interpreter() -> None:
 @contextlib.contextmanager
 def noting(capability: int, launches: list[Launch], *, also_made: bool = False) -> Iterator[None]:
     """Note Triton launches; they are made as well where there is a GPU for it, and the caller says so."""
-    from triton.runtime.jit import JITFunction
 
-    original = JITFunction.run
+    def note(request: Request, proceed: Proceed) -> Any:
+        launches.append(
+            launch_of(request.kernel, request.args, request.kwargs, grid=request.grid, capability=capability)
+        )
+        return proceed(request) if also_made else None
 
-    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        launches.append(launch_of(self, args, kwargs, grid=grid, capability=capability))
-        return original(self, *args, grid=grid, warmup=warmup, **kwargs) if also_made else None
-
-    JITFunction.run = note  # type: ignore[method-assign]
-    try:
+    with listening(note):
         yield
-    finally:
-        JITFunction.run = original  # type: ignore[method-assign]
 
 
 def launch_of(jit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grid: Any, capability: int) -> Launch:

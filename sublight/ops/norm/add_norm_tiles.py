@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sublight.ops.kernels.rows import Facts, block_for, is_interpreted
+from sublight.backend.device import Facts, is_interpreted
+from sublight.ops.kernels.rows import block_for
+from sublight.ops.norm.tiles import FEW_ROWS
 from sublight.ops.record.tuning import Tile, planned, tile_for
 
 TILE_COLS = 2048  # up to here several rows may share a program
 MAX_COLS = 16384  # up to here a multiprocessor's registers hold a row in fp32 …
 MAX_PACKED_COLS = 32768  # … and in its 16-bit form
-FEW_ROWS = 2  # a multiprocessor: up to here a row's own latency counts, not how many are under way
 BACKWARD_BYTES = 32 * 1024  # of a row; with both gradients, the weight and the fp32 sums this is what registers hold
 CHUNK_BYTES = 16 * 1024  # of a row that is taken in chunks
 GROUP = 32  # wide rows whose share of the weight's gradient one program adds up, while the L2 has them
 
 
 @planned
-def plan(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False) -> Tile:
+def tile_of(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False) -> Tile:
     """How the forward pass shares a row out; a block narrower than the row is a chunk of it."""
     block = block_for(cols)
     if block > MAX_COLS and not (packed and block <= MAX_PACKED_COLS):
@@ -35,7 +36,7 @@ def plan(kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int
 
 
 @planned
-def plan_backward(kernel: str, cols: int, itemsize: int, gpu: Facts, *, packed: bool, few: bool = False) -> Tile:
+def tile_of_backward(kernel: str, cols: int, itemsize: int, gpu: Facts, *, packed: bool, few: bool = False) -> Tile:
     """Of a row that is held: how many programs, with what, and how many rows are on their way; else of its chunks."""
     block = block_for(cols)
     if block * itemsize > BACKWARD_BYTES:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import Facts
 from sublight.backend.jit import async_copy, cdiv, copy_in, gl, gluon, next_power_of_2
-from sublight.op import Kernel
+from sublight.backend.launch import Step
+from sublight.op import Buffer, Kernel
 from sublight.ops.record.tuning import Tile
 
 
@@ -204,29 +206,30 @@ def blocks(cols: int, parts: int, warps: int) -> tuple[int, int]:
     return max(block, 256 * warps), max(tail, 256 * warps)
 
 
-def launch(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    dx: torch.Tensor,
+def step(
+    rows: int,
+    cols: int,
+    strides: tuple[int, int, int],
     tile: Tile,
-    multiprocessors: int,
-    residual: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes dx, to which `residual` is added; gives the shares of the weight's and the bias's gradient."""
-    rows, cols = x.shape
-    center = mean.numel() > 0
-    groups = min(rows, multiprocessors * tile.programs // tile.parts)
-    dw = torch.empty((groups, cols), dtype=torch.float32, device=x.device)
-    db = torch.empty_like(dw) if center else dw
-    part = torch.zeros(rows * tile.parts if tile.parts > 1 else 0, dtype=torch.int64, device=x.device)
+    gpu: Facts,
+    *,
+    on: str,
+    center: bool,
+    residual: bool = False,
+) -> Step:
+    """The launch; `strides` are those of dy, x and the residual's gradient."""
     block, tail = blocks(cols, tile.parts, tile.warps)
-    more = x if residual is None else residual
-    _ring_backward_kernel[(groups * tile.parts,)](
-        dy, x, more, weight, mean, rstd, dx, dw, db, part, rows, cols, dy.stride(0), x.stride(0), more.stride(0),
-        CENTER=center, RESIDUAL=residual is not None, PARTS=tile.parts, BLOCK=block, TAIL=tail, STAGES=tile.stages,
-        **tile.options(),
-    )  # fmt: skip
-    return dw, db
+    kind = {"CENTER": center, "RESIDUAL": residual, "PARTS": tile.parts}
+    sizes = {"BLOCK": block, "TAIL": tail, "STAGES": tile.stages, **tile.options()}
+    grid = (shares(rows, tile, gpu) * tile.parts,)
+    return Step(_ring_backward_kernel, grid, rows, cols, *strides, on=on, tile=tile, **kind, **sizes)
+
+
+def shares(rows: int, tile: Tile, gpu: Facts) -> int:
+    """Of the weight's gradient that the launch leaves: one for each group of programs that share rows."""
+    return min(rows, gpu.multiprocessors * tile.programs // tile.parts)
+
+
+def exchange(rows: int, tile: Tile) -> Buffer:
+    """Words through which the programs of a row pass their sums to one another."""
+    return Buffer(shape=(rows * tile.parts if tile.parts > 1 else 0,), dtype=torch.int64, is_zero=True)

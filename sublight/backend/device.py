@@ -1,0 +1,62 @@
+"""The GPU that a launch is planned for, and whether kernels run on the CPU through Triton's interpreter instead."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+INTERPRETER_MULTIPROCESSORS = 2  # few programs: the interpreter takes one after the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a plan must know of the GPU that it is made for."""
+
+    capability: int = 90
+    multiprocessors: int = 132
+    shared_bytes: int = 227 * 1024  # that one program may have
+
+
+PRETEND: ContextVar[Facts | None] = ContextVar("PRETEND", default=None)  # a GPU to plan for that is not here
+
+
+def is_interpreted() -> bool:
+    """Kernels run on the CPU through Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _facts(index: int) -> Facts:
+    import torch
+
+    device = torch.cuda.get_device_properties(index)
+    return Facts(
+        capability=10 * device.major + device.minor,
+        multiprocessors=device.multi_processor_count,
+        shared_bytes=getattr(device, "shared_memory_per_block_optin", 99 * 1024),
+    )
+
+
+def facts(x: torch.Tensor) -> Facts:
+    """Of the GPU that holds x; elsewhere of the one that is pretended, or few programs for the interpreter."""
+    if x.is_cuda:
+        return _facts(x.get_device())
+    return PRETEND.get() or Facts(multiprocessors=INTERPRETER_MULTIPROCESSORS if is_interpreted() else 132)
+
+
+def why_not_here(x: torch.Tensor) -> str:
+    """Why no kernel of ours runs where x is; empty where one does: on a GPU, on one that is pretended, interpreted."""
+    import torch
+
+    if x.is_cuda or (not torch.compiler.is_compiling() and PRETEND.get() is not None):  # no compiler reads a ContextVar
+        return ""
+    kind = x.device.type
+    if kind == "cpu" and is_interpreted():
+        return "the interpreter's bf16 arithmetic is wrong" if x.dtype == torch.bfloat16 else ""
+    return f"our kernels are for GPUs, this is on the {kind}"
