@@ -34,7 +34,7 @@ class Step:
     therefore has it as a float, or as an integer that Triton does not specialise, with its type annotated.
     """
 
-    __slots__ = ("_kinds", "_quick", "constants", "free", "grid", "kernel", "numbers", "on", "tile")
+    __slots__ = ("_kinds", "_quick", "compiled", "constants", "free", "grid", "kernel", "numbers", "on", "tile")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Step:
         self.kernel, self.grid, self.numbers, self.constants, self.tile = kernel, grid, numbers, constants, tile
         self.on = tuple(on.split())
         self.free = tuple(number for number in numbers if isinstance(number, str))
+        self.compiled: Any = None  # Triton's compiled kernel, once it was launched
         self._quick: Quick | None = None
         self._kinds: Any = None  # what Triton made of the arguments at the first launch, where launches are checked
 
@@ -72,6 +73,7 @@ class Step:
             self._check(tensors)
         compiled = self.kernel[self.grid](*tensors, *self.values(free), **self.constants)
         if self._quick is None and compiled is not None and not is_interpreted():
+            self.compiled = compiled
             self._quick = _Route.quick(self, compiled, len(tensors))
 
     def values(self, free: tuple[float, ...]) -> tuple[float, ...]:

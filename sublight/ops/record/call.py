@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
+from sublight.backend import native
+from sublight.backend.native.program import program_of
 from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, jit_trace, transforms
 from sublight.op import Plan
 from sublight.ops.record.gradient import function_of
-from sublight.ops.record.plans import key_function, remember
+from sublight.ops.record.plans import MOST_KNOWN, key_function, remember
 from sublight.ops.record.run import Values
 
 Run = Callable[..., Values]  # (*args) -> results
 
 
-def call_of(op: Any) -> Run:
+def call_of(op: Any) -> tuple[Run, NativeCall]:
     """The call of a `library.Registered`: one function with all it needs at hand, since every attribute that it looks
-    up costs the caller."""
+    up costs the caller; and its way into C++."""
     kinds = {each.name: str(each.type) for each in torch._C.parse_schema(op.schema).arguments}
     has_lists = any("List[Tensor]" in kind for kind in kinds.values())
     tensor_names, list_names = (
@@ -29,6 +32,7 @@ def call_of(op: Any) -> Run:
     plans: dict[Hashable, Run] = {}
     registered = getattr(torch.ops.sublight, op.name).default
     reference, mine, is_compiling = op.reference, op.mine, torch.compiler.is_compiling
+    quick = NativeCall(op, tensor_names)
 
     def through_torch(*args: Any) -> Values:
         """Whoever traces, wraps or watches sees one op, where our kernels would take these arguments."""
@@ -44,21 +48,63 @@ def call_of(op: Any) -> Run:
         tensors = tensors_of(args)
         if dispatch_modes() or any(type(x) not in PLAIN for x in tensors):
             return through_torch(*args)
-        run = run_of(op, op.decide(*args), tensors)
+        plan = op.decide(*args)
+        run = run_of(op, plan, tensors)
+        results = run(*args)
         if key is not None:
             remember(plans, key, run)
-        return run(*args)
+            quick.learn(args, plan, run)
+        return results
 
-    def call(*args: Any) -> Values:
-        if is_compiling():
-            return through_torch(*args)
+    def in_python(*args: Any) -> Values:
         if has_lists or dispatch_modes() or transforms() is not None or forward_ad._current_level >= 0 or jit_trace():
             return first(None, args)
         key = key_of(*args)
         run = plans.get(key)
         return first(key, args) if run is None else run(*args)
 
-    return call
+    def call(*args: Any) -> Values:
+        if is_compiling():
+            return through_torch(*args)
+        return in_python(*args) if quick.call is None else quick.call(*args)
+
+    if not has_lists:
+        native.when_ready(partial(quick.begin, in_python))
+    return call, quick
+
+
+class NativeCall:
+    """An op's calls in C++, from when the native path is ready (`backend/native`): `call` is None until then."""
+
+    __slots__ = ("call", "kept", "kinds", "module", "op")
+
+    def __init__(self, op: Any, tensors: frozenset[str]) -> None:
+        self.op = op
+        self.kinds = "".join("t" if name in tensors else "f" if name in op.free else "v" for name in op.arguments)
+        self.call: Any = None
+        self.module: Any = None
+        self.kept: list[Plan] = []  # whose compiled kernels are launched without Python knowing
+
+    def begin(self, in_python: Run, module: Any) -> None:
+        """From now on calls go to C++; what it does not know comes back to `in_python`."""
+        op, results = self.op, self.op.results or 0
+        call = module.call(op.name, self.kinds, results, (results or len(op.outputs)) > 1, in_python)
+        if op.gradient is not None and op.gradient.by.native.call is not None:
+            backward = op.gradient.by.native.call
+            module.differentiate(call, backward, *op.gradient.places(op), partial(op.gradient.from_native, op))
+        self.module, self.call = module, call
+
+    def learn(self, args: tuple[Any, ...], plan: Plan, run: Run) -> None:
+        """Calls like this one run in C++ from now on, where that is possible; results are the same."""
+        if not native.is_wanted(tensors_of(args)[0]) or self.call is None or len(self.kept) >= MOST_KNOWN:
+            return
+        if plan.provider == "torch":
+            done = self.module.delegate(self.call, args, run)
+        else:
+            program = None if self.op.launch or plan.captured else program_of(plan, self.op.arguments)
+            done = program is not None and self.module.teach(self.call, args, *program)
+        if done:
+            self.kept.append(plan)
 
 
 def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,6 +52,25 @@ class Gradient:
         others = ctx.others
         found = self.by.call(*grads, *ctx.saved_tensors, *[others[name] for name in self.options])
         return self._by_argument(op, found if isinstance(found, tuple | list) else (found,))
+
+    def places(self, op: Any) -> tuple[list[tuple[bool, int]], list[list[int]], list[int]]:
+        """Saved tensors, given gradients and options by their places, as the native path has them."""
+        saves = [
+            (True, op.outputs.index(name)) if name in op.outputs else (False, op.arguments.index(name))
+            for name in self.saves
+        ]
+        gives = [
+            [op.arguments.index(name) for name in ((names,) if isinstance(names, str) else names)]
+            for names in self.gives
+        ]
+        return saves, gives, [op.arguments.index(name) for name in self.options]
+
+    def from_native(self, op: Any, grads: list[Any], saved: list[Any], values: list[Any]) -> tuple[Any, ...]:
+        """A backward pass that the native path does not know, or that will be differentiated."""
+        given = zip(op.arguments, values, op.native.kinds, strict=True)
+        others = {name: value for name, value, kind in given if kind != "t"}
+        ctx = SimpleNamespace(saved_tensors=tuple(saved), others=others)
+        return self.backward(ctx, op, tuple(grads))
 
     def _by_argument(self, op: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
         given: dict[str, Any] = {}

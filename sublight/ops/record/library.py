@@ -19,7 +19,7 @@ import torch
 from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
-from sublight.ops.record.call import call_of, guarded, tensors_of, wants_grad
+from sublight.ops.record.call import NativeCall, call_of, guarded, tensors_of, wants_grad
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.run import Values, runner
 
@@ -45,6 +45,7 @@ class Registered:
     arguments: tuple[str, ...] = field(init=False)
     outputs: tuple[str, ...] = field(init=False)
     call: Callable[..., Values] = field(init=False)  # results, by our kernels where they win
+    native: NativeCall = field(init=False)
 
     def __post_init__(self) -> None:
         set_ = functools.partial(object.__setattr__, self)
@@ -53,7 +54,9 @@ class Registered:
         set_("arguments", tuple(each.name for each in parsed.arguments))
         set_("outputs", tuple(each.name for each in parsed.returns))
         self._register()
-        set_("call", call_of(self))
+        call, quick = call_of(self)
+        set_("call", call)
+        set_("native", quick)
 
     def decide(self, *args: Any) -> Plan:
         """What `call` does with these arguments, and why."""
