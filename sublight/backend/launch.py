@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from sublight.backend import listen, native
 from sublight.backend.device import is_interpreted
 
 Quick = Callable[[tuple[Any, ...], tuple[float, ...]], bool]  # False: somebody watches launches, and must see this
@@ -72,7 +73,8 @@ class Step:
         if CHECKED.get():
             self._check(tensors)
         compiled = self.kernel[self.grid](*tensors, *self.values(free), **self.constants)
-        if self._quick is None and compiled is not None and not is_interpreted():
+        is_real = compiled is not None and not is_interpreted() and not listen.LISTENERS  # a listener may only compile
+        if self._quick is None and is_real:
             self.compiled = compiled
             self._quick = _Route.quick(self, compiled, len(tensors))
 
@@ -95,9 +97,10 @@ def watching() -> Iterator[list[Step]]:
     steps: list[Step] = []
     WATCHERS.append(steps)
     try:
-        yield steps
+        with native.paused():
+            yield steps
     finally:
-        WATCHERS.remove(steps)  # by identity or equality: of two equal lists either may go
+        WATCHERS[:] = [other for other in WATCHERS if other is not steps]
 
 
 def why_slow() -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sublight.backend.record import OPTIONS, Launch, compilable, no_interpreter
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.xray import binary
 from sublight.xray.complaint import complaint, hushed
-from sublight.backend.record import OPTIONS, Launch, compilable, no_interpreter
 from sublight.xray.record import Code
 from sublight.xray.sass.asm_lines import right_lines
 

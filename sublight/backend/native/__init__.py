@@ -7,6 +7,7 @@ cache. `SUBLIGHT_NATIVE=0` turns it off; `sublight doctor` says where it stands.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,34 @@ class State:
     module: Any = None
     reason = "no op was called on a GPU yet"
     thread: threading.Thread | None = None
+    pauses = 0  # blocks in which Python wants to see every launch
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Inside, every call goes through Python."""
+    _pause(1)
+    try:
+        yield
+    finally:
+        _pause(-1)
+
+
+def _pause(more: int) -> None:
+    with _LOCK:
+        State.pauses += more
+        if State.module is not None:
+            State.module.pause(more)
+
+
+def hooks() -> list[list[Any]]:
+    """Triton's lists of functions that are called around each launch, as its profiler sets them."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from triton import knobs
+
+    chains = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+    return [chain.calls for chain in chains if isinstance(getattr(chain, "calls", None), list)]
 
 
 def when_ready(use: Callable[[Any], None]) -> None:
@@ -64,6 +93,14 @@ def start(*, cuda: bool = True) -> threading.Thread | None:
         return State.thread
 
 
+def wait(time_limit_s: float = 300.0) -> bool:
+    """Until it is there, or cannot be; whether it is there."""
+    thread = start()
+    if thread is not None:
+        thread.join(time_limit_s)
+    return State.module is not None
+
+
 def why_not(*, cuda: bool = True) -> str:
     """Why there will be no native path; empty where nothing speaks against it."""
     if os.environ.get("SUBLIGHT_NATIVE", "1") == "0":
@@ -88,7 +125,10 @@ def _provide(cuda: bool) -> None:
     except Exception as error:  # whatever goes wrong, calls go through Python; doctor shows the reason
         State.reason = f"{type(error).__name__}: {error}"
         return
+    for calls in hooks():
+        module.watch(calls)
     with _LOCK:
+        module.pause(State.pauses)
         State.module, State.reason = module, ""
         waiting = [*_WAITING]
         _WAITING.clear()

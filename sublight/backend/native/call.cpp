@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
@@ -106,7 +107,14 @@ constexpr auto kListening = c10::DispatchKeySet({
     c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::Tracer, c10::DispatchKey::Functionalize,
 });
 
+std::atomic<int> pauses{0};            // Python wants to see every launch
+std::vector<PyObject*> hooks;          // Triton's lists of functions that are called around launches
+
 bool somebody_listens() {
+  if (pauses.load(std::memory_order_relaxed)) return true;
+  for (PyObject* calls : hooks) {
+    if (Py_SIZE(calls)) return true;
+  }
   const auto tls = c10::impl::tls_local_dispatch_key_set();
   return (tls.included_ & kListening) != c10::DispatchKeySet();
 }
@@ -603,5 +611,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     call.entries.try_emplace(given.key, Entry{nullptr, function.release().ptr()});
     return true;
   });
+  module.def("pause", [](int more) { pauses += more; });
+  module.def("watch", [](py::list calls) { hooks.push_back(calls.release().ptr()); });
   module.def("known", [](py::object of) { return call_of(of).entries.size(); });
 }

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.ops.cross_entropy.kernels import (
     CLEAR_BLOCK,
@@ -19,7 +20,6 @@ from sublight.ops.cross_entropy.kernels import (
 )
 from sublight.ops.cross_entropy.terms import FEW_LABELS
 from sublight.ops.kernels.rows import as_rows, is_packed, is_ragged, sums_of
-from sublight.backend.device import facts
 from sublight.ops.record.tuning import TUNED_CAPABILITY, Tile, tile_for
 from sublight.ops.softmax.launch import LAG_BYTES, ROW_BYTES, TILE_COLS, plan
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
@@ -26,7 +27,6 @@ from sublight.ops.cross_entropy.kernels import KERNELS
 from sublight.ops.cross_entropy.launch import OPTIONS_SCHEMA, Options, is_late
 from sublight.ops.cross_entropy.linear_plan import MOST_ROUNDINGS, chunks_of, parts_of
 from sublight.ops.kernels.rows import as_rows, generator_for, why_torch
-from sublight.backend.device import facts
 from sublight.ops.record.library import LIBRARY, peer
 from sublight.timing import Thunk
 

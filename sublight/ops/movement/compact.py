@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.backend.device import facts
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for

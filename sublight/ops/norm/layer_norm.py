@@ -49,13 +49,13 @@ def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tupl
     return vjp(reference, [saved["x"], saved["weight"], bias, saved["eps"]], grads)[:3]
 
 
-_layer_norm_backward = Registered(
+LAYER_BACKWARD = Registered(
     schema="layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"
     " -> (Tensor dx, Tensor dw, Tensor db)",
     plan=plan_backward,
     fake=lambda dy, x, weight, mean, rstd: fake_backward(x, weight, center=True),
 )
-_layer_norm = Registered(
+LAYER = Registered(
     schema="layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
     reference=reference,
     theirs="torch.nn.functional.layer_norm",
@@ -65,7 +65,7 @@ _layer_norm = Registered(
     fake=lambda x, weight, bias, eps: fake_forward(x, center=True),
     results=1,
     gradient=Gradient(
-        by=_layer_norm_backward,
+        by=LAYER_BACKWARD,
         saves=("x", "weight", "mean", "rstd"),
         gives=("x", "weight", "bias"),
         by_torch=_backward_by_torch,
@@ -79,25 +79,25 @@ def layer_norm(
     """LayerNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
     if weight is None or bias is None or weight.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
         return reference(x, weight, bias, eps)  # PyTorch's own, or its own complaint
-    return _layer_norm.call(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return LAYER.call(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 def plan(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = EPS
 ) -> Plan:
     """What `layer_norm(x, weight, bias, eps)` runs, and why."""
-    return _layer_norm.decide(x, weight, bias, eps)
+    return LAYER.decide(x, weight, bias, eps)
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS) -> torch.Tensor:
     """Our forward kernels, whether or not they win."""
     check_width(x, weight, bias)
-    return _layer_norm.by_kernels(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
+    return LAYER.by_kernels(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
 
 
 def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Inputs:
-    _, mean, rstd = _layer_norm.by_kernels(x, weight, bias, EPS)
-    return _layer_norm_backward.by_kernels(dy, x, weight, mean, rstd)  # type: ignore[no-any-return]
+    _, mean, rstd = LAYER.by_kernels(x, weight, bias, EPS)
+    return LAYER_BACKWARD.by_kernels(dy, x, weight, mean, rstd)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
@@ -30,7 +31,6 @@ from sublight.ops.kernels.pointwise import (
     widen,
 )
 from sublight.ops.kernels.rows import SMALL_ROWS, aligned_as, as_rows, generator_for, random_rows, why_torch
-from sublight.backend.device import facts
 from sublight.ops.pointwise.activation import Approximate, activate, kind_of
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for

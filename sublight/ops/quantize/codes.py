@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from sublight.backend.device import Facts, is_interpreted
 from sublight.backend.jit import tl, triton
 from sublight.correct import Call
 from sublight.cost import Shape
 from sublight.errors import BadInput
 from sublight.op import Choice
 from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, block_for, split
-from sublight.backend.device import Facts, is_interpreted
 from sublight.ops.record.tuning import Tile, tile_for
 
 Kind = Literal["int8", "fp8"]

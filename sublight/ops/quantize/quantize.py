@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import ODD_WIDTHS, as_rows, forget, is_packed, random_rows, why_torch
-from sublight.backend.device import facts, is_interpreted
 from sublight.ops.quantize import codes
 from sublight.ops.quantize.codes import (
     CHUNK,

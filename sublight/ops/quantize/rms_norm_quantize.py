@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.correct import Call, Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
@@ -27,7 +28,6 @@ from sublight.ops.kernels.rows import (
     sums_of,
     why_torch,
 )
-from sublight.backend.device import facts
 from sublight.ops.norm.rms_norm import EPS
 from sublight.ops.norm.rms_norm import reference as rms_norm
 from sublight.ops.norm.row_norm import check_width, reciprocal_root

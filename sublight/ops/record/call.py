@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from sublight.backend import native
+from sublight.backend.listen import LISTENERS
 from sublight.backend.native.program import program_of
 from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, jit_trace, transforms
 from sublight.op import Plan
@@ -51,7 +53,7 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
         plan = op.decide(*args)
         run = run_of(op, plan, tensors)
         results = run(*args)
-        if key is not None:
+        if key is not None and not LISTENERS:  # a listener may have kept the kernels from being compiled
             remember(plans, key, run)
             quick.learn(args, plan, run)
         return results
@@ -68,8 +70,12 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
             return through_torch(*args)
         return in_python(*args) if quick.call is None else quick.call(*args)
 
+    def begin(module: Any) -> None:
+        quick.begin(in_python, module)
+        plans.clear()  # the host's time decided some of them, and it is another one now
+
     if not has_lists:
-        native.when_ready(partial(quick.begin, in_python))
+        native.when_ready(begin)
     return call, quick
 
 
@@ -128,6 +134,25 @@ def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
     if op.results == 1:
         return lambda *args: run(*args)[0]
     return lambda *args: run(*args)[: op.results]
+
+
+PYTHON_S = 20e-6  # what a call of ours costs its caller where it is made by Python (an H200's host; C++: 8 µs)
+TORCH_S = 10e-6  # … and one of PyTorch's
+DEVICE_BYTES_PER_S = 4e12  # so fast that no GPU's time is underestimated for long: only small calls are looked at
+
+
+def hosted(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Plan:
+    """The plan, or PyTorch's own op where the host's time decides: in eager mode a caller waits for the slower of host
+    and device, so a quicker kernel behind a slower call loses. While a graph is captured, the plan itself holds."""
+    is_native = native.State.module is not None and op.launch is None
+    theirs_s = TORCH_S * (1 + op.theirs.count(","))
+    if op.reference is None or is_native or theirs_s >= PYTHON_S or not tensors[0].is_cuda:
+        return plan
+    made = sum(math.prod(buffer.shape) * buffer.dtype.itemsize for buffer in plan.buffers.values())
+    device_s = (made + sum(x.nbytes for x in tensors)) / DEVICE_BYTES_PER_S
+    if device_s >= PYTHON_S:
+        return plan
+    return Plan(provider="torch", theirs=op.theirs, reason="small: the host decides", captured=plan)
 
 
 def tensors_of(args: Iterable[Any]) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ import torch
 from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
-from sublight.ops.record.call import NativeCall, call_of, guarded, tensors_of, wants_grad
+from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, tensors_of, wants_grad
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.run import Values, runner
 
@@ -65,7 +65,8 @@ class Registered:
             reason = "a tensor that is negated lazily: its memory holds other numbers"
         if reason:
             return Plan(provider="torch", theirs=self.theirs, reason=reason)
-        return self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
+        plan = self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
+        return hosted(self, plan, tensors_of(args))
 
     def runner(self, plan: Plan) -> Callable[..., Values]:
         """The plan as a function of its arguments."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.op import Kernel
 from sublight.ops.kernels.column_sums import add_to
-from sublight.backend.device import facts, is_interpreted
 from sublight.ops.kernels.rows import sum_of, sums_of
 from sublight.ops.norm.row_norm import reciprocal_root
 from sublight.ops.record.tuning import tile_for

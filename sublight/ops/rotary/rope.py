@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.backend.device import facts
 from sublight.ops.record.library import LIBRARY, peer
 from sublight.ops.record.tuning import tile_for
 from sublight.ops.rotary import rotary

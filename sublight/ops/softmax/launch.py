@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.ops.kernels.rows import as_rows, block_for, is_packed, is_ragged, split, sums_of
-from sublight.backend.device import facts
 from sublight.ops.record.tuning import Tile, tile_for
 
 TILE_COLS = 2048  # up to here several rows share a program

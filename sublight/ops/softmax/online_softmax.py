@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
@@ -28,7 +29,6 @@ from sublight.ops.kernels.rows import (
     sums_of,
     why_torch,
 )
-from sublight.backend.device import facts
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for
 from sublight.ops.softmax.launch import plan, trailing_units

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.backend.device import is_interpreted
 from sublight.ops.kernels.rows import why_torch
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.softmax import softmax_topk

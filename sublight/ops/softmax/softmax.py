@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import is_interpreted
 from sublight.backend.jit import libdevice, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
@@ -28,7 +29,6 @@ from sublight.ops.kernels.rows import (
     sum_of,
     why_torch,
 )
-from sublight.backend.device import is_interpreted
 from sublight.ops.record.library import LIBRARY, peer
 from sublight.ops.softmax.launch import TILE_COLS, Kernels, backward, forward, plan
 from sublight.timing import Thunk

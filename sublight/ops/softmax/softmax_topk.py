@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import Facts, facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.backend.device import Facts, facts
 from sublight.ops.kernels.rows import as_rows, generator_for, random_rows, sum_of, sums_of, why_torch
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from sublight.errors import BadInput
 from sublight.backend.device import Facts
+from sublight.errors import BadInput
 from sublight.ops.softmax import softmax_topk as topk
 
 

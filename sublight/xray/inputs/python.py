@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sublight.backend.record import OPTIONS, Launch, no_interpreter, noting
 from sublight.errors import BadInput, nearest
 from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
 from sublight.xray.inputs.without_gpu import without_gpu
-from sublight.backend.record import OPTIONS, Launch, no_interpreter, noting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sublight.backend.record import Launch, no_interpreter, noting
 from sublight.errors import BadInput
 from sublight.xray.inputs.python import place_of, said
 from sublight.xray.inputs.without_gpu import without_gpu
-from sublight.backend.record import Launch, no_interpreter, noting
 
 
 def record(
