@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight import correct, timing
-from sublight.backend import native
+from sublight.backend import native, private
 from sublight.correct import Inputs
 from sublight.cost import DTYPES, Cost, Direction, Shape, shape_text
 from sublight.errors import BadInput, nearest
@@ -358,7 +358,7 @@ class _Backward:
 def _compiled(op: Op) -> Callable[..., Any]:
     import torch
 
-    torch._dynamo.config.cache_size_limit = 4096  # one entry a shape, and every shape is a case of its own
+    private.dynamo.config.cache_size_limit = 4096  # one entry a shape, and every shape is a case of its own
     return torch.compile(op.reference, dynamic=False)
 
 

@@ -128,9 +128,7 @@ def test_the_first_launch_is_tritons_the_second_quick(tensors: Any, monkeypatch:
     assert len(route.public) == 1 and len(compiled.calls) == 2 and launch.why_slow() == ""
 
 
-@pytest.mark.parametrize(
-    "renamed", ["launch", "global_scratch_size", "launch_pdl"], ids=lambda name: f"without {name}"
-)
+@pytest.mark.parametrize("renamed", ["launch", "global_scratch_size", "launch_pdl"], ids=lambda name: f"without {name}")
 def test_a_renamed_part_of_triton_means_its_public_launch(
     renamed: str, tensors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

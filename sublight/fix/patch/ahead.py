@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from sublight.backend import private
 from sublight.backend.compile_ahead import compiling
 from sublight.backend.device import is_interpreted
 from sublight.backend.jit import AVAILABLE
@@ -93,7 +94,7 @@ def _compiling(device: torch.device) -> Iterator[list[Any]]:
     here = threading.get_ident()
 
     def is_wanted(kernel: Any) -> bool:
-        is_in_step = threading.get_ident() == here or torch._C._current_graph_task_id() >= 0  # or its backward
+        is_in_step = threading.get_ident() == here or private.graph_task() >= 0  # or its backward
         return is_ours(kernel) and is_in_step
 
     with ONE_AT_A_TIME, _Pool(device, kernels) as pool, compiling(pool, is_wanted):
@@ -126,5 +127,5 @@ def may_step(model: torch.nn.Module) -> bool:
 
 def _is_compiled(model: torch.nn.Module) -> bool:
     """Whether a part of it goes through torch.compile: that takes minutes, and again for the forwards that stay."""
-    wrapper = torch._dynamo.OptimizedModule if "torch._dynamo" in sys.modules else ()
+    wrapper = private.dynamo.OptimizedModule if "torch._dynamo" in sys.modules else ()
     return any(isinstance(each, wrapper) or vars(each).get("_compiled_call_impl") for each in model.modules())

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from sublight.backend import native
+from sublight.backend import native, private
 from sublight.backend.listen import LISTENERS
 from sublight.backend.native.program import program_of
-from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, jit_trace, transforms
+from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, is_forward_ad, jit_trace, transforms
 from sublight.op import Plan
 from sublight.ops.record.gradient import function_of
 from sublight.ops.record.plans import MOST_KNOWN, key_function, remember
@@ -25,7 +24,7 @@ Run = Callable[..., Values]  # (*args) -> results
 def call_of(op: Any) -> tuple[Run, NativeCall]:
     """The call of a `library.Registered`: one function with all it needs at hand, since every attribute that it looks
     up costs the caller; and its way into C++."""
-    kinds = {each.name: str(each.type) for each in torch._C.parse_schema(op.schema).arguments}
+    kinds = {each.name: str(each.type) for each in private.parse_schema(op.schema).arguments}
     has_lists = any("List[Tensor]" in kind for kind in kinds.values())
     tensor_names, list_names = (
         frozenset(name for name, kind in kinds.items() if word in kind) for word in ("Tensor", "List[int]")
@@ -44,7 +43,7 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
 
     def first(key: Hashable | None, args: tuple[Any, ...]) -> Values:
         """A call that has no plan yet, or that PyTorch has to hear of."""
-        is_transform = transforms() is not None or forward_ad._current_level >= 0 or jit_trace() is not None
+        is_transform = transforms() is not None or is_forward_ad() or jit_trace() is not None
         if is_transform and reference is not None:
             return reference(*args)
         tensors = tensors_of(args)
@@ -59,7 +58,7 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
         return results
 
     def in_python(*args: Any) -> Values:
-        if has_lists or dispatch_modes() or transforms() is not None or forward_ad._current_level >= 0 or jit_trace():
+        if has_lists or dispatch_modes() or transforms() is not None or is_forward_ad() or jit_trace():
             return first(None, args)
         key = key_of(*args)
         run = plans.get(key)

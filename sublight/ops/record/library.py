@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend import private
 from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
@@ -50,7 +51,7 @@ class Registered:
     def __post_init__(self) -> None:
         set_ = functools.partial(object.__setattr__, self)
         set_("name", self.schema.split("(")[0])
-        parsed = torch._C.parse_schema(self.schema)
+        parsed = private.parse_schema(self.schema)
         set_("arguments", tuple(each.name for each in parsed.arguments))
         set_("outputs", tuple(each.name for each in parsed.returns))
         self._register()

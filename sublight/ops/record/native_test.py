@@ -1,4 +1,4 @@
-"""Calls in C++ give what calls in Python give, or go back to Python; built without CUDA, its launches are interpreted."""
+"""Calls in C++ give what calls in Python give, or go back to Python; without CUDA their launches are interpreted."""
 
 from __future__ import annotations
 
