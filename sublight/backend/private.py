@@ -43,6 +43,10 @@ PARTS = {
     "AsyncCompileMode": Part("triton.runtime._async_compile:AsyncCompileMode", "compiling kernels side by side"),
     "active_mode": Part("triton.runtime._async_compile:active_mode", "compiling kernels side by side"),
     "knobs": Part("triton:knobs", "hooks around launches and compiler stages"),
+    "TensorDescriptor": Part("triton.tools.tensor_descriptor:TensorDescriptor", "tiles for Hopper's copy engine"),
+    "GluonDescriptor": Part(
+        "triton.experimental.gluon.nvidia.hopper:TensorDescriptor", "tiles for Hopper's copy engine, in Gluon"
+    ),
     # PyTorch
     "Generator": Part("torch._C:Generator", "a generator of the CPU where a GPU is pretended"),
     "parse_schema": Part("torch._C:parse_schema", "the arguments of an op of ours"),
