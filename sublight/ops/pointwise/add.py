@@ -114,9 +114,7 @@ ADD = Op(
     reference=reference,
     call=add,
     plan=plan,
-    providers={
-        "sublight": Provider(launch=launch, kernels=(Kernel(jit=_add_kernel), Kernel(jit=_add_rows_kernel)))
-    },
+    providers={"sublight": Provider(launch=launch, kernels=(Kernel(jit=_add_kernel), Kernel(jit=_add_rows_kernel)))},
     inputs=inputs,
     cost=cost,
     shapes=tuple({"numel": n} for n in (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)),
