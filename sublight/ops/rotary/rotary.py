@@ -241,16 +241,16 @@ def check(
 ) -> int:
     """How many values of a head are turned; what does not fit together is refused before a kernel reads past an end."""
     if q.dim() != 4 or k.dim() != 4 or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-        told = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
-        raise BadInput(f"{told} must be (batch, q_len, heads, head_dim), alike in all but heads: transpose(1, 2)?")
+        shapes = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
+        raise BadInput(f"{shapes} must be (batch, q_len, heads, head_dim), alike in all but heads: transpose(1, 2)?")
     width = q.shape[3] if rotary_dim is None else rotary_dim
     if style not in STYLES:
         raise BadInput(f"unknown style {style!r}: use 'half' (Llama, NeoX) or 'interleaved' (GPT-J)")
     if width % 2 or not 2 <= width <= q.shape[3]:
         raise BadInput(f"rotary_dim {width} must be even, and from 2 to head_dim, which is {q.shape[3]}")
     if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] not in (width, width // 2):
-        told = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
-        raise BadInput(f"{told} must both be (max_len, {width // 2} or {width}): half of rotary_dim, or all of it")
+        shapes = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        raise BadInput(f"{shapes} must both be (max_len, {width // 2} or {width}): half of rotary_dim, or all of it")
     if positions is None and q.shape[1] > cos.shape[0]:
         raise BadInput(f"{q.shape[1]} tokens need as many rows of cos and sin, which have {cos.shape[0]}")
     if positions is not None:
@@ -259,12 +259,12 @@ def check(
         if positions.shape not in (q.shape[:2], (1, q.shape[1])):
             raise BadInput(f"positions {tuple(positions.shape)} must be (batch, q_len), here {tuple(q.shape[:2])}")
     if not q.is_floating_point() or q.dtype != k.dtype or not (cos.is_floating_point() and sin.is_floating_point()):
-        told = ", ".join(str(x.dtype).removeprefix("torch.") for x in (q, k, cos, sin))
-        raise BadInput(f"q and k must be of one floating-point type, cos and sin of floating point too, not {told}")
+        types = ", ".join(str(x.dtype).removeprefix("torch.") for x in (q, k, cos, sin))
+        raise BadInput(f"q and k must be of one floating-point type, cos and sin of floating point too, not {types}")
     given = [x for x in (q, k, cos, sin, positions) if x is not None]
     if len({x.device for x in given}) > 1:
-        told = ", ".join(str(x.device) for x in given)
-        raise BadInput(f"q, k, cos, sin and positions must be on one device, not on {told}")
+        devices = ", ".join(str(x.device) for x in given)
+        raise BadInput(f"q, k, cos, sin and positions must be on one device, not on {devices}")
     return int(width)
 
 
