@@ -109,6 +109,12 @@ def test_the_gradient_does_not_depend_on_the_layout(
     assert bits(found) == bits(op.launch_backward(*grads, *inputs))
 
 
+def weighed(x: torch.Tensor) -> torch.Tensor:
+    """A sum of squares, each with a weight of its own: a plain one would not see that vectors are turned."""
+    weights = torch.linspace(-1.0, 2.0, x.numel(), dtype=torch.float64, device=x.device).view(x.shape)
+    return (x.square() * weights.to(x.dtype)).sum()
+
+
 def second(call: Call, wrt: tuple[int, ...] | None) -> Call:
     """Inputs to the gradients of a function of a call's gradients."""
 
@@ -117,9 +123,9 @@ def second(call: Call, wrt: tuple[int, ...] | None) -> Call:
             leaves = correct.leaves_of(inputs, wrt)
             wanted = [x for x in leaves if x.requires_grad]
             outputs = call(*leaves)
-            squares = sum(y.square().sum() for y in (outputs if isinstance(outputs, tuple) else (outputs,)))
-            grads = torch.autograd.grad(squares, wanted, create_graph=True)
-            return torch.autograd.grad(sum(grad.square().sum() for grad in grads), wanted)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            grads = torch.autograd.grad(sum(map(weighed, outputs)), wanted, create_graph=True)
+            return torch.autograd.grad(sum(map(weighed, grads)), wanted)
 
     return found
 
