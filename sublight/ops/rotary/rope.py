@@ -19,7 +19,7 @@ from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
-from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import Through
 from sublight.ops.kernels.rows import copies_of
 from sublight.ops.record.gradient import Gradient
@@ -142,15 +142,12 @@ def plan_turn(
     rule, item = rotary.rule(rotary_dim, q.element_size()), q.element_size()
     tile = tile_for("rope", rotary_dim, item, packable=True, capability=facts(q).capability, rule=rule)
     reads = [rotary.heads_of(x) for x in (q, k)]
-    rooms: dict[str, Buffer] = {}
-    writes, outputs = reads, names
-    if not in_place:
-        rooms = {f"{name}_turned": rotary.room_like(x) for name, x in zip(names, (q, k), strict=True)}
-        writes, outputs = [room.heads for room in rooms.values()], tuple(rooms)
+    rooms = {} if in_place else {f"{name}_turned": rotary.room_like(x) for name, x in zip(names, (q, k), strict=True)}
+    writes = [room.heads for room in rooms.values()] or reads
     where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, (*reads, *writes))
     constants = where.constants | ({"REST": 0, "REST_BLOCK": 1} if in_place else {})  # what stays is there already
     is_same = [each.strides for each in reads] == [each.strides for each in writes]
-    on = f"{' '.join((*names, *outputs))} {where.tables}"
+    on = f"{' '.join((*names, *(rooms or names)))} {where.tables}"
     step = Step(
         _rope_kernel, where.grid, *where.numbers, on=on, tile=tile,
         **constants, SAME=is_same, INVERSE=inverse, **tile.options(),
@@ -161,7 +158,7 @@ def plan_turn(
         copies=copies_of(**{name: each.is_copy for name, each in zip(names, reads, strict=True)}) + where.copies,
         buffers=rooms,
         steps=(step,),
-        outputs=() if in_place else outputs,
+        outputs=tuple(rooms),
     )
 
 
