@@ -145,12 +145,12 @@ def plan_pointwise(
         step = Step(kernels[0], grid(rows * cols, tile), rows * cols, on=on, tile=tile, **constants)
     else:
         reason = "columns apart in memory: copied first" if copies else "rows apart in memory, not copied"
-        strides = [each.apart for each in layouts.values()] + ([] if apart is None else [apart])
-        results = () if apart is None else (layouts[next(iter(reads))]._replace(apart=apart),)
-        vector = vector_of(*layouts.values(), *results)
+        rooms = list(layouts.values())
+        rooms += [] if apart is None else [rooms[0]._replace(apart=apart)]  # of the results
+        vector = vector_of(*rooms)
         vectors = rows * cols // vector
         step = Step(
-            kernels[1], grid(rows * cols, tile), vectors, cols // vector, *(stride // vector for stride in strides),
+            kernels[1], grid(rows * cols, tile), vectors, cols // vector, *(each.apart // vector for each in rooms),
             on=on, tile=tile, VECTOR=vector, WIDE=is_wide(vectors), **constants,
         )  # fmt: skip
     buffers = {each: Buffer(shape=tuple(x.shape), dtype=x.dtype) for each in writes.split()}
@@ -161,7 +161,7 @@ def plan_pointwise(
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """What a `Gradient` needs of the op `by` which it goes, where it is not just one call of a registered op."""
+    """Stands for `Gradient.by` where a gradient is not one registered op as it is: other arguments, or more results."""
 
     call: Callable[..., Any]
 
