@@ -118,7 +118,7 @@ def plan_forward(
     sin: torch.Tensor, positions: torch.Tensor | None, eps: float, rotary_dim: int, interleaved: bool,
 ) -> Plan:  # fmt: skip
     """The launch that gives q and k, normalised and turned."""
-    rotary.check(q, k, cos, sin, positions, rotary.style_of(interleaved), rotary_dim)
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
     check_weights(q, q_weight, k_weight)
     gpu, item = facts(q), q.element_size()
     # a root that few warps find for many rows leaves them waiting less; with few rows there are none to wait for
@@ -300,7 +300,7 @@ def plan_backward(
     eps: float, rotary_dim: int, interleaved: bool,
 ) -> Plan:  # fmt: skip
     """The launch that gives dq, dk and shares of the weights' gradients, then the one that adds the shares up."""
-    rotary.check(q, k, cos, sin, positions, rotary.style_of(interleaved), rotary_dim)
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
     check_weights(q, q_weight, k_weight)
     check_alike(dq=dq_turned, q=q)
     check_alike(dk=dk_turned, k=k)

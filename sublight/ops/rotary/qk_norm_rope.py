@@ -40,6 +40,9 @@ def reference(
 def _by_style(*args: Any) -> Pair:
     """`reference` with the arguments of the registered op."""
     *tensors, eps, rotary_dim, interleaved = args
+    q, k, q_weight, k_weight, cos, sin, positions = tensors
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    head_norm.check_weights(q, q_weight, k_weight)
     return reference(*tensors, eps=eps, style=rotary.style_of(interleaved), rotary_dim=rotary_dim)
 
 
@@ -130,10 +133,9 @@ def _arguments(
     style: Style = "half",
     rotary_dim: int | None = None,
 ) -> tuple[Any, ...]:
-    """Those of the registered op; what does not fit together is refused."""
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    head_norm.check_weights(q, q_weight, k_weight)
-    return q, k, q_weight, k_weight, cos, sin, positions, eps, width, style == "interleaved"
+    """Those of the registered op."""
+    width = q.shape[-1] if rotary_dim is None else rotary_dim
+    return q, k, q_weight, k_weight, cos, sin, positions, eps, width, rotary.is_interleaved(style)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:

@@ -138,7 +138,9 @@ def plan_turn(
     in_place: bool = False,
 ) -> Plan:
     """The launch that turns two tensors, which go by `names`, forwards or (`inverse`) back."""
-    rotary.check(q, k, cos, sin, positions, rotary.style_of(interleaved), rotary_dim)
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    if in_place:
+        rotary.check_memory(q, k)
     rule, item = rotary.rule(rotary_dim, q.element_size()), q.element_size()
     tile = tile_for("rope", rotary_dim, item, packable=True, capability=facts(q).capability, rule=rule)
     reads = [rotary.heads_of(x) for x in (q, k)]
@@ -176,10 +178,12 @@ def _turn_in_place(plan: Plan, q: torch.Tensor, k: torch.Tensor, *how: Any) -> N
 def by_style(*args: Any) -> Pair:
     """`reference` with the arguments of the registered op."""
     *tensors, rotary_dim, interleaved = args
+    rotary.check(*tensors, rotary_dim)
     return reference(*tensors, style=rotary.style_of(interleaved), rotary_dim=rotary_dim)
 
 
 def _reference_in_place(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
+    rotary.check_memory(q, k)
     for x, turned in zip((q, k), by_style(q, k, *how), strict=True):
         x.copy_(turned)
 
@@ -264,9 +268,6 @@ def rope_(
     how = _arguments(q, k, cos, sin, positions, style=style, rotary_dim=rotary_dim)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, cos, sin)):
         raise BadInput("rope_ has no gradient: use rope, or call it under torch.no_grad()")
-    for x in (q, k):
-        if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
-            raise BadInput("rope_ cannot write into an expanded tensor, whose elements share memory: use rope")
     _rope_.call(*how)
     return q, k
 
@@ -301,9 +302,9 @@ def _arguments(
     style: Style = "half",
     rotary_dim: int | None = None,
 ) -> tuple[Any, ...]:
-    """Those of the registered op; what does not fit together is refused."""
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    return q, k, cos, sin, positions, width, style == "interleaved"
+    """Those of the registered op."""
+    width = q.shape[-1] if rotary_dim is None else rotary_dim
+    return q, k, cos, sin, positions, width, rotary.is_interleaved(style)
 
 
 def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:

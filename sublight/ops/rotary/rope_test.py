@@ -210,7 +210,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, device: str) -> None:
+def test_what_does_not_fit_is_refused(
+    change: dict[str, Any], message: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = dict(zip(("q", "k", "cos", "sin"), drawn("float32", device), strict=True))
     for name, value in change.items():
         if isinstance(value, tuple):
@@ -218,11 +220,15 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str, devi
         elif isinstance(value, torch.Tensor) and value.device.type != "meta":
             value = value.to(device)
         given[name] = value
-    for call in (rope.rope, rope.rope_, rope.launch):
+    weights = {"q_weight": torch.ones(24, device=device), "k_weight": torch.ones(24, device=device)}
+    for by_pytorch in (False, True):
+        if by_pytorch:
+            monkeypatch.setattr(rotary, "why_not_ours", lambda *_: "as asked")
+        for call in (rope.rope, rope.rope_, rope.launch):
+            with pytest.raises(BadInput, match=message):
+                call(**given)
         with pytest.raises(BadInput, match=message):
-            call(**given)
-    with pytest.raises(BadInput, match=message):
-        qk_norm_rope.qk_norm_rope(**given, q_weight=torch.ones(24), k_weight=torch.ones(24))
+            qk_norm_rope.qk_norm_rope(**given, **weights)
 
 
 def test_whole_numbers_and_wrong_weights_are_refused(device: str) -> None:

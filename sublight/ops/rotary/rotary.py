@@ -236,16 +236,15 @@ def check(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
-    style: str,
-    rotary_dim: int | None,
-) -> int:
-    """How many values of a head are turned; what does not fit together is refused before a kernel reads past an end."""
+    width: int,
+) -> None:
+    """What does not fit together is refused before a kernel reads past an end; `width` values of a head are turned.
+
+    Plans and references ask, not the calls themselves: for each kind of arguments a plan is made once.
+    """
     if q.dim() != 4 or k.dim() != 4 or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         shapes = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
         raise BadInput(f"{shapes} must be (batch, q_len, heads, head_dim), alike in all but heads: transpose(1, 2)?")
-    width = q.shape[3] if rotary_dim is None else rotary_dim
-    if style not in STYLES:
-        raise BadInput(f"unknown style {style!r}: use 'half' (Llama, NeoX) or 'interleaved' (GPT-J)")
     if width % 2 or not 2 <= width <= q.shape[3]:
         raise BadInput(f"rotary_dim {width} must be even, and from 2 to head_dim, which is {q.shape[3]}")
     if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] not in (width, width // 2):
@@ -265,7 +264,19 @@ def check(
     if len({x.device for x in given}) > 1:
         devices = ", ".join(str(x.device) for x in given)
         raise BadInput(f"q, k, cos, sin and positions must be on one device, not on {devices}")
-    return int(width)
+
+
+def check_memory(*tensors: torch.Tensor) -> None:
+    """Of tensors that are written into."""
+    for x in tensors:
+        if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+            raise BadInput("rope_ cannot write into an expanded tensor, whose elements share memory: use rope")
+
+
+def is_interleaved(style: str) -> bool:
+    if style not in STYLES:
+        raise BadInput(f"unknown style {style!r}: use 'half' (Llama, NeoX) or 'interleaved' (GPT-J)")
+    return style == "interleaved"
 
 
 def style_of(interleaved: bool) -> Style:
