@@ -177,9 +177,9 @@ def _turn_in_place(plan: Plan, q: torch.Tensor, k: torch.Tensor, *how: Any) -> N
 
 def by_style(*args: Any) -> Pair:
     """`reference` with the arguments of the registered op."""
-    *tensors, rotary_dim, interleaved = args
-    rotary.check(*tensors, rotary_dim)
-    return reference(*tensors, style=rotary.style_of(interleaved), rotary_dim=rotary_dim)
+    q, k, cos, sin, positions, rotary_dim, interleaved = args
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    return reference(q, k, cos, sin, positions, style=rotary.style_of(interleaved), rotary_dim=rotary_dim)
 
 
 def _reference_in_place(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
