@@ -33,18 +33,23 @@ class _Language:
 
 
 class _Triton:
-    jit = staticmethod(_Kernel)
+    @staticmethod
+    def jit(function: Any = None, **options: Any) -> Any:
+        """`@triton.jit`, and `@triton.jit(do_not_specialize=…)`."""
+        return _Kernel if function is None else _Kernel(function)
 
 
 triton: Any = _Triton()
 tl: Any = _Language()
 gluon, gl = triton, tl
-async_copy = copy_in = libdevice = None
+async_copy = copy_in = None
+libdevice: Any = None
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
     import triton
     import triton.language as tl
+    from triton.language.extra import libdevice  # noqa: F401
 
     try:
         from triton.experimental import gluon

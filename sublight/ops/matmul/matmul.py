@@ -29,7 +29,11 @@ from sublight.ops.record.library import Registered
 
 LADDER = ("naive", "coalesced", "tiled", "tensor_core", "swizzled", "persistent")
 SCHEMA = "Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation"
-OUT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16} if hasattr(tl, "float32") else {}
+OUT = (
+    {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    if hasattr(tl, "float32")
+    else {}
+)
 
 
 def reference(

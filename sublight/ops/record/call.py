@@ -119,6 +119,8 @@ def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
         captured = run_of(op, plan.captured, tensors)
         return lambda *args: captured(*args) if is_capturing() else eager(*args)
     if plan.provider == "torch":
+        if op.reference is None:  # a part of an op: only a tensor that is negated lazily keeps it from our kernels
+            return lambda *args: op.call(*[x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in args])
         return op.reference  # type: ignore[no-any-return]
     if wants_grad(tensors):
         if op.gradient is None:
