@@ -137,7 +137,7 @@ bool append_tensor(Key& key, const at::Tensor& x, bool with_grad) {
 }
 
 struct Buffer {
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape, strides;  // no strides: contiguous
   at::ScalarType dtype;
   bool is_zero;
 };
@@ -198,7 +198,9 @@ std::vector<at::Tensor> run(const Program& program, const std::vector<at::Tensor
   tensors.reserve(args.size() + program.buffers.size());
   for (const auto& buffer : program.buffers) {
     const auto options = at::TensorOptions().dtype(buffer.dtype).device(first->device());
-    tensors.push_back(buffer.is_zero ? at::zeros(buffer.shape, options) : at::empty(buffer.shape, options));
+    tensors.push_back(!buffer.strides.empty() ? at::empty_strided(buffer.shape, buffer.strides, options)
+                      : buffer.is_zero        ? at::zeros(buffer.shape, options)
+                                              : at::empty(buffer.shape, options));
   }
   for (const auto& launch : program.launches) {
     if (launch.python) {
@@ -256,6 +258,7 @@ struct Gradient {
   std::vector<std::pair<bool, int64_t>> saves;   // (is an output, place)
   std::vector<std::vector<int64_t>> gives;       // for each output of `by` the arguments
   std::vector<int64_t> options;                  // arguments that are no tensors
+  std::vector<Key> constants;                    // words of what is the same for every call
 };
 
 struct Entry {
@@ -368,6 +371,10 @@ struct Backward : public Node {
     }
     for (int64_t at : call->gradient.options) {
       key.insert(key.end(), values[at].words.begin(), values[at].words.end());
+      args.emplace_back();
+    }
+    for (const auto& words : call->gradient.constants) {
+      key.insert(key.end(), words.begin(), words.end());
       args.emplace_back();
     }
     key.push_back(0);  // no gradient of this one is wanted
@@ -521,9 +528,10 @@ Program program_of(const py::list& buffers, const py::list& launches, std::vecto
   Program program;
   program.outputs = std::move(outputs);
   for (const auto& item : buffers) {
-    const auto [shape, dtype, is_zero] = item.cast<std::tuple<std::vector<int64_t>, py::object, bool>>();
+    using Fields = std::tuple<std::vector<int64_t>, std::vector<int64_t>, py::object, bool>;
+    const auto [shape, strides, dtype, is_zero] = item.cast<Fields>();
     const auto* kind = reinterpret_cast<THPDtype*>(dtype.ptr());
-    program.buffers.push_back({shape, kind->scalar_type, is_zero});
+    program.buffers.push_back({shape, strides, kind->scalar_type, is_zero});
   }
   for (const auto& item : launches) {
     const auto fields = item.cast<py::dict>();
@@ -585,9 +593,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   // the op `by` takes the gradients of the results, then what is saved, then the options
   module.def("differentiate", [](py::object of, py::object by, std::vector<std::pair<bool, int64_t>> saves,
                                  std::vector<std::vector<int64_t>> gives, std::vector<int64_t> options,
-                                 py::object slow_backward) {
+                                 const py::list& constants, py::object slow_backward) {
     Call& call = call_of(of);
-    call.gradient = {&call_of(by), std::move(saves), std::move(gives), std::move(options)};
+    std::vector<Key> words(constants.size());
+    for (size_t at = 0; at < words.size(); ++at) {
+      TORCH_CHECK(append_value(words[at], py::object(constants[at]).ptr()), "a constant of no kind that keys have");
+    }
+    call.gradient = {&call_of(by), std::move(saves), std::move(gives), std::move(options), std::move(words)};
     call.slow_backward = slow_backward.release().ptr();
   });
   // true: calls with arguments like these run this program from now on

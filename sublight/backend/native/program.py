@@ -22,7 +22,9 @@ def program_of(plan: Any, names: Sequence[str]) -> Program | None:
     launches = [_launch(step, places) for step in plan.steps]
     if any(launch is None for launch in launches):
         return None
-    buffers = [(list(buffer.shape), buffer.dtype, buffer.is_zero) for buffer in plan.buffers.values()]
+    buffers = [
+        (list(buffer.shape), list(buffer.strides), buffer.dtype, buffer.is_zero) for buffer in plan.buffers.values()
+    ]
     return buffers, launches, [places[name] for name in plan.outputs]  # type: ignore[return-value]
 
 

@@ -21,7 +21,6 @@ from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
     TEST_SHAPES,
-    Through,
     check_alike,
     like,
     plan_pointwise,
@@ -222,9 +221,10 @@ _swiglu = Registered(
     plan=partial(plan_forward, by="silu"),
     fake=lambda gate, up: like(gate),
     gradient=Gradient(
-        by=Through(lambda dy, gate, up: _gated_backward.call(dy, gate, up, "silu")),
+        by=_gated_backward,
         saves=("gate", "up"),
         gives=("gate", "up"),
+        constants=("silu",),
     ),
 )
 _geglu = Registered(

@@ -16,15 +16,11 @@ import torch
 from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, tl
 from sublight.backend.launch import Step, View
-from sublight.correct import Call, Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.errors import BadInput
-from sublight.op import Buffer, Op, Plan, Provider
-from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.op import Buffer, Plan
+from sublight.ops.kernels.rows import why_no_kernel
 from sublight.ops.matmul import ladder, persistent, tensor_core
-from sublight.ops.matmul.epilogue import ACTIVATIONS, check_activation
-from sublight.ops.matmul.tiles import Tile, persistent_tile, plain_tile
-from sublight.ops.record.gradient import Gradient
+from sublight.ops.matmul.epilogue import ACTIVATIONS
+from sublight.ops.matmul.tiles import persistent_tile, plain_tile
 from sublight.ops.record.library import Registered
 
 LADDER = ("naive", "coalesced", "tiled", "tensor_core", "swizzled", "persistent")

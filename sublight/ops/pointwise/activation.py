@@ -22,7 +22,6 @@ from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
     HAS_ASSEMBLY,
     TEST_SHAPES,
-    Through,
     check_alike,
     exp_of,
     like,
@@ -239,7 +238,7 @@ _gelu_tanh = Registered(
     why_torch=why_torch,
     plan=partial(plan_forward, kind="gelu_tanh"),
     fake=like,
-    gradient=Gradient(by=Through(lambda dy, x: _gelu_backward.call(dy, x, "tanh")), saves=("x",), gives=("x",)),
+    gradient=Gradient(by=_gelu_backward, saves=("x",), gives=("x",), constants=("tanh",)),
 )
 _relu2_backward = Registered(
     schema="relu2_backward(Tensor dy, Tensor x) -> Tensor dx",

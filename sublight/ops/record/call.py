@@ -94,8 +94,9 @@ class NativeCall:
         """From now on calls go to C++; what it does not know comes back to `in_python`."""
         op, results = self.op, self.op.results or 0
         call = module.call(op.name, self.kinds, results, (results or len(op.outputs)) > 1, in_python)
-        if op.gradient is not None and op.gradient.by.native.call is not None:
-            backward = op.gradient.by.native.call
+        by = getattr(op.gradient and op.gradient.by, "native", None)  # what is no op of its own stays in Python
+        if op.gradient is not None and by is not None and by.call is not None:
+            backward = by.call
             module.differentiate(call, backward, *op.gradient.places(op), partial(op.gradient.from_native, op))
         self.module, self.call = module, call
 

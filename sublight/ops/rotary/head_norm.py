@@ -127,7 +127,7 @@ def plan_forward(
     tile = tile_for("qk_norm_rope", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
     reads = [rotary.heads_of(x) for x in (q, k)]
     rooms = {"q_turned": rotary.room_like(q), "k_turned": rotary.room_like(k)}
-    tensors = (*reads, *(room.heads for room in rooms.values()))
+    tensors = (*reads, *(rotary.heads_of_room(room) for room in rooms.values()))
     weights = _read(q_weight, k_weight)
     where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, tensors, weights=weights)
     step = Step(
@@ -314,7 +314,7 @@ def plan_backward(
     reads = {"dq_turned": dq_turned, "dk_turned": dk_turned, "q": q, "k": k}
     heads = {name: rotary.heads_of(x) for name, x in reads.items()}
     rooms = {"dq": rotary.room_like(q), "dk": rotary.room_like(k)}
-    tensors = (*heads.values(), *(room.heads for room in rooms.values()))
+    tensors = (*heads.values(), *(rotary.heads_of_room(room) for room in rooms.values()))
     weights = _read(q_weight, k_weight)
     where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, tensors, weights=weights)
     tiles = where.batch * where.token_tiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.op import Op, Plan, Provider
-from sublight.ops.kernels.pointwise import Through, like
+from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for, why_torch
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
@@ -53,10 +54,12 @@ def _why_torch(
     return rotary.why_not_ours(q, k, cos, sin) or why_torch(q, q_weight, k_weight)
 
 
-def _backward_of_given(dq: Any, dk: Any, q: torch.Tensor, k: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
-    """The gradients, where one of the two that come may be None, since nobody used that result."""
+def _backward_of_given(
+    call: Callable[..., Any], dq: Any, dk: Any, q: torch.Tensor, k: torch.Tensor, *rest: Any
+) -> tuple[Any, ...]:
+    """The gradients, where one of the two that come is None, since nobody used that result."""
     given = torch.zeros_like(q) if dq is None else dq, torch.zeros_like(k) if dk is None else dk
-    found = _qk_norm_rope_backward.call(*given, q, k, *rest)
+    found = call(*given, q, k, *rest)
     return tuple(None if grad is None else x for grad, x in zip((dq, dk, dq, dk), found, strict=True))
 
 
@@ -66,7 +69,6 @@ _qk_norm_rope_backward = Registered(
     schema=f"qk_norm_rope_backward(Tensor dq_turned, Tensor dk_turned, {_TENSORS}, float eps, int rotary_dim,"
     " bool interleaved) -> (Tensor dq, Tensor dk, Tensor dq_weight, Tensor dk_weight)",
     plan=head_norm.plan_backward,
-    launch=rotary.launcher("dq_turned", "dk_turned", *_NAMES),
     fake=lambda dq, dk, q, k, q_weight, k_weight, *_: (rotary.like(q), rotary.like(k), like(q_weight), like(k_weight)),
 )
 _qk_norm_rope = Registered(
@@ -76,10 +78,10 @@ _qk_norm_rope = Registered(
     theirs="torch.nn.functional.rms_norm, then rope",
     why_torch=_why_torch,
     plan=head_norm.plan_forward,
-    launch=rotary.launcher(*_NAMES),
     fake=lambda q, k, *_: (rotary.like(q), rotary.like(k)),
     gradient=Gradient(
-        by=Through(_backward_of_given),
+        by=_qk_norm_rope_backward,
+        partly=_backward_of_given,
         saves=_NAMES,
         gives=("q", "k", "q_weight", "k_weight"),
         options=("eps", "rotary_dim", "interleaved"),

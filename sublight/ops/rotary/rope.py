@@ -20,7 +20,6 @@ from sublight.correct import Inputs
 from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.kernels.pointwise import Through
 from sublight.ops.kernels.rows import copies_of
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered, peer
@@ -145,7 +144,7 @@ def plan_turn(
     tile = tile_for("rope", rotary_dim, item, packable=True, capability=facts(q).capability, rule=rule)
     reads = [rotary.heads_of(x) for x in (q, k)]
     rooms = {} if in_place else {f"{name}_turned": rotary.room_like(x) for name, x in zip(names, (q, k), strict=True)}
-    writes = [room.heads for room in rooms.values()] or reads
+    writes = [rotary.heads_of_room(room) for room in rooms.values()] or reads
     where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, (*reads, *writes))
     constants = where.constants | ({"REST": 0, "REST_BLOCK": 1} if in_place else {})  # what stays is there already
     is_same = [each.strides for each in reads] == [each.strides for each in writes]
@@ -167,7 +166,9 @@ def plan_turn(
 def _turn_in_place(plan: Plan, q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
     """What was copied is copied back; whoever kept q or k for a gradient is told that they have changed."""
     rows = [x.contiguous() if name in plan.copies else x for name, x in (("q", q), ("k", k))]
-    _turn_rows(plan, *rows, *how)
+    given = dict(zip(("q", "k", "cos", "sin", "positions"), (*rows, *how), strict=False))
+    given |= {name: given[name].contiguous() for name in plan.copies}
+    plan.steps[0](*[given[name] for name in plan.steps[0].on])
     for x, turned in zip((q, k), rows, strict=True):
         if turned is not x:
             x.copy_(turned)
@@ -200,11 +201,9 @@ def _back_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[An
 
 
 _ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, int rotary_dim, bool interleaved"
-_turn_rows = rotary.launcher("q", "k", "cos", "sin", "positions")
 _rope_backward = Registered(
     schema=f"rope_backward(Tensor dq, Tensor dk, {_ARGUMENTS}) -> (Tensor dq_turned, Tensor dk_turned)",
     plan=partial(plan_turn, names=("dq", "dk"), inverse=True),
-    launch=rotary.launcher("dq", "dk", "cos", "sin", "positions"),
     fake=lambda dq, dk, *_: (rotary.like(dq), rotary.like(dk)),
 )
 _rope = Registered(
@@ -213,10 +212,10 @@ _rope = Registered(
     theirs="x * cos + rotated(x) * sin",
     why_torch=lambda q, k, cos, sin, *_: rotary.why_not_ours(q, k, cos, sin),
     plan=plan_turn,
-    launch=_turn_rows,
     fake=lambda q, k, *_: (rotary.like(q), rotary.like(k)),
     gradient=Gradient(
-        by=Through(lambda dq, dk, *how: of_given(_rope_backward.call, dq, dk, *how)),
+        by=_rope_backward,
+        partly=of_given,
         saves=("cos", "sin", "positions"),
         gives=("q", "k"),
         options=("rotary_dim", "interleaved"),

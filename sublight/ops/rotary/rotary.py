@@ -8,7 +8,7 @@ lie without a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.errors import BadInput
-from sublight.op import Buffer, Plan
+from sublight.op import Buffer
 from sublight.ops.kernels.rows import copies_of, generator_for, why_torch
 from sublight.ops.record.tuning import Tile
 
@@ -63,45 +63,19 @@ def heads_of(x: torch.Tensor) -> Heads:
     return Heads(x.stride()[:3], is_paired=x.data_ptr() % (2 * x.element_size()) == 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaidOut(Buffer):
-    """A buffer that lies in memory in the order of a tensor that it is like."""
-
-    strides: tuple[int, ...]
-
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.strides[:3])
-
-
-def room_like(x: torch.Tensor) -> LaidOut:
+def room_like(x: torch.Tensor) -> Buffer:
     """The buffer of a result for x: its dimensions in x's own order, rows of unit stride."""
-    return LaidOut(shape=tuple(x.shape), dtype=x.dtype, strides=like(x, device="meta").stride())
+    return Buffer(shape=tuple(x.shape), dtype=x.dtype, strides=like(x, device="meta").stride())
+
+
+def heads_of_room(room: Buffer) -> Heads:
+    return Heads(room.strides[:3])
 
 
 def like(x: torch.Tensor, device: str | None = None) -> torch.Tensor:
     """A tensor of that kind, on x's device unless told."""
     room = torch.empty_like(x, device=device)
     return room if room.stride(-1) == 1 else torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
-
-
-def launcher(*names: str) -> Callable[..., Any]:
-    """`Registered.launch` of an op with these arguments: what `ops/record/run.py` does, with buffers laid out."""
-
-    def launch(plan: Plan, *args: Any) -> Any:
-        tensors, device = dict(zip(names, args, strict=False)), args[0].device
-        for name in plan.copies:
-            tensors[name] = tensors[name].contiguous()
-        for name, buffer in plan.buffers.items():
-            if isinstance(buffer, LaidOut):
-                tensors[name] = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=device)
-            else:
-                tensors[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
-        for step in plan.steps:
-            step(*[tensors[name] for name in step.on])
-        return tuple([tensors[name] for name in plan.outputs])
-
-    return launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
