@@ -15,7 +15,8 @@ import torch.nn.functional as F
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Call, Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import gated_activation as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.pointwise import (
@@ -332,14 +333,6 @@ _halves = LIBRARY.op(
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed, scale=2.0), random_rows(shape, dtype, device, seed + 1_000_003)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 9 * n})  # gate, up; y
-    # read dy, gate and up, write dgate and dup
-    return Cost(read_bytes=3 * item * n, write_bytes=2 * item * n, flops={"vector_fp32": 14 * n})
 
 
 def _liger(module: str, name: str) -> Callable[..., Thunk]:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import rms_norm as cost
 from sublight.op import Choice, Op
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
@@ -110,15 +111,6 @@ _rms_norm_backward = LIBRARY.op(
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x and weight, write y; square and sum, scale, weight
-        return Cost(read_bytes=item * (n + cols), write_bytes=item * n, flops={"vector_fp32": 4 * n})
-    # read dy, x, weight, write dx and the weight's gradient
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 9 * n})
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor) -> Thunk:

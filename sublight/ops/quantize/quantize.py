@@ -14,7 +14,9 @@ import torch
 
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.quantize import quantize as cost
+from sublight.cost.quantize import quantize_blocks as blocks_cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import (
@@ -270,13 +272,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed),)
 
 
-def cost(shape: Shape, dtype: str, direction: Direction, block_size: int | None = None) -> Cost:
-    n = shape["rows"] * shape["cols"]
-    scales = shape["rows"] * (1 if block_size is None else -(-shape["cols"] // block_size))
-    # read x, write codes of one byte and fp32 scales; maximum, divide, round
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=n + 4 * scales, flops={"vector_fp32": 3 * n})
-
-
 ROW_KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel, narrow=ODD_WIDTHS))
 BLOCK_KERNELS = (Kernel(jit=_blocks_kernel),)
 TEST_SHAPES: tuple[Shape, ...] = tuple(
@@ -305,7 +300,7 @@ def _by_blocks(kind: Kind) -> dict[str, Any]:
         "reference": partial(quantize, kind=kind, block_size=128),
         "launch": partial(launch_blocks, kind=kind),
         "choose": choose_blocks,
-        "cost": partial(cost, block_size=128),
+        "cost": blocks_cost,
         "kernels": BLOCK_KERNELS,
         "library_args": lambda x: (x, 128),
         "judged": partial(as_numbers, block_size=128),

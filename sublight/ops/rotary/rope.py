@@ -14,7 +14,7 @@ import torch
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost.rotary import rope as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import facts
@@ -270,13 +270,6 @@ _rope = LIBRARY.op(
 _rope_ = LIBRARY.op(
     f"rope_(Tensor(a!) q, Tensor(b!) k, {_ARGUMENTS}) -> ()", cpu=_cpu_, cuda=_cuda_, fake=lambda *_: None
 )
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, head_dim, tokens = ITEMSIZE[dtype], shape["head_dim"], shape["batch"] * shape["q_len"]
-    n, table = tokens * (shape["heads"] + shape["kv_heads"]) * head_dim, shape["q_len"] * head_dim // 2
-    # read q, k and the two tables, write q and k; two products and a sum each; the gradient is the same, backwards
-    return Cost(read_bytes=item * (n + 2 * table), write_bytes=item * n, flops={"vector_fp32": 3 * n})
 
 
 def _liger_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Thunk:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sublight.cost import Cost
+from sublight.cost import movement
 from sublight.trace.costs import (
     attention,
     bookkeeping,
@@ -80,13 +80,9 @@ def cost_of(name: str, detail: Detail, *, kernels: Sequence[str] = (), bytes: in
 
 def _transfer(name: str, size_bytes: int) -> OpCost:
     copies = name.startswith("Memcpy")
-    return OpCost(
-        family="copy" if copies else "memset",
-        cost=Cost(read_bytes=size_bytes if copies else 0, write_bytes=size_bytes),
-        dtype="uint8",
-        shape=str(size_bytes),
-        output_bytes=size_bytes,
-    )
+    cost = movement.transfer(size_bytes, "on_device") if copies else movement.memset(size_bytes)
+    family = "copy" if copies else "memset"
+    return OpCost(family=family, cost=cost, dtype="uint8", shape=str(size_bytes), output_bytes=size_bytes)
 
 
 def no_cost(name: str, detail: Detail = EMPTY) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sublight.cost import Cost
-from sublight.trace.costs.shapes import ITEMSIZE, Args, OpCost, Tensor, Unknown, tensors_text
+from sublight.cost import ITEMSIZE, Cost
+from sublight.cost.tensor import Tensor
+from sublight.trace.costs.shapes import Args, OpCost, Unknown, tensors_text
 
 NAME = re.compile(
     r"^record_param_comms$|^nccl:|^c10d::|^_c10d_functional::|^symm_mem::|^vllm::(all_reduce|all_gather|reduce_scatter)"

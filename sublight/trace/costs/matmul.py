@@ -1,21 +1,20 @@
-"""Matrix products: 2·m·n·k operations on tensor cores where the data type allows, each matrix moved once."""
+"""Matrix products in traces: which arguments are the factors, and what shape comes out of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from sublight.cost import Cost
+from sublight.cost import matmul as costs
+from sublight.cost.tensor import Tensor
 from sublight.trace.costs.shapes import (
-    ITEMSIZE,
     Args,
     Handler,
     OpCost,
-    Tensor,
     Unknown,
     aten,
     broadcast,
-    matmul_limit,
+    op_cost,
+    product_limit,
     shape_text,
 )
 from sublight.trace.record import Shape
@@ -25,20 +24,10 @@ def product(
     args: Args, a: Tensor, b: Tensor, out: Shape, k: int, *, plus: Tensor | None = None, out_dtype: str | None = None
 ) -> OpCost:
     """a @ b (+ plus) of this output shape; an in-place or beta=0 addend is read only where it is given."""
-    numel = math.prod(out)
-    written = numel * ITEMSIZE[out_dtype or a.dtype]
-    return OpCost(
-        family="matmul",
-        cost=Cost(
-            read_bytes=a.real_bytes + b.real_bytes + (plus.real_bytes if plus else 0),
-            write_bytes=written,
-            flops={matmul_limit(a.dtype, args.kernels): 2.0 * numel * k},
-        ),
-        dtype=a.dtype,
-        shape=f"{a.text} @ {b.text}",
-        output_bytes=written,
-        inplace=args.inplace,
-    )
+    result = Tensor(shape=out, dtype=out_dtype or a.dtype)
+    limit = product_limit(a.dtype, args.kernels)
+    cost = costs.product(a, b, result, k, *([plus] if plus else []), limit=limit)
+    return op_cost(args, "matmul", cost, dtype=a.dtype, shape=f"{a.text} @ {b.text}")
 
 
 def matmul(args: Args, at: int = 0, plus: Tensor | None = None, out_dtype: str | None = None) -> OpCost:
@@ -74,16 +63,9 @@ def linear_backward(args: Args) -> OpCost:
     if wanted is None or len(wanted) != 3 or len(weight.shape) != 2:
         raise Unknown
     dx, dw, db = wanted
-    written = dx * x.bytes + dw * weight.bytes + db * weight.shape[0] * weight.itemsize
-    read = dy.real_bytes + dx * weight.real_bytes + dw * x.real_bytes
-    flops = {matmul_limit(x.dtype, args.kernels): 2.0 * dy.numel * weight.shape[1] * (dx + dw)}
-    return OpCost(
-        family="matmul",
-        cost=Cost(read_bytes=read, write_bytes=written, flops=flops),
-        dtype=x.dtype,
-        shape=f"{x.text} @ {shape_text(weight.shape[::-1])} backward",
-        output_bytes=written,
-    )
+    limit = product_limit(x.dtype, args.kernels)
+    cost = costs.linear_backward(x, dy, weight, dx=dx, dw=dw, db=db, limit=limit)
+    return op_cost(args, "matmul", cost, dtype=x.dtype, shape=f"{x.text} @ {shape_text(weight.shape[::-1])} backward")
 
 
 def scaled_mm(args: Args) -> OpCost:

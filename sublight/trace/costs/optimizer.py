@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, simple, tensors_text
+from sublight.cost import optimizer as costs
+from sublight.cost.tensor import Tensor
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, op_cost
 
-NORM_BYTES = 4
 # elementwise on each tensor of a list: reads every list it is given, writes one like the first
 FOREACH = """
     add sub mul div addcmul addcdiv lerp sqrt rsqrt reciprocal neg abs exp log pow maximum minimum clamp_max
@@ -22,32 +23,32 @@ def foreach(args: Args) -> OpCost:
     lists = [args.tensors(place) for place in range(len(args)) if args.type(place) == "TensorList"]
     if not lists or not lists[0]:
         raise Unknown
-    written = sum(tensor.bytes for tensor in lists[0])
-    return _over(args, lists, written, operations=len(lists) * _numel(lists[0]))
+    cost = costs.foreach([x for each in lists for x in each], lists[0], operations=len(lists) * _numel(lists[0]))
+    return op_cost(args, "optimizer", cost, dtype=args.likely_dtype(), shape=lists[0])
 
 
 def foreach_copy(args: Args) -> OpCost:
     target, source = args.tensors(0), args.tensors(1)
     if not target or not source:
         raise Unknown
-    return _over(args, [source], sum(tensor.bytes for tensor in target))
+    return op_cost(args, "optimizer", costs.foreach(source, target), dtype=args.likely_dtype(), shape=source)
 
 
 def foreach_zero(args: Args) -> OpCost:
     target = args.tensors(0)
     if not target:
         raise Unknown
-    return _over(args, [], sum(tensor.bytes for tensor in target), shape=tensors_text(target))
+    return op_cost(args, "optimizer", costs.foreach([], target), dtype=args.likely_dtype(), shape=target)
 
 
 def foreach_norm(args: Args) -> OpCost:
     tensors = args.tensors(0)
     if not tensors:
         raise Unknown
-    return _over(args, [tensors], NORM_BYTES * len(tensors), operations=2 * _numel(tensors))
+    return op_cost(args, "optimizer", costs.norms(tensors), dtype=args.likely_dtype(), shape=tensors)
 
 
-def fused(*updated: int, gradients: int = 1, operations: int) -> Handler:
+def fused(*updated: int, gradients: int = 1, each: int) -> Handler:
     """Reads the gradients and the lists at these places, and writes those lists; an absent state is an empty list."""
 
     def cost(args: Args) -> OpCost:
@@ -55,28 +56,13 @@ def fused(*updated: int, gradients: int = 1, operations: int) -> Handler:
         grads = args.tensors(gradients)
         if not lists[0] or not grads:
             raise Unknown
-        written = sum(tensor.bytes for tensors in lists for tensor in tensors)
-        return _over(args, [*lists, grads], written, operations=operations * _numel(grads), shape=tensors_text(grads))
+        found = costs.update([tensor for tensors in lists for tensor in tensors], grads, each=each)
+        return op_cost(args, "optimizer", found, dtype=args.likely_dtype(), shape=grads)
 
     return cost
 
 
-def _over(
-    args: Args, lists: Sequence[Sequence[Tensor]], written: int, *, operations: int = 0, shape: str = ""
-) -> OpCost:
-    reads = [tensor for tensors in lists for tensor in tensors]
-    return simple(
-        args,
-        "optimizer",
-        reads=reads,
-        write_bytes=written,
-        dtype=args.likely_dtype(),
-        operations=operations,
-        shape=shape or tensors_text(lists[0]),
-    )
-
-
-_ADAM = fused(0, 2, 3, 4, operations=12)
+_ADAM = fused(0, 2, 3, 4, each=costs.ADAM)
 
 OPS: dict[str, Handler] = {
     **{f"aten::_foreach_{name}": foreach for name in FOREACH.split()},
@@ -87,6 +73,6 @@ OPS: dict[str, Handler] = {
     "aten::_foreach_max": foreach_norm,
     "aten::_fused_adam": _ADAM,
     "aten::_fused_adamw": _ADAM,
-    "aten::_fused_sgd": fused(0, 2, operations=4),
-    "aten::_fused_adagrad": fused(0, 2, operations=6),
+    "aten::_fused_sgd": fused(0, 2, each=costs.SGD),
+    "aten::_fused_adagrad": fused(0, 2, each=costs.ADAGRAD),
 }
