@@ -217,6 +217,7 @@ def test_what_lies_in_memory_once_is_read_once() -> None:
         ("from_host", 0, 100, 0, 100, 0),
         ("to_host", 100, 0, 0, 0, 100),
         ("peer", 100, 0, 100, 0, 0),
+        ("on_host", 0, 0, 0, 0, 0),
     ],
 )
 def test_transfers(way: str, read: int, written: int, link: int, up: int, down: int) -> None:

@@ -15,7 +15,7 @@ from sublight.cost.dtypes import size_bytes
 from sublight.cost.record import NOTHING, Cost, Direction, Shape, in_direction
 from sublight.cost.tensor import Sizes, Tensor, dense, over, raw
 
-Way = Literal["from_host", "to_host", "peer", "on_device"]
+Way = Literal["from_host", "to_host", "peer", "on_device", "on_host"]
 
 
 def copy(source: Tensor, target: Tensor) -> Cost:
@@ -48,6 +48,8 @@ def transfer(count_bytes: int, way: Way) -> Cost:
         return Cost(read_bytes=0, write_bytes=count_bytes, from_host_bytes=count_bytes)
     if way == "to_host":
         return Cost(read_bytes=count_bytes, write_bytes=0, to_host_bytes=count_bytes)
+    if way == "on_host":
+        return Cost(read_bytes=0, write_bytes=0)  # past the device
     if way == "peer":  # read here, written there
         return Cost(read_bytes=count_bytes, write_bytes=0, link_bytes=count_bytes)
     return Cost(read_bytes=count_bytes, write_bytes=count_bytes)

@@ -46,6 +46,7 @@ TABLES = (
     optimizer.OPS,
     libraries.OPS,
 )
+WAYS: dict[str, movement.Way] = {"HtoD": "from_host", "DtoH": "to_host", "PtoP": "peer", "HtoH": "on_host"}
 MOST = 2**62  # bytes or operations of one call; beyond this the trace is damaged
 OPS: dict[str, Handler] = {name: handler for table in TABLES for name, handler in table.items()}
 PATTERNS: tuple[tuple[re.Pattern[str], Handler], ...] = (
@@ -80,7 +81,8 @@ def cost_of(name: str, detail: Detail, *, kernels: Sequence[str] = (), bytes: in
 
 def _transfer(name: str, size_bytes: int) -> OpCost:
     copies = name.startswith("Memcpy")
-    cost = movement.transfer(size_bytes, "on_device") if copies else movement.memset(size_bytes)
+    way = next((way for word, way in WAYS.items() if word in name), None)
+    cost = movement.transfer(size_bytes, way or "on_device") if copies else movement.memset(size_bytes)
     family = "copy" if copies else "memset"
     return OpCost(family=family, cost=cost, dtype="uint8", shape=str(size_bytes), output_bytes=size_bytes)
 
