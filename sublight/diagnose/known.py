@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sublight import gpus, nvml
+from sublight import gpus
 from sublight.gpus import Gpu
 from sublight.limits import run
 from sublight.results import Limit, Limits, read_limits_file
@@ -27,7 +27,7 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
     if not trace.on_gpu:
         return _of_this_cpu()
     name = device_name(trace)
-    if nvml.health() is not None and (here := run.this_machine()).gpu is not None:  # else torch is not worth loading
+    if (here := run.machine_by_driver()) is not None and here.gpu is not None:
         cached = run.cached(here) if _same(here.device, here.gpu, name) else None
         if cached:
             return cached, f"measured on this machine, {cached.date[:10]}"

@@ -116,8 +116,7 @@ def test_this_machines_measurement_counts_for_its_own_kind(
     name: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = run.Machine(kind="cuda", device="NVIDIA H200", uuid="GPU-1", driver="570", gpu=gpus.find("h200"))
-    monkeypatch.setattr(nvml, "health", lambda: object())
-    monkeypatch.setattr(run, "this_machine", lambda *_: machine)
+    monkeypatch.setattr(run, "machine_by_driver", lambda: machine)
     write_json(fakes.limits().to_json(), machine.cache_path)
     limits, said = known.limits_for(named(name))
     assert said.startswith("measured on this machine") == own
