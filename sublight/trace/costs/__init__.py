@@ -25,15 +25,17 @@ from sublight.trace.costs import (
     pointwise,
     reduction,
 )
+from sublight.trace.costs.families import family_of
 from sublight.trace.costs.kernels import kernel_dtype, kernel_family
 from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown
 from sublight.trace.record import EMPTY, Detail
 
-__all__ = ("FAMILIES", "OpCost", "cost_of", "kernel_dtype", "kernel_family", "no_cost")
+__all__ = ("FAMILIES", "OpCost", "cost_of", "family_of", "kernel_dtype", "kernel_family", "no_cost")
 
 FAMILIES = (
     *("matmul", "conv", "attention", "norm", "softmax", "pointwise", "reduction", "embedding", "loss", "optimizer"),
     *("copy", "memset", "index", "sort", "dropout", "fft", "communication", "fused", "other"),
+    *("activation", "rope", "moe", "sampling", "quantize"),  # of serving engines: whole ops in a kernel each
 )
 TABLES = (
     matmul.OPS,
