@@ -78,6 +78,8 @@ def _output_shape(args: Args, x: Tensor, weight: Tensor, places: Places) -> Shap
     spatial = len(weight.shape) - 2
     if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
         raise Unknown
+    if not any(args.detail.concrete) and not places.transposed:
+        return _recorded_output(args, x, weight)
     sizes, taps = x.shape[-spatial:], weight.shape[2:]
     stride = _spread(args.integers(places.stride) if places.stride is not None else (), spatial, None)
     dilation = _spread(args.integers(places.dilation) if places.dilation is not None else (1,), spatial, None)
@@ -95,6 +97,15 @@ def _output_shape(args: Args, x: Tensor, weight: Tensor, places: Places) -> Shap
     if min(sized) < 0:
         raise Unknown
     return (*lead, channels, *sized)
+
+
+def _recorded_output(args: Args, x: Tensor, weight: Tensor) -> Shape:
+    """Without strides and padding: what the gradient's shape tells, if it fits."""
+    out = args.detail.out
+    channels = len(x.shape) - len(weight.shape) + 1
+    if len(out) != len(x.shape) or out[:channels] != x.shape[:channels] or out[channels] != weight.shape[0]:
+        raise Unknown
+    return out
 
 
 def backward(dy_at: int, x_at: int, weight_at: int, mask_at: int | None, transposed_at: int | None = None) -> Handler:

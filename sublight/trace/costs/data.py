@@ -143,8 +143,14 @@ def _lookup(args: Args, x: Tensor, out: tuple[int, ...], *indices: Tensor) -> Op
 
 
 def index(args: Args) -> OpCost:
-    """(x, list of indices): known only where the list was recorded and cannot be a mask, whose count is not known."""
+    """(x, list of indices): known where the list was recorded and cannot be a mask, whose count is not known; else by
+    the shape of the gradient, or by the elements that the kernel ran over.
+    """
     x, indices = args.need(0), args.tensors(1)
+    if args.detail.out:
+        return _lookup(args, x, args.detail.out)
+    if args.detail.elements > 0:
+        return _lookup(args, x, (args.detail.elements,))
     leads = any(len(at.shape) > 1 and at.shape == x.shape[: len(at.shape)] for at in indices)
     ambiguous = leads or any(at.shape == x.shape[:1] for at in indices)
     if not indices or ambiguous or len(indices) > len(x.shape):
@@ -155,11 +161,16 @@ def index(args: Args) -> OpCost:
 
 
 def index_put(args: Args) -> OpCost:
-    """(x, list of indices, values): the values are written; a single one goes to unknown places."""
+    """(x, list of indices, values): the values are written; a single one goes to as many places as the kernel ran over,
+    or to unknown ones.
+    """
     x, values = args.need(0), args.need(2)
+    hit = Tensor(shape=values.shape, dtype=x.dtype)
     if values.numel <= 1 < x.numel:
-        raise Unknown
-    cost = costs.copy(values, Tensor(shape=values.shape, dtype=x.dtype))
+        if args.detail.elements < 1:
+            raise Unknown
+        hit = Tensor(shape=(min(args.detail.elements, x.numel),), dtype=x.dtype)
+    cost = costs.copy(values, hit)
     if not args.inplace:
         cost = costs.scatter_copy(x, values)
     return op_cost(args, "index", cost, dtype=x.dtype, shape=[values] if args.inplace else [values, x])

@@ -10,9 +10,9 @@ KERNELS = {
     # vLLM
     "void vllm::rms_norm_kernel<c10::BFloat16>(c10::BFloat16*, c10::BFloat16 const*, float, int)": "norm",
     "std::enable_if<(((8)>(0)))&&(X), void>::type vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(P)": "norm",
-    "void vllm::act_and_mul_kernel<c10::BFloat16, &(vllm::silu_kernel<c10::BFloat16>(c10::BFloat16)), true>(P)": "activation",
+    "void vllm::act_and_mul_kernel<c10::BFloat16, &(vllm::silu_kernel<float>(float)), true>(P)": "activation",
     "void vllm::rotary_embedding_kernel<c10::Half, true>(long const*, c10::Half*)": "rope",
-    "void vllm::paged_attention_v2_kernel<unsigned short, 128, 16, 128, (vllm::Fp8KVCacheDataType)0, false, 512>(P)": "attention",
+    "void vllm::paged_attention_v2_kernel<float, 128, (vllm::Fp8KVCacheDataType)0, false, 512>(P)": "attention",
     "void vllm::paged_attention_v2_reduce_kernel<unsigned short, 128, 128, 512>(unsigned short*)": "attention",
     "void vllm::concat_and_cache_mla_kernel<__nv_bfloat16, (vllm::Fp8KVCacheDataType)0>(P)": "copy",
     "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 4>(vllm::RankData*)": "communication",
