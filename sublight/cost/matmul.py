@@ -7,7 +7,7 @@ from sublight.cost.record import Cost, Direction, Shape, in_direction
 from sublight.cost.tensor import Tensor, dense, over
 
 
-def product(a: Tensor, b: Tensor, out: Tensor, k: int, *more: Tensor, limit: str = "") -> Cost:
+def product(a: Tensor, b: Tensor, out: Tensor, k: float, *more: Tensor, limit: str = "") -> Cost:
     """Read both factors (and bias, addend, scales), write the result: k multiply-adds for each of its elements."""
     return over([a, b, *more], [out], flops={limit or matmul_limit(a.dtype): 2.0 * out.numel * k})
 

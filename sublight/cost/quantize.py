@@ -6,19 +6,19 @@ from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import Tensor, dense, over
 
 BLOCK = 128  # columns that share a scale
+STATIC, DYNAMIC = 1, 3  # operations an element: multiply; maximum, divide, round
 
 
 def scaled(x: Tensor, codes: Tensor, *scales: Tensor, each: int) -> Cost:
-    """Read x (and scales that are given), write its codes."""
-    return over([x, *scales], [codes], operations=each * x.numel)
+    """Read x, write its codes, and the scales where they are made of its maxima."""
+    return over([x], [codes, *scales], operations=each * x.numel)
 
 
 def quantize(shape: Shape, dtype: str, direction: Direction, block_size: int | None = None) -> Cost:
     rows, cols = shape["rows"], shape["cols"]
     x, codes = dense(dtype, rows, cols), dense("int8", rows, cols)
     scales = dense("float32", rows, 1 if block_size is None else -(-cols // block_size))
-    # read x, write codes of one byte and fp32 scales; maximum, divide, round
-    return over([x], [codes, scales], operations=3 * x.numel)
+    return scaled(x, codes, scales, each=DYNAMIC)  # codes of one byte and fp32 scales
 
 
 def quantize_blocks(shape: Shape, dtype: str, direction: Direction) -> Cost:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from sublight.trace.costs import FAMILIES, family_of, kernel_family
+from sublight.trace.costs import FAMILIES, cost_of, family_of, kernel_family
+from sublight.trace.record import Detail
+
+B16, F8, I32, F32, I64 = "c10::BFloat16", "c10::Float8_e4m3fn", "int", "float", "long int"
 
 KERNELS = {
     # vLLM
@@ -125,3 +130,78 @@ def test_ops_by_their_names(name: str) -> None:
 )
 def test_an_unknown_op_is_what_its_kernels_are(kernels: tuple[str, ...], family: str) -> None:
     assert family_of("mylib::op", kernels) == family
+
+
+def arguments(*given: Any) -> Detail:
+    """Tensors as (data type, sizes …), scalars as they are."""
+    tensors = [each if isinstance(each, tuple) else () for each in given]
+    return Detail(
+        dims=tuple(each[1:] for each in tensors),
+        types=tuple(each[0] if each else "Scalar" for each in tensors),
+        concrete=tuple("" if isinstance(each, tuple) else str(each) for each in given),
+    )
+
+
+HIDDEN, LOGITS = (B16, 32, 64), (B16, 32, 8)
+UP, DOWN = (B16, 8, 2 * 16, 64), (B16, 8, 64, 16)  # eight experts, 16 wide inside
+WEIGHTS, CHOSEN = (F32, 32, 2), (I32, 32, 2)
+# op, arguments, family, bytes read, bytes written, FLOPs
+COSTS = (
+    ("sgl_kernel::rmsnorm", (HIDDEN, HIDDEN, (B16, 64)), "norm", 2 * 2048 + 128, 4096, 4 * 2048),
+    ("sgl_kernel::fused_add_rmsnorm", (HIDDEN, HIDDEN, (B16, 64)), "norm", 8192 + 128, 8192, 5 * 2048),
+    ("_C::silu_and_mul", ((B16, 32, 32), HIDDEN), "activation", 4096, 2048, 9 * 1024),
+    ("_C::static_scaled_fp8_quant", ((F8, 32, 64), HIDDEN, (F32, 1)), "quantize", 4096, 2048, 2048),
+    ("_C::dynamic_scaled_fp8_quant", ((F8, 32, 64), HIDDEN, (F32, 1)), "quantize", 4096, 2048 + 4, 3 * 2048),
+    ("_C::per_token_group_fp8_quant", (HIDDEN, (F8, 32, 64), (F32, 32, 1)), "quantize", 4096, 2048 + 128, 3 * 2048),
+    ("_C::rotary_embedding", ((I64, 32), HIDDEN, HIDDEN, 64), "rope", 8192 + 256, 8192, 3 * 4096),
+    ("sgl_kernel::apply_rope_pos_ids_cos_sin_cache", (HIDDEN, HIDDEN, HIDDEN, HIDDEN, (F32, 4096, 64), (I64, 32)),
+     "rope", 8192 + 256, 8192, 3 * 4096),
+    ("_C_cache_ops::concat_and_cache_mla", ((B16, 32, 512), (B16, 32, 64), (B16, 9, 16, 576), (I64, 32)),
+     "copy", 2 * 32 * 576 + 256, 2 * 32 * 576, 0),
+    ("_moe_C::topk_softmax", (WEIGHTS, CHOSEN, CHOSEN, LOGITS), "moe", 512, 512, 5 * 256),
+    ("sgl_kernel::topk_softmax", (WEIGHTS, CHOSEN, LOGITS), "moe", 512, 512, 5 * 256),
+    ("_moe_C::moe_align_block_size", (CHOSEN, 8, 16), "moe", 256, 256, 0),
+    ("_moe_C::moe_sum", ((B16, 32, 2, 64), HIDDEN), "moe", 8192, 4096, 4096),
+    ("vllm::inplace_fused_experts", (HIDDEN, UP, DOWN, WEIGHTS, CHOSEN), "matmul",
+     4096 + 2 * 8 * (32 * 64 + 64 * 16) + 512, 4096, 2 * 64 * (32 * 64 + 64 * 16)),
+    # one token goes to two experts: two of the eight are read
+    ("sglang::outplace_fused_experts", ((B16, 1, 64), UP, DOWN, (F32, 1, 2), (I32, 1, 2)), "matmul",
+     128 + 2 * 2 * (32 * 64 + 64 * 16) + 16, 128, 2 * 2 * (32 * 64 + 64 * 16)),
+    ("aten::_grouped_mm", ((B16, 32, 64), (B16, 8, 64, 16), (I32, 8)), "matmul",
+     2 * (2048 + 8192), 2 * 512, 2 * 512 * 64),
+    ("aten::_grouped_mm", ((B16, 64, 32), (B16, 32, 16), (I32, 8)), "matmul",  # the gradient of the matrices
+     2 * (2048 + 512), 2 * 8 * 64 * 16, 2 * 64 * 16 * 32),
+    ("aten::_scaled_grouped_mm", ((F8, 32, 64), (F8, 8, 64, 16), (F32, 32), (F32, 8, 16), (I32, 8)), "matmul",
+     2048 + 8192, 2 * 512, 2 * 512 * 64),
+    ("_C::cutlass_scaled_mm", ((B16, 32, 16), (F8, 32, 64), (F8, 64, 16), (F32, 32, 1), (F32, 1, 16)), "matmul",
+     2048 + 1024 + 128 + 64, 1024, 2 * 512 * 64),
+    ("fbgemm::f8f8bf16_rowwise", ((F8, 32, 64), (F8, 16, 64), (F32, 32), (F32, 16)), "matmul",
+     2048 + 1024 + 128 + 64, 1024, 2 * 512 * 64),
+    ("aten::_weight_int4pack_mm", ((B16, 1, 64), (I32, 2, 4, 32, 2), 32, (B16, 2, 16, 2)), "matmul",
+     128 + 4 * 512 + 128, 32, 2 * 16 * 64),
+    ("_C::paged_attention_v1", ((B16, 1, 8, 64), (B16, 1, 8, 64), (B16, 90, 2, 8, 16, 8), (B16, 90, 2, 64, 16), 2, 0.1,
+                                (I32, 1, 40), (I32, 1), 16, 600), "attention",
+     1024 + 2 * 2 * 2 * 600 * 64, 1024, 4 * 8 * 600 * 64),
+    ("_C_custom_ar::all_reduce", (7, HIDDEN, HIDDEN, 0, 4096), "communication", 4096, 4096, 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "given", "family", "read", "written", "flops"), COSTS, ids=[row[0] for row in COSTS])
+def test_costs_by_hand(op: str, given: tuple[Any, ...], family: str, read: int, written: int, flops: float) -> None:
+    found = cost_of(op, arguments(*given))
+    assert found is not None
+    assert found.family == family and family in FAMILIES
+    assert (found.cost.read_bytes, found.cost.write_bytes, found.cost.total_flops) == (read, written, flops)
+
+
+def test_a_batch_of_unknown_lengths_has_no_cost() -> None:
+    q, cache = (B16, 4, 8, 64), (B16, 90, 2, 64, 16)
+    given = (q, q, cache, cache, 2, 0.1, (I32, 4, 40), (I32, 4), 16, 600)
+    assert cost_of("_C::paged_attention_v1", arguments(*given)) is None
+    assert family_of("_C::paged_attention_v1") == "attention"
+
+
+def test_experts_of_8_bits_are_held_against_the_rate_of_8_bits() -> None:
+    up, down = (F8, *UP[1:]), (F8, *DOWN[1:])
+    found = cost_of("vllm::inplace_fused_experts", arguments(HIDDEN, up, down, WEIGHTS, CHOSEN))
+    assert found is not None and set(found.cost.flops) == {"matmul_fp8"}
