@@ -80,6 +80,7 @@ def of_gpu(gpu: Gpu) -> tuple[Limits, str]:
     limits.append(Limit(name="vector_fp32", unit="FLOP/s", value=gpu.reached.get("vector_fp32", vector), spec=vector))
     for name in ("h2d_pinned", "d2h_pinned"):
         limits.append(Limit(name=name, unit="B/s", value=gpu.reached.get(name, gpu.pcie_bytes_per_s)))
+    limits.append(Limit(name="peer_copy", unit="B/s", value=gpu.nvlink_bytes_per_s, spec=gpu.nvlink_bytes_per_s))
     limits.append(Limit(name="launch_graph_node", unit="s", value=gpu.reached.get("launch_graph_node", NODE_S)))
     reached = len(gpu.reached)
     source = f"known of the {gpu.name}: " + (

@@ -37,6 +37,7 @@ def test_what_is_known_of_the_gpu_that_the_trace_names() -> None:
     assert "NVIDIA H200" in limits.device and said.startswith("known of the H200") and "reached rates" in said
     assert limits.value("matmul_bf16") == gpu.reached["matmul_bf16"] < gpu.peak_flops["bf16"]
     assert limits.value("hbm_copy") == gpu.reached["hbm_copy"]
+    assert limits.link_rate() == gpu.nvlink_bytes_per_s, "collectives have a floor"
 
 
 def test_vendor_figures_where_nobody_reached_any() -> None:
