@@ -63,8 +63,8 @@ def _handle(uuid: str = "") -> tuple[Any, Any] | None:
 
 
 def _first_uuid(pynvml: Any) -> str:
-    """The GPU that CUDA counts as its first. Torch is asked, which loads it and wakes the GPU, only where the order
-    cannot be known without: CUDA puts the fastest of different GPUs first unless it is told otherwise.
+    """The GPU that CUDA counts as its first. Torch, whose import takes seconds, is needed only where the order
+    cannot be known without it: of different GPUs CUDA puts the fastest first, unless CUDA_DEVICE_ORDER says otherwise.
     """
     handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
     uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]

@@ -8,6 +8,7 @@ and the gradient that autograd hands to an op's backward node has the shape of t
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -59,8 +60,8 @@ def list_count(kernel: str) -> int | None:
     >>> list_count("void multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdam<float, 4>>(T)")
     4
     """
-    found = _LISTS.search(kernel)
-    return int(found[1]) if found else None
+    match = _LISTS.search(kernel)
+    return int(match[1]) if match else None
 
 
 def least_elements(kernel: str, blocks: int, *, few: bool = False) -> int:
@@ -77,8 +78,8 @@ def least_elements(kernel: str, blocks: int, *, few: bool = False) -> int:
         tensors = FEW_TENSORS if few else MANY_TENSORS
         partial = min(blocks, tensors.get(lists, blocks))  # the last block of each tensor may have one element
         return (blocks - partial) * CHUNK + partial
-    if found := _INDEX.search(kernel):
-        return (blocks - 1) * int(found[1]) * int(found[2]) + 1
+    if match := _INDEX.search(kernel):
+        return (blocks - 1) * int(match[1]) * int(match[2]) + 1
     return 0
 
 
@@ -95,11 +96,11 @@ def _elements(trace: Trace) -> dict[int, int]:
         for op in ops:
             launches[op].append((trace.name_of(row), grid[0] if grid else 0))
     few = _takes_few(list(launches.values()))
-    found = {op: sum(_of_launch(trace, op, *each, few=few) for each in mine) for op, mine in launches.items()}
+    least = {op: sum(_of_launch(trace, op, *each, few=few) for each in mine) for op, mine in launches.items()}
     blocks = {op: sum(count for _, count in mine) for op, mine in launches.items()}
     for op, tensors in _tensor_counts(trace, wanted, blocks):
-        found[op] = max(found[op], (blocks[op] - tensors) * CHUNK + tensors)
-    return {row: elements for row, elements in found.items() if elements > 0}
+        least[op] = max(least[op], (blocks[op] - tensors) * CHUNK + tensors)
+    return {op: elements for op, elements in least.items() if elements > 0}
 
 
 def _takes_few(launches: list[list[tuple[str, int]]]) -> bool:
@@ -133,8 +134,8 @@ def _of_launch(trace: Trace, op: int, kernel: str, blocks: int, *, few: bool) ->
     if _GATHER.search(kernel):  # a block a row of the result
         dims = trace.detail_of(op).dims
         x = dims[0] if dims else ()
-        rows = isinstance(x, tuple) and all(type(size) is int for size in x) and len(x) > 0
-        return blocks * int(np.prod(x[1:], dtype=np.int64)) if rows else 0
+        rows = isinstance(x, tuple) and len(x) > 0 and all(type(size) is int and size >= 0 for size in x)
+        return blocks * math.prod(x[1:]) if rows else 0
     return least_elements(kernel, blocks, few=few)
 
 
@@ -151,14 +152,14 @@ def _ops_around(trace: Trace, ops: Ints, kernels: Ints) -> list[list[int]]:
     by_correlation.pop(NONE, None)
     launches = [by_correlation.get(number, NONE) for number in trace.correlation[kernels].tolist()]
     last = np.searchsorted(trace.start_ns[ops], trace.start_ns[launches], side="right").tolist()
-    found: list[list[int]] = []
+    around: list[list[int]] = []
     for launch, place in zip(launches, last, strict=True):
         near = ops[max(0, place - NEAR) : place].tolist() if launch != NONE else []
         inside = [
             op for op in near if trace.lane[op] == trace.lane[launch] and trace.end_ns[op] >= trace.end_ns[launch]
         ]
-        found.append(inside)
-    return found
+        around.append(inside)
+    return around
 
 
 def _results(trace: Trace) -> list[tuple[int, tuple[int, ...]]]:
@@ -167,26 +168,26 @@ def _results(trace: Trace) -> list[tuple[int, tuple[int, ...]]]:
     wanted = wanted[trace.sequence[wanted] != NONE]
     lacking = [row for row in wanted.tolist() if not any(trace.detail_of(row).concrete)]
     gradients = _gradients(trace) if lacking else {}
-    found = []
+    results = []
     for kind in ("Index", "Conv"):
         mine = [row for row in lacking if (trace.name_of(row) == "aten::index") == (kind == "Index")]
         for row in _last_of_each(trace, mine):
             shape = gradients.get((kind, int(trace.sequence[row])))
             if shape:
-                found.append((row, shape))
-    return found
+                results.append((row, shape))
+    return results
 
 
 def _gradients(trace: Trace) -> dict[tuple[str, int], tuple[int, ...]]:
     """The shape that a backward node was handed, by its kind and sequence number; () where two threads differ."""
     nodes = trace.rows_named(lambda name: bool(_NODES.match(name)))
-    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    shapes: dict[tuple[str, int], tuple[int, ...]] = {}
     for row in nodes[(trace.sequence[nodes] != NONE) & (trace.kind[nodes] == Kind.OP)].tolist():
         dims = trace.detail_of(row).dims
         shape = dims[0] if dims and isinstance(dims[0], tuple) and all(type(size) is int for size in dims[0]) else ()
         key = ("Index" if trace.name_of(row).startswith("Index") else "Conv", int(trace.sequence[row]))
-        found[key] = shape if found.get(key, shape) == shape else ()
-    return found
+        shapes[key] = shape if shapes.get(key, shape) == shape else ()
+    return shapes
 
 
 def _last_of_each(trace: Trace, rows: list[int]) -> list[int]:

@@ -74,11 +74,11 @@ def cost_of(name: str, detail: Detail, *, kernels: Sequence[str] = (), bytes: in
     inplace = inplace or base.startswith("aten::__i")
     args = Args(name=base.rpartition("::")[2], detail=detail, kernels=kernels, inplace=inplace)
     try:
-        found = handler(args)
+        known = handler(args)
     except (Unknown, IndexError, ValueError, OverflowError):  # shapes that do not fit the op's schema
         return None
-    figures = (found.cost.read_bytes, found.cost.write_bytes, *found.cost.flops.values())
-    return found if all(0 <= figure < MOST for figure in figures) else None
+    figures = (known.cost.read_bytes, known.cost.write_bytes, *known.cost.flops.values())
+    return known if all(0 <= figure < MOST for figure in figures) else None
 
 
 def _transfer(name: str, size_bytes: int) -> OpCost:

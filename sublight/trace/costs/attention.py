@@ -25,7 +25,7 @@ class Places:
 
 
 def attention(places: Places, *, backward: bool = False) -> Handler:
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         q, k, v = (args.need(places.q + offset) for offset in range(3))
         packed = places.lengths is not None and args.tensor(places.lengths) is not None
         if not packed and len(q.shape) not in (3, 4):
@@ -39,13 +39,13 @@ def attention(places: Places, *, backward: bool = False) -> Handler:
         if backward:
             dy = args.need(places.q - 1)
             more += [tensor for at in (0, 1) if (tensor := args.tensor((places.out or 0) + at)) is not None]
-            found = costs.backward(q, k, v, dy, pairs, *more, limit=limit)
+            cost = costs.backward(q, k, v, dy, pairs, *more, limit=limit)
         else:
-            found = costs.forward(q, k, v, pairs, *more, limit=limit)
+            cost = costs.forward(q, k, v, pairs, *more, limit=limit)
         shape = _text(q, k, causal=causal and args.word(places.causal) != "", backward=backward)
-        return op_cost(args, "attention", found, dtype=q.dtype, shape=shape)
+        return op_cost(args, "attention", cost, dtype=q.dtype, shape=shape)
 
-    return cost
+    return handler
 
 
 def _is_causal(args: Args, place: int) -> bool:

@@ -22,12 +22,12 @@ NAMES = {
 
 
 def collective(args: Args) -> OpCost:
-    told = args.detail.collective
-    dtype = name_dtype(str(told.get("dtype", "")))
-    sent, received = told.get("in_elements"), told.get("out_elements")
+    recorded = args.detail.collective
+    dtype = name_dtype(str(recorded.get("dtype", "")))
+    sent, received = recorded.get("in_elements"), recorded.get("out_elements")
     if dtype and isinstance(sent, int) and isinstance(received, int) and min(sent, received) >= 0:
-        ranks = told.get("group_size")
-        name = str(told.get("name") or args.name)
+        ranks = recorded.get("group_size")
+        name = str(recorded.get("name") or args.name)
         cost = communication.collective(
             NAMES.get(name, name),
             size_bytes(sent, dtype),

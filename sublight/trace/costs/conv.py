@@ -47,7 +47,7 @@ def _flops(args: Args, dtype: str, operations: float) -> dict[str, float]:
 
 
 def forward(places: Places) -> Handler:
-    def cost_of_call(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x, weight = args.need(0), args.need(1)
         out = _output_shape(args, x, weight, places)
         transposed = _is_transposed(args, places)
@@ -57,12 +57,12 @@ def forward(places: Places) -> Handler:
         cost = costs.forward(x, weight, y, *more, flops=_flops(args, x.dtype, operations))
         return op_cost(args, "conv", cost, dtype=x.dtype, shape=f"{x.text} * {weight.text} -> {y.text}")
 
-    return cost_of_call
+    return handler
 
 
 def _given(args: Args, *places: int | None) -> list[Tensor]:
-    found = [args.tensor(place) for place in places if place is not None]
-    return [tensor for tensor in found if tensor is not None]
+    tensors = [args.tensor(place) for place in places if place is not None]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _is_transposed(args: Args, places: Places) -> bool:
@@ -111,7 +111,7 @@ def _recorded_output(args: Args, x: Tensor, weight: Tensor) -> Shape:
 def backward(dy_at: int, x_at: int, weight_at: int, mask_at: int | None, transposed_at: int | None = None) -> Handler:
     """(dy, x, weight, …, which gradients): those of x and of the weight each take the forward's operations."""
 
-    def cost_of_call(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         dy, x, weight = args.need(dy_at), args.need(x_at), args.need(weight_at)
         wanted = args.flags(mask_at) if mask_at is not None else None
         if wanted is None or len(wanted) < 2:
@@ -124,7 +124,7 @@ def backward(dy_at: int, x_at: int, weight_at: int, mask_at: int | None, transpo
         shape = f"{x.text} * {weight.text} -> {dy.text} backward"
         return op_cost(args, "conv", cost, dtype=x.dtype, shape=shape)
 
-    return cost_of_call
+    return handler
 
 
 def backward_input(args: Args) -> OpCost:

@@ -199,11 +199,11 @@ def masked_select(args: Args) -> OpCost:
 def read_only(family: str) -> Handler:
     """Ops that read all and write what values decide."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         return op_cost(args, family, costs.read_only(x), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def sort(args: Args) -> OpCost:

@@ -66,5 +66,5 @@ def family_of(name: str, kernels: Sequence[str] = ()) -> str:
         return "communication"
     if (named := kernel_family(name)[0]) != "other":
         return named
-    found = [kernel_family(kernel)[0] for kernel in kernels]
-    return next((family for family in found if family not in _AROUND), found[0] if found else "other")
+    families = [kernel_family(kernel)[0] for kernel in kernels]
+    return next((family for family in families if family not in _AROUND), families[0] if families else "other")

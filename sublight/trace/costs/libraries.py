@@ -34,13 +34,13 @@ def gated(args: Args) -> OpCost:
 def quantized(codes: int, x: int, *, made: int | None = None) -> Handler:
     """x to codes, by a scale that is given, or by one that is made from x's maxima."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         source, result = args.need(x), args.need(codes)
         scales = [args.need(made)] if made is not None else []
-        found = quantize.scaled(source, result, *scales, each=quantize.DYNAMIC if scales else quantize.STATIC)
-        return op_cost(args, "quantize", found, dtype=source.dtype, shape=source.text)
+        cost = quantize.scaled(source, result, *scales, each=quantize.DYNAMIC if scales else quantize.STATIC)
+        return op_cost(args, "quantize", cost, dtype=source.dtype, shape=source.text)
 
-    return cost
+    return handler
 
 
 def permuted(args: Args) -> OpCost:
@@ -82,12 +82,12 @@ def _stored(args: Args, cache: Tensor, slots: Tensor) -> OpCost:
 def topk_softmax(logits: int) -> Handler:
     """(weights, experts, …, the router's logits)"""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(logits)
-        found = moe.routing(x, args.need(0), args.need(1))
-        return op_cost(args, "moe", found, dtype=x.dtype, shape=f"{x.text} top {args.need(0).shape[-1]}")
+        cost = moe.routing(x, args.need(0), args.need(1))
+        return op_cost(args, "moe", cost, dtype=x.dtype, shape=f"{x.text} top {args.need(0).shape[-1]}")
 
-    return cost
+    return handler
 
 
 def moe_align(args: Args) -> OpCost:
@@ -119,17 +119,17 @@ def paged_attention(first: int) -> Handler:
     `first`; without its values the lengths are known of a single sequence alone.
     """
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         q, cache, lengths = args.need(first), args.need(first + 1), args.need(first + 6)
         heads, longest = args.integer(first + 3), args.integer(first + 8)
         if lengths.numel != 1 or heads is None or longest is None or len(q.shape) != 3:
             raise Unknown
         keys = Tensor(shape=(heads, longest, q.shape[2]), dtype=cache.dtype)
         pairs = q.shape[0] * q.shape[1] * longest
-        found = attention.forward(q, keys, keys, pairs, limit=product_limit(q.dtype, args.kernels))
-        return op_cost(args, "attention", found, dtype=q.dtype, shape=f"{q.text}, {longest} keys")
+        cost = attention.forward(q, keys, keys, pairs, limit=product_limit(q.dtype, args.kernels))
+        return op_cost(args, "attention", cost, dtype=q.dtype, shape=f"{q.text}, {longest} keys")
 
-    return cost
+    return handler
 
 
 def all_reduce(args: Args) -> OpCost:

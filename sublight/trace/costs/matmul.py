@@ -114,17 +114,17 @@ def library_mm(a_at: int, *more: int, out: int | None = None, out_dtype: int | N
     `b` is (k, n), or (n, k) where that fits.
     """
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         a, b = args.need(a_at), args.need(a_at + 1)
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] not in b.shape:
             raise Unknown
         columns = b.shape[1] if b.shape[0] == a.shape[1] else b.shape[0]
-        asked = args.dtype(out_dtype) if out_dtype is not None else None
-        result = args.need(out).dtype if out is not None else asked or _wide(a.dtype)
+        wanted = args.dtype(out_dtype) if out_dtype is not None else None
+        result = args.need(out).dtype if out is not None else wanted or _wide(a.dtype)
         scales = [args.tensor(place) for place in more]
         return product(args, a, b, (a.shape[0], columns), a.shape[1], *scales, out_dtype=result)
 
-    return cost
+    return handler
 
 
 def int4_mm(args: Args) -> OpCost:

@@ -16,33 +16,33 @@ def _given(args: Args, *places: int) -> list[Tensor]:
 def norm(*parameters: int, kind: tuple[int, int]) -> Handler:
     """y from x (argument 0) and the parameters at these places."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
-        found = norm_costs.forward(x, *_given(args, *parameters), kind=kind)
-        return op_cost(args, "norm", found, dtype=x.dtype, shape=x.text)
+        cost = norm_costs.forward(x, *_given(args, *parameters), kind=kind)
+        return op_cost(args, "norm", cost, dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def norm_backward(*parameters: int, mask: int | None, kind: tuple[int, int], x: int = 1) -> Handler:
     """dx from dy (argument 0) and x, and a gradient for each parameter that the mask asks for."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         dy, inputs = args.need(1 - x), args.need(x)
         given = _given(args, *parameters)
         wanted = (args.flags(mask) if mask is not None else None) or (True,) * (1 + len(given))
         gradients = [tensor for tensor, asked in zip(given, wanted[1:], strict=False) if asked]
         weight = given[:1]  # the bias is not needed
-        found = norm_costs.backward(dy, inputs, *weight, gradients=gradients, kind=kind, dx=bool(wanted[0]))
-        return op_cost(args, "norm", found, dtype=inputs.dtype, shape=inputs.text)
+        cost = norm_costs.backward(dy, inputs, *weight, gradients=gradients, kind=kind, dx=bool(wanted[0]))
+        return op_cost(args, "norm", cost, dtype=inputs.dtype, shape=inputs.text)
 
-    return cost
+    return handler
 
 
 def softmax(kind: tuple[int, int]) -> Handler:
     """A data type may be asked for."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         dtype = args.dtype(2) if args.flag(2) is None else None
         if args.flag(2) and x.dtype == "float16":
@@ -50,18 +50,18 @@ def softmax(kind: tuple[int, int]) -> Handler:
         y = Tensor(shape=x.shape, dtype=dtype or x.dtype)
         return op_cost(args, "softmax", costs.forward(x, y, kind), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def softmax_backward(kind: tuple[int, int]) -> Handler:
     """(dy, y, dim, the input's data type)"""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         dy, y = args.need(0), args.need(1)
         dx = Tensor(shape=y.shape, dtype=args.dtype(3) or y.dtype)
         return op_cost(args, "softmax", costs.backward(dy, y, dx, kind), dtype=y.dtype, shape=y.text)
 
-    return cost
+    return handler
 
 
 _BATCH_NORM = norm(1, 2, kind=CENTERED)

@@ -65,7 +65,7 @@ def foreach_norm(args: Args) -> OpCost:
 def fused(*updated: int, gradients: int = 1, optional: int = 0, each: int) -> Handler:
     """Reads the gradients and the lists at these places, and writes those lists; so many of the last may be empty."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         lists = [args.tensors(place) for place in updated]
         grads = args.tensors(gradients)
         shape = tensors_text(grads)
@@ -73,10 +73,10 @@ def fused(*updated: int, gradients: int = 1, optional: int = 0, each: int) -> Ha
             *states, grad = _flat(args, 1 + len(updated) - optional)
             lists, grads = [(state,) for state in states], (grad,)
             shape = _at_least(grad)
-        found = costs.update([tensor for tensors in lists for tensor in tensors], grads, each=each)
-        return op_cost(args, "optimizer", found, dtype=args.likely_dtype(), shape=shape)
+        cost = costs.update([tensor for tensors in lists for tensor in tensors], grads, each=each)
+        return op_cost(args, "optimizer", cost, dtype=args.likely_dtype(), shape=shape)
 
-    return cost
+    return handler
 
 
 _ADAM = fused(0, 2, 3, 4, optional=1, each=costs.ADAM)

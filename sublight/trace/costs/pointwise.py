@@ -36,14 +36,14 @@ TERNARY = "clamp clip addcmul addcdiv lerp log_sigmoid_backward"
 def elementwise(arity: int, *, result: str | None = None, each: int = 1) -> Handler:
     """`result` is the data type that comes out; float32 only where integers went in. At least `each` operations."""
 
-    def cost(args: Args) -> OpCost:
-        found = [args.tensor(place) for place in range(arity)]
-        tensors = [tensor for tensor in found if tensor is not None]
+    def handler(args: Args) -> OpCost:
+        operands = [args.tensor(place) for place in range(arity)]
+        tensors = [tensor for tensor in operands if tensor is not None]
         if not tensors:
             raise Unknown
         return _cost(args, tensors, result, each)
 
-    return cost
+    return handler
 
 
 def _cost(args: Args, tensors: list[Tensor], result: str | None, each: int) -> OpCost:
@@ -107,11 +107,11 @@ def dropout_backward(args: Args) -> OpCost:
 def fill(family: str) -> Handler:
     """Constants, or random numbers, into a tensor: written, never read."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         return op_cost(args, family, pointwise.fill(x), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def like(args: Args) -> OpCost:

@@ -25,7 +25,7 @@ class Reduction:
 
 
 def reduction(plan: Reduction) -> Handler:
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         kept = _kept(args, x, plan.dims)
         dtype = plan.result or (args.dtype(plan.dtype) if plan.dtype is not None else None) or x.dtype
@@ -36,7 +36,7 @@ def reduction(plan: Reduction) -> Handler:
             results.append(dense("int64", kept))
         return op_cost(args, "reduction", reduce.reduction(x, results, each=plan.each), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def _kept(args: Args, x: Tensor, place: int) -> int:
@@ -69,7 +69,7 @@ def scan(args: Args) -> OpCost:
 def pool(spatial: int, *, dilated: bool, with_indices: bool) -> Handler:
     """(x, window, stride, padding[, dilation], ceil_mode)"""
 
-    def cost_of_call(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         window, stride = _each(args, 1, spatial, None), _each(args, 2, spatial, None, empty=args.integers(1))
         padding = _each(args, 3, spatial, 0)
@@ -85,7 +85,7 @@ def pool(spatial: int, *, dilated: bool, with_indices: bool) -> Handler:
         cost = reduce.pool(x, whole, math.prod(window), indices=with_indices)
         return op_cost(args, "reduction", cost, dtype=x.dtype, shape=f"{x.text} -> {shape_text(whole)}")
 
-    return cost_of_call
+    return handler
 
 
 def _each(
@@ -106,12 +106,12 @@ def _each(
 def pool_backward(indices: int | None) -> Handler:
     """(dy, x, …): dx is written whole; max pooling reads where each maximum was."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         dy, x = args.need(0), args.need(1)
         places = [args.need(indices)] if indices is not None else []
         return op_cost(args, "reduction", reduce.pool_backward(dy, x, *places), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def adaptive_pool(args: Args) -> OpCost:
