@@ -112,8 +112,8 @@ def limit_launches(target: int) -> list[Launch]:
     """The kernels that measure this machine's limits, as `limits` launches them."""
     import torch
 
-    from sublight.limits import cache, device_memory, vector
-    from sublight.limits import launch as launch_limit
+    from sublight.limits import vector as vector_limit
+    from sublight.limits.kernels import cache, device_memory, launch, vector
 
     x = torch.empty(2**28, device="meta")
     index = torch.empty(2**24, device="meta", dtype=torch.int32)
@@ -128,10 +128,10 @@ def limit_launches(target: int) -> list[Launch]:
         cache.chase(index, index, 4096)
         cache.shared_chase(index, 4096)
         cache.shared_read(index, 2000, 264)
-        for _, dtype, _ in vector.KINDS:
+        for _, dtype, _ in vector_limit.KINDS:
             vector.multiply_add(torch.empty(2**20, device="meta", dtype=getattr(torch, dtype)), 200, 2112)
-        launch_limit.empty(x)
-    return list({launch.key: launch for launch in launches}.values())
+        launch.empty(x)
+    return list({each.key: each for each in launches}.values())
 
 
 def compile_for(launch: Launch, target: int, *, look_for_narrow: bool = False) -> Compiled:

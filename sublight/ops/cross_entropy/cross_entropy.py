@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.loss import cross_entropy as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Op
 from sublight.ops.cross_entropy.kernels import KERNELS
@@ -261,17 +262,6 @@ def random_labels(rows: int, classes: int, device: str, seed: int) -> torch.Tens
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     logits = random_rows(shape, dtype, device, seed, scale=3.0)
     return logits, random_labels(shape["rows"], shape["cols"], device, seed)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, rows, n = ITEMSIZE[dtype], shape["rows"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read logits and labels, write the loss; maximum, subtract, exponential, sum
-        return Cost(read_bytes=item * n + 8 * rows, write_bytes=item, flops={"vector_fp32": 4 * n})
-    if direction == "bwd":  # finished in the forward pass
-        return Cost(read_bytes=0, write_bytes=0)
-    # the same, and write the gradient; exponential, multiply, subtract
-    return Cost(read_bytes=item * n + 8 * rows, write_bytes=item * (n + 1), flops={"vector_fp32": 8 * n})
 
 
 def _liger(logits: torch.Tensor, labels: torch.Tensor) -> Thunk:

@@ -17,7 +17,8 @@ import torch
 from sublight.backend.device import facts
 from sublight.backend.jit import cdiv
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.loss import linear_cross_entropy as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Op
 from sublight.ops.cross_entropy import cross_entropy
@@ -31,7 +32,6 @@ from sublight.ops.record.library import LIBRARY, peer
 from sublight.timing import Thunk
 
 CHUNK_BYTES = 352 * 2**20  # of logits held at once
-MATMUL = {"float32": "matmul_fp32", "float16": "matmul_fp16", "bfloat16": "matmul_bf16"}
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -328,19 +328,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     hidden = torch.randn(rows, cols, generator=generator, device=device, dtype=kind)
     weight = torch.randn(vocab, cols, generator=generator, device=device, dtype=kind)
     return hidden, weight.mul_(2 * cols**-0.5), random_labels(rows, vocab, device, seed)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, rows, cols, vocab = ITEMSIZE[dtype], shape["rows"], shape["cols"], shape["vocab"]
-    read_bytes = item * (rows * cols + vocab * cols) + 8 * rows  # hidden, weight, labels
-    product = 2 * rows * cols * vocab
-    if direction == "fwd":
-        return Cost(read_bytes=read_bytes, write_bytes=item, flops={MATMUL[dtype]: product})
-    if direction == "bwd":  # finished in the forward pass
-        return Cost(read_bytes=0, write_bytes=0)
-    # the logits, and the gradients of hidden and weight
-    write_bytes = item * (rows * cols + vocab * cols + 1)
-    return Cost(read_bytes=read_bytes, write_bytes=write_bytes, flops={MATMUL[dtype]: 3 * product})
 
 
 def _liger(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> Thunk:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Call, Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import gated_activation as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
@@ -308,14 +309,6 @@ def launch_halves_backward(dy: torch.Tensor, x: torch.Tensor, by: Gate, again: b
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed, scale=2.0), random_rows(shape, dtype, device, seed + 1_000_003)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 9 * n})  # gate, up; y
-    # read dy, gate and up, write dgate and dup
-    return Cost(read_bytes=3 * item * n, write_bytes=2 * item * n, flops={"vector_fp32": 14 * n})
 
 
 def _liger(module: str, name: str) -> Callable[..., Thunk]:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import add_rms_norm as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_rows
 from sublight.ops.norm import add_norm, rms_norm
@@ -102,15 +103,6 @@ def launch_backward(
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     x, residual = (random_rows(shape, dtype, device, part) for part in (2 * seed, 2 * seed + 1))
     return x, residual, *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, residual, weight, write y and the new residual; add, square and sum, scale, weight
-        return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * 2 * n, flops={"vector_fp32": 5 * n})
-    # read both gradients, the new residual, weight, write dx (once) and the weight's gradient
-    return Cost(read_bytes=item * (3 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 10 * n})
 
 
 def _liger(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Thunk:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import layer_norm as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
@@ -102,15 +103,6 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bia
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 2)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, weight, bias, write y; subtract, square and sum for the variance, sum, scale, weight, bias
-        return Cost(read_bytes=item * (n + 2 * cols), write_bytes=item * n, flops={"vector_fp32": 7 * n})
-    # read dy, x, weight, write dx and both gradients
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + 2 * cols), flops={"vector_fp32": 12 * n})
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Thunk:

@@ -21,7 +21,8 @@ from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import rms_norm as cost
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
@@ -335,15 +336,6 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x and weight, write y; square and sum, scale, weight
-        return Cost(read_bytes=item * (n + cols), write_bytes=item * n, flops={"vector_fp32": 4 * n})
-    # read dy, x, weight, write dx and the weight's gradient
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 9 * n})
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor) -> Thunk:

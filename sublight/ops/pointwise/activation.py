@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import activation as cost
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
@@ -284,13 +285,6 @@ def relu2_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed, scale=2.0),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        return Cost(read_bytes=item * n, write_bytes=item * n, flops={"vector_fp32": 8 * n})  # read x, write y
-    return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 12 * n})  # read dy, x, write dx
 
 
 def _liger_relu2(x: torch.Tensor) -> Thunk:

@@ -10,7 +10,8 @@ import torch
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import add as cost
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import Through, check_alike, like
 from sublight.ops.kernels.rows import copies_of, generator_for, rows_of
@@ -99,13 +100,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     size, kind = shape["numel"], getattr(torch, dtype)
     x, y = (torch.randn(size, generator=generator, device=device, dtype=kind) for _ in range(2))
     return x, y
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["numel"]
-    if direction == "fwd":
-        return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": n})  # read x, y, write z
-    return Cost(read_bytes=0, write_bytes=0, launches=0)  # both gradients are dz itself
 
 
 ADD = Op(

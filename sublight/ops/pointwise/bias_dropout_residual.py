@@ -15,7 +15,8 @@ from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import bias_dropout_residual as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels import column_sums, philox
@@ -270,15 +271,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     bias = torch.randn(shape["cols"], generator=generator, device=device, dtype=getattr(torch, dtype))
     x, residual = random_rows(shape, dtype, device, seed), random_rows(shape, dtype, device, seed + 2_000_003)
     return x, bias, residual, torch.full((1,), 1_000_003 * seed + 7, device=device)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, residual and bias, write y
-        return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * n, flops={"vector_fp32": 4 * n})
-    # read dy, write dx and the bias's gradient; the residual's is dy itself
-    return Cost(read_bytes=item * n, write_bytes=item * (n + cols), flops={"vector_fp32": 2 * n})
 
 
 def _launch_backward(

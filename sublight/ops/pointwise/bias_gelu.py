@@ -12,7 +12,8 @@ from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import bias_gelu as cost
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels import column_sums
 from sublight.ops.kernels.column_sums import add_to, sum_of
@@ -199,15 +200,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     generator = generator_for(device, seed + 1_000_003)
     bias = torch.randn(shape["cols"], generator=generator, device=device, dtype=getattr(torch, dtype))
     return random_rows(shape, dtype, device, seed, scale=2.0), bias
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x and bias, write y
-        return Cost(read_bytes=item * (n + cols), write_bytes=item * n, flops={"vector_fp32": 9 * n})
-    # read dy, x and bias, write dx and the bias's gradient
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 14 * n})
 
 
 BIAS_GELU = Op(

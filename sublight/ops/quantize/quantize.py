@@ -16,7 +16,8 @@ from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.quantize import quantize as cost
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import ODD_WIDTHS, copies_of, forget, random_rows, rows_of, why_torch
@@ -243,13 +244,6 @@ def plan_blocks(x: torch.Tensor, block_size: int = 128, *, kind: Kind) -> Plan:
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction, block_size: int | None = None) -> Cost:
-    n = shape["rows"] * shape["cols"]
-    scales = shape["rows"] * (1 if block_size is None else -(-shape["cols"] // block_size))
-    # read x, write codes of one byte and fp32 scales; maximum, divide, round
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=n + 4 * scales, flops={"vector_fp32": 3 * n})
 
 
 ROW_KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel, narrow=ODD_WIDTHS))

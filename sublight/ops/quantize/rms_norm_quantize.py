@@ -13,7 +13,8 @@ import torch
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Call, Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.quantize import rms_norm_quantize as cost
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     ODD_WIDTHS,
@@ -223,12 +224,6 @@ def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kin
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    rows, cols, n = shape["rows"], shape["cols"], shape["rows"] * shape["cols"]
-    # read x and weight, write codes of one byte and fp32 scales; square and sum, weight, maximum, scale, round
-    return Cost(read_bytes=ITEMSIZE[dtype] * (n + cols), write_bytes=n + 4 * rows, flops={"vector_fp32": 6 * n})
 
 
 def judged(call: Call) -> Call:

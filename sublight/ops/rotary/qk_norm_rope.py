@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.rotary import qk_norm_rope as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for, why_torch
@@ -145,16 +146,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     generator, size, kind = generator_for(device, seed + 1_000_003), shape["head_dim"], getattr(torch, dtype)
     weights = (1 + torch.randn(size, generator=generator, device=device, dtype=kind) / 4 for _ in range(2))
     return q, k, *weights, cos, sin
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, head_dim, tokens = ITEMSIZE[dtype], shape["head_dim"], shape["batch"] * shape["q_len"]
-    n, small = tokens * (shape["heads"] + shape["kv_heads"]) * head_dim, (shape["q_len"] + 2) * head_dim
-    if direction == "fwd":  # read q, k, the two tables (half as wide as a head) and the weights, write q and k
-        return Cost(read_bytes=item * (n + small), write_bytes=item * n, flops={"vector_fp32": 7 * n})
-    # read both gradients, q, k, tables, weights, write the gradients of q, k and the weights
-    written = item * (n + 2 * head_dim)
-    return Cost(read_bytes=item * (2 * n + small), write_bytes=written, flops={"vector_fp32": 14 * n})
 
 
 QK_NORM_ROPE = Op(

@@ -17,7 +17,7 @@ from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost.rotary import rope as cost
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import copies_of
@@ -304,13 +304,6 @@ def _arguments(
     """Those of the registered op."""
     width = q.shape[-1] if rotary_dim is None else rotary_dim
     return q, k, cos, sin, positions, width, rotary.is_interleaved(style)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, head_dim, tokens = ITEMSIZE[dtype], shape["head_dim"], shape["batch"] * shape["q_len"]
-    n, table = tokens * (shape["heads"] + shape["kv_heads"]) * head_dim, shape["q_len"] * head_dim // 2
-    # read q, k and the two tables, write q and k; two products and a sum each; the gradient is the same, backwards
-    return Cost(read_bytes=item * (n + 2 * table), write_bytes=item * n, flops={"vector_fp32": 3 * n})
 
 
 def _liger_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Thunk:

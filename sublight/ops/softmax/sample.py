@@ -13,7 +13,8 @@ import torch
 from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import sample as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import why_torch
@@ -164,12 +165,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     sizes = {"rows": shape["rows"], "cols": shape["vocab"]}
     logits = softmax_topk.logits_with_distinct_tops(sizes, dtype, device, seed)
     return logits, torch.full((), 1234 + seed, dtype=torch.int64, device=device)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    n = shape["rows"] * shape["vocab"]
-    # read the logits and the seed, write a token of 8 bytes a row; one maximum for each logit
-    return Cost(read_bytes=ITEMSIZE[dtype] * n + 8, write_bytes=8 * shape["rows"], flops={"vector_fp32": n})
 
 
 SAMPLE = Op(

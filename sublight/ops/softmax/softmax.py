@@ -16,7 +16,8 @@ import torch
 from sublight.backend.device import is_interpreted
 from sublight.backend.jit import libdevice, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import softmax as cost
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import (
     chunk_places,
@@ -274,15 +275,6 @@ _softmax_backward = LIBRARY.op(
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed, scale=3.0),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, write y; subtract, exponential, sum, divide, maximum
-        return Cost(read_bytes=item * n, write_bytes=item * n, flops={"vector_fp32": 5 * n})
-    # read y and dy, write dx; multiply, sum, subtract, multiply
-    return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 4 * n})
 
 
 def _liger(x: torch.Tensor) -> Thunk:
