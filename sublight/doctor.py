@@ -287,7 +287,7 @@ def _backend() -> list[Check]:
         Check(
             name="calls in C++", state="missing" if why_not else "ok", needed_for="eager calls of ops: 5 to 10 µs each",
             found=why_not or ("built" if built else "built in the background at an op's first call"),
-            fix="" if not why_not or "SUBLIGHT_NATIVE" in why_not else "apt install g++, and the CUDA toolkit's headers",
+            fix="" if not why_not or "SUBLIGHT_NATIVE" in why_not else "install g++ and the CUDA toolkit's headers",
         )
     )  # fmt: skip
     return checks

@@ -15,8 +15,8 @@ from sublight.backend.private import PARTS, Missing, Part, find, missing
 
 PACKAGE = Path(__file__).parents[1]
 PRIVATE = re.compile(
-    r"torch\._(?!_)\w+|triton\._(?!_)\w+|triton\.(?:runtime|compiler|backends)\b|triton import knobs|(?<!private\.)\bknobs\."
-    r"|forward_ad\._\w+"
+    r"torch\._(?!_)\w+|triton\._(?!_)\w+|triton\.(?:runtime|compiler|backends)\b|triton import knobs"
+    r"|(?<!private\.)\bknobs\.|forward_ad\._\w+"
 )
 CUDA_ALONE = {"current_raw_stream", "end_allocate_to_pool"}  # a CPU's PyTorch has them not
 

@@ -1,4 +1,4 @@
-"""What follows a product before it is stored: scale, bias, activation, residual; in fp32, on values still in registers."""
+"""What follows a product before it is stored: scale, bias, activation, residual; in fp32, still in registers."""
 
 from __future__ import annotations
 

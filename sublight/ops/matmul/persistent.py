@@ -1,8 +1,8 @@
-"""Persistent programs on Hopper: the copy engine brings tiles of A and B in, wgmma multiplies, one flat loop over tiles.
+"""Persistent programs on Hopper: the copy engine brings tiles of A and B in, wgmma multiplies, one flat loop over all.
 
-One program a multiprocessor takes tile after tile, so that the loads of the next tile are on their way while the last one
-is stored: a launch of one program a tile starts each with empty hands. The copy engine (TMA) takes a tile's corner from a
-descriptor and cuts off what lies outside; it needs rows that begin at multiples of 16 bytes. An operand may lie either
+One program a multiprocessor takes tile after tile, so that the loads of the next tile are on their way while the last
+one is stored: a launch of one program a tile starts each with empty hands. The copy engine (TMA) takes a tile's corner
+from a descriptor and cuts off what lies outside; it needs rows that begin at multiples of 16 bytes. An operand may lie either
 way round: its descriptor is over the dimension that is contiguous, and the tile is turned on its way into wgmma.
 """
 

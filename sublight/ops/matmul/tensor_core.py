@@ -1,7 +1,7 @@
 """A tile of C by tensor cores: blocks of A and B through shared memory, many multiply-adds an instruction.
 
-The same kernel is three steps of the ladder. `tiled` computes in fp32 with plain multiply-adds: shared memory brings each
-element in once a tile instead of once a row. `tensor_core` leaves 16-bit operands to the tensor cores. `swizzled` takes
+The same kernel is three steps of the ladder. `tiled` computes in fp32 with plain multiply-adds: shared memory brings
+each element in once a tile instead of once a row. `tensor_core` leaves 16-bit operands to the tensor cores. `swizzled` takes
 the tiles in groups (`order.py`), so that programs that run at once share operands in the L2.
 """
 

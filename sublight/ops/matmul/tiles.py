@@ -1,7 +1,7 @@
 """Which tile a product takes: by its shape and its GPU; never by trying at a user's first call.
 
-A tile of C costs (BM + BN) * k elements of traffic from the L2 for BM * BN * k multiply-adds: larger tiles are better as
-long as there are enough of them for all multiprocessors. What is left over in the last round of tiles (a wave) is time
+A tile of C costs (BM + BN) * k elements of traffic from the L2 for BM * BN * k multiply-adds: larger tiles are better
+as long as there are enough of them for all multiprocessors. What is left over in the last round of tiles (a wave) is time
 in which most multiprocessors wait.
 """
 

@@ -21,7 +21,7 @@ from sublight.backend.state import apply_of
 class Gradient:
     """Arguments and outputs of an op by name, and the op that takes the results' gradients and gives the arguments'.
 
-    `by` is called with the gradients of the results, then `saves`, `options` and `constants`; None among them stands for
+    `by` is called with the gradients of the results, then `saves`, `options`, `constants`; None among them stands for
     a result that nobody used, if `by`'s schema has room for it. Each of its outputs is the gradient of one argument, or
     of several that share it (`gives`).
     """
