@@ -129,7 +129,7 @@ class AdamW(torch.optim.Optimizer):
             raise BadInput("max_norm needs all parameters on one GPU: clip with torch.nn.utils.clip_grad_norm_ instead")
         for device, mine in launches.items():
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-                self.grad_norm = update(mine, increment=True)
+                self.grad_norm = update(mine, increments=True)
         for fours, own in copies:
             put_back(fours, own)
 
