@@ -303,7 +303,7 @@ def run(plan: Plan, work: Sequence[tuple[Batch, Settings]]) -> torch.Tensor:
         names = ("params", "grads", "exp_avgs", "exp_avg_sqs", "steps", "sizes", "chunks", "param", "grad", "average")
         own = (*batch.where, batch.sizes, batch.chunks, *batch.kinds)
         tensors |= {f"{i}.{name}": x for name, x in zip(names, own, strict=True)}
-        numbers |= {f"{i}.{name}": number for name, number in _numbers(s).items()}
+        numbers |= {f"{i}.{name}": number for name, number in numbers_of(s).items()}
         if isinstance(s.lr, torch.Tensor):
             tensors[f"{i}.lr"] = s.lr
     for step in plan.steps:
@@ -311,7 +311,7 @@ def run(plan: Plan, work: Sequence[tuple[Batch, Settings]]) -> torch.Tensor:
     return tensors["norm"]
 
 
-def _numbers(s: Settings) -> dict[str, float]:
+def numbers_of(s: Settings) -> dict[str, float]:
     """What the kernels get of the settings; an lr on the device they load."""
     return {
         "lr": 0.0 if isinstance(s.lr, torch.Tensor) else float(s.lr),

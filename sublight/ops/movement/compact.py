@@ -133,7 +133,7 @@ class Counting(NamedTuple):
 def counting(mask: torch.Tensor) -> Counting:
     n = mask.numel()
     rule = Tile(block=CHUNK, warps=4)
-    tile = tile_for("compact", n, 1, packable=True, capability=facts(mask).capability, rule=rule)
+    tile = tile_for("compact", max(1, n), 1, packable=True, capability=facts(mask).capability, rule=rule)
     chunks = cdiv(n, tile.block)
     each = max(1, cdiv(chunks, MOST_GROUPS))
     groups = cdiv(chunks, each)
