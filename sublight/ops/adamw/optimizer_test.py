@@ -15,6 +15,7 @@ from sublight import correct
 from sublight.backend.launch import watching
 from sublight.errors import BadInput
 from sublight.ops.adamw import optimizer as adamw_optimizer
+from sublight.ops.adamw import tables as adam_tables
 from sublight.ops.adamw import update as adam_update
 from sublight.ops.adamw.optimizer import AdamW
 
@@ -187,6 +188,37 @@ def test_gradients_that_move_are_found(kernels: None, device: str) -> None:
         fresh._tables.clear()
         fresh.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, same, strict=True))
+
+
+def test_a_gradient_that_changes_where_it_lies_is_noticed(device: str) -> None:
+    """The same address, and from step to step another order of elements or another sign."""
+    start = torch.randn(33, 65, device=device)
+    room = torch.randn(33 * 65, device=device)
+    ours, same = start.clone().requires_grad_(), start.clone().requires_grad_()
+    optimizer, fresh = AdamW([ours]), AdamW([same])
+    for grad in (room.view(33, 65), room.view(65, 33).T, torch._neg_view(room.view(33, 65)), room.view(33, 65)):
+        assert grad.data_ptr() == room.data_ptr()
+        ours.grad, same.grad = grad, grad.resolve_neg().contiguous()
+        optimizer.step()
+        fresh._tables.clear()
+        fresh.step()
+        assert torch.equal(ours, same)
+
+
+def test_tables_are_kept_while_nothing_moves(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = params_like(device)
+    optimizer = AdamW(groups_of(params))
+    made = []
+    monkeypatch.setattr(
+        adamw_optimizer, "batches_of", lambda fives: made.append(len(fives)) or adam_tables.batches_of(fives)
+    )
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(3):
+        optimizer.step()
+    assert made == [2, 4]  # of each group once
+    monkeypatch.setattr(adamw_optimizer, "why_torch", lambda tensors: pytest.fail("asked again"))
+    optimizer.step()
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -109,7 +109,7 @@ def groups_of(fours: Sequence[Inputs]) -> list[Group]:
 def batches_of(fives: Sequence[Inputs]) -> list[Batch]:
     """Parameters with their gradients, averages and steps, by data types and by whether 16 divides all addresses."""
     found = []
-    aligned = [all(x.data_ptr() % 16 == 0 for x in five[:4]) for five in fives]
+    aligned = [not (p.data_ptr() | g.data_ptr() | m.data_ptr() | v.data_ptr()) & 15 for p, g, m, v, _ in fives]
     for kind, members in _by_kind(fives, aligned).items():
         numels = [five[0].numel() for five in members]
         counts = _counts(numels, kind)
@@ -129,11 +129,11 @@ def batches_of(fives: Sequence[Inputs]) -> list[Batch]:
 
 
 def _by_kind(members: Sequence[Inputs], aligned: Sequence[bool]) -> dict[Kind, list[Inputs]]:
-    found: dict[Kind, list[Inputs]] = {}
+    found: dict[tuple[Any, ...], list[Inputs]] = {}
     for member, is_aligned in zip(members, aligned, strict=True):
-        kind = Kind(member[0].device, *(x.dtype for x in member[:3]), is_aligned)
-        found.setdefault(kind, []).append(member)
-    return found
+        p, g, m, *_ = member
+        found.setdefault((p.device, p.dtype, g.dtype, m.dtype, is_aligned), []).append(member)
+    return {Kind(*kind): own for kind, own in found.items()}
 
 
 def _counts(numels: Sequence[int], kind: Kind) -> tuple[int, ...]:
@@ -157,8 +157,9 @@ def tile_of(kind: Kind) -> Tile:
 
 def _is_aligned(four: Inputs) -> bool:
     """Of what `together` makes of it: a copy is."""
-    is_copied = not is_together(*four)
-    return all((is_copied and not x.is_contiguous()) or x.data_ptr() % 16 == 0 for x in four)
+    if is_together(*four):
+        return all(x.data_ptr() % 16 == 0 for x in four)
+    return all(not x.is_contiguous() or x.is_neg() or x.data_ptr() % 16 == 0 for x in four)
 
 
 def is_dense(x: torch.Tensor) -> bool:
@@ -166,11 +167,13 @@ def is_dense(x: torch.Tensor) -> bool:
     return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
-def is_together(p: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Element i of each belongs to element i of the others."""
+def is_together(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> bool:
+    """Element i of each belongs to element i of the others, and what lies there is its value."""
+    if g.is_neg():  # lazily: as a part of a complex gradient may be
+        return False
     if p.is_contiguous():
-        return all(x.is_contiguous() for x in others)
-    return is_dense(p) and all(x.stride() == p.stride() for x in others)
+        return g.is_contiguous() and m.is_contiguous() and v.is_contiguous()
+    return is_dense(p) and g.stride() == m.stride() == v.stride() == p.stride()
 
 
 def check(fours: Sequence[Inputs]) -> None:
@@ -186,8 +189,7 @@ def check(fours: Sequence[Inputs]) -> None:
 
 def together(fours: Sequence[Inputs]) -> list[Inputs]:
     """The same quadruples, copied where their elements do not lie in one order; `put_back` ends it."""
-    check(fours)
-    return [four if is_together(*four) else tuple(x.contiguous() for x in four) for four in fours]
+    return [four if is_together(*four) else tuple(x.contiguous().resolve_neg() for x in four) for four in fours]
 
 
 def put_back(fours: Sequence[Inputs], own: Sequence[Inputs]) -> None:
