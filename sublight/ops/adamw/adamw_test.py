@@ -91,15 +91,24 @@ def test_a_plan_is_of_one_kind(device: str) -> None:
     assert len({step.constants["CHUNK"] for step in updates}) == 1  # the averages are fp32
 
 
-@pytest.mark.parametrize("moved", [turned, gapped, offset])
-def test_why_names_what_is_launched(moved: Callable[[torch.Tensor], torch.Tensor], device: str) -> None:
+def adrift(x: torch.Tensor) -> torch.Tensor:
+    """Neither in one piece nor at a boundary."""
+    return gapped(torch.cat([x[:, :1], x], 1))[:, 1:]
+
+
+@pytest.mark.parametrize(("moved", "kinds"), [(turned, 1), (gapped, 1), (offset, 2), (adrift, 1)])
+def test_why_names_what_is_launched(moved: Callable[[torch.Tensor], torch.Tensor], kinds: int, device: str) -> None:
+    """What is copied first lies at a boundary; what is not, and does not, has a launch of its own."""
     for op in (adamw.ADAMW, adamw.ADAMW_CLIPPED):
         inputs = op.inputs({"tensors": 3, "numel": 3000}, "float32", device, 0)
+        expected = op.launch(*(x.clone() for x in inputs))
         inputs = tuple(moved(x) if i == 1 else x for i, x in enumerate(inputs))
         plan = op.plan(*inputs)
         with watching() as steps:
-            op.call(*inputs)
+            result = op.call(*inputs)
         assert plan.provider == "sublight" and steps == list(plan.steps)
+        assert [step.name for step in steps].count("_update_kernel") == kinds
+        assert all(map(torch.equal, result, expected))
         assert op.plan(*(x.double() for x in inputs)).provider == "torch"
 
 

@@ -297,6 +297,9 @@ def _update(i: int, task: Task) -> Step:
 
 def run(plan: Plan, work: Sequence[tuple[Batch, Settings]]) -> torch.Tensor:
     """The plan's launches on these tensors, in place; gives the norm of all gradients, if they are clipped (else 0)."""
+    counts = [buffer.shape[0] for name, buffer in plan.buffers.items() if name.endswith(".factors")]
+    if counts != [batch.group.tensors for batch, _ in work]:
+        raise AssertionError(f"planned for groups of {counts} tensors, launched on others")
     tensors = buffers_of(plan, work[0][0].sizes.device)
     numbers: dict[str, float] = {}
     for i, (batch, s) in enumerate(work):

@@ -83,6 +83,14 @@ def test_each_kernel_is_reached(device: str) -> None:
     assert {plan.steps[0].name for plan in plans if len(plan.steps) > 1} == {"_rows_kernel", "_columns_kernel"}  # split
 
 
+def test_where_a_row_begins_decides_how_it_is_read(device: str) -> None:
+    """By vectors that fill it, by vectors between its ends, or, where even the first row is at no boundary, singly."""
+    x = torch.zeros(3 * 2065 + 1, device=device)
+    for view, vector in ((x[: 3 * 2064].view(3, -1), 1), (x[:-1].view(3, -1), 4), (x[1:].view(3, -1), 1)):
+        (step,) = reduce.REDUCE_MAX.plan(view).steps
+        assert (step.name, step.constants["VECTOR"]) == ("_rows_kernel", vector)
+
+
 CASES = (
     (reduce.REDUCE_SUM, {"outer": 5, "n": 700, "inner": 16}),
     (reduce.REDUCE_SUM, {"outer": 2, "n": 2064, "inner": 1}),
