@@ -16,7 +16,7 @@ def fused_adamw_(*args: Any, **options: Any) -> None:
 
 def foreach_mul(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> list[torch.Tensor]:
     """Many tensors times one number on the device, as `clip_grad_norm_` scales gradients."""
-    return list(torch._foreach_mul(tensors, factor))
+    return list(torch._foreach_mul(list(tensors), factor))
 
 
 def foreach_add_(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:

@@ -248,7 +248,7 @@ _compact = Registered(
         saves=("mask",),
         gives=("x",),
         differentiable=1,
-        by_torch=lambda saved, grads: (_backward_by_torch(*grads, saved["mask"]),),
+        by_torch=lambda saved, grads: (_backward_by_torch(grads[0], saved["mask"]),),
     ),
 )
 
