@@ -105,6 +105,14 @@ def split(tensors: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor], lis
 
 
 def why_torch(tensors: Tensors) -> str:
+    """Why an optimizer leaves these tensors, the step last, to PyTorch; on a CPU it does even where kernels are
+    interpreted, which is for tests of the kernels alone."""
+    if tensors[0].device.type == "cpu":
+        return "our kernels are for GPUs, this is on the cpu"
+    return _why_torch(tensors)
+
+
+def _why_torch(tensors: Tensors) -> str:
     """Why these tensors, the step last, go to PyTorch; empty where our kernels take them."""
     *others, step = tensors
     if not AVAILABLE:
@@ -160,7 +168,7 @@ def _register(name: str) -> Registered:
         fake=lambda step, *rest: step.new_empty((), dtype=torch.float32),
         reference=lambda step, p, g, m, v, *numbers: reference_update(p, g, m, v, step, settings_of(numbers)),
         theirs="torch.optim.AdamW's formula, tensor by tensor",
-        why_torch=lambda step, p, g, m, v, *numbers: why_torch((*p, *g, *m, *v, step)),
+        why_torch=lambda step, p, g, m, v, *numbers: _why_torch((*p, *g, *m, *v, step)),
     )
 
 

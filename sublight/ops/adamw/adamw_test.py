@@ -13,9 +13,15 @@ pytest.importorskip("triton")
 from sublight import correct
 from sublight.backend.launch import watching
 from sublight.errors import BadInput
-from sublight.ops.adamw import adamw, tables, update
+from sublight.ops.adamw import adamw, optimizer, tables, update
 from sublight.ops.adamw.optimizer import AdamW
 from sublight.ops.adamw.optimizer_test import copies, gapped, offset, params_like, train, turned
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer takes our kernels on a CPU too."""
+    monkeypatch.setattr(optimizer, "why_torch", lambda tensors: "")
 
 
 def test_shapes_that_differ_are_refused(device: str) -> None:
@@ -70,12 +76,12 @@ def correction(steps: list[float], beta: float, column: int, dtype: torch.dtype)
 def test_steps_are_kept_while_settings_change(device: str) -> None:
     """A learning rate, a decay or a beta of every step's own: no plan and no compiled kernel depends on them."""
     params = params_like(device)
-    optimizer = AdamW(params)
+    adam = AdamW(params)
     with watching() as steps:
         for step in range(3):
-            for group in optimizer.param_groups:
+            for group in adam.param_groups:
                 group |= {"lr": 1e-3 * step, "weight_decay": 0.1 * step, "betas": (0.5 / (step + 1), 0.9), "eps": 1.0}
-            train(optimizer, params, steps=1, done=step)
+            train(adam, params, steps=1, done=step)
     assert len(steps) == 3 * len(set(steps)) > 0
 
 
@@ -115,8 +121,7 @@ def test_why_names_what_is_launched(moved: Callable[[torch.Tensor], torch.Tensor
 def test_the_function_does_what_the_optimizer_does(device: str) -> None:
     start = params_like(device)
     ours, same = copies(start, torch.float32), [p.detach().clone() for p in start]
-    optimizer = AdamW(ours, max_norm=0.05)
-    train(optimizer, ours, steps=1)
+    train(AdamW(ours, max_norm=0.05), ours, steps=1)
     zeros = [[torch.zeros_like(p) for p in same] for _ in range(2)]
     adamw.adamw_clipped(
         *same, *(p.grad for p in ours), *zeros[0], *zeros[1], torch.ones((), device=device), max_norm=0.05

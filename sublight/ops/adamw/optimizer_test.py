@@ -25,7 +25,8 @@ STEPS = 5
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our kernels take bf16 too: of its arithmetic, which the interpreter gets wrong, they use none."""
+    """Our kernels take CPU tensors too: the interpreter runs them (of bf16's arithmetic, which it gets wrong, they use
+    none)."""
     monkeypatch.setattr(adamw_optimizer, "why_torch", lambda tensors: "")
 
 
@@ -190,7 +191,7 @@ def test_gradients_that_move_are_found(kernels: None, device: str) -> None:
     assert all(torch.equal(p, q) for p, q in zip(ours, same, strict=True))
 
 
-def test_a_gradient_that_changes_where_it_lies_is_noticed(device: str) -> None:
+def test_a_gradient_that_changes_where_it_lies_is_noticed(kernels: None, device: str) -> None:
     """The same address, and from step to step another order of elements or another sign."""
     start = torch.randn(33, 65, device=device)
     room = torch.randn(33 * 65, device=device)
@@ -205,7 +206,7 @@ def test_a_gradient_that_changes_where_it_lies_is_noticed(device: str) -> None:
         assert torch.equal(ours, same)
 
 
-def test_tables_are_kept_while_nothing_moves(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_kept_while_nothing_moves(kernels: None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = params_like(device)
     optimizer = AdamW(groups_of(params))
     made = []
