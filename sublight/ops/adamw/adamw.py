@@ -1,6 +1,8 @@
 """AdamW on many tensors at once, as a function: parameters and averages are updated in place.
 
-`AdamW` in adamw_optimizer.py is what a training loop wants; this is the op beneath it, with its record.
+`AdamW` in optimizer.py is what a training loop wants; this is the op beneath it, with its record. The kernels and their
+plan are in update.py. A plan depends on data types, sizes and alignment; learning rates and the like change from step
+to step, and are numbers that launches get by name.
 """
 
 from __future__ import annotations
@@ -10,16 +12,28 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import why_not_here
 from sublight.backend.jit import AVAILABLE
+from sublight.backend.private import foreach_mul, fused_adamw_
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.optimizer import adamw as cost
 from sublight.cost.optimizer import adamw_clipped as clipped_cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Op
-from sublight.ops.adamw.update import CLIP_EPS, CLIPPED_KERNELS, KERNELS, Settings, Tensors, launch_update
+from sublight.op import Op, Plan, Provider
+from sublight.ops.adamw.tables import batches_of, check, groups_of, put_back, together
+from sublight.ops.adamw.update import (
+    CLIP_EPS,
+    CLIPPED_KERNELS,
+    KERNELS,
+    Settings,
+    Tensors,
+    plan_tasks,
+    run,
+    task_of,
+)
 from sublight.ops.kernels.rows import DTYPES, generator_for
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.library import Registered
 
 CLIPPED = Settings(max_norm=1.0)
 
@@ -39,8 +53,8 @@ def _reference(tensors: Tensors, s: Settings) -> tuple[torch.Tensor, ...]:
     if one_kind and params[0].is_cuda and not torch.compiler.is_compiling():
         if s.max_norm:
             clip = (s.max_norm / (_norm(grads) + CLIP_EPS)).clamp(max=1.0)
-            grads = list(torch._foreach_mul(grads, clip))
-        torch._fused_adamw_(
+            grads = foreach_mul(grads, clip)
+        fused_adamw_(
             params, grads, exp_avgs, exp_avg_sqs, [], [step.float()] * len(params), amsgrad=False, maximize=False,
             lr=s.lr, beta1=s.beta1, beta2=s.beta2, weight_decay=s.weight_decay, eps=s.eps,
         )  # fmt: skip
@@ -78,21 +92,6 @@ def _wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def launch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Our kernels, whatever `choose` would say."""
-    return _launch(tensors, Settings())
-
-
-def clipped_launch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return _launch(tensors, CLIPPED)
-
-
-def _launch(tensors: Tensors, settings: Settings) -> tuple[torch.Tensor, ...]:
-    params, grads, exp_avgs, exp_avg_sqs, step = split(tensors)
-    launch_update(params, grads, exp_avgs, exp_avg_sqs, step, settings)
-    return *params, *exp_avgs, *exp_avg_sqs
-
-
 def split(tensors: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor],
                                      torch.Tensor]:  # fmt: skip
     """Parameters, gradients, averages, averages of squares, as many of each, and the step."""
@@ -107,12 +106,20 @@ def split(tensors: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor], lis
 
 
 def why_torch(tensors: Tensors) -> str:
+    """Why an optimizer leaves these tensors, the step last, to PyTorch; on a CPU it does even where kernels are
+    interpreted, which is for tests of the kernels alone."""
+    if tensors[0].device.type == "cpu":
+        return "our kernels are for GPUs, this is on the cpu"
+    return _why_torch(tensors)
+
+
+def _why_torch(tensors: Tensors) -> str:
     """Why these tensors, the step last, go to PyTorch; empty where our kernels take them."""
     *others, step = tensors
     if not AVAILABLE:
         return "triton is not installed"
-    if others[0].device.type != "cuda":
-        return f"our kernels are for GPUs, this is on the {others[0].device.type}"
+    if reason := why_not_here(others[0]):
+        return reason
     if any(x.device != others[0].device for x in tensors):
         return "the tensors are on several devices"
     if step.dtype != torch.float32 or any(x.dtype not in DTYPES for x in others):
@@ -120,11 +127,53 @@ def why_torch(tensors: Tensors) -> str:
     return ""
 
 
-def choose(*tensors: torch.Tensor) -> Choice:
-    """What `adamw(*tensors)` runs, and why."""
-    if reason := why_torch(tensors):
-        return Choice(provider="torch", kernel="torch._fused_adamw_", reason=reason)
-    return Choice(provider="sublight", kernel="_update_kernel", reason="all tensors in one launch")
+def plan_update(step: torch.Tensor, p: Tensors, g: Tensors, m: Tensors, v: Tensors, *numbers: Any) -> Plan:
+    """One launch for the tensors of one kind, and before it a small one for what depends on the step."""
+    fours = list(zip(p, g, m, v, strict=True))
+    check(fours)
+    settings = settings_of(numbers)
+    tasks = tuple(task_of(group, settings) for group in groups_of(fours))
+    return plan_tasks(tasks, clips=bool(settings.max_norm), increments=False)
+
+
+def run_update(
+    plan: Plan, step: torch.Tensor, p: Tensors, g: Tensors, m: Tensors, v: Tensors, *numbers: Any
+) -> torch.Tensor:
+    """The plan's launches; what does not lie in one order is copied first, and back afterwards."""
+    fours = list(zip(p, g, m, v, strict=True))
+    own = together(fours)
+    settings = settings_of(numbers)
+    norm = run(plan, [(batch, settings) for batch in batches_of([(*four, step) for four in own])])
+    put_back(fours, own)
+    return norm
+
+
+NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize", "max_norm")  # as the schema has them
+
+
+def settings_of(numbers: tuple[Any, ...]) -> Settings:
+    return Settings(**dict(zip(NUMBERS, numbers, strict=True)))
+
+
+def numbers_of(settings: Settings) -> tuple[Any, ...]:
+    return tuple([getattr(settings, name) for name in NUMBERS])
+
+
+def _register(name: str) -> Registered:
+    return Registered(
+        schema=f"{name}(Tensor step, Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, "
+        "Tensor(c!)[] exp_avg_sqs, float lr, float beta1, float beta2, float eps, float weight_decay, bool maximize, "
+        "float max_norm) -> Tensor norm",
+        plan=plan_update,
+        launch=run_update,
+        fake=lambda step, *rest: step.new_empty((), dtype=torch.float32),
+        reference=lambda step, p, g, m, v, *numbers: reference_update(p, g, m, v, step, settings_of(numbers)),
+        theirs="torch.optim.AdamW's formula, tensor by tensor",
+        why_torch=lambda step, p, g, m, v, *numbers: _why_torch((*p, *g, *m, *v, step)),
+    )
+
+
+_adamw, _adamw_clipped = _register("adamw"), _register("adamw_clipped")
 
 
 def adamw(
@@ -144,13 +193,7 @@ def adamw(
     settings = Settings(
         lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay, maximize=maximize, max_norm=max_norm
     )
-    params, grads, exp_avgs, exp_avg_sqs, step = split(tensors)
-    with torch.no_grad():
-        if why_torch(tensors) and any(x.device.type != "cpu" for x in tensors):  # for the CPU it is registered too
-            reference_update(params, grads, exp_avgs, exp_avg_sqs, step, settings)
-        else:
-            _adamw(step, params, grads, exp_avgs, exp_avg_sqs, *_numbers(settings))
-    return *params, *exp_avgs, *exp_avg_sqs
+    return _by(_adamw.call, tensors, settings)
 
 
 def adamw_clipped(*tensors: torch.Tensor, max_norm: float = 1.0, **settings: Any) -> tuple[torch.Tensor, ...]:
@@ -158,34 +201,35 @@ def adamw_clipped(*tensors: torch.Tensor, max_norm: float = 1.0, **settings: Any
     return adamw(*tensors, max_norm=max_norm, **settings)
 
 
-def _numbers(s: Settings) -> tuple[Any, ...]:
-    return s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.maximize, s.max_norm
+def plan(*tensors: torch.Tensor) -> Plan:
+    """What `adamw(*tensors)` runs, and why."""
+    return _adamw.decide(*_library_args(tensors, Settings()))
 
 
-def _by(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def call(step: torch.Tensor, p: Tensors, g: Tensors, m: Tensors, v: Tensors, *numbers: Any) -> torch.Tensor:
-        names = ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize", "max_norm")
-        return run(p, g, m, v, step, Settings(**dict(zip(names, numbers, strict=True))))
-
-    return call
+def plan_clipped(*tensors: torch.Tensor) -> Plan:
+    """What `adamw_clipped(*tensors)` runs, and why."""
+    return _adamw.decide(*_library_args(tensors, CLIPPED))
 
 
-def _register(name: str) -> Callable[..., Any]:
-    return LIBRARY.op(
-        f"{name}(Tensor step, Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
-        " float lr, float beta1, float beta2, float eps, float weight_decay, bool maximize, float max_norm) -> Tensor",
-        cpu=_by(reference_update),
-        cuda=_by(launch_update),
-        fake=lambda step, *rest: step.new_empty((), dtype=torch.float32),
-    )
+def launch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Our kernels, whether or not they win."""
+    return _by(_adamw.by_kernels, tensors, Settings())
 
 
-_adamw, _adamw_clipped = _register("adamw"), _register("adamw_clipped")
+def launch_clipped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return _by(_adamw.by_kernels, tensors, CLIPPED)
+
+
+def _by(call: Callable[..., Any], tensors: Tensors, settings: Settings) -> tuple[torch.Tensor, ...]:
+    step, params, grads, exp_avgs, exp_avg_sqs, *numbers = _library_args(tensors, settings)
+    with torch.no_grad():
+        call(step, params, grads, exp_avgs, exp_avg_sqs, *numbers)
+    return *params, *exp_avgs, *exp_avg_sqs
 
 
 def _library_args(tensors: Tensors, settings: Settings) -> tuple[Any, ...]:
     *four, step = split(tensors)
-    return step, *four, *_numbers(settings)
+    return step, *four, *numbers_of(settings)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -211,17 +255,16 @@ ADAMW = Op(
     summary="AdamW's update of many tensors in one launch, in place",
     reference=reference,
     call=adamw,
-    launch=launch,
-    launch_backward=None,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=KERNELS,
     shapes=_shapes((1, 2**28), (300, 2**20), (100, 1_000_003), (300, 4096), (1, 2**24), (1, 2**20), (1, 2**16)),
     test_shapes=_shapes((1, 1), (3, 127), (2, 512), (5, 513), (2, 1025), (7, 2048), (3, 3000)),
     directions=("fwd",),
     wrt=(),
     writes=(0,),  # and the other parameters and averages: how many there are is in the shape
+    batch="",
     library_args=lambda *inputs: _library_args(inputs, Settings()),
 )
 ADAMW_CLIPPED = Op(
@@ -229,16 +272,15 @@ ADAMW_CLIPPED = Op(
     summary="AdamW's update with the gradients clipped by their norm over all tensors, in place",
     reference=clipped_reference,
     call=adamw_clipped,
-    launch=clipped_launch,
-    launch_backward=None,
-    choose=choose,
+    plan=plan_clipped,
+    providers={"sublight": Provider(launch=launch_clipped, kernels=CLIPPED_KERNELS)},
     inputs=inputs,
     cost=clipped_cost,
-    kernels=CLIPPED_KERNELS,
     shapes=_shapes((1, 2**28), (300, 2**20), (100, 1_000_003), (1, 2**20)),
     test_shapes=_shapes((1, 1), (3, 127), (2, 512), (5, 513), (7, 2048), (3, 3000)),
     directions=("fwd",),
     wrt=(),
     writes=(0,),
+    batch="",
     library_args=lambda *inputs: _library_args(inputs, CLIPPED),
 )

@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from sublight.backend.state import is_capturing
 from sublight.correct import Inputs
 from sublight.errors import BadInput
 from sublight.ops.adamw.adamw import reference_update, why_torch
-from sublight.ops.adamw.tables import Batch, batches_of, put_back, together
+from sublight.ops.adamw.tables import Batch, batches_of, check, put_back, together
 from sublight.ops.adamw.update import CLIP_EPS, Settings, update
 
 SEED_STEP = 7919  # between the noise of one launch and the next
 Work = list[tuple[dict[str, Any], list[Inputs]]]  # a parameter group; parameter, gradient, averages, step of each
+Key = tuple[tuple[Any, ...], ...]
+
+
+class Table(NamedTuple):
+    """Where the tensors of a parameter group lie, and what that depends on."""
+
+    key: Key
+    batches: list[Batch] | None
+
+
+NO_TABLE = Table((), None)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -49,7 +62,7 @@ class AdamW(torch.optim.Optimizer):
         self.max_norm, self.state_dtype = max_norm, state_dtype
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.grad_norm: torch.Tensor | None = None
-        self._tables: dict[int, tuple[tuple[int, ...], list[Batch]]] = {}
+        self._tables: dict[int, Table] = {}  # by the number of the parameter group
         like_torch = {"amsgrad": False, "foreach": None, "capturable": True, "differentiable": False, "fused": None}
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, {**defaults, **like_torch})
@@ -62,10 +75,12 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = [(group, self._fives(group)) for group in self.param_groups]
-        if any(why_torch(five) for _, fives in work for five in fives):
+        tables = self._known(work)
+        new = [fives for (_, fives), table in zip(work, tables, strict=True) if table.batches is None]
+        if any(why_torch(five) for fives in new for five in fives):
             self._by_torch(work)
         else:
-            self._by_ours(work)
+            self._by_ours(work, tables)
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -115,32 +130,41 @@ class AdamW(torch.optim.Optimizer):
         step = torch.zeros((), dtype=torch.float32, device=p.device)
         return {"step": step, "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
 
-    def _by_ours(self, work: Work) -> None:
+    def _by_ours(self, work: Work, tables: Sequence[Table] | None = None) -> None:
         launches: dict[torch.device, list[tuple[Batch, Settings]]] = {}
         copies = []
-        for number, (group, fives) in enumerate(work):
-            fours = [five[:4] for five in fives]
-            own = together(fours)
-            copies.append((fours, own))
-            for batch in self._batches(number, [(*four, five[4]) for four, five in zip(own, fives, strict=True)]):
+        for number, ((group, fives), (key, batches)) in enumerate(
+            zip(work, self._known(work) if tables is None else tables, strict=True)
+        ):
+            if batches is None:
+                fours = [five[:4] for five in fives]
+                check(fours)
+                own = together(fours)
+                copies.append((fours, own))
+                batches = batches_of([(*four, five[4]) for four, five in zip(own, fives, strict=True)])
+                if key and all(map(operator.is_, own, fours)):  # copies lie elsewhere every time
+                    self._tables[number] = Table(key, batches)
+            for batch in batches:
                 mine = launches.setdefault(batch.sizes.device, [])
                 mine.append((batch, self._settings(group, seed=self.seed + SEED_STEP * len(mine))))
         if self.max_norm and len(launches) > 1:
             raise BadInput("max_norm needs all parameters on one GPU: clip with torch.nn.utils.clip_grad_norm_ instead")
         for device, mine in launches.items():
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-                self.grad_norm = update(mine, increment=True)
+                self.grad_norm = update(mine, increments=True)
         for fours, own in copies:
             put_back(fours, own)
 
-    def _batches(self, number: int, fives: list[Inputs]) -> list[Batch]:
-        """Tables of addresses, kept from step to step while nothing has moved."""
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return batches_of(fives)  # a graph may outlive this optimizer
-        key = tuple(x.data_ptr() for five in fives for x in five)
-        if number not in self._tables or self._tables[number][0] != key:
-            self._tables[number] = (key, batches_of(fives))
-        return self._tables[number][1]
+    def _known(self, work: Work) -> list[Table]:
+        """Of each group the tables of the step before, if nothing has moved since.
+
+        A graph that is being captured may outlive this optimizer, and gets tables of its own.
+        """
+        if any(fives and fives[0][0].is_cuda for _, fives in work) and is_capturing():
+            return [NO_TABLE] * len(work)
+        keys = [key_of(fives) for _, fives in work]
+        known = [self._tables.get(number, NO_TABLE) for number in range(len(work))]
+        return [old if old.key == key else Table(key, None) for old, key in zip(known, keys, strict=True)]
 
     def _by_torch(self, work: Work) -> None:
         clip = 1.0
@@ -153,3 +177,17 @@ class AdamW(torch.optim.Optimizer):
             for p, g, m, v, step in fives:
                 step += 1
                 reference_update([p], [g if clip == 1.0 else g * clip], [m], [v], step, settings)
+
+
+def key_of(fives: Sequence[Inputs]) -> Key:
+    """What the tables of these tensors depend on: where they lie, and how. A gradient's layout and data type may change
+    from one step to the next, and its address stay the same."""
+    return tuple(
+        [
+            (
+                p.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), step.data_ptr(), p.shape,
+                p.stride(), g.stride(), m.stride(), v.stride(), p.dtype, g.dtype, m.dtype, g.is_neg(),
+            )
+            for p, g, m, v, step in fives
+        ]
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight import correct
+from sublight.backend.launch import watching
 from sublight.errors import BadInput
-from sublight.ops.adamw import adamw
 from sublight.ops.adamw import optimizer as adamw_optimizer
 from sublight.ops.adamw import tables as adam_tables
 from sublight.ops.adamw import update as adam_update
@@ -24,8 +25,14 @@ STEPS = 5
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our kernels take CPU tensors too: the interpreter runs them."""
+    """Our kernels take CPU tensors too: the interpreter runs them (of bf16's arithmetic, which it gets wrong, they use
+    none)."""
     monkeypatch.setattr(adamw_optimizer, "why_torch", lambda tensors: "")
+
+
+@pytest.fixture
+def pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adamw_optimizer, "why_torch", lambda tensors: "as where there is no GPU")
 
 
 def params_like(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.Tensor]:
@@ -66,15 +73,16 @@ def errors(ours: list[torch.Tensor], theirs: list[torch.Tensor], truth: list[tor
 
 
 @pytest.mark.parametrize("options", [{}, {"maximize": True}, {"lr": 0.1, "eps": 1e-3}, {"weight_decay": 0.0}], ids=str)
-@pytest.mark.parametrize("run_by", ["kernels", "torch"])
+@pytest.mark.parametrize("run_by", ["kernels", "pytorch"])
 def test_it_is_as_right_as_pytorchs(
     run_by: str, options: dict[str, object], device: str, request: pytest.FixtureRequest
 ) -> None:
-    if run_by == "kernels":
-        request.getfixturevalue("kernels")
+    request.getfixturevalue(run_by)
     start = params_like(device)
     ours, theirs, truth = copies(start, torch.float32), copies(start, torch.float32), copies(start, torch.float64)
-    train(AdamW(groups_of(ours), **options), ours)
+    with watching() as steps:
+        train(AdamW(groups_of(ours), **options), ours)
+    assert bool(steps) == (run_by == "kernels")
     train(torch.optim.AdamW(groups_of(theirs), **options), theirs)
     train(torch.optim.AdamW(groups_of(truth), **options), truth)
     error = errors(ours, theirs, truth)
@@ -88,16 +96,30 @@ def test_clipping_is_clip_grad_norm(
     kernels: None, max_norm: float, joined: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adam_update, "JOINED", joined)
+    adam_update.plan_tasks.cache_clear()
     start = params_like(device)
     ours, theirs, truth = copies(start, torch.float32), copies(start, torch.float32), copies(start, torch.float64)
     optimizer = AdamW(groups_of(ours), max_norm=max_norm)
     train(optimizer, ours)
     train(torch.optim.AdamW(groups_of(theirs)), theirs, clip=max_norm)
     train(torch.optim.AdamW(groups_of(truth)), truth, clip=max_norm)
+    adam_update.plan_tasks.cache_clear()
     error = errors(ours, theirs, truth)
     assert error.ok, error
-    norm = torch.cat([p.grad.flatten() for p in ours]).double().norm()
-    assert float(optimizer.grad_norm) == pytest.approx(float(norm), rel=1e-6)
+
+
+def test_the_norm_is_as_right_as_pytorchs(kernels: None, device: str) -> None:
+    params = params_like(device)
+    optimizer = AdamW(params, max_norm=1.0)
+    ours, theirs, truth = [], [], []
+    for step in range(24):  # of one number PyTorch's error may be small by luck
+        train(optimizer, params, steps=1, done=step)
+        grads = [p.grad for p in params]
+        ours.append(optimizer.grad_norm)
+        theirs.append(torch.nn.utils.get_total_norm(grads))
+        truth.append(torch.nn.utils.get_total_norm([g.double() for g in grads]))
+    error = correct.error("norm", *(torch.stack(each) for each in (ours, theirs, truth)))
+    assert error.ok, error
 
 
 def test_a_norm_that_is_not_a_number_reaches_every_parameter(kernels: None, device: str) -> None:
@@ -111,24 +133,20 @@ def test_a_norm_that_is_not_a_number_reaches_every_parameter(kernels: None, devi
 
 
 def test_torchs_state_goes_on_here_and_ours_there(kernels: None, device: str) -> None:
+    """PyTorch's steps, then ours, then PyTorch's again are as right as PyTorch's throughout."""
     start = params_like(device)
-    theirs, ours = copies(start, torch.float32), copies(start, torch.float32)
-    first = torch.optim.AdamW(groups_of(theirs))
-    train(first, theirs)
-    train(torch.optim.AdamW(groups_of(ours)), ours)  # the same numbers, by the same steps
-    second = AdamW(groups_of(ours))
+    ours, theirs, truth = copies(start, torch.float32), copies(start, torch.float32), copies(start, torch.float64)
+    for params in (theirs, truth):
+        train(torch.optim.AdamW(groups_of(params)), params, steps=3 * STEPS)
+    first, second, third = (kind(groups_of(ours)) for kind in (torch.optim.AdamW, AdamW, torch.optim.AdamW))
+    train(first, ours)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    train(first, theirs, done=STEPS)
     train(second, ours, done=STEPS)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)  # beside a step of 1e-3: the state was taken over
-    back = torch.optim.AdamW(groups_of(theirs))
-    back.load_state_dict(copy.deepcopy(second.state_dict()))
-    assert float(back.state[theirs[0]]["step"]) == 2 * STEPS
-    train(back, theirs, done=2 * STEPS)
-    train(second, ours, done=2 * STEPS)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    third.load_state_dict(copy.deepcopy(second.state_dict()))
+    assert float(third.state[ours[0]]["step"]) == 2 * STEPS
+    train(third, ours, done=2 * STEPS)
+    error = errors(ours, theirs, truth)
+    assert error.ok, error
 
 
 def test_averages_keep_their_data_type_through_a_state_dict(kernels: None, device: str) -> None:
@@ -171,6 +189,37 @@ def test_gradients_that_move_are_found(kernels: None, device: str) -> None:
         fresh._tables.clear()
         fresh.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, same, strict=True))
+
+
+def test_a_gradient_that_changes_where_it_lies_is_noticed(kernels: None, device: str) -> None:
+    """The same address, and from step to step another order of elements or another sign."""
+    start = torch.randn(33, 65, device=device)
+    room = torch.randn(33 * 65, device=device)
+    ours, same = start.clone().requires_grad_(), start.clone().requires_grad_()
+    optimizer, fresh = AdamW([ours]), AdamW([same])
+    for grad in (room.view(33, 65), room.view(65, 33).T, torch._neg_view(room.view(33, 65)), room.view(33, 65)):
+        assert grad.data_ptr() == room.data_ptr()
+        ours.grad, same.grad = grad, grad.resolve_neg().contiguous()
+        optimizer.step()
+        fresh._tables.clear()
+        fresh.step()
+        assert torch.equal(ours, same)
+
+
+def test_tables_are_kept_while_nothing_moves(kernels: None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = params_like(device)
+    optimizer = AdamW(groups_of(params))
+    made = []
+    monkeypatch.setattr(
+        adamw_optimizer, "batches_of", lambda fives: made.append(len(fives)) or adam_tables.batches_of(fives)
+    )
+    for p in params:
+        p.grad = torch.ones_like(p)
+    for _ in range(3):
+        optimizer.step()
+    assert made == [2, 4]  # of each group once
+    monkeypatch.setattr(adamw_optimizer, "why_torch", lambda tensors: pytest.fail("asked again"))
+    optimizer.step()
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
@@ -220,16 +269,19 @@ def test_rounding_by_chance_is_right_on_average(kernels: None, device: str) -> N
         moved[stochastic] = p.detach().float() - 1
     assert torch.equal(moved[False], torch.zeros(n, device=device))
     assert set(moved[True].unique().tolist()) == {0.0, digit}
-    share = float((moved[True] > 0).float().mean())
-    assert abs(share - 1 / 8) < 4 * (1 / 8 * 7 / 8 / n) ** 0.5, "within four standard deviations"
-    halves = (moved[True] > 0).view(-1, 2).float()
-    assert abs(float((halves[:, 0] * halves[:, 1]).mean()) - 1 / 64) < 4 * (1 / 64 / (n / 2)) ** 0.5, (
-        "neighbours differ"
-    )
+    ups = (moved[True] > 0).double()
+    assert is_share(ups, 1 / 8)
+    assert is_share(ups.view(-1, 2).prod(1), 1 / 64), "neighbours differ"
+
+
+def is_share(hits: torch.Tensor, share: float) -> bool:
+    """Whether so many are ones as of throws with this chance, within four standard deviations: a false alarm in 16,000
+    choices of the seed."""
+    return bool(abs(float(hits.double().mean()) - share) < 4 * math.sqrt(share * (1 - share) / len(hits)))
 
 
 def test_chance_differs_by_step_tensor_and_seed(kernels: None, device: str) -> None:
-    def places(seed: int, steps: int) -> list[list[bool]]:
+    def places(seed: int, steps: int) -> list[torch.Tensor]:
         params = [torch.ones(4096, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(2)]
         options = {"lr": 2.0**-8, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0, "maximize": True}
         optimizer = AdamW(params, stochastic_rounding=True, state_dtype=torch.float32, seed=seed, **options)
@@ -238,13 +290,12 @@ def test_chance_differs_by_step_tensor_and_seed(kernels: None, device: str) -> N
                 p.data.fill_(1.0)
                 p.grad = torch.ones_like(p)
             optimizer.step()
-        return [(p.detach() > 1).tolist() for p in params]
+        return [p.detach() > 1 for p in params]
 
     first = places(0, 1)
-    assert first == places(0, 1), "the same seed gives the same bits"
+    assert all(map(torch.equal, first, places(0, 1))), "the same seed gives the same bits"
     for other in (first[1], places(0, 2)[0], places(1, 1)[0]):
-        agree = sum(a == b for a, b in zip(first[0], other, strict=True)) / 4096
-        assert abs(agree - 0.5) < 0.05
+        assert is_share(first[0] == other, 1 / 2)
 
 
 @pytest.mark.parametrize(
@@ -264,32 +315,6 @@ def test_what_it_cannot_do_is_refused() -> None:
     theirs = torch.optim.AdamW([p], amsgrad=True)
     with pytest.raises(BadInput, match="amsgrad"):
         AdamW([p]).load_state_dict(theirs.state_dict())
-
-
-def test_shapes_that_differ_are_refused(device: str) -> None:
-    x = torch.zeros(8, device=device)
-    step = torch.ones((), device=device)
-    with pytest.raises(BadInput, match="shape"):
-        adamw.launch(x, x[:4], x.clone(), x.clone(), step)
-    with pytest.raises(BadInput, match="tensors"):
-        adamw.launch(x, x, x, step)
-
-
-def test_bias_correction_keeps_its_digits(device: str) -> None:
-    """Against float64, for the steps of a long training."""
-    steps = [1.0, 2.0, 10.0, 300.0, 1e3, 1e5, 1e6]
-    where = [torch.tensor(step, device=device) for step in steps]
-    for betas in ((0.9, 0.999), (0.0, 0.95)):
-        fives = [(*torch.zeros(4, 1, device=device).unbind(), step) for step in where]
-        (batch,) = adam_tables.batches_of(fives)
-        settings = adam_update.Settings(lr=1.0, beta1=betas[0], beta2=betas[1], weight_decay=0.25)
-        factors = torch.empty(len(steps), adam_update.FACTORS, device=device)
-        squares, norm = torch.zeros(1, device=device), torch.zeros((), device=device)
-        adam_update.tick(batch, settings, factors, squares, norm, parts=0, increment=False)
-        for row, step in zip(factors.double().cpu(), steps, strict=True):
-            assert float(row[0]) == pytest.approx(1 / (1 - betas[0] ** step), rel=5e-7)
-            assert float(row[1]) == pytest.approx((1 - betas[1] ** step) ** -0.5, rel=5e-7)
-            assert float(row[2]) == 0.75
 
 
 @pytest.mark.gpu
@@ -339,19 +364,6 @@ def test_every_data_type(kinds: tuple[str, str | None]) -> None:
     train(torch.optim.AdamW(truth, **eps), truth, steps=1)
     error = errors(ours, theirs, truth)
     assert error.ok, error
-
-
-@pytest.mark.gpu
-def test_past_two_to_the_thirty_one_elements() -> None:
-    n = 2**31 + 517
-    p, g, m, v = (torch.full((n,), value, device="cuda", dtype=torch.bfloat16) for value in (1.0, 0.5, 0.25, 0.125))
-    few = [x[-2000:].clone() for x in (p, g, m, v)]
-    step = torch.full((), 3.0, device="cuda")
-    adamw.launch(p, g, m, v, step)
-    adamw.launch(*few, step)
-    for large, small in zip((p, m, v), (few[0], few[2], few[3]), strict=True):
-        assert torch.equal(large[-2000:], small)
-        assert torch.equal(large[:2000], small)
 
 
 def test_a_group_without_gradients_waits_for_them(device: str, kernels: None) -> None:

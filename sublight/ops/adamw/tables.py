@@ -8,29 +8,47 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from sublight.backend.jit import cdiv
+from sublight.backend.private import foreach_add_
 from sublight.correct import Inputs
 from sublight.errors import BadInput
 from sublight.ops.record.tuning import TRIAL, Tile
 
 
+class Kind(NamedTuple):
+    """What tensors have in common that one launch takes."""
+
+    device: torch.device
+    param: torch.dtype
+    grad: torch.dtype
+    average: torch.dtype
+    is_aligned: bool  # 16 divides the addresses of all but the steps
+
+
+class Group(NamedTuple):
+    """Tensors of one kind without their addresses: what a plan depends on."""
+
+    kind: Kind
+    tensors: int
+    chunks: int
+    tile: Tile
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Tensors of the same data types, and where the device finds them: what one launch takes."""
+    """Tensors of one kind, and where the device finds them."""
 
+    group: Group
     where: tuple[torch.Tensor, ...]  # addresses of parameters, gradients, averages, averages of squares, steps
     sizes: torch.Tensor  # a tensor's elements, and its first chunk
     chunks: torch.Tensor  # the tensor that each chunk belongs to
     kinds: Inputs  # empty, with the data types of parameters, gradients and averages
-    aligned: bool
-    tile: Tile
 
 
 class _Capturing(Exception):
@@ -74,43 +92,74 @@ def send(numbers: tuple[int, ...], device: torch.device, repeats: tuple[int, ...
         return _held(numbers, device, repeats)
     except _Capturing:
         written = torch.zeros(len(numbers), dtype=torch.int64, device=device)
-        torch._foreach_add_(list(written.unbind()), list(numbers))
+        foreach_add_(written.unbind(), numbers)
         if not repeats:
             return written
         return torch.repeat_interleave(written.int(), send(repeats, device), output_size=sum(repeats))
 
 
+def groups_of(fours: Sequence[Inputs]) -> list[Group]:
+    """What `batches_of` makes of these parameters, gradients and averages once `together` has copied what it must."""
+    return [
+        _group(kind, _counts([four[0].numel() for four in members], kind))
+        for kind, members in _by_kind(fours, [_is_aligned(four) for four in fours]).items()
+    ]
+
+
 def batches_of(fives: Sequence[Inputs]) -> list[Batch]:
     """Parameters with their gradients, averages and steps, by data types and by whether 16 divides all addresses."""
-    groups: dict[tuple[Any, ...], list[Inputs]] = defaultdict(list)
-    for five in fives:
-        aligned = all(x.data_ptr() % 16 == 0 for x in five[:4])
-        groups[five[0].device, *(x.dtype for x in five[:3]), aligned].append(five)
     found = []
-    for (device, *_, aligned), members in groups.items():
-        tile = plan(*(x.element_size() for x in members[0][:3]))
+    aligned = [not (p.data_ptr() | g.data_ptr() | m.data_ptr() | v.data_ptr()) & 15 for p, g, m, v, _ in fives]
+    for kind, members in _by_kind(fives, aligned).items():
         numels = [five[0].numel() for five in members]
-        counts = tuple(cdiv(numel, tile.block) for numel in numels)
+        counts = _counts(numels, kind)
         firsts = [0, *itertools.accumulate(counts)]
         found.append(
             Batch(
-                where=tuple(send(tuple(x.data_ptr() for x in each), device) for each in zip(*members, strict=True)),
-                sizes=send(tuple(itertools.chain(*zip(numels, firsts))), device),  # noqa: B905 (the last is the end)
-                chunks=send(tuple(range(len(counts))), device, counts),
+                group=_group(kind, counts),
+                where=tuple(
+                    send(tuple(x.data_ptr() for x in each), kind.device) for each in zip(*members, strict=True)
+                ),
+                sizes=send(tuple(itertools.chain(*zip(numels, firsts))), kind.device),  # noqa: B905 (the last is the end)
+                chunks=send(tuple(range(len(counts))), kind.device, counts),
                 kinds=tuple(x.new_empty(0) for x in members[0][:3]),
-                aligned=aligned,
-                tile=tile,
             )
         )
     return found
 
 
-def plan(param_bytes: int, grad_bytes: int, average_bytes: int) -> Tile:
+def _by_kind(members: Sequence[Inputs], aligned: Sequence[bool]) -> dict[Kind, list[Inputs]]:
+    found: dict[tuple[Any, ...], list[Inputs]] = {}
+    for member, is_aligned in zip(members, aligned, strict=True):
+        p, g, m, *_ = member
+        found.setdefault((p.device, p.dtype, g.dtype, m.dtype, is_aligned), []).append(member)
+    return {Kind(*kind): own for kind, own in found.items()}
+
+
+def _counts(numels: Sequence[int], kind: Kind) -> tuple[int, ...]:
+    """Chunks of each tensor."""
+    block = tile_of(kind).block
+    return tuple(cdiv(numel, block) for numel in numels)
+
+
+def _group(kind: Kind, counts: Sequence[int]) -> Group:
+    return Group(kind, len(counts), sum(counts), tile_of(kind))
+
+
+def tile_of(kind: Kind) -> Tile:
     """A thread takes four elements, 16 bytes of what is fp32."""
     trial = TRIAL.get()
     if trial is not None and trial[0] == "adamw" and trial[1] is not None:
         return trial[1]
-    return Tile(block=4 * 32 * (4 if max(param_bytes, grad_bytes, average_bytes) == 4 else 8), warps=4)
+    widest = max(kind.param.itemsize, kind.grad.itemsize, kind.average.itemsize)
+    return Tile(block=4 * 32 * (4 if widest == 4 else 8), warps=4)
+
+
+def _is_aligned(four: Inputs) -> bool:
+    """Of what `together` makes of it: a copy is."""
+    if is_together(*four):
+        return all(x.data_ptr() % 16 == 0 for x in four)
+    return all(not x.is_contiguous() or x.is_neg() or x.data_ptr() % 16 == 0 for x in four)
 
 
 def is_dense(x: torch.Tensor) -> bool:
@@ -118,11 +167,13 @@ def is_dense(x: torch.Tensor) -> bool:
     return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
-def is_together(p: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Element i of each belongs to element i of the others."""
+def is_together(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> bool:
+    """Element i of each belongs to element i of the others, and what lies there is its value."""
+    if g.is_neg():  # lazily: as a part of a complex gradient may be
+        return False
     if p.is_contiguous():
-        return all(x.is_contiguous() for x in others)
-    return is_dense(p) and all(x.stride() == p.stride() for x in others)
+        return g.is_contiguous() and m.is_contiguous() and v.is_contiguous()
+    return is_dense(p) and g.stride() == m.stride() == v.stride() == p.stride()
 
 
 def check(fours: Sequence[Inputs]) -> None:
@@ -138,8 +189,7 @@ def check(fours: Sequence[Inputs]) -> None:
 
 def together(fours: Sequence[Inputs]) -> list[Inputs]:
     """The same quadruples, copied where their elements do not lie in one order; `put_back` ends it."""
-    check(fours)
-    return [four if is_together(*four) else tuple(x.contiguous() for x in four) for four in fours]
+    return [four if is_together(*four) else tuple(x.contiguous().resolve_neg() for x in four) for four in fours]
 
 
 def put_back(fours: Sequence[Inputs], own: Sequence[Inputs]) -> None:

@@ -7,16 +7,20 @@ clipped, the few numbers that the update multiplies by. So nothing comes back to
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
 from sublight.errors import BadInput
-from sublight.op import Kernel
-from sublight.ops.adamw.tables import Batch, batches_of, put_back, together
+from sublight.op import Buffer, Kernel, Plan
+from sublight.ops.adamw.tables import Batch, Group
+from sublight.ops.kernels.by_name import buffers_of, take
 
 FACTORS = 5  # a tensor's step size, 1 / sqrt(1 - beta2**step), what decay and clipping leave, its key
 CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
@@ -67,7 +71,9 @@ def _address(ptr, kind: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _squares_kernel(gs_ptr, size_ptr, chunk_ptr, g_ptr, part_ptr, CHUNK: tl.constexpr, ALIGNED: tl.constexpr):
+def _squares_kernel(gs_ptr, size_ptr, chunk_ptr, g_ptr, part_ptr, before, CHUNK: tl.constexpr, ALIGNED: tl.constexpr):
+    """A chunk's sum of squares; `before` chunks are of launches before."""
+    part_ptr += before
     tensor, start, left = _chunk_of(size_ptr, chunk_ptr, CHUNK)
     place = tl.arange(0, CHUNK)
     own_ptr = _address(gs_ptr + tensor, g_ptr.dtype, ALIGNED) + start
@@ -105,9 +111,10 @@ def _mixed(x):
     return x ^ (x >> 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])  # one kernel for every seed
 def _tick_kernel(
-    steps_ptr, factor_ptr, part_ptr, norm_ptr, lr_ptr, tensors, parts, lr, log_beta1, log_beta2, decay, max_norm, seed,
+    steps_ptr, factor_ptr, part_ptr, norm_ptr, lr_ptr, tensors, parts, lr, log_beta1, log_beta2, decay, max_norm,
+    seed: tl.int32,
     INCREMENT: tl.constexpr, CLIP: tl.constexpr, LR_THERE: tl.constexpr, BLOCK: tl.constexpr, NORM_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: the steps count on, and every tensor gets its factors."""
@@ -210,63 +217,123 @@ def _update_kernel(
         )  # fmt: skip
 
 
-def update(work: Sequence[tuple[Batch, Settings]], *, increment: bool) -> torch.Tensor:
-    """Launch it all, batch by batch; gives the norm of all gradients, which only max_norm asks for (else 0)."""
-    first, settings = work[0]
-    device = first.sizes.device
-    norm = torch.empty((), dtype=torch.float32, device=device)
-    counts = [batch.chunks.numel() for batch, _ in work] if settings.max_norm else []
-    parts = torch.empty(max(1, sum(counts)), dtype=torch.float32, device=device)
+class Task(NamedTuple):
+    """A group of tensors, and those settings that change which kernels are compiled."""
+
+    group: Group
+    maximize: bool
+    is_stochastic: bool
+    lr: tuple[torch.dtype, bool] | None  # data type and alignment of an lr that lies on the device
+
+
+def task_of(group: Group, s: Settings) -> Task:
+    lr = (s.lr.dtype, s.lr.data_ptr() % 16 == 0) if isinstance(s.lr, torch.Tensor) else None
+    return Task(group, s.maximize, s.stochastic and group.kind.param == torch.bfloat16, lr)
+
+
+@functools.lru_cache(maxsize=1024)  # the same steps every time: a step's second launch is quicker than its first
+def plan_tasks(tasks: tuple[Task, ...], *, clips: bool, increments: bool) -> Plan:
+    """All launches of an update: squares of the gradients where they are clipped, then a tick and an update a group.
+
+    Tensors and numbers of the i-th task are named `i.grads`, `i.lr`, …: `run` says what they are.
+    """
+    steps: list[Step] = []
+    counts = [task.group.chunks if clips else 0 for task in tasks]
+    known, squares = sum(counts), "parts"
+    buffers = {
+        "norm": Buffer(shape=(), dtype=torch.float32),
+        "parts": Buffer(shape=(max(1, known),), dtype=torch.float32),
+    }
     for i, count in enumerate(counts):
-        batch, own = work[i][0], parts[sum(counts[:i]) :]
         if count:
-            _squares_kernel[(count,)](
-                batch.where[1], batch.sizes, batch.chunks, batch.kinds[1], own,
-                CHUNK=batch.tile.block, ALIGNED=batch.aligned, **batch.tile.options(),
-            )  # fmt: skip
-    known = sum(counts)
+            on = f"{i}.grads {i}.sizes {i}.chunks {i}.grad parts"
+            steps.append(Step(_squares_kernel, (count,), sum(counts[:i]), on=on, **_chunk_options(tasks[i].group)))
     if known > JOINED:
-        joined = torch.empty(cdiv(known, JOINED), dtype=torch.float32, device=device)
-        _join_kernel[(joined.numel(),)](parts, joined, known, BLOCK=JOINED, num_warps=4)
-        parts, known = joined, joined.numel()
-    for batch, s in work:
-        *four, steps = batch.where
-        factors = torch.empty((steps.numel(), FACTORS), dtype=torch.float32, device=device)
-        tick(batch, s, factors, parts, norm, parts=known, increment=increment)
-        if batch.chunks.numel():
-            _update_kernel[(batch.chunks.numel(),)](
-                *four, batch.sizes, batch.chunks, factors, *batch.kinds, 1 - s.beta1, s.beta2, 1 - s.beta2,
-                float(s.eps), CHUNK=batch.tile.block, ALIGNED=batch.aligned, MAXIMIZE=s.maximize,
-                STOCHASTIC=s.stochastic and batch.kinds[0].dtype == torch.bfloat16, **batch.tile.options(),
-            )  # fmt: skip
-    return norm
+        joined = cdiv(known, JOINED)
+        steps.append(Step(_join_kernel, (joined,), known, on="parts joined", BLOCK=JOINED, num_warps=4))
+        buffers["joined"] = Buffer(shape=(joined,), dtype=torch.float32)
+        known, squares = joined, "joined"
+    for i, task in enumerate(tasks):
+        buffers[f"{i}.factors"] = Buffer(shape=(task.group.tensors, FACTORS), dtype=torch.float32)
+        steps.append(_tick(i, task, squares, known, clips=clips, increments=increments))
+        if task.group.chunks:
+            steps.append(_update(i, task))
+    tensors = sum(task.group.tensors for task in tasks)
+    return Plan(
+        provider="sublight",
+        reason=f"{tensors} tensors in {len(tasks)} launch{'es' if len(tasks) > 1 else ''}, one for each data type",
+        buffers=buffers,
+        steps=tuple(steps),
+        outputs=("norm",),
+    )
 
 
-def tick(
-    batch: Batch, s: Settings, factors: torch.Tensor, squares: torch.Tensor, norm: torch.Tensor, *, parts: int,
-    increment: bool,
-) -> None:  # fmt: skip
-    """Count the steps on, and write each tensor's factors, and the norm where `parts` sums of squares are there."""
-    there = isinstance(s.lr, torch.Tensor)
-    steps = batch.where[-1]
-    _tick_kernel[(1,)](
-        steps, factors, squares, norm, s.lr if there else norm, steps.numel(), parts, 0.0 if there else float(s.lr),
-        *(max(-1e4, math.log(beta or 1e-300)) for beta in (s.beta1, s.beta2)), float(s.weight_decay),
-        float(s.max_norm), s.seed & 0x7FFFFFFF, INCREMENT=increment, CLIP=bool(s.max_norm), LR_THERE=there,
+def _chunk_options(group: Group) -> dict[str, Any]:
+    return {"CHUNK": group.tile.block, "ALIGNED": group.kind.is_aligned, **group.tile.options()}
+
+
+def _tick(i: int, task: Task, squares: str, known: int, *, clips: bool, increments: bool) -> Step:
+    """The steps counted on, and each tensor's factors; with `clips` the norm, of `known` sums of squares."""
+    numbers = [f"{i}.{name}" for name in ("lr", "log_beta1", "log_beta2", "weight_decay", "max_norm", "seed")]
+    return Step(
+        _tick_kernel, (1,), task.group.tensors, known, *numbers,
+        on=f"{i}.steps {i}.factors {squares} norm {'norm' if task.lr is None else f'{i}.lr'}",
+        INCREMENT=increments, CLIP=clips, LR_THERE=task.lr is not None,
         BLOCK=TICK_BLOCK, NORM_BLOCK=NORM_BLOCK, num_warps=4,
     )  # fmt: skip
 
 
-def launch_update(
-    params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, step: torch.Tensor, settings: Settings
-) -> torch.Tensor:
-    """Our kernels on these tensors, in place; gives the gradients' norm, if it is clipped (else 0)."""
-    fours = list(zip(params, grads, exp_avgs, exp_avg_sqs, strict=True))
-    own = together(fours)
-    batches = batches_of([(*four, step) for four in own])
-    norm = update([(batch, settings) for batch in batches], increment=False)
-    put_back(fours, own)
-    return norm
+def _update(i: int, task: Task) -> Step:
+    on = [
+        *("params", "grads", "exp_avgs", "exp_avg_sqs", "sizes", "chunks", "factors"),
+        *("param", "grad", "average"),
+    ]
+    return Step(
+        _update_kernel, (task.group.chunks,), *[f"{i}.{name}" for name in ("weight1", "beta2", "weight2", "eps")],
+        on=" ".join(f"{i}.{name}" for name in on), tile=task.group.tile,
+        MAXIMIZE=task.maximize, STOCHASTIC=task.is_stochastic, **_chunk_options(task.group),
+    )  # fmt: skip
+
+
+def run(plan: Plan, work: Sequence[tuple[Batch, Settings]]) -> torch.Tensor:
+    """The plan's launches on these tensors, in place; gives the norm of all gradients, if they are clipped (else 0)."""
+    counts = [buffer.shape[0] for name, buffer in plan.buffers.items() if name.endswith(".factors")]
+    if counts != [batch.group.tensors for batch, _ in work]:
+        raise AssertionError(f"planned for groups of {counts} tensors, launched on others")
+    tensors = buffers_of(plan, work[0][0].sizes.device)
+    numbers: dict[str, float] = {}
+    for i, (batch, s) in enumerate(work):
+        names = ("params", "grads", "exp_avgs", "exp_avg_sqs", "steps", "sizes", "chunks", "param", "grad", "average")
+        own = (*batch.where, batch.sizes, batch.chunks, *batch.kinds)
+        tensors |= {f"{i}.{name}": x for name, x in zip(names, own, strict=True)}
+        numbers |= {f"{i}.{name}": number for name, number in numbers_of(s).items()}
+        if isinstance(s.lr, torch.Tensor):
+            tensors[f"{i}.lr"] = s.lr
+    for step in plan.steps:
+        take(step, tensors, numbers)
+    return tensors["norm"]
+
+
+def numbers_of(s: Settings) -> dict[str, float]:
+    """What the kernels get of the settings; an lr on the device they load."""
+    return {
+        "lr": 0.0 if isinstance(s.lr, torch.Tensor) else float(s.lr),
+        "log_beta1": max(-1e4, math.log(s.beta1 or 1e-300)),
+        "log_beta2": max(-1e4, math.log(s.beta2 or 1e-300)),
+        "weight_decay": float(s.weight_decay),
+        "max_norm": float(s.max_norm),
+        "seed": s.seed & 0x7FFFFFFF,
+        "weight1": 1.0 - s.beta1,
+        "beta2": float(s.beta2),
+        "weight2": 1.0 - s.beta2,
+        "eps": float(s.eps),
+    }
+
+
+def update(work: Sequence[tuple[Batch, Settings]], *, increments: bool) -> torch.Tensor:
+    """Plan and run; with `increments` the steps are counted on first."""
+    tasks = tuple(task_of(batch.group, settings) for batch, settings in work)
+    return run(plan_tasks(tasks, clips=bool(work[0][1].max_norm), increments=increments), work)
 
 
 LAST_CHUNK = "only in a tensor's last chunk, of which a mask takes as many elements as there are"

@@ -10,19 +10,21 @@ What passes between threads for that is 16 bits an element.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
-from sublight.cost.movement import compact as cost
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.record.library import LIBRARY
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels.by_name import take, tensors_of
+from sublight.ops.kernels.rows import copies_of, generator_for, why_no_kernel
+from sublight.ops.kernels.sized_gradient import SizedGradient
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
 
 DTYPES = (
@@ -117,60 +119,138 @@ def _gather_kernel(dy_ptr, mask_ptr, before_ptr, group_ptr, count_ptr, dx_ptr, n
     tl.store(dx_ptr + start + near, tl.reshape(dy, [CHUNK]), mask=start + near < n)
 
 
-class _Counted:
-    """A mask, flat, and its counts."""
+class Counting(NamedTuple):
+    """The launches that count a mask, and what the launch after them must know."""
 
-    def __init__(self, mask: torch.Tensor) -> None:
-        self.mask = mask.reshape(-1).view(torch.uint8)
-        self.n = self.mask.numel()
-        rule = Tile(block=CHUNK, warps=4)
-        self.tile = tile_for("compact", self.n, 1, packable=True, capability=facts(mask).capability, rule=rule)
-        self.chunks = cdiv(self.n, self.tile.block)
-        self.each = cdiv(self.chunks, MOST_GROUPS)
-        self.groups = cdiv(self.chunks, self.each)
-        self.before = torch.empty(self.chunks, dtype=torch.int64, device=mask.device)
-        self.starts = torch.empty(self.groups, dtype=torch.int64, device=mask.device)
-        self.count = torch.empty((), dtype=torch.int64, device=mask.device)
-        _count_kernel[(self.groups,)](
-            self.mask, self.before, self.starts, self.n, self.chunks, self.each,
-            CHUNK=self.tile.block, STEP=min(COUNTED, next_power_of_2(self.each)), num_warps=4,
-        )  # fmt: skip
-        _groups_kernel[(1,)](self.starts, self.count, self.groups, GROUPS=next_power_of_2(self.groups), num_warps=4)
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        return {"CHUNK": self.tile.block, "num_warps": self.tile.warps}
+    n: int
+    chunks: int
+    each: int  # chunks of a group
+    tile: Tile
+    buffers: dict[str, Buffer]
+    steps: tuple[Step, ...]
 
 
-def launch_with_indices(
+def counting(mask: torch.Tensor) -> Counting:
+    n = mask.numel()
+    rule = Tile(block=CHUNK, warps=4)
+    tile = tile_for("compact", max(1, n), 1, packable=True, capability=facts(mask).capability, rule=rule)
+    chunks = cdiv(n, tile.block)
+    each = max(1, cdiv(chunks, MOST_GROUPS))
+    groups = cdiv(chunks, each)
+    buffers = {
+        name: Buffer(shape=shape, dtype=torch.int64)
+        for name, shape in (("before", (chunks,)), ("starts", (groups,)), ("count", ()))
+    }
+    steps = (
+        Step(
+            _count_kernel, (groups,), n, chunks, each,
+            on="bits before starts", CHUNK=tile.block, STEP=min(COUNTED, next_power_of_2(each)), num_warps=4,
+        ),
+        Step(_groups_kernel, (1,), groups, on="starts count", GROUPS=next_power_of_2(groups), num_warps=4),
+    )  # fmt: skip
+    return Counting(n, chunks, each, tile, buffers, steps)
+
+
+def plan_compact(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> Plan:
+    """The mask counted, then every element moved, and with `indices` its number."""
+    n, chunks, each, tile, buffers, steps = counting(mask)
+    move = Step(
+        _scatter_kernel, (chunks,), n, each,
+        on="x bits before starts count y index", tile=tile, CHUNK=tile.block, INDICES=indices, num_warps=tile.warps,
+    )  # fmt: skip
+    buffers |= {
+        "y": Buffer(shape=(n,), dtype=x.dtype),
+        "index": Buffer(shape=(n if indices else 0,), dtype=torch.int64),
+    }
+    return Plan(
+        provider="sublight",
+        reason="the mask counted, then x moved once",
+        copies=copies_of(x=not x.is_contiguous(), mask=not mask.is_contiguous()),
+        buffers=buffers,
+        steps=(*steps, move),
+        outputs=("y", "count", "index"),
+    )
+
+
+def plan_backward(dy: torch.Tensor, mask: torch.Tensor) -> Plan:
+    """The mask counted again, then dx takes from dy what x gave to y."""
+    n, chunks, each, tile, buffers, steps = counting(mask)
+    move = Step(
+        _gather_kernel, (chunks,), n, each,
+        on="dy bits before starts count dx", tile=tile, CHUNK=tile.block, num_warps=tile.warps,
+    )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="the mask counted, then dy moved once",
+        copies=copies_of(dy=not dy.is_contiguous(), mask=not mask.is_contiguous()),
+        buffers=buffers | {"dx": Buffer(shape=tuple(mask.shape), dtype=dy.dtype)},
+        steps=(*steps, move),
+        outputs=("dx",),
+    )
+
+
+def _run(plan: Plan, **arguments: torch.Tensor) -> list[torch.Tensor]:
+    """The plan's launches; kernels see the mask's bytes."""
+    tensors = tensors_of(plan, **arguments)
+    tensors["bits"] = tensors["mask"].view(torch.uint8)
+    for step in plan.steps:
+        take(step, tensors)
+    return [tensors[name] for name in plan.outputs]
+
+
+def _why_torch(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> str:
+    return why_no_kernel(x, DTYPES) or ("" if x.numel() else "nothing to do for a tensor without elements")
+
+
+def _order(mask: torch.Tensor) -> torch.Tensor:
+    """For each place of the result, where its element was."""
+    flat = mask.flatten()
+    return torch.cat([flat.nonzero(), (~flat).nonzero()]).flatten()
+
+
+def _with_indices(
     x: torch.Tensor, mask: torch.Tensor, indices: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The elements, how many are chosen, and, where asked for, where each was."""
-    counted = _Counted(mask)
-    flat = x.reshape(-1)
-    y = torch.empty(counted.n, dtype=x.dtype, device=x.device)
-    index = torch.empty(counted.n if indices else 0, dtype=torch.int64, device=x.device)
-    _scatter_kernel[(counted.chunks,)](
-        flat, counted.mask, counted.before, counted.starts, counted.count, y, index, counted.n, counted.each,
-        INDICES=indices, **counted.constants,
-    )  # fmt: skip
-    return y, counted.count, index
+    order = _order(mask)
+    return x.flatten()[order], mask.sum(), order if indices else order.new_empty(0)
 
 
-def launch(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Our kernels, whatever `choose` would say."""
-    return launch_with_indices(x, mask, False)[:2]
+def _fake(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    size = x.numel()
+    index = x.new_empty(size if indices else 0, dtype=torch.int64)
+    return x.new_empty(size), x.new_empty((), dtype=torch.int64), index
 
 
-def launch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """dx takes from dy what x gave to y."""
-    counted = _Counted(mask)
-    dx = torch.empty(mask.shape, dtype=dy.dtype, device=dy.device)
-    _gather_kernel[(counted.chunks,)](
-        dy.contiguous(), counted.mask, counted.before, counted.starts, counted.count, dx, counted.n, counted.each,
-        **counted.constants,
-    )  # fmt: skip
-    return dx
+def _backward_by_torch(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """dx by PyTorch's ops, none of which waits for a count."""
+    chosen = mask.flatten()
+    place = torch.where(chosen, chosen.cumsum(0) - 1, chosen.sum() + (~chosen).cumsum(0) - 1)
+    return dy[place].view(mask.shape)
+
+
+_compact_backward = Registered(
+    schema="compact_backward(Tensor dy, Tensor mask) -> Tensor dx",
+    plan=plan_backward,
+    launch=lambda plan, dy, mask: _run(plan, dy=dy, mask=mask)[0],
+    fake=lambda dy, mask: dy.new_empty(mask.shape),
+    reference=_backward_by_torch,
+)
+_compact = Registered(
+    schema="compact(Tensor x, Tensor mask, bool indices) -> (Tensor y, Tensor count, Tensor index)",
+    plan=plan_compact,
+    launch=lambda plan, x, mask, indices: tuple(_run(plan, x=x, mask=mask)),
+    fake=_fake,
+    reference=_with_indices,
+    theirs="torch.cat",
+    why_torch=_why_torch,
+    gradient=SizedGradient(
+        by=_compact_backward,
+        saves=("mask",),
+        gives=("x",),
+        differentiable=1,
+        by_torch=lambda saved, grads: (_backward_by_torch(grads[0], saved["mask"]),),
+    ),
+)
 
 
 def check(x: torch.Tensor, mask: torch.Tensor) -> None:
@@ -181,81 +261,35 @@ def check(x: torch.Tensor, mask: torch.Tensor) -> None:
         )
 
 
-def _why_torch(x: torch.Tensor) -> str:
-    return why_no_kernel(x, DTYPES) or ("" if x.numel() else "nothing to do for a tensor without elements")
-
-
-def choose(x: torch.Tensor, mask: torch.Tensor, indices: bool = False) -> Choice:
-    """What `compact(x, mask)` runs, and why."""
-    check(x, mask)
-    if reason := _why_torch(x):
-        return Choice(provider="torch", kernel="torch.cat", reason=reason)
-    return Choice(provider="sublight", kernel="_scatter_kernel", reason="the mask counted, then x moved once")
-
-
 def compact(
     x: torch.Tensor, mask: torch.Tensor, indices: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, flat, with what the mask names first, and how many that are, as a tensor; with `indices`, where each was."""
     check(x, mask)
-    y, count, index = _compact(x, mask, indices)
+    y, count, index = _compact.call(x, mask, indices)
     return (y, count, index) if indices else (y, count)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+def plan(x: torch.Tensor, mask: torch.Tensor, indices: bool = False) -> Plan:
+    """What `compact(x, mask, indices)` runs, and why."""
+    check(x, mask)
+    return _compact.decide(x, mask, indices)
 
 
-def _backward(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None, None]:
-    return _compact_backward(dy, *ctx.saved_tensors), None, None
+def launch_with_indices(
+    x: torch.Tensor, mask: torch.Tensor, indices: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Our kernels, whether or not they win."""
+    check(x, mask)
+    return _compact.by_kernels(x, mask, indices)  # type: ignore[no-any-return]
 
 
-def _order(mask: torch.Tensor) -> torch.Tensor:
-    flat = mask.flatten()
-    return torch.cat([flat.nonzero(), (~flat).nonzero()]).flatten()
+def launch(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return launch_with_indices(x, mask, False)[:2]
 
 
-def _torch(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    order = _order(mask)
-    return x.flatten()[order], mask.sum(), order if indices else order.new_empty(0)
-
-
-def _cuda(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _torch(x, mask, indices) if _why_torch(x) else launch_with_indices(x, mask, indices)
-
-
-def _torch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    dx = torch.empty(mask.numel(), dtype=dy.dtype, device=dy.device)
-    dx[_order(mask)] = dy
-    return dx.view(mask.shape)
-
-
-def _cuda_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return _torch_backward(dy, mask) if _why_torch(dy) else launch_backward(dy, mask)
-
-
-def _fake(x: torch.Tensor, mask: torch.Tensor, indices: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    size = x.numel()
-    index = x.new_empty(size if indices else 0, dtype=torch.int64)
-    return x.new_empty(size), x.new_empty((), dtype=torch.int64), index
-
-
-_compact = LIBRARY.op(
-    "compact(Tensor x, Tensor mask, bool indices) -> (Tensor, Tensor, Tensor)",
-    cpu=_torch,
-    cuda=_cuda,
-    fake=_fake,
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_compact_backward = LIBRARY.op(
-    "compact_backward(Tensor dy, Tensor mask) -> Tensor",
-    cpu=_torch_backward,
-    cuda=_cuda_backward,
-    fake=lambda dy, mask: dy.new_empty(mask.shape),
-)
+def launch_backward(dy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _compact_backward.by_kernels(dy, mask)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -266,26 +300,37 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return x, mask if device == "meta" else mask.random_(generator=generator)
 
 
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    item, n = ITEMSIZE[dtype], shape["numel"]
+    # read x and the mask, write y and the count; backward reads dy and the mask, writes dx
+    return Cost(read_bytes=(item + 1) * n, write_bytes=item * n + (8 if direction == "fwd" else 0))
+
+
+KERNELS = (
+    Kernel(jit=_count_kernel),
+    Kernel(jit=_groups_kernel),
+    Kernel(jit=_scatter_kernel, narrow="the mask says where each element goes; lanes side by side write neighbours"),
+    Kernel(jit=_gather_kernel, narrow="the mask says where each element lies; lanes side by side read neighbours"),
+)
 COMPACT = Op(
     name="compact",
     summary="what a mask names first, the rest behind, in order; the count on the device",
     reference=reference,
     call=compact,
-    launch=launch,
-    launch_backward=lambda dy, x, mask: (launch_backward(dy, mask),),
-    choose=choose,
+    plan=plan,
+    providers={
+        "sublight": Provider(
+            launch=launch,
+            backward=lambda dy, x, mask: (launch_backward(dy, mask),),
+            kernels=KERNELS,
+            variants=(lambda x, mask: launch_with_indices(x, mask, True),),
+        )
+    },
     inputs=inputs,
     cost=cost,
-    kernels=(
-        Kernel(jit=_count_kernel),
-        Kernel(jit=_groups_kernel),
-        Kernel(
-            jit=_scatter_kernel, narrow="the mask says where each element goes; lanes side by side write neighbours"
-        ),
-        Kernel(jit=_gather_kernel, narrow="the mask says where each element lies; lanes side by side read neighbours"),
-    ),
     shapes=tuple({"numel": n} for n in (2**27, 2**26, 2**24, 2**22, 2**20, 2**16, 2**12)),
     test_shapes=tuple({"numel": n} for n in (1, 511, 2047, 2048, 2049, 4097, 50_001)),
     wrt=(0,),
+    batch="",
     library_args=lambda x, mask: (x, mask, False),
 )

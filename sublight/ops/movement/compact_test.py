@@ -45,7 +45,7 @@ def test_the_gradient_goes_back_to_its_place(device: str) -> None:
     mask = x > 0.3
     (expected,) = correct.gradients(lambda x: compact.reference(x, mask)[0], (x,), dy)
     assert torch.equal(compact.launch_backward(dy, mask), expected)
-    assert torch.equal(compact._torch_backward(dy, mask), expected)
+    assert torch.equal(compact._backward_by_torch(dy, mask), expected)
     assert torch.equal(correct.gradients(lambda x: compact.compact(x, mask)[0], (x,), dy)[0], expected)
 
 
@@ -58,11 +58,25 @@ def test_what_a_user_gets(device: str) -> None:
     assert empty.shape == (0,) and none == 0
 
 
-def test_a_wrong_mask_is_refused() -> None:
-    x = torch.zeros(4)
+def test_a_wrong_mask_is_refused(device: str) -> None:
+    x = torch.zeros(4, device=device)
     for mask in (torch.ones(4), torch.ones(3, dtype=torch.bool), torch.ones(1, dtype=torch.bool)):
-        with pytest.raises(BadInput, match="the mask is"):
-            compact.compact(x, mask)
+        for call in (compact.compact, compact.plan, compact.launch):
+            with pytest.raises(BadInput, match="the mask is"):
+                call(x, mask.to(device))
+
+
+def test_the_mask_is_not_copied_for_its_bytes(device: str) -> None:
+    x = torch.randn(3000, device=device)
+    assert compact.plan(x, x > 0).copies == ()
+    assert compact.plan(x[::2], (x > 0)[::2]).copies == ("x", "mask")
+
+
+def test_nothing_to_move(device: str) -> None:
+    """Who calls the registered op by itself gets no error either."""
+    none = torch.zeros(0, device=device)
+    y, count, _ = torch.ops.sublight.compact(none, none > 0, False)
+    assert y.shape == (0,) and count == 0
 
 
 @pytest.mark.gpu

@@ -7,20 +7,22 @@ element by element.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
-from sublight.cost.movement import permute as cost
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.kernels.sized_gradient import gradient_by
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
 
 MAX_DIMS = 5
@@ -33,7 +35,7 @@ LARGE_SIDE = 128  # of a tile of 16-bit values, where that leaves enough tiles t
 THREAD_BYTES = 16
 
 
-def reference(x: torch.Tensor, dims: tuple[int, ...] | None = None) -> torch.Tensor:
+def reference(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tensor:
     return x.permute(order_of(x, dims)).clone(memory_format=torch.contiguous_format)
 
 
@@ -41,7 +43,7 @@ def transpose_reference(x: torch.Tensor) -> torch.Tensor:
     return x.mT.clone(memory_format=torch.contiguous_format)
 
 
-def order_of(x: torch.Tensor, dims: tuple[int, ...] | None) -> tuple[int, ...]:
+def order_of(x: torch.Tensor, dims: Sequence[int] | None) -> tuple[int, ...]:
     """The dimensions of x in the order of the result; None turns them round."""
     if dims is None:
         return tuple(reversed(range(x.dim())))
@@ -116,80 +118,79 @@ def runs_of(x: torch.Tensor) -> list[Run]:
     return runs
 
 
-def launch(x: torch.Tensor, dims: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Our kernel, whatever `choose` would say."""
-    turned = x.permute(order_of(x, dims))
-    y = torch.empty(turned.shape, dtype=x.dtype, device=x.device)
-    *others, row, col = [Run(), Run(), *runs_of(turned)]
+def plan_permute(x: torch.Tensor, order: Sequence[int]) -> Plan:
+    """Which kernel copies x in this order, and how."""
+    turned = x.permute(tuple(order))
+    *others, row, col = [Run(), Run(), *runs_of(turned)]  # two of one element, so that there are always two
     if col.x_stride != 1 and (turning := [run for run in (*others, row) if run.x_stride == 1]):
         others = [run for run in (*others, row) if run is not turning[0]]
-        _launch_turn(x, y, others, row=col, col=turning[0])
+        reason, step = "tiles turn in shared memory", _turn(x, others, row=col, col=turning[0])
     else:
-        _launch_move(x, y, others, row=row, col=col)
-    return y
+        reason, step = "rows stay rows", _move(x, others, row=row, col=col)
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        buffers={"y": Buffer(shape=tuple(turned.shape), dtype=x.dtype)},
+        steps=(step,),
+        outputs=("y",),
+    )
 
 
-def _launch_turn(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> None:
-    item = x.element_size()
+def _turn(x: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> Step:
+    item, gpu = x.element_size(), facts(x)
     rows, cols = TURN_TILE[item]
-    if item == 2 and x.numel() >= 4 * facts(x).multiprocessors * LARGE_SIDE**2:
+    if item == 2 and x.numel() >= 4 * gpu.multiprocessors * LARGE_SIDE**2:
         rows, cols = (max(32, min(LARGE_SIDE, next_power_of_2(run.size))) for run in (row, col))
     rule = Tile(rows=rows, block=cols, warps=max(4, rows * cols // 2048))
-    tile = tile_for("permute_turn", col.size, item, packable=True, capability=facts(x).capability, rule=rule)
+    tile = tile_for("permute_turn", col.size, item, packable=True, capability=gpu.capability, rule=rule)
     row_blocks, col_blocks = cdiv(row.size, tile.rows), cdiv(col.size, tile.block)
     pieces, sizes_and_strides = _others(others)
-    _turn_kernel[(pieces * row_blocks * col_blocks,)](
-        x, y, row.size, col.size, row.x_stride, col.y_stride, row_blocks, col_blocks, *sizes_and_strides,
-        ROWS=tile.rows, COLS=tile.block, num_warps=tile.warps,
+    return Step(
+        _turn_kernel, (pieces * row_blocks * col_blocks,),
+        row.size, col.size, row.x_stride, col.y_stride, row_blocks, col_blocks, *sizes_and_strides,
+        on="x y", tile=tile, ROWS=tile.rows, COLS=tile.block, num_warps=tile.warps,
     )  # fmt: skip
 
 
-def _launch_move(x: torch.Tensor, y: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> None:
+def _move(x: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> Step:
     elements = 4 * 32 * THREAD_BYTES // x.element_size()
     cols = min(elements, next_power_of_2(col.size))
     rows = min(elements // cols, next_power_of_2(row.size))
     row_blocks, col_blocks = cdiv(row.size, rows), cdiv(col.size, cols)
     pieces, sizes_and_strides = _others(others)
-    _move_kernel[(pieces * row_blocks * col_blocks,)](
-        x, y, row.size, col.size, row.x_stride, row.y_stride, col.x_stride, row_blocks, col_blocks, *sizes_and_strides,
-        ROWS=rows, COLS=cols, num_warps=4,
+    return Step(
+        _move_kernel, (pieces * row_blocks * col_blocks,),
+        row.size, col.size, row.x_stride, row.y_stride, col.x_stride, row_blocks, col_blocks, *sizes_and_strides,
+        on="x y", tile=Tile(rows=rows, block=cols, warps=4), ROWS=rows, COLS=cols, num_warps=4,
     )  # fmt: skip
 
 
 def _others(others: list[Run]) -> tuple[int, tuple[int, ...]]:
     """How many tiles lie beside one another, and what `_bases` must know."""
-    a, b, c = [Run()] * (3 - len(others)) + others[-3:]
+    real = [run for run in others if run.size != 1]
+    if len(real) > MAX_DIMS - 2:
+        raise BadInput(f"{len(real) + 2} dimensions that stay apart: our kernels take up to {MAX_DIMS}")
+    a, b, c = [Run()] * (MAX_DIMS - 2 - len(real)) + real
     strides = (a.x_stride, a.y_stride, b.x_stride, b.y_stride, c.x_stride, c.y_stride)
     return a.size * b.size * c.size, (b.size, c.size, *strides)
 
 
-def _why_torch(x: torch.Tensor, order: tuple[int, ...]) -> str:
+def _why_torch(x: torch.Tensor, order: Sequence[int]) -> str:
     if reason := why_no_kernel(x, DTYPES):
         return reason
     if x.numel() == 0:
         return "nothing to do for a tensor without elements"
-    if len(runs_of(x.permute(order))) > MAX_DIMS:
+    if len(runs_of(x.permute(tuple(order)))) > MAX_DIMS:
         return f"more than {MAX_DIMS} dimensions that stay apart"
     return ""
 
 
-def choose(x: torch.Tensor, dims: tuple[int, ...] | None = None) -> Choice:
-    """What `permute(x, dims)` runs, and why."""
-    order = order_of(x, dims)
-    if reason := _why_torch(x, order):
-        return Choice(provider="torch", kernel="torch.clone", reason=reason)
-    runs = runs_of(x.permute(order))
-    if runs and runs[-1].x_stride != 1 and any(run.x_stride == 1 for run in runs):
-        return Choice(provider="sublight", kernel="_turn_kernel", reason="tiles turn in shared memory")
-    return Choice(provider="sublight", kernel="_move_kernel", reason="rows stay rows")
-
-
-def permute(x: torch.Tensor, dims: tuple[int, ...] | None = None) -> torch.Tensor:
-    """A contiguous copy of `x.permute(dims)`; without dims, of x with its dimensions turned round."""
-    order = order_of(x, dims)
-    if _why_torch(x, order):
-        return reference(x, order)
-    return _permute(x, order)  # type: ignore[no-any-return]
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    """
+    >>> inverse((2, 0, 1))
+    (1, 2, 0)
+    """
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def transpose_order(x: torch.Tensor) -> tuple[int, ...]:
@@ -198,45 +199,52 @@ def transpose_order(x: torch.Tensor) -> tuple[int, ...]:
     return (*range(x.dim() - 2), x.dim() - 1, x.dim() - 2)
 
 
+# the gradients are views of dy, as PyTorch's own: who needs a copy will make it
+_permute = Registered(
+    schema="permute(Tensor x, int[] order) -> Tensor y",
+    plan=plan_permute,
+    fake=lambda x, order: x.new_empty([x.shape[dim] for dim in order]),
+    reference=lambda x, order: reference(x, tuple(order)),
+    theirs="torch.clone",
+    why_torch=_why_torch,
+    gradient=gradient_by(lambda dy, order: dy.permute(inverse(order)), of="x", options=("order",)),
+)
+_transpose = Registered(
+    schema="transpose(Tensor x) -> Tensor y",
+    plan=lambda x: plan_permute(x, transpose_order(x)),
+    fake=lambda x: x.new_empty(x.mT.shape),
+    reference=transpose_reference,
+    theirs="torch.clone",
+    why_torch=lambda x: _why_torch(x, transpose_order(x)),
+    gradient=gradient_by(lambda dy: dy.mT, of="x"),
+)
+
+
+def permute(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tensor:
+    """A contiguous copy of `x.permute(dims)`; without dims, of x with its dimensions turned round."""
+    return _permute.call(x, order_of(x, dims))  # type: ignore[no-any-return]
+
+
 def transpose(x: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of x with its last two dimensions swapped."""
-    order = transpose_order(x)
-    if _why_torch(x, order):
-        return transpose_reference(x)
-    return _transpose(x)  # type: ignore[no-any-return]
+    transpose_order(x)  # two dimensions or more
+    return _transpose.call(x)  # type: ignore[no-any-return]
 
 
-def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    """
-    >>> inverse((2, 0, 1))
-    (1, 2, 0)
-    """
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
+def plan(x: torch.Tensor, dims: Sequence[int] | None = None) -> Plan:
+    """What `permute(x, dims)` runs, and why."""
+    return _permute.decide(x, order_of(x, dims))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.order = tuple(inputs[1])
+def plan_transpose(x: torch.Tensor) -> Plan:
+    """What `transpose(x)` runs, and why."""
+    transpose_order(x)
+    return _transpose.decide(x)
 
 
-def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return dy.permute(inverse(ctx.order)), None  # a view, as PyTorch's own: who needs a copy will make it
-
-
-_permute = LIBRARY.op(
-    "permute(Tensor x, int[] order) -> Tensor",
-    cpu=lambda x, order: reference(x, tuple(order)),
-    cuda=lambda x, order: launch(x, tuple(order)),
-    fake=lambda x, order: x.new_empty([x.shape[dim] for dim in order]),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_transpose = LIBRARY.op(
-    "transpose(Tensor x) -> Tensor",
-    cpu=transpose_reference,
-    cuda=lambda x: launch(x, transpose_order(x)),
-    fake=lambda x: x.new_empty(x.mT.shape),
-    backward=lambda ctx, dy: dy.mT,
-)
+def launch(x: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tensor:
+    """Our kernel, whether or not it wins."""
+    return _permute.by_kernels(x, order_of(x, dims))  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -254,6 +262,13 @@ def transpose_inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs
     return (torch.randn(size, generator=generator_for(device, seed), device=device, dtype=getattr(torch, dtype)),)
 
 
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    if direction != "fwd":
+        return Cost(read_bytes=0, write_bytes=0, launches=0)  # a view of dy
+    n = math.prod(size for key, size in shape.items() if key != "order")
+    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=ITEMSIZE[dtype] * n)  # read x, write y
+
+
 def _shapes(*sizes: tuple[int, int, int, int, int]) -> tuple[Shape, ...]:
     return tuple(dict(zip(("d0", "d1", "d2", "d3", "order"), each, strict=True)) for each in sizes)
 
@@ -268,12 +283,10 @@ PERMUTE = Op(
     summary="a copy with its dimensions in another order",
     reference=reference,
     call=permute,
-    launch=launch,
-    launch_backward=None,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=KERNELS,
     shapes=_shapes(
         *((8, 4096, 32, 128, 1324), (16, 4096, 32, 64, 1324)),  # heads before tokens, as attention wants them
         *((8, 4096, 32, 128, 1342), (32, 256, 128, 128, 1342), (32, 128, 128, 256, 1423)),  # K turned, NCHW and NHWC
@@ -283,6 +296,7 @@ PERMUTE = Op(
         *((1, 1, 1, 1, 1234), (2, 3, 4, 5, 4321), (2, 65, 3, 64, 1324), (3, 5, 7, 33, 1342), (2, 3, 65, 66, 1243)),
         *((2, 9, 4, 16, 2143), (3, 1, 70, 5, 3142), (2, 3, 40, 50, 4321)),
     ),
+    batch="",
     library_args=lambda x: (x, list(order_of(x, None))),
 )
 TRANSPOSE = Op(
@@ -290,15 +304,14 @@ TRANSPOSE = Op(
     summary="a copy with the last two dimensions swapped",
     reference=transpose_reference,
     call=transpose,
-    launch=lambda x: launch(x, transpose_order(x)),
-    launch_backward=None,
-    choose=lambda x: choose(x, transpose_order(x)),
+    plan=plan_transpose,
+    providers={"sublight": Provider(launch=_transpose.by_kernels, kernels=KERNELS)},
     inputs=transpose_inputs,
     cost=cost,
-    kernels=KERNELS,
     shapes=_planes(
         *((1, 2**14, 2**13), (1, 2**15, 4096), (1, 2**17, 1024), (1, 26208, 5120), (1, 50257, 2560)),
         *((64, 2048, 1024), (4096, 256, 128), (1, 4096, 4096), (1, 128, 4096), (1, 16, 4096), (1, 1, 4096)),
     ),
     test_shapes=_planes((1, 1, 1), (1, 63, 65), (3, 64, 64), (2, 130, 127), (1, 16, 200), (5, 7, 3), (2, 33, 150)),
+    batch="batch",
 )

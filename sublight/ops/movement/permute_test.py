@@ -70,7 +70,26 @@ def test_the_gradient_goes_back(device: str) -> None:
 def test_more_dimensions_than_the_kernel_takes_go_to_pytorch() -> None:
     x = torch.arange(2**6).view(2, 2, 2, 2, 2, 2)
     assert len(permute.runs_of(x.permute(5, 4, 3, 2, 1, 0))) > permute.MAX_DIMS
+    assert permute.plan(x).provider == "torch" and "dimensions" in permute.plan(x).reason
     assert torch.equal(permute.permute(x), x.permute(5, 4, 3, 2, 1, 0))
+    with pytest.raises(BadInput, match="6 dimensions"):
+        permute.launch(x)
+
+
+@pytest.mark.parametrize(
+    ("dims", "kernel"), [((0, 1, 2), "_move_kernel"), ((1, 0, 2), "_move_kernel"), ((0, 2, 1), "_turn_kernel")]
+)
+def test_the_last_dimension_decides(dims: tuple[int, ...], kernel: str, device: str) -> None:
+    x = torch.zeros(2, 33, 40, device=device)
+    assert permute.plan(x, dims).kernel == kernel
+    assert permute.plan(x[..., ::2], dims).kernel == "_move_kernel"  # nothing lies side by side
+
+
+def test_a_gradient_is_a_view(device: str) -> None:
+    x = torch.randn(4, 5, 6, device=device, requires_grad=True)
+    dy = torch.randn(6, 5, 4, device=device)
+    (dx,) = torch.autograd.grad(permute.permute(x), x, dy)
+    assert dx.data_ptr() == dy.data_ptr() and torch.equal(dx, dy.permute(2, 1, 0))
 
 
 def test_wrong_dims_are_refused() -> None:

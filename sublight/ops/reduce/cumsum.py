@@ -13,19 +13,19 @@ same then. (Triton's reversed scan passes every value between lanes twice: 231 Â
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
-from sublight.backend.device import facts
+from sublight.backend.device import INTERPRETER_MULTIPROCESSORS, facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
-from sublight.cost.reduce import cumsum as cost
+from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import as_rows, block_for, random_rows, why_no_kernel
-from sublight.ops.record.library import LIBRARY
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels.rows import Rows, block_for, copies_of, random_rows, rows_of, why_no_kernel
+from sublight.ops.kernels.sized_gradient import gradient_by
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
 
 TILE_BYTES = 16 * 1024  # a row of more is cut in parts
@@ -97,9 +97,11 @@ def _sum_of(ptrs, needed):
 
 @triton.jit
 def _parts_kernel(
-    x_ptr, y_ptr, part_ptr, group_ptr, block_ptr, cols, x_stride, parts, groups, blocks,
+    x_ptr, y_ptr, part_ptr, group_ptr, block_ptr, cols, x_stride, parts, groups, blocks, first_group, first_block,
     BLOCK: tl.constexpr, VECTOR: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
+    """The three pointers are one: the words of all parts, then of all groups, then of all blocks of groups. (With a
+    single one, reversed bf16 takes 64 registers on sm_90 instead of 56.)"""
     unit = tl.program_id(0)
     row, part = (unit // parts).to(tl.int64), unit % parts
     start = part.to(tl.int64) * BLOCK
@@ -118,8 +120,8 @@ def _parts_kernel(
     ahead = tl.arange(0, SPAN)
     ptrs, needed = part_ptr + (part - within) + ahead, ahead < within
     if SPAN > GROUP:
-        group_ptr += row * groups
-        block_ptr += row * blocks
+        group_ptr += first_group + row * groups
+        block_ptr += first_block + row * blocks
         few = tl.arange(0, GROUP)
         if within == GROUP - 1:
             total += _sum_of(part_ptr + (part - within) + few, few < within)
@@ -158,49 +160,69 @@ def _columns_kernel(
         before += tl.sum(x, 0)[None, :]
 
 
-def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tensor:
-    """Our kernel, whatever `choose` would say; with `reverse`, from the end to the beginning."""
-    dim = dim_of(x, dim)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def plan_cumsum(x: torch.Tensor, dim: int, reverse: bool) -> Plan:
+    """Which kernel sums along this dimension; with `reverse`, from the end to the beginning."""
+    buffers = {"y": Buffer(shape=tuple(x.shape), dtype=x.dtype)}
+    layout = rows_of(x)
     if dim < x.dim() - 1:
-        _launch_columns(x.contiguous(), y, dim, reverse)
-        return y
-    x2 = as_rows(x)
-    rows, cols = x2.shape
-    item = x.element_size()
+        reason, is_copy = "blocks of columns, read once", not x.is_contiguous()
+        step = _columns(x, dim, reverse)
+    elif block_for(layout.cols) * layout.itemsize <= TILE_BYTES:
+        reason, is_copy = "a program holds a row, or several", layout.is_copy
+        step = _tile(layout, reverse, facts(x).capability)
+    else:
+        reason, is_copy = "parts of a row wait for the sums before them", layout.is_copy
+        words, step = _parts(layout, reverse, facts(x).capability)
+        buffers["words"] = Buffer(shape=(words,), dtype=torch.int64, is_zero=True)
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(x=is_copy),
+        buffers=buffers,
+        steps=(step,),
+        outputs=("y",),
+    )
+
+
+def _tile(layout: Rows, reverse: bool, capability: int) -> Step:
+    rows, cols, apart, item, *_ = layout
     block = block_for(cols)
-    if block * item <= TILE_BYTES:
-        rule = Tile(block=block, rows=max(1, PART_BYTES // item // block), warps=4 if block * item <= PART_BYTES else 8)
-        tile = tile_for("cumsum", cols, item, packable=True, capability=facts(x).capability, rule=rule)
-        _tile_kernel[(cdiv(rows, tile.rows),)](
-            x2, y, rows, cols, x2.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, VECTOR=16 // item, REVERSE=reverse, num_warps=tile.warps,
-        )  # fmt: skip
-        return y
+    rule = Tile(block=block, rows=max(1, PART_BYTES // item // block), warps=4 if block * item <= PART_BYTES else 8)
+    tile = tile_for("cumsum", cols, item, packable=True, capability=capability, rule=rule)
+    return Step(
+        _tile_kernel, (cdiv(rows, tile.rows),), rows, cols, apart,
+        on="x y", tile=tile,
+        ROWS=tile.rows, BLOCK=tile.block, VECTOR=16 // item, REVERSE=reverse, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def _parts(layout: Rows, reverse: bool, capability: int) -> tuple[int, Step]:
+    """The words in which sums are published, and the launch."""
+    rows, cols, apart, item, *_ = layout
     rule = Tile(block=PART_BYTES // item, warps=4)
-    tile = tile_for("cumsum_parts", cols, item, packable=True, capability=facts(x).capability, rule=rule)
+    tile = tile_for("cumsum_parts", cols, item, packable=True, capability=capability, rule=rule)
     parts = cdiv(cols, tile.block)
     groups = cdiv(parts, GROUP)
     blocks = cdiv(groups, GROUP)
-    words = torch.zeros(rows * (parts + groups + blocks), dtype=torch.int64, device=x.device)
-    _parts_kernel[(rows * parts,)](
-        x2, y, words, words[rows * parts :], words[rows * (parts + groups) :], cols, x2.stride(0),
-        parts, groups, blocks, BLOCK=tile.block, VECTOR=16 // item, GROUP=GROUP,
-        SPAN=GROUP if groups == 1 else next_power_of_2(2 * GROUP + blocks), REVERSE=reverse,
-        num_warps=tile.warps,
+    first_group, first_block = rows * parts, rows * (parts + groups)
+    step = Step(
+        _parts_kernel, (rows * parts,), cols, apart, parts, groups, blocks, first_group, first_block,
+        on="x y words words words", tile=tile, BLOCK=tile.block, VECTOR=16 // item, GROUP=GROUP,
+        SPAN=GROUP if groups == 1 else next_power_of_2(2 * GROUP + blocks), REVERSE=reverse, num_warps=tile.warps,
     )  # fmt: skip
-    return y
+    return rows * (parts + groups + blocks), step
 
 
-def _launch_columns(x: torch.Tensor, y: torch.Tensor, dim: int, reverse: bool) -> None:
+def _columns(x: torch.Tensor, dim: int, reverse: bool) -> Step:
     outer, n, inner = _around(x, dim)
     cols = min(COLUMNS, next_power_of_2(inner))
     rows = min(next_power_of_2(n), PART_BYTES // x.element_size() // cols)
     blocks = cdiv(inner, cols)
     # fp32 rows of odd width would go through shared memory column by column, all lanes to one bank
     stages = 1 if x.element_size() == 4 and inner % 16 else 3
-    _columns_kernel[(outer * blocks,)](
-        x, y, n, inner, blocks, cdiv(n, rows),
+    return Step(
+        _columns_kernel, (outer * blocks,), n, inner, blocks, cdiv(n, rows),
+        on="x y", tile=Tile(block=cols, rows=rows, warps=4, stages=stages),
         ROWS=rows, COLS=cols, STAGES=stages, REVERSE=reverse, num_warps=4,
     )  # fmt: skip
 
@@ -209,70 +231,76 @@ def _around(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
     return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
 
 
+def _why_torch(x: torch.Tensor, dim: int, reverse: bool) -> str:
+    if reason := why_no_kernel(x):
+        return reason
+    if x.numel() == 0:
+        return "nothing to do for a tensor without elements"
+    outer, n, inner = _around(x, dim)
+    if dim < x.dim() - 1 and n > COLUMNS and outer * cdiv(inner, COLUMNS) < 2 * _multiprocessors(x):
+        return "too few columns to keep the GPU busy from one end to the other"
+    return ""
+
+
+def _multiprocessors(x: torch.Tensor) -> int:
+    if torch.compiler.is_compiling() and not x.is_cuda:  # interpreted; no compiler reads what `facts` looks up then
+        return INTERPRETER_MULTIPROCESSORS
+    return facts(x).multiprocessors
+
+
+def _by_torch(x: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
+    return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
+
+
+def _gradient(dy: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
+    """The same from the other end, which has a gradient in its turn."""
+    return _cumsum.call(dy, dim, not reverse)  # type: ignore[no-any-return]
+
+
+_cumsum = Registered(
+    schema="cumsum(Tensor x, int dim, bool reverse) -> Tensor y",
+    plan=plan_cumsum,
+    fake=lambda x, dim, reverse: torch.empty_like(x, memory_format=torch.contiguous_format),
+    reference=_by_torch,
+    theirs="torch.cumsum",
+    why_torch=_why_torch,
+    gradient=gradient_by(_gradient, of="x", options=("dim", "reverse")),
+)
+
+
 def dim_of(x: torch.Tensor, dim: int) -> int:
     if not -x.dim() <= dim < x.dim():
         raise BadInput(f"dim {dim} of a tensor with {x.dim()} dimensions: use {-x.dim()} to {x.dim() - 1}")
     return dim % x.dim()
 
 
-def _why_torch(x: torch.Tensor, dim: int) -> str:
-    if reason := why_no_kernel(x):
-        return reason
-    if x.numel() == 0:
-        return "nothing to do for a tensor without elements"
-    outer, n, inner = _around(x, dim)
-    if dim < x.dim() - 1 and n > COLUMNS and outer * cdiv(inner, COLUMNS) < 2 * facts(x).multiprocessors:
-        return "too few columns to keep the GPU busy from one end to the other"
-    return ""
-
-
-def choose(x: torch.Tensor, dim: int = -1) -> Choice:
-    """What `cumsum(x, dim)` runs, and why."""
-    dim = dim_of(x, dim)
-    if reason := _why_torch(x, dim):
-        return Choice(provider="torch", kernel="torch.cumsum", reason=reason)
-    if dim < x.dim() - 1:
-        return Choice(provider="sublight", kernel="_columns_kernel", reason="blocks of columns, read once")
-    if block_for(x.shape[-1]) * x.element_size() <= TILE_BYTES:
-        return Choice(provider="sublight", kernel="_tile_kernel", reason="a program holds a row, or several")
-    return Choice(provider="sublight", kernel="_parts_kernel", reason="parts of a row wait for the sums before them")
-
-
 def cumsum(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Running sums along the last dimension or `dim`: our kernel where it wins, PyTorch's elsewhere."""
     if x.dim() == 0:
         return reference(x, dim)
-    dim = dim_of(x, dim)
-    if _why_torch(x, dim):
-        return reference(x, dim)
-    return _cumsum(x, dim, False)  # type: ignore[no-any-return]
+    return _cumsum.call(x, dim_of(x, dim), False)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.dim, ctx.reverse = inputs
+def plan(x: torch.Tensor, dim: int = -1) -> Plan:
+    """What `cumsum(x, dim)` runs, and why."""
+    if x.dim() == 0:
+        return Plan(provider="torch", theirs="torch.cumsum", reason="a tensor without dimensions is its own sum")
+    return _cumsum.decide(x, dim_of(x, dim), False)
 
 
-def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return _cumsum(dy, ctx.dim, not ctx.reverse), None, None
-
-
-def _cpu(x: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
-    y = x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
-    return y.contiguous()
-
-
-_cumsum = LIBRARY.op(
-    "cumsum(Tensor x, int dim, bool reverse) -> Tensor",
-    cpu=_cpu,
-    cuda=launch,
-    fake=lambda x, dim, reverse: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward=_backward,
-    setup_context=_setup_context,
-)
+def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tensor:
+    """Our kernel, whether or not it wins; with `reverse`, from the end to the beginning."""
+    return _cumsum.by_kernels(x, dim_of(x, dim), reverse)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed),)
+
+
+def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    n = shape["rows"] * shape["cols"]
+    # read x, write y; backward the same, from the other end
+    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=ITEMSIZE[dtype] * n, flops={"vector_fp32": 2 * n})
 
 
 def _shapes(*sizes: tuple[int, int]) -> tuple[Shape, ...]:
@@ -284,17 +312,21 @@ CUMSUM = Op(
     summary="running sums along a dimension",
     reference=reference,
     call=cumsum,
-    launch=launch,
-    launch_backward=lambda dy, x: (launch(dy, -1, True),),
-    choose=choose,
+    plan=plan,
+    providers={
+        "sublight": Provider(
+            launch=launch,
+            backward=lambda dy, x: (launch(dy, -1, True),),
+            kernels=(Kernel(jit=_tile_kernel), Kernel(jit=_parts_kernel), Kernel(jit=_columns_kernel)),
+            variants=(lambda x: launch(x, 0), lambda x: launch(x, 0, True)),
+        )
+    },
     inputs=inputs,
     cost=cost,
-    kernels=(Kernel(jit=_tile_kernel), Kernel(jit=_parts_kernel), Kernel(jit=_columns_kernel)),
     shapes=_shapes(
         *((2**27 // cols, cols) for cols in (768, 1600, 4096, 8192, 12288, 50257, 131072)),
         *((16, 2**23), (1, 2**27), (128, 4096), (16, 4096), (1, 4096)),
     ),
     test_shapes=_shapes((1, 1), (3, 127), (65, 128), (17, 129), (5, 2049), (2, 9000), (1, 40_000), (2, 20_001)),
-    variants=(lambda x: launch(x, 0), lambda x: launch(x, 0, True)),
     library_args=lambda x: (x, x.dim() - 1, False),
 )

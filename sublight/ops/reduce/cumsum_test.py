@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from sublight import correct
 from sublight.errors import BadInput
-from sublight.ops.random_test import EPS, random_cases
+from sublight.ops.movement.plans_test import check_plans, check_second_derivatives
+from sublight.ops.random_test import near, random_cases
 from sublight.ops.reduce import cumsum
+from sublight.ops.reduce.cumsum import CUMSUM
 
 
 @random_cases
@@ -26,10 +28,9 @@ def test_any_dimension_of_any_layout(data: st.DataObject, sizes: list[int], reve
     order = data.draw(st.permutations(range(len(sizes))))
     x = torch.randn(sizes, generator=torch.Generator().manual_seed(math.prod(sizes))).to(device).permute(order)
     dim = data.draw(st.integers(-len(sizes), len(sizes) - 1))
-    truth, theirs = (cumsum._cpu(y, dim, reverse) for y in (x.double(), x))
+    truth, theirs = (cumsum._by_torch(y, dim, reverse) for y in (x.double(), x))
     error = correct.error("cumsum", cumsum.launch(x, dim, reverse), theirs, truth)
-    assert not error.misplaced
-    assert error.largest <= 2 * max(error.torch_largest, EPS[x.dtype] * float(truth.abs().max()))
+    assert near(error, float(truth.abs().max()), x.dtype), error
 
 
 # parts in four groups, as they are made; in three blocks of groups, as only far longer rows would have them
@@ -56,18 +57,45 @@ def test_an_infinity_reaches_the_end_of_its_row_alone(device: str) -> None:
     assert torch.isfinite(y[0, :5000]).all() and (y[0, 5000:] == math.inf).all() and y[1, -1] == 20_000
 
 
-def test_each_kernel_is_reached() -> None:
-    sizes = [cumsum.block_for(shape["cols"]) * 4 for shape in cumsum.CUMSUM.test_shapes]
-    assert min(sizes) <= cumsum.TILE_BYTES < max(sizes)
-    assert max(shape["cols"] for shape in cumsum.CUMSUM.test_shapes) * 4 > 4 * cumsum.PART_BYTES
+def test_each_kernel_is_reached(device: str) -> None:
+    plans = [CUMSUM.plan(*CUMSUM.inputs(shape, "float32", device, 0)) for shape in CUMSUM.test_shapes]
+    assert {plan.kernel for plan in plans} == {"_tile_kernel", "_parts_kernel"}
+    assert any(step.grid[0] > 4 for plan in plans for step in plan.steps if step.name == "_parts_kernel")
+    assert cumsum.plan(torch.zeros(9, 70, device=device), 0).kernel == "_columns_kernel"
+
+
+@pytest.mark.parametrize("shape", [{"rows": 17, "cols": 129}, {"rows": 2, "cols": 9000}], ids=str)
+def test_why_names_what_is_launched_and_plans_fit(shape: dict[str, int], device: str) -> None:
+    check_plans(CUMSUM, shape, device)
+
+
+def test_second_derivatives_are_as_right_as_pytorchs(device: str) -> None:
+    check_second_derivatives(CUMSUM, {"rows": 17, "cols": 129}, device)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_the_gradient_runs_from_the_other_end(dim: int, device: str) -> None:
-    x, dy = torch.randn(2, 3, 5, 7, device=device, dtype=torch.float64)
-    (ours,) = correct.gradients(lambda x: torch.ops.sublight.cumsum(x, dim, False), (x.cpu(),), dy.cpu())
-    (theirs,) = correct.gradients(lambda x: x.cumsum(dim), (x.cpu(),), dy.cpu())
-    torch.testing.assert_close(ours, theirs)
+    x, dy = torch.randn(2, 30, 50, 70, device=device)
+    by = lambda dy, x: correct.gradients(lambda x: torch.ops.sublight.cumsum(x, dim, False), (x,), dy)  # noqa: E731
+    error = correct.worst(correct.backward_errors(by, lambda x: x.cumsum(dim), (x,), dy))
+    assert error.ok, error
+    ours = correct.gradients(lambda x: cumsum.cumsum(x, dim), (x,), dy)
+    assert torch.equal(ours[0], cumsum.launch(dy, dim, True))
+
+
+def test_few_columns_go_to_pytorch(device: str) -> None:
+    x = torch.randn(cumsum.COLUMNS + 1, 2, device=device)
+    assert cumsum.plan(x, 0).provider == "torch" and "columns" in cumsum.plan(x, 0).reason
+    assert torch.equal(cumsum.cumsum(x, 0), x.cumsum(0))
+    assert cumsum.plan(x[: cumsum.COLUMNS], 0).provider == "sublight"
+
+
+def test_a_compiler_traces_every_dimension(device: str) -> None:
+    x = torch.randn(cumsum.COLUMNS + 1, 3, 5, device=device)
+    for dim in range(3):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, dim=dim: cumsum.cumsum(x, dim), fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), cumsum.cumsum(x, dim))
 
 
 def test_a_wrong_dim_is_refused() -> None:

@@ -7,22 +7,25 @@ place that holds it, as with `torch.max(x, dim)` (`torch.amax` would spread it o
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.reduce import reduce_argmax as argmax_cost
 from sublight.cost.reduce import reduce_max as max_cost
 from sublight.cost.reduce import reduce_sum as sum_cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.plane import plane_of
-from sublight.ops.kernels.rows import block_for, generator_for, sums_of, why_no_kernel
-from sublight.ops.record.library import LIBRARY
-from sublight.ops.reduce.reduction import KERNELS, reduce
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels.rows import block_for, copies_of, generator_for, sums_of, why_no_kernel
+from sublight.ops.kernels.sized_gradient import SizedGradient, gradient_by
+from sublight.ops.record.library import Registered
+from sublight.ops.record.tuning import Tile
+from sublight.ops.reduce.reduction import KERNELS, plan_reduction
 
 Dims = int | tuple[int, ...] | None
 
@@ -63,7 +66,8 @@ def _torch_sum(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.T
 
 def _torch_max(x: torch.Tensor, first: int, last: int, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
     values, indices = x.flatten(first, last).max(first)
-    return values.reshape(left_of(x, first, last, keepdim)), indices.flatten()
+    left = left_of(x, first, last, keepdim)
+    return values.reshape(left), indices.reshape(left)
 
 
 def _torch_argmax(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.Tensor:
@@ -91,177 +95,180 @@ def _spread_kernel(
         tl.store(dx_ptr + (out * n + row) * inner + col, dx, mask=(row < n) & (col < inner))
 
 
-def launch_sum(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
-    return _sum(x, *ends_of(x, dim), keepdim)
-
-
-def launch_max(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
-    return _max_alone(x, *ends_of(x, dim), keepdim)
-
-
-def launch_argmax(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
-    return _argmax(x, *ends_of(x, dim), keepdim)
-
-
-def _sum(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.Tensor:
-    return reduce(x, first, last, sums_of(x))[0].view(left_of(x, first, last, keepdim))
-
-
-def _max(x: torch.Tensor, first: int, last: int, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """With the indices, for the gradient."""
-    values, indices = reduce(x, first, last, "argmax")
-    return values.view(left_of(x, first, last, keepdim)), indices
-
-
-def _max_alone(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.Tensor:
-    return reduce(x, first, last, "max")[0].view(left_of(x, first, last, keepdim))
-
-
-def _argmax(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.Tensor:
-    return reduce(x, first, last, "argmax")[1].view(left_of(x, first, last, keepdim))
-
-
-def spread(dy: torch.Tensor, indices: torch.Tensor, outer: int, n: int, inner: int) -> torch.Tensor:
-    """The gradient of a maximum, (outer, n, inner): zero but where the maximum stood."""
-    dx = torch.empty(outer, n, inner, dtype=dy.dtype, device=dy.device)
-    elements = 4 * 32 * 16 // dx.element_size()
+def plan_spread(dy: torch.Tensor, indices: torch.Tensor, sizes: Sequence[int], first: int, last: int) -> Plan:
+    """The gradient of a maximum, of these sizes: zero but where the maximum stood."""
+    outer, n, inner = around(sizes, first, last)
+    elements = 4 * 32 * 16 // dy.element_size()
     width, height = (n, outer) if inner == 1 else (inner, n)
     cols = min(elements, block_for(width))
     rows = max(1, elements // cols)
     col_blocks, blocks = cdiv(width, cols), cdiv(height, rows)
-    _spread_kernel[(col_blocks * blocks * (1 if inner == 1 else outer),)](
-        dy.contiguous(), indices, dx, n, outer if inner == 1 else inner, blocks, col_blocks,
+    step = Step(
+        _spread_kernel, (col_blocks * blocks * (1 if inner == 1 else outer),),
+        n, outer if inner == 1 else inner, blocks, col_blocks,
+        on="dy indices dx", tile=Tile(rows=rows, block=cols, warps=4),
         ROWS=rows, COLS=cols, ALONG=inner == 1, num_warps=4,
     )  # fmt: skip
-    return dx
+    return Plan(
+        provider="sublight",
+        reason="dy where the maximum stood, zeros elsewhere",
+        copies=copies_of(dy=not dy.is_contiguous(), indices=not indices.is_contiguous()),
+        buffers={"dx": Buffer(shape=tuple(sizes), dtype=dy.dtype)},
+        steps=(step,),
+        outputs=("dx",),
+    )
 
 
-def launch_sum_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
-    return (dy.unsqueeze(-1).expand(x.shape),)
+def around(sizes: Sequence[int], first: int, last: int) -> tuple[int, int, int]:
+    """A tensor's elements before, in and behind the dimensions first … last."""
+    return math.prod(sizes[:first]), math.prod(sizes[first : last + 1]), math.prod(sizes[last + 1 :])
 
 
-def launch_max_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
-    indices = reduce(x, x.dim() - 1, x.dim() - 1, "argmax")[1]
-    return (spread(dy, indices, dy.numel(), x.shape[-1], 1).view(x.shape),)
+def _spread_by_torch(
+    dy: torch.Tensor, indices: torch.Tensor, sizes: Sequence[int], first: int, last: int
+) -> torch.Tensor:
+    outer, n, inner = around(sizes, first, last)
+    zeros = dy.new_zeros(outer, n, inner)
+    return zeros.scatter(1, indices.reshape(outer, 1, inner), dy.reshape(outer, 1, inner)).view(sizes)
 
 
-def _why_torch(x: torch.Tensor) -> str:
+def _spread_again(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[torch.Tensor]:
+    return (_spread_by_torch(*grads, *(saved[name] for name in ("indices", "sizes", "first", "last"))),)
+
+
+def _expanded(dy: torch.Tensor, sizes: Sequence[int], first: int, last: int) -> torch.Tensor:
+    """The gradient of a sum: dy seen again at every place."""
+    return dy.reshape(*sizes[:first], *((1,) * (last + 1 - first)), *sizes[last + 1 :]).expand(sizes)
+
+
+def _sizes(x: torch.Tensor, first: int, last: int, keepdim: bool) -> dict[str, Any]:
+    return {"sizes": x.shape}
+
+
+def _why_torch(x: torch.Tensor, first: int, last: int, keepdim: bool) -> str:
     return why_no_kernel(x) or ("" if x.numel() else "nothing to do for a tensor without elements")
 
 
-def _choose(x: torch.Tensor, dim: Dims, name: str) -> Choice:
-    first, last = ends_of(x, dim)
-    if reason := _why_torch(x):
-        return Choice(provider="torch", kernel=f"torch.{name}", reason=reason)
-    plane = plane_of(x, first, last)
-    kernel = "_rows_kernel" if plane.is_rows else "_columns_kernel"
-    return Choice(
-        provider="sublight", kernel=kernel, reason=f"{plane.outer} x {plane.n} x {plane.inner}: each value read once"
-    )
+def _fake(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.Tensor:
+    return x.new_empty(left_of(x, first, last, keepdim))
+
+
+def _fake_indices(x: torch.Tensor, first: int, last: int, keepdim: bool) -> torch.Tensor:
+    return x.new_empty(left_of(x, first, last, keepdim), dtype=torch.int64)
+
+
+def _plan_sum(x: torch.Tensor, first: int, last: int, keepdim: bool) -> Plan:
+    return plan_reduction(x, first, last, sums_of(x), left_of(x, first, last, keepdim), ("values",))
+
+
+def _plan_max(x: torch.Tensor, first: int, last: int, keepdim: bool) -> Plan:
+    return plan_reduction(x, first, last, "max", left_of(x, first, last, keepdim), ("values",))
+
+
+def _plan_max_and_argmax(x: torch.Tensor, first: int, last: int, keepdim: bool) -> Plan:
+    return plan_reduction(x, first, last, "argmax", left_of(x, first, last, keepdim), ("values", "indices"))
+
+
+def _plan_argmax(x: torch.Tensor, first: int, last: int, keepdim: bool) -> Plan:
+    return plan_reduction(x, first, last, "argmax", left_of(x, first, last, keepdim), ("indices",))
+
+
+_reduce_sum = Registered(
+    schema="reduce_sum(Tensor x, int first, int last, bool keepdim) -> Tensor values",
+    plan=_plan_sum,
+    fake=_fake,
+    reference=_torch_sum,
+    theirs="torch.sum",
+    why_torch=_why_torch,
+    gradient=gradient_by(_expanded, of="x", options=("sizes", "first", "last"), sizes=_sizes),
+)
+_reduce_max_backward = Registered(
+    schema="reduce_max_backward(Tensor dy, Tensor indices, SymInt[] sizes, int first, int last) -> Tensor dx",
+    plan=plan_spread,
+    fake=lambda dy, indices, sizes, first, last: dy.new_empty(sizes),
+    reference=_spread_by_torch,
+)
+_reduce_max = Registered(  # with the indices, for the gradient
+    schema="reduce_max(Tensor x, int first, int last, bool keepdim) -> (Tensor values, Tensor indices)",
+    plan=_plan_max_and_argmax,
+    fake=lambda *args: (_fake(*args), _fake_indices(*args)),
+    reference=lambda *args: _torch_max(*args)[0],
+    theirs="torch.max",
+    why_torch=_why_torch,
+    results=1,
+    gradient=SizedGradient(
+        by=_reduce_max_backward,
+        saves=("indices",),
+        gives=("x",),
+        options=("sizes", "first", "last"),
+        sizes=_sizes,
+        by_torch=_spread_again,
+    ),
+)
+_reduce_max_alone = Registered(
+    schema="reduce_max_alone(Tensor x, int first, int last, bool keepdim) -> Tensor values",
+    plan=_plan_max,
+    fake=_fake,
+    reference=lambda *args: _torch_max(*args)[0],
+    theirs="torch.max",
+    why_torch=_why_torch,
+)
+_reduce_argmax = Registered(
+    schema="reduce_argmax(Tensor x, int first, int last, bool keepdim) -> Tensor indices",
+    plan=_plan_argmax,
+    fake=_fake_indices,
+    reference=_torch_argmax,
+    theirs="torch.argmax",
+    why_torch=_why_torch,
+)
 
 
 def reduce_sum(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
     """Sum over the last dimension, over `dim`, over neighbours (1, 2), or over everything (None), in a fixed order."""
-    first, last = ends_of(x, dim)
-    if _why_torch(x):
-        return _torch_sum(x, first, last, keepdim)
-    return _reduce_sum(x, first, last, keepdim)  # type: ignore[no-any-return]
+    return _reduce_sum.call(x, *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
 
 
 def reduce_max(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
     """Maximum, as `reduce_sum` sums; NaN where there is one. The gradient goes to the first of equals."""
-    first, last = ends_of(x, dim)
-    if _why_torch(x):
-        return _torch_max(x, first, last, keepdim)[0]
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _reduce_max(x, first, last, keepdim)[0]  # type: ignore[no-any-return]
-    return _reduce_max_alone(x, first, last, keepdim)  # type: ignore[no-any-return]
+    return _maximum(x).call(x, *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
+
+
+def _maximum(x: torch.Tensor) -> Registered:
+    """Indices take time: they are found where a gradient needs them."""
+    return _reduce_max if torch.is_grad_enabled() and x.requires_grad else _reduce_max_alone
 
 
 def reduce_argmax(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
     """Where the maximum stands, the first of equals, or the first NaN; over neighbours, as if they were one."""
-    first, last = ends_of(x, dim)
-    if _why_torch(x):
-        return _torch_argmax(x, first, last, keepdim)
-    return _reduce_argmax(x, first, last, keepdim)  # type: ignore[no-any-return]
+    return _reduce_argmax.call(_values(x), *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
 
 
-def _setup_sum(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, ctx.first, ctx.last, _ = inputs
-    ctx.shape = x.shape
+def _values(x: torch.Tensor) -> torch.Tensor:
+    """x without its gradient, which an index has not."""
+    return x.detach() if x.requires_grad else x
 
 
-def _sum_backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    ones = (1,) * (ctx.last + 1 - ctx.first)
-    wide = dy.reshape(*ctx.shape[: ctx.first], *ones, *ctx.shape[ctx.last + 1 :])
-    return wide.expand(ctx.shape), None, None, None
+def launch_sum(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
+    """Our kernels, whether or not they win."""
+    return _reduce_sum.by_kernels(x, *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
 
 
-def _setup_max(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, ctx.first, ctx.last, _ = inputs
-    ctx.shape = x.shape
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+def launch_max(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
+    return _reduce_max_alone.by_kernels(x, *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
 
 
-def _max_backward(ctx: Any, dy: torch.Tensor, _indices: Any) -> tuple[torch.Tensor | None, ...]:
-    outer, n, inner = (
-        math.prod(sizes)
-        for sizes in (ctx.shape[: ctx.first], ctx.shape[ctx.first : ctx.last + 1], ctx.shape[ctx.last + 1 :])
-    )
-    dx = _reduce_max_backward(dy, ctx.saved_tensors[0], outer, n, inner)
-    return dx.view(ctx.shape), None, None, None
+def launch_argmax(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
+    return _reduce_argmax.by_kernels(x, *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
 
 
-def _torch_spread(dy: torch.Tensor, indices: torch.Tensor, outer: int, n: int, inner: int) -> torch.Tensor:
-    dx = dy.new_zeros(outer, n, inner)
-    return dx.scatter_(1, indices.view(outer, 1, inner), dy.reshape(outer, 1, inner))
+def launch_sum_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
+    return (_expanded(dy, x.shape, x.dim() - 1, x.dim() - 1),)
 
 
-def _fake(x: torch.Tensor, first: int, last: int, keepdim: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return x.new_empty(left_of(x, first, last, keepdim), dtype=dtype)
-
-
-def _fake_max(x: torch.Tensor, first: int, last: int, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    values = _fake(x, first, last, keepdim)
-    return values, x.new_empty(values.numel(), dtype=torch.int64)
-
-
-_reduce_sum = LIBRARY.op(
-    "reduce_sum(Tensor x, int first, int last, bool keepdim) -> Tensor",
-    cpu=lambda *args: _torch_sum(*args).contiguous(),
-    cuda=_sum,
-    fake=_fake,
-    backward=_sum_backward,
-    setup_context=_setup_sum,
-)
-_reduce_max = LIBRARY.op(
-    "reduce_max(Tensor x, int first, int last, bool keepdim) -> (Tensor, Tensor)",
-    cpu=lambda *args: tuple(y.contiguous() for y in _torch_max(*args)),
-    cuda=_max,
-    fake=_fake_max,
-    backward=_max_backward,
-    setup_context=_setup_max,
-)
-_reduce_max_alone = LIBRARY.op(
-    "reduce_max_alone(Tensor x, int first, int last, bool keepdim) -> Tensor",
-    cpu=lambda *args: _torch_max(*args)[0].contiguous(),
-    cuda=_max_alone,
-    fake=_fake,
-)
-_reduce_max_backward = LIBRARY.op(
-    "reduce_max_backward(Tensor dy, Tensor indices, SymInt outer, SymInt n, SymInt inner) -> Tensor",
-    cpu=_torch_spread,
-    cuda=spread,
-    fake=lambda dy, indices, outer, n, inner: dy.new_empty(outer, n, inner),
-)
-_reduce_argmax = LIBRARY.op(
-    "reduce_argmax(Tensor x, int first, int last, bool keepdim) -> Tensor",
-    cpu=lambda *args: _torch_argmax(*args).contiguous(),
-    cuda=_argmax,
-    fake=lambda x, first, last, keepdim: _fake(x, first, last, keepdim, torch.int64),
-)
+def launch_max_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
+    last = x.dim() - 1
+    _, indices = _reduce_max.by_kernels(x, last, last, False)
+    return (_reduce_max_backward.by_kernels(dy, indices, x.shape, last, last),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -290,6 +297,7 @@ _SHARED: dict[str, Any] = {
     "inputs": inputs,
     "shapes": SHAPES,
     "test_shapes": TEST_SHAPES,
+    "batch": "outer",
     "library_args": lambda x: (x, x.dim() - 1, x.dim() - 1, False),
 }
 REDUCE_SUM = Op(
@@ -297,11 +305,9 @@ REDUCE_SUM = Op(
     summary="sum over any axis, in a fixed order",
     reference=sum_reference,
     call=reduce_sum,
-    launch=launch_sum,
-    launch_backward=launch_sum_backward,
-    choose=lambda x, dim=-1, keepdim=False: _choose(x, dim, "sum"),
+    plan=lambda x, dim=-1, keepdim=False: _reduce_sum.decide(x, *ends_of(x, dim), keepdim),
+    providers={"sublight": Provider(launch=launch_sum, backward=launch_sum_backward, kernels=KERNELS)},
     cost=sum_cost,
-    kernels=KERNELS,
     **_SHARED,
 )
 REDUCE_MAX = Op(
@@ -309,11 +315,13 @@ REDUCE_MAX = Op(
     summary="maximum over any axis; its gradient goes to the first of equals",
     reference=max_reference,
     call=reduce_max,
-    launch=launch_max,
-    launch_backward=launch_max_backward,
-    choose=lambda x, dim=-1, keepdim=False: _choose(x, dim, "max"),
+    plan=lambda x, dim=-1, keepdim=False: _maximum(x).decide(x, *ends_of(x, dim), keepdim),
+    providers={
+        "sublight": Provider(
+            launch=launch_max, backward=launch_max_backward, kernels=(*KERNELS, Kernel(jit=_spread_kernel))
+        )
+    },
     cost=max_cost,
-    kernels=(*KERNELS, Kernel(jit=_spread_kernel)),
     **_SHARED,
 )
 REDUCE_ARGMAX = Op(
@@ -321,11 +329,9 @@ REDUCE_ARGMAX = Op(
     summary="where the maximum over any axis stands, the first of equals",
     reference=argmax_reference,
     call=reduce_argmax,
-    launch=launch_argmax,
-    launch_backward=None,
-    choose=lambda x, dim=-1, keepdim=False: _choose(x, dim, "argmax"),
+    plan=lambda x, dim=-1, keepdim=False: _reduce_argmax.decide(_values(x), *ends_of(x, dim), keepdim),
+    providers={"sublight": Provider(launch=launch_argmax, kernels=KERNELS)},
     cost=argmax_cost,
-    kernels=KERNELS,
     wrt=(),
     **_SHARED,
 )

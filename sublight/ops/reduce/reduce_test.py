@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from sublight import correct
 from sublight.errors import BadInput
+from sublight.op import Op
 from sublight.ops.kernels import plane
-from sublight.ops.random_test import EPS, random_cases
-from sublight.ops.reduce import reduce, reduction
+from sublight.ops.movement.plans_test import check_plans, check_second_derivatives, launched
+from sublight.ops.random_test import near, random_cases
+from sublight.ops.reduce import reduce
 
 LAUNCHES = {
     "sum": (reduce.launch_sum, reduce.sum_reference),
@@ -43,7 +45,7 @@ def test_any_axis_of_any_layout(name: str, data: st.DataObject, sizes: list[int]
     assert result.shape == expected.shape and result.dtype == expected.dtype
     if name == "sum":
         error = correct.error(name, result, expected, reference(x.double(), dim, keepdim))
-        assert error.largest <= 2 * max(error.torch_largest, EPS[x.dtype] * float(result.abs().max()))
+        assert near(error, float(result.abs().max()), x.dtype), error
     else:
         assert torch.equal(result, expected)  # rounded values: most rows have equals
 
@@ -75,10 +77,63 @@ def test_sums_with_infinities(shape: tuple[int, ...], device: str) -> None:
 
 
 def test_each_kernel_is_reached(device: str) -> None:
-    planes = [plane.plane_of(*reduce.inputs(s, "float32", device, 0), 2, 2) for s in reduce.TEST_SHAPES]
-    assert {each.is_rows for each in planes} == {True, False}
-    assert {each.n <= reduction.RAGGED_COLS for each in planes if each.is_rows} == {True, False}
-    assert any(each.outer > 1 for each in planes if not each.is_rows)
+    plans = [reduce.REDUCE_SUM.plan(*reduce.inputs(shape, "float32", device, 0)) for shape in reduce.TEST_SHAPES]
+    first = {plan.steps[0].name for plan in plans}
+    assert first == {"_tile_kernel", "_rows_kernel", "_columns_kernel"}
+    assert {plan.steps[0].name for plan in plans if len(plan.steps) > 1} == {"_rows_kernel", "_columns_kernel"}  # split
+
+
+def test_where_a_row_begins_decides_how_it_is_read(device: str) -> None:
+    """By vectors that fill it, by vectors between its ends, or, where even the first row is at no boundary, singly."""
+    x = torch.zeros(3 * 2065 + 1, device=device)
+    for view, vector in ((x[: 3 * 2064].view(3, -1), 1), (x[:-1].view(3, -1), 4), (x[1:].view(3, -1), 1)):
+        (step,) = reduce.REDUCE_MAX.plan(view).steps
+        assert (step.name, step.constants["VECTOR"]) == ("_rows_kernel", vector)
+
+
+CASES = (
+    (reduce.REDUCE_SUM, {"outer": 5, "n": 700, "inner": 16}),
+    (reduce.REDUCE_SUM, {"outer": 2, "n": 2064, "inner": 1}),
+    (reduce.REDUCE_MAX, {"outer": 3, "n": 127, "inner": 1}),
+    (reduce.REDUCE_MAX, {"outer": 2, "n": 33, "inner": 300}),
+    (reduce.REDUCE_ARGMAX, {"outer": 70, "n": 9, "inner": 3}),
+)
+EACH_CASE = pytest.mark.parametrize(("op", "shape"), CASES, ids=lambda x: x.name if isinstance(x, Op) else "")
+
+
+@EACH_CASE
+def test_why_names_what_is_launched_and_plans_fit(op: Op, shape: dict[str, int], device: str) -> None:
+    check_plans(op, shape, device)
+
+
+@pytest.mark.parametrize(("op", "shape"), CASES[:4], ids=lambda x: x.name if isinstance(x, Op) else "")
+def test_second_derivatives_are_as_right_as_pytorchs(op: Op, shape: dict[str, int], device: str) -> None:
+    check_second_derivatives(op, shape, device)
+
+
+def test_indices_are_found_where_a_gradient_needs_them(device: str) -> None:
+    x = torch.randn(3, 127, device=device)
+    leaf = x.clone().requires_grad_()
+    for plan, kind in ((reduce.REDUCE_MAX.plan(x), "max"), (reduce.REDUCE_MAX.plan(leaf), "argmax")):
+        assert plan.steps[0].constants["KIND"] == kind
+    with torch.no_grad():
+        assert reduce.REDUCE_MAX.plan(leaf).steps[0].constants["KIND"] == "max"
+    dy = torch.ones(3, device=device)
+    assert launched(lambda: torch.autograd.grad(reduce.reduce_max(leaf), leaf, dy)) == "_tile_kernel, _spread_kernel"
+
+
+def test_an_index_has_no_gradient(device: str) -> None:
+    x = torch.randn(3, 127, device=device, requires_grad=True)
+    index = reduce.reduce_argmax(x)
+    assert not index.requires_grad and torch.equal(index, x.argmax(-1))
+    assert reduce.REDUCE_ARGMAX.plan(x).provider == "sublight"
+
+
+def test_the_gradient_of_a_sum_is_a_view(device: str) -> None:
+    x = torch.randn(4, 5, 6, device=device, requires_grad=True)
+    dy = torch.randn(4, 6, device=device)
+    (dx,) = torch.autograd.grad(reduce.reduce_sum(x, 1), x, dy)
+    assert dx.data_ptr() == dy.data_ptr() and torch.equal(dx, dy.unsqueeze(1).expand(x.shape))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +142,7 @@ def test_each_kernel_is_reached(device: str) -> None:
 )
 def test_layouts_are_read_in_place(order: tuple[int, ...], dim: int, copies: bool) -> None:
     x = torch.empty(4, 5, 6).permute(order)
-    assert (plane.plane_of(x, dim, dim).x is not x) == copies
+    assert plane.plane_of(x, dim, dim).is_copy == copies
 
 
 @pytest.mark.parametrize("dim", [(0, 2), (1, 1), 3, -4, ()])
@@ -101,11 +156,11 @@ def test_a_wrong_dim_is_refused(dim: reduce.Dims) -> None:
 def test_the_gradient_of_a_maximum(first: int, last: int, device: str) -> None:
     x = torch.randn(5, 7, 6, device=device).round()
     dy = torch.randn(reduce.left_of(x, first, last, False), device=device)
-    outer, n, inner = (math.prod(x.shape[a:b]) for a, b in ((0, first), (first, last + 1), (last + 1, 3)))
-    indices = reduction.reduce(x, first, last, "argmax")[1]
     dims = tuple(range(first, last + 1))
+    indices = reduce.launch_argmax(x, dims)
     (expected,) = correct.gradients(lambda x: reduce.max_reference(x, dims), (x,), dy)
-    assert torch.equal(reduce.spread(dy, indices, outer, n, inner).view(x.shape), expected)
+    assert torch.equal(reduce._reduce_max_backward.by_kernels(dy, indices, x.shape, first, last), expected)
+    assert torch.equal(reduce._spread_by_torch(dy, indices, x.shape, first, last), expected)
     library = lambda x: torch.ops.sublight.reduce_max(x, first, last, False)[0]  # noqa: E731
     assert torch.equal(correct.gradients(library, (x,), dy)[0], expected)
 

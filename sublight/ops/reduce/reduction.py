@@ -14,11 +14,12 @@ from typing import Literal
 
 import torch
 
-from sublight.backend.device import facts
+from sublight.backend.device import Facts, facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
-from sublight.op import Kernel
+from sublight.backend.launch import Step
+from sublight.op import Buffer, Kernel, Plan
 from sublight.ops.kernels.plane import Plane, plane_of
-from sublight.ops.kernels.rows import block_for
+from sublight.ops.kernels.rows import block_for, copies_of
 from sublight.ops.record.tuning import Tile, tile_for
 
 Kind = Literal["plain", "carried", "double", "max", "argmax"]
@@ -258,58 +259,72 @@ def _finish_kernel(
     _store(value_ptr, index_ptr, out * inner + col, value, index, col < inner, KIND)
 
 
-def reduce(x: torch.Tensor, first: int, last: int, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values in x's data type and, of `argmax`, indices; both as long as what is left of x, flat."""
+def plan_reduction(
+    x: torch.Tensor, first: int, last: int, kind: Kind, shape: tuple[int, ...], outputs: tuple[str, ...]
+) -> Plan:
+    """Values in x's data type and, of `argmax`, indices, both of this shape: what is left of x."""
     plane = plane_of(x, first, last)
-    count = plane.outer * plane.inner
-    values = torch.empty(count, dtype=x.dtype, device=x.device)
-    indices = torch.empty(count if kind == "argmax" else 0, dtype=torch.int64, device=x.device)
-    if plane.is_rows:
-        _reduce_rows(plane, values, indices, kind)
-    else:
-        _reduce_columns(plane, values, indices, kind)
-    return values, indices
+    steps = _rows_steps if plane.is_rows else _columns_steps
+    pieces, launches = steps(plane, kind, facts(x))
+    buffers = {"values": Buffer(shape=shape, dtype=x.dtype)}
+    if kind == "argmax":
+        buffers["indices"] = Buffer(shape=shape, dtype=torch.int64)
+    if pieces:  # of split rows, until they are joined
+        wide = torch.float64 if kind in ("carried", "double") else torch.float32
+        buffers["pieces"] = Buffer(shape=(pieces,), dtype=wide)
+        if kind == "argmax":
+            buffers["places"] = Buffer(shape=(pieces,), dtype=torch.int64)
+    return Plan(
+        provider="sublight",
+        reason=f"{plane.outer} x {plane.n} x {plane.inner}: each value read once",
+        copies=copies_of(x=plane.is_copy),
+        buffers=buffers,
+        steps=launches,
+        outputs=outputs,
+    )
 
 
 def _other(kind: Kind) -> float:
     return -float("inf") if kind in ("max", "argmax") else 0.0
 
 
-def _pieces(values: torch.Tensor, count: int, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the pieces of split rows lie until they are joined."""
-    wide = torch.float64 if kind in ("carried", "double") else torch.float32
-    where = torch.empty(count if kind == "argmax" else 0, dtype=torch.int64, device=values.device)
-    return torch.empty(count, dtype=wide, device=values.device), where
+def _results(kind: Kind) -> str:
+    return "values indices" if kind == "argmax" else "values values"  # no other kind looks at the second
 
 
-def _reduce_rows(plane: Plane, values: torch.Tensor, indices: torch.Tensor, kind: Kind) -> None:
-    x, rows, n, item = plane.x, plane.outer, plane.n, plane.x.element_size()
-    aligned = n % 16 == 0 and (rows == 1 or plane.outer_stride % 16 == 0) and x.data_ptr() % 16 == 0
-    if n <= (TILE_COLS if aligned or x.data_ptr() % 16 else RAGGED_COLS):
+def _pieces(kind: Kind) -> str:
+    return "pieces places" if kind == "argmax" else "pieces pieces"
+
+
+def _rows_steps(plane: Plane, kind: Kind, gpu: Facts) -> tuple[int, tuple[Step, ...]]:
+    """Pieces that are joined, 0 where no row is split, and the launches for rows that lie together in memory."""
+    rows, n, item = plane.outer, plane.n, plane.itemsize
+    is_whole = n % 16 == 0 and (rows == 1 or plane.outer_stride % 16 == 0) and plane.is_aligned  # vectors fill rows
+    if n <= (TILE_COLS if is_whole or not plane.is_aligned else RAGGED_COLS):
         block = block_for(n)
         rule = Tile(block=block, rows=max(1, TILE_ELEMENTS * 2 // item // block), warps=4)
-        tile = tile_for("reduce_tile", n, item, packable=aligned, capability=facts(x).capability, rule=rule)
-        _tile_kernel[(cdiv(rows, tile.rows),)](
-            x, values, indices, rows, n, plane.outer_stride, OTHER=_other(kind),
-            ROWS=tile.rows, BLOCK=tile.block, KIND=kind, num_warps=tile.warps,
+        tile = tile_for("reduce_tile", n, item, packable=is_whole, capability=gpu.capability, rule=rule)
+        step = Step(
+            _tile_kernel, (cdiv(rows, tile.rows),), rows, n, plane.outer_stride,
+            on=f"x {_results(kind)}", tile=tile,
+            OTHER=_other(kind), ROWS=tile.rows, BLOCK=tile.block, KIND=kind, num_warps=tile.warps,
         )  # fmt: skip
-        return
-    vector = 1 if aligned or x.data_ptr() % 16 else 16 // item
+        return 0, (step,)
+    vector = 1 if is_whole or not plane.is_aligned else 16 // item
     rule = Tile(block=4 * 32 * 16 // item, warps=4, stages=PASS_BYTES // (4 * 32 * 16))
     if kind == "argmax":  # 61 µs instead of 74 for 32768x4096: half as many steps, each with twice the loads
         rule = Tile(block=2 * rule.block, warps=4, stages=2)
-    tile = tile_for("reduce_rows", n, item, packable=aligned, capability=facts(x).capability, rule=rule)
+    tile = tile_for("reduce_rows", n, item, packable=is_whole, capability=gpu.capability, rule=rule)
     parts = cdiv(n + vector - 1, tile.block)
-    each = _each(rows, parts, tile.block * item, facts(x).multiprocessors, tile)
+    each = _each(rows, parts, tile.block * item, gpu.multiprocessors, tile)
     splits = cdiv(parts, each)
-    pieces, where = (values, indices) if splits == 1 else _pieces(values, rows * splits, kind)
-    _rows_kernel[(rows * splits,)](
-        x, pieces, where, n, plane.outer_stride, parts, each, splits, OTHER=_other(kind),
+    step = Step(
+        _rows_kernel, (rows * splits,), n, plane.outer_stride, parts, each, splits,
+        on=f"x {_results(kind) if splits == 1 else _pieces(kind)}", tile=tile, OTHER=_other(kind),
         BLOCK=tile.block, UNROLL=min(tile.stages, next_power_of_2(each)), VECTOR=vector,
         HALVINGS={2: 3, 4: 2}[item] if kind == "argmax" else 0, KIND=kind, num_warps=tile.warps,
     )  # fmt: skip
-    if splits > 1:
-        _finish(pieces, where, values, indices, rows, splits, 1, kind)
+    return (0, (step,)) if splits == 1 else (rows * splits, (step, _finish(rows, splits, 1, kind)))
 
 
 def _each(rows: int, parts: int, part_bytes: int, multiprocessors: int, tile: Tile) -> int:
@@ -323,43 +338,44 @@ def _each(rows: int, parts: int, part_bytes: int, multiprocessors: int, tile: Ti
     return cdiv(min(max(wanted, least), most), part_bytes)
 
 
-def _reduce_columns(plane: Plane, values: torch.Tensor, indices: torch.Tensor, kind: Kind) -> None:
-    x, outer, n, inner, item = plane.x, plane.outer, plane.n, plane.inner, plane.x.element_size()
+def _columns_steps(plane: Plane, kind: Kind, gpu: Facts) -> tuple[int, tuple[Step, ...]]:
+    """The same where what is reduced lies apart in memory, and columns side by side."""
+    outer, n, inner, item = plane.outer, plane.n, plane.inner, plane.itemsize
+    full = FULL * gpu.multiprocessors
     elements = TILE_ELEMENTS // item  # with their pairs, what fits in registers four times over
     cols = min(128, next_power_of_2(inner))
     warps = 4
-    if n * cols * item <= SMALL_BYTES and outer * inner * n * item >= FULL * facts(x).multiprocessors * SMALL_BYTES:
+    if n * cols * item <= SMALL_BYTES and outer * inner * n * item >= full * SMALL_BYTES:
         elements, warps = SMALL_BYTES // item // (1 if kind in ("plain", "max") else 4), 1
     rows = min(next_power_of_2(n), elements // cols)
     rule = Tile(block=cols, rows=rows, warps=warps, stages=min(4, next_power_of_2(cdiv(n, rows))))
-    tile = tile_for("reduce_columns", inner, item, packable=True, capability=facts(x).capability, rule=rule)
+    tile = tile_for("reduce_columns", inner, item, packable=True, capability=gpu.capability, rule=rule)
     outers = min(next_power_of_2(outer), max(1, elements // (tile.rows * tile.block)))
     blocks, groups = cdiv(inner, tile.block), cdiv(outer, outers)
-    step = tile.rows * tile.stages
+    rows_at_once = tile.rows * tile.stages
     programs = blocks * groups
-    wanted = max(1, FULL * facts(x).multiprocessors // programs)
-    if programs >= FULL * facts(x).multiprocessors or n <= 2 * step:  # a second launch would cost more
+    wanted = max(1, full // programs)
+    if programs >= full or n <= 2 * rows_at_once:  # a second launch would cost more
         wanted = 1
-    each = cdiv(cdiv(n, min(wanted, cdiv(n, step))), step) * step
+    each = cdiv(cdiv(n, min(wanted, cdiv(n, rows_at_once))), rows_at_once) * rows_at_once
     splits = cdiv(n, each)
-    pieces, where = (values, indices) if splits == 1 else _pieces(values, outer * splits * inner, kind)
-    _columns_kernel[(programs * splits,)](
-        x, pieces, where, outer, n, inner, plane.outer_stride, plane.stride, each, splits, blocks, OTHER=_other(kind),
-        OUTER=outers, ROWS=tile.rows, COLS=tile.block, UNROLL=tile.stages, ONCE=n <= step,
+    step = Step(
+        _columns_kernel, (programs * splits,),
+        outer, n, inner, plane.outer_stride, plane.stride, each, splits, blocks,
+        on=f"x {_results(kind) if splits == 1 else _pieces(kind)}", tile=tile, OTHER=_other(kind),
+        OUTER=outers, ROWS=tile.rows, COLS=tile.block, UNROLL=tile.stages, ONCE=n <= rows_at_once,
         AHEAD=max(1, tile.parts), KIND=kind, num_warps=tile.warps,
     )  # fmt: skip
-    if splits > 1:
-        _finish(pieces, where, values, indices, outer, splits, inner, kind)
+    return (0, (step,)) if splits == 1 else (outer * splits * inner, (step, _finish(outer, splits, inner, kind)))
 
 
-def _finish(
-    pieces: torch.Tensor, where: torch.Tensor, values: torch.Tensor, indices: torch.Tensor,
-    outer: int, splits: int, inner: int, kind: Kind,
-) -> None:  # fmt: skip
+def _finish(outer: int, splits: int, inner: int, kind: Kind) -> Step:
+    """The launch that joins the pieces."""
     cols = min(32, next_power_of_2(inner))
     blocks = cdiv(inner, cols)
-    _finish_kernel[(outer * blocks,)](
-        pieces, where, values, indices, splits, inner, blocks, OTHER=_other(kind),
+    return Step(
+        _finish_kernel, (outer * blocks,), splits, inner, blocks,
+        on=f"{_pieces(kind)} {_results(kind)}", OTHER=_other(kind),
         SPLITS=min(next_power_of_2(splits), JOINED // cols), COLS=cols,
         KIND=kind if kind in ("max", "argmax") else "double", num_warps=4,
     )  # fmt: skip
