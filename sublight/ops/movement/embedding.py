@@ -5,7 +5,6 @@ The table's gradient, which is the same bits every time, is in `embedding_gradie
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch

@@ -95,7 +95,8 @@ class NativeCall:
         op, results = self.op, self.op.results or 0
         call = module.call(op.name, self.kinds, results, (results or len(op.outputs)) > 1, in_python)
         by = getattr(op.gradient and op.gradient.by, "native", None)  # what is no op of its own stays in Python
-        if op.gradient is not None and by is not None and by.call is not None:
+        is_known = op.gradient is not None and set(op.gradient.options) <= set(op.arguments)
+        if is_known and by is not None and by.call is not None:
             backward = by.call
             module.differentiate(call, backward, *op.gradient.places(op), partial(op.gradient.from_native, op))
         self.module, self.call = module, call

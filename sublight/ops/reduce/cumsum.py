@@ -20,7 +20,8 @@ from sublight.backend.device import INTERPRETER_MULTIPROCESSORS, facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.reduce import cumsum as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import Rows, block_for, copies_of, random_rows, rows_of, why_no_kernel
@@ -295,12 +296,6 @@ def launch(x: torch.Tensor, dim: int = -1, reverse: bool = False) -> torch.Tenso
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    n = shape["rows"] * shape["cols"]
-    # read x, write y; backward the same, from the other end
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=ITEMSIZE[dtype] * n, flops={"vector_fp32": 2 * n})
 
 
 def _shapes(*sizes: tuple[int, int]) -> tuple[Shape, ...]:
