@@ -73,9 +73,7 @@ def plan_forward(kernels: Kernels, x: torch.Tensor) -> Plan:
     """From x to a result of its shape."""
     layout = rows_of(x)
     rows, cols, item, sums = layout.rows, layout.cols, layout.itemsize, sums_of(x)
-    tile = tile_of(
-        "softmax", cols, item, packed=layout.is_packed, capability=facts(x).capability, two=kernels.splits
-    )
+    tile = tile_of("softmax", cols, item, packed=layout.is_packed, capability=facts(x).capability, two=kernels.splits)
     ragged = is_ragged(layout, layout.in_one_piece)
     buffers = {"y": Buffer(shape=tuple(x.shape), dtype=x.dtype)}
     if tile is None or (cols > TILE_COLS and ragged):
