@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
@@ -261,8 +260,9 @@ class _InPlace(torch.autograd.Function):
         return loss  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise BadInput("cross_entropy(in_place=True) has no second derivative: leave in_place away")
         d, ctx.gradient = ctx.gradient, None
         if d is None:
             raise BadInput("a second backward pass through cross_entropy(in_place=True): leave in_place away")
@@ -276,7 +276,7 @@ def _holds_gradient(x: Rows) -> bool:
 
 def _is_in_place(logits: torch.Tensor, labels: torch.Tensor) -> bool:
     """Whether the gradient goes over the logits: our kernels run, nobody watches, and there is a place for it."""
-    if why_torch(logits) or logits.is_neg() or not is_unobserved(logits, labels):
+    if why_torch(logits) or not is_unobserved(logits, labels) or logits.is_neg():
         return False
     if not _holds_gradient(rows_of(logits)):
         return False
