@@ -39,12 +39,14 @@ class _Triton:
 triton: Any = _Triton()
 tl: Any = _Language()
 gluon, gl = triton, tl
-async_copy = copy_in = libdevice = None
+async_copy = copy_in = None
+libdevice: Any = None
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
     import triton
     import triton.language as tl
+    from triton.language.extra import libdevice  # noqa: F401
 
     try:
         from triton.experimental import gluon

@@ -25,7 +25,7 @@ from sublight.cost import ITEMSIZE, Cost, Direction, Shape
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.cross_entropy import batch, finished, narrow, trailing
-from sublight.ops.cross_entropy.finished import Finished, is_unobserved, scaled
+from sublight.ops.cross_entropy.finished import Finished, hand_over, is_unobserved, scaled
 from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, check, is_late
 from sublight.ops.cross_entropy.terms import (
     FEW_LABELS,
@@ -177,7 +177,7 @@ def row_losses(
         reason = "one row in registers"
         constants = {"BLOCK": tile.block, "PACKED": tile.packed}
         step = Step(_row_kernel, (x.rows,), *sizes, *terms, on=on, tile=tile, **constants, **flags)
-    steps = (step,)
+    steps: tuple[Step, ...] = (step,)
     if words or is_counting:
         steps = (batch.prepare_step(x.rows, words, options, is_counting=is_counting), step)
     return RowLosses(f"{x.cols} columns: {reason}", steps, words, is_counted or is_counting)
@@ -240,7 +240,7 @@ _cross_entropy = Registered(
     plan_results=partial(plan_loss, gradient="no", outputs=("loss",)),
     fake=_fake,
     results=1,
-    gradient=Finished(by=_hand_over, saves=("logits", "labels"), gives=("logits",)),
+    gradient=Finished(by=hand_over(_hand_over), saves=("logits", "labels"), gives=("logits",)),
 )
 _in_place = Registered(
     schema=f"cross_entropy_in_place(Tensor(a!) logits, Tensor labels, {OPTIONS_SCHEMA}) -> (Tensor loss, Tensor count)",

@@ -23,7 +23,7 @@ from sublight.ops.cross_entropy import cross_entropy, finished
 from sublight.ops.cross_entropy import options as options_of_loss
 from sublight.ops.cross_entropy.batch import loss_buffers
 from sublight.ops.cross_entropy.cross_entropy import random_labels
-from sublight.ops.cross_entropy.finished import Finished, scaled
+from sublight.ops.cross_entropy.finished import Finished, hand_over, scaled
 from sublight.ops.cross_entropy.linear_plan import ChunkedPlan, alpha_of, loss_dtype, plan_loss
 from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, is_late
 from sublight.ops.kernels.rows import generator_for, why_torch
@@ -148,7 +148,9 @@ def _reference(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
     return reference(hidden, weight, labels, wide=wide, **options._asdict())
 
 
-def _hand_over(dloss: torch.Tensor, saved: Mapping[str, Any], made: Inputs | None, wanted: set[str]) -> Inputs:
+def _hand_over(
+    dloss: torch.Tensor, saved: Mapping[str, Any], made: Inputs | None, wanted: set[str]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     hidden, weight, labels = (saved[name] for name in ("hidden", "weight", "labels"))
     options, wants = Options(*(saved[name] for name in Options._fields)), ("hidden" in wanted, "weight" in wanted)
     rest = (*options, saved["chunk_bytes"], *wants)
@@ -190,7 +192,7 @@ _linear_cross_entropy = Registered(
     fake=_fake,
     launch=lambda plan, *args: _run(plan, None, *args),
     results=1,
-    gradient=Finished(by=_hand_over, saves=("hidden", "weight", "labels"), gives=("hidden", "weight")),
+    gradient=Finished(by=hand_over(_hand_over), saves=("hidden", "weight", "labels"), gives=("hidden", "weight")),
 )
 
 

@@ -116,11 +116,14 @@ def test_gradients_of_the_results_that_are_used(used: tuple[int, ...], dtype: st
         assert error.ok, error
 
 
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
 def second_derivative(call: Callable[..., Any], x: Any, weights: tuple[Any, ...]) -> Any:
     """The gradient of a gradient's square: through the results, and through what they are multiplied by."""
     x = x.detach().requires_grad_()
-    outputs = call(x)
-    outputs = [y for y in (outputs if isinstance(outputs, tuple) else (outputs,)) if y.requires_grad]
+    outputs = [y for y in as_tuple(call(x)) if y.requires_grad]
     loss = sum((weight.to(y.dtype) * y * y).sum() for weight, y in zip(weights, outputs, strict=True))
     (slope,) = torch.autograd.grad(loss, x, create_graph=True)
     return torch.autograd.grad(slope.square().sum(), x)[0]
@@ -135,8 +138,9 @@ def test_a_second_derivative_is_as_right_as_pytorchs(op: Op, dtype: str, device:
         (x,) = op.inputs({"rows": rows, "cols": 130}, dtype, device, seed)
         x = x / 4  # flat enough that fp16 holds a derivative of a derivative
         results = op.reference(x)
-        sizes = [float(y.float().abs().mean()) for y in (results if isinstance(results, tuple) else (results,))]
-        weights = tuple(w.float() / size for w, size in zip(correct.random_grads(op.reference, (x,)), sizes))
+        sizes = [float(y.float().abs().mean()) for y in as_tuple(results) if y.is_floating_point()]
+        grads = correct.random_grads(op.reference, (x,))
+        weights = tuple(grad.float() / size for grad, size in zip(grads, sizes, strict=True))
         exact = second_derivative(op.reference, x.double(), weights)
         theirs, ours = (second_derivative(call, x, weights) for call in (op.reference, op.call))
         errors.append([correct.error("second derivative", ours, theirs, exact)])
@@ -163,7 +167,7 @@ def test_transforms_get_pytorchs_own_derivatives(op: Op, device: str) -> None:
     (x,) = op.inputs({"rows": 3, "cols": 40}, "float32", device, 0)
 
     def first(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x: call(x)[0] if isinstance(call(x), tuple) else call(x)
+        return lambda x: as_tuple(call(x))[0]
 
     tangent = torch.randn_like(x)
     ours, theirs = (torch.func.jvp(first(call), (x,), (tangent,)) for call in (op.call, op.reference))

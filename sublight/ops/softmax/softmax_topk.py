@@ -12,7 +12,6 @@ it needs for that are missing to those that read (84 against 82 µs for 1024x131
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -246,6 +245,16 @@ def _fake(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, torch.empty_like(values, dtype=torch.int64)
 
 
+NO_SORTS = "the backward pass has nothing to sort: PyTorch's ops"
+_softmax_topk_backward = Registered(
+    schema="softmax_topk_backward(Tensor dvalues, Tensor? dindex, Tensor x, Tensor index) -> Tensor dx",
+    reference=_gradient,
+    theirs="torch.softmax, torch.scatter",
+    why_torch=lambda *args: NO_SORTS,
+    plan=lambda *args: Plan(provider="torch", theirs="torch.softmax, torch.scatter", reason=NO_SORTS),
+    fake=lambda dvalues, dindex, x, index: torch.empty_like(x, memory_format=torch.contiguous_format),
+    launch=lambda plan, *args: _gradient(*args).contiguous(),
+)
 _softmax_topk = Registered(
     schema="softmax_topk(Tensor x, int k) -> (Tensor values, Tensor index)",
     reference=reference,
@@ -254,10 +263,10 @@ _softmax_topk = Registered(
     plan=plan_topk,
     fake=_fake,
     gradient=Gradient(
-        by=SimpleNamespace(call=_gradient),  # no kernel of ours: the backward pass sorts nothing
+        by=_softmax_topk_backward,
         saves=("x", "index"),
         gives=("x",),
-        by_torch=lambda saved, grads: (_gradient(*grads, saved["x"], saved["index"]),),
+        by_torch=lambda saved, grads: (_gradient(grads[0], None, saved["x"], saved["index"]),),
     ),
 )
 
