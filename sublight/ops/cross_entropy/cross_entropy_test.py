@@ -40,7 +40,8 @@ EACH_OPTION = pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-
 def drawn(kernel: str, dtype: str, device: str, seed: int = 0) -> tuple[Any, ...]:
     rows, cols = WIDTHS[kernel]
     x, labels = CROSS_ENTROPY.inputs({"rows": rows, "cols": cols}, dtype, device, seed)
-    assert module.plan(x, labels).kernel.split(", ")[-2] == f"_{kernel}_kernel"
+    plan = module.plan(x, labels)
+    assert (plan.captured or plan).kernel.split(", ")[-2] == f"_{kernel}_kernel"
     labels[1:4] = torch.tensor([1, 3, cols - 1])
     return x, labels.clamp(min=0) if seed % 2 else labels
 
@@ -251,12 +252,13 @@ def test_any_layout_runs_what_the_plan_says(kernel: str, mode: str, layout: str,
     labels = torch.stack([flat_labels, flat_labels], -1)[:, 0].view(x.shape[:-1])  # apart in memory
     logits = x.view_as(x) if mode == "in place" else x  # no leaf, in the same memory
     plan = module.plan(logits, labels, in_place=mode == "in place")
+    plan = plan.captured or plan  # a small call on a GPU may be PyTorch's, for the host's time
     assert plan.copies == (("logits", "labels") if layout == "turned" else ("labels",))
     has_place = mode == "in place" and layout != "turned"
     assert plan.outputs == (("loss",) if mode == "eval" else ("loss", "count") if has_place else ("loss", "d", "count"))
     with watching() as steps:
         y = cross_entropy(logits, labels, in_place=mode == "in place")
-    assert plan.kernel == ", ".join(step.name for step in steps)
+    assert plan.kernel == ", ".join(step.name for step in steps) or (HAS_GPU and not steps)
     if mode == "eval":
         assert torch.equal(y, run(x, labels, Options(), gradient="no")[0])
         return
