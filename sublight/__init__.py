@@ -26,14 +26,17 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _FUNCTIONS:
-        return getattr(importlib.import_module("sublight.api"), name)
-    if name in _CLASSES:
-        return getattr(importlib.import_module(_CLASSES[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"sublight.{name}")
-    if _is_op(name):  # asked of the folder, not of OPS: a mistyped name must not cost an import of torch
-        return importlib.import_module("sublight.ops").find(name).call
-    raise AttributeError(f"module 'sublight' has no attribute {name!r}")
+        value = getattr(importlib.import_module("sublight.api"), name)
+    elif name in _CLASSES:
+        value = getattr(importlib.import_module(_CLASSES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"sublight.{name}")
+    elif _is_op(name):  # asked of the folder, not of OPS: a mistyped name must not cost an import of torch
+        value = importlib.import_module("sublight.ops").find(name).call
+    else:
+        raise AttributeError(f"module 'sublight' has no attribute {name!r}")
+    globals()[name] = value  # the next look-up costs nothing
+    return value
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
     from sublight.fix.patch.record import Patch
     from sublight.limits.probe import Kind
-    from sublight.op import Choice, Op
+    from sublight.op import Op, Plan
     from sublight.results import Limits, Run
     from sublight.trace.record import Trace
 
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 
-def why(op: str | Op, *args: Any) -> Choice:
+def why(op: str | Op, *args: Any) -> Plan:
     """Which implementation `op` runs for these arguments, and the reason."""
     from sublight import ops
 
     found = ops.find(op) if isinstance(op, str) else op
-    return found.choose(*args)
+    return found.plan(*args)
 
 
 def measure_limits(*, device: Kind | None = None, quick: bool = False, only: Iterable[str] = ()) -> Limits:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sublight import correct, timing
+from sublight.backend import native, private
 from sublight.correct import Inputs
-from sublight.cost import DTYPES, Cost, Direction, Shape, parse_dtype, shape_text
+from sublight.cost import DTYPES, Cost, Direction, Shape, shape_text
 from sublight.errors import BadInput, nearest
 from sublight.limits import run as limits_run
 from sublight.limits.run import Machine
@@ -26,12 +27,14 @@ from sublight.results import Limits, Result, Run
 from sublight.timing import Thunk
 
 Progress = Callable[[str, int, int], None]
-PROVIDERS = ("sublight", "launch", "torch", "compile", "liger", "quack")  # launch: our kernel, undispatched
+DISPATCHED, UNDISPATCHED = "sublight", "launch"  # what a user's call gets; our kernels whether or not they win
+ALWAYS = (DISPATCHED, "torch")
+LADDER = "ladder"  # every named step of ours
 NEEDED = {  # the limits that a floor is made of
     "cuda": ("hbm_copy", "launch_graph_node", "vector_fp32", "matmul_bf16"),
     "cpu": ("host_copy", "launch_eager"),
 }
-CPU_ELEMENTS = 2**22  # a CPU is shown the op, not the machine's limit at a GPU's sizes
+CPU_BYTES = 2**25  # a CPU is shown the op, not the machine's limit at a GPU's sizes
 CHECK_ELEMENTS = 2**25  # a float64 reference of more than this is taken over the first rows
 MAX_INPUT_SETS = 512
 FAR_OFF = 1e6  # an error ratio that says enough: infinity has no place in JSON
@@ -82,9 +85,15 @@ def run(
     progress: Progress | None = None,
 ) -> Run:
     """Measure; Ctrl-C keeps the rows that are done."""
-    chosen = providers(against)
+    check_providers(ops, against)
     limits_run.check_room(machine)
-    work = [(case, name) for case in cases(ops, machine, shapes, dtypes, directions, quick) for name in chosen]
+    if machine.kind == "cuda":
+        native.wait()  # what a user's calls cost once it is built, a minute after the first one, is what is timed
+    work = [
+        (case, name)
+        for case in cases(ops, machine, shapes, dtypes, directions, quick)
+        for name in providers(case.op, against)
+    ]
     rows: list[Result] = []
     try:
         for case, group in _grouped(work):
@@ -108,12 +117,24 @@ def run(
     )
 
 
-def providers(against: Sequence[str]) -> tuple[str, ...]:
-    """Ours and PyTorch's always; others where they are asked for."""
+def known_providers(op: Op) -> tuple[str, ...]:
+    """What can be timed: the call, the steps of our ladder, PyTorch, and whoever else the record names."""
+    ladder = [name for name in op.providers if name != DISPATCHED]
+    return tuple(dict.fromkeys((DISPATCHED, UNDISPATCHED, *ladder, "torch", "compile", *op.peers)))
+
+
+def check_providers(ops: Sequence[Op], against: Sequence[str]) -> None:
+    known = list(dict.fromkeys(name for op in ops for name in known_providers(op)))
     for name in against:
-        if name not in PROVIDERS:
-            raise BadInput(f"unknown provider {name!r}: use one of {nearest(name, list(PROVIDERS))}")
-    return tuple(name for name in PROVIDERS if name in ("sublight", "torch", *against))
+        if name not in (*known, LADDER):
+            raise BadInput(f"unknown provider {name!r}: use one of {nearest(name, [*known, LADDER])}")
+
+
+def providers(op: Op, against: Sequence[str]) -> tuple[str, ...]:
+    """The call and PyTorch's always; others where they are asked for, by name or as the whole ladder."""
+    wanted = {*ALWAYS, *against, *(op.providers if LADDER in against else ())}
+    missing = [name for name in against if name not in (*known_providers(op), LADDER)]  # their rows say so
+    return (*(name for name in known_providers(op) if name in wanted), *missing)
 
 
 def cases(
@@ -125,9 +146,10 @@ def cases(
     quick: bool,
 ) -> list[Case]:
     """What there is to measure. What is not given is the op's own: its shapes in bf16, on a CPU small ones in fp32."""
-    names = [parse_dtype(dtype) for dtype in dtypes] or (["bfloat16"] if machine.kind == "cuda" else [DTYPES[0]])
     found = []
     for op in ops:
+        first = "bfloat16" if machine.kind == "cuda" else DTYPES[0]
+        names = [op.parse_dtype(dtype) for dtype in dtypes] or [first if first in op.dtypes else next(iter(op.dtypes))]
         mine: Sequence[Shape] = [op.parse_shape(words) for words in shapes] or op.shapes
         if not shapes and machine.kind == "cpu":
             mine = _for_cpu(op, quick)
@@ -249,8 +271,13 @@ class _Bench:
 
     def _bound(self, provider: str, inputs: Inputs) -> Thunk:
         op = self.case.op
-        if own := {"sublight": op.call, "launch": op.launch, "torch": op.reference}.get(provider):
+        if own := {DISPATCHED: op.call, UNDISPATCHED: op.launch, "torch": op.reference}.get(provider):
             return functools.partial(own, *inputs)
+        if provider in op.providers:
+            step = op.providers[provider]
+            if reason := step.why_not(*inputs):
+                raise NotImplementedError(reason)
+            return functools.partial(step.launch, *inputs)
         if provider == "compile":
             return functools.partial(_compiled(op), *inputs)
         if provider not in op.peers:
@@ -279,9 +306,10 @@ class _Bench:
     def _checked(self, inputs: Inputs) -> Inputs:
         """The first rows only, or other inputs of a smaller shape, where a float64 reference of all would be large."""
         op, shape = self.case.op, dict(self.case.shape)
-        if op.is_row_wise:
-            rows, keep = shape["rows"], max(1, CHECK_ELEMENTS // max(1, inputs[0].shape[-1]))
-            return tuple(x[:keep] if x.dim() and x.shape[0] == rows > keep else x for x in inputs)
+        if op.batch in shape:  # entries do not depend on one another
+            entries = shape[op.batch]
+            keep = max(1, CHECK_ELEMENTS * entries // max(1, max(x.numel() for x in inputs)))
+            return tuple(x[:keep] if x.dim() and x.shape[0] == entries > keep else x for x in inputs)
         fewer = dict(shape)
         while op.cost(fewer, self.case.dtype, "fwd").bytes > 16 * CHECK_ELEMENTS and max(fewer.values()) > 1:
             first = next(key for key, size in fewer.items() if size > 1)
@@ -330,18 +358,20 @@ class _Backward:
 def _compiled(op: Op) -> Callable[..., Any]:
     import torch
 
-    torch._dynamo.config.cache_size_limit = 4096  # one entry a shape, and every shape is a case of its own
+    private.dynamo.config.cache_size_limit = 4096  # one entry a shape, and every shape is a case of its own
     return torch.compile(op.reference, dynamic=False)
 
 
 def _for_cpu(op: Op, quick: bool) -> list[Shape]:
-    """The op's first shapes with fewer rows or elements, so that a CPU finishes in seconds."""
-    if op.keys == ("numel",):
-        return [{"numel": CPU_ELEMENTS}] if quick else [{"numel": 2**16}, {"numel": CPU_ELEMENTS}]
-    if not op.is_row_wise:
-        return [max(op.test_shapes, key=lambda shape: op.cost(shape, "float32", "fwd").bytes)]
-    first = list(op.shapes[:1] if quick else op.shapes[1:6:2])
-    return [{**shape, "rows": max(1, CPU_ELEMENTS // shape["cols"])} for shape in first]
+    """The op's first shapes with a smaller batch, so that a CPU finishes in seconds; else its largest test shape."""
+    dtype = next(iter(op.dtypes))
+    if op.batch not in op.keys:
+        return [max(op.test_shapes, key=lambda shape: op.cost(shape, dtype, "fwd").bytes)]
+    smaller = []
+    for shape in op.shapes[:1] if quick else op.shapes[1:6:2]:
+        per_entry = op.cost(shape, dtype, "fwd").bytes / shape[op.batch]
+        smaller.append({**shape, op.batch: max(1, min(shape[op.batch], int(CPU_BYTES / per_entry)))})
+    return smaller
 
 
 def _grouped(work: Sequence[tuple[Case, str]]) -> Iterator[tuple[Case, list[str]]]:

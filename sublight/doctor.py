@@ -49,6 +49,7 @@ def examine() -> tuple[Check, ...]:
         *(_tool(*row) for row in TOOLS),
         _counters(),
         _compiler(),
+        *_backend(),
         _cache(),
         _limits(),
     )
@@ -244,6 +245,52 @@ def _tool_named(name: str, path: str, needed_for: str) -> Check:
     check = _tool(path, ("--version",), needed_for, "reinstall it, or set CC")
     found = f"{Path(path).name} {check.found}" if check.state == "ok" else check.found
     return Check(name=name, state=check.state, found=found, needed_for=needed_for, fix=check.fix)
+
+
+def _backend() -> list[Check]:
+    """The private parts of Triton and PyTorch that we use, quick launches, and calls in C++."""
+    needed = {"private parts": "xray, patch, graph", "quick launches": "eager calls of ops: 15 µs each"}
+    try:
+        import torch  # noqa: F401
+
+        from sublight.backend import launch, native, private
+        from sublight.backend.jit import AVAILABLE, why_no_gluon
+    except ImportError:
+        return []  # what is missing is in a row of its own
+    is_cuda = gpus.detect() is not None
+    lacking = private.missing(without=() if AVAILABLE else ("triton",)) if is_cuda or AVAILABLE else []
+    lacking = [words for words in lacking if is_cuda or "_cuda" not in words]
+    lacking += [why_no_gluon] if AVAILABLE and why_no_gluon else []
+    newest = "use torch 2.11 to 2.13 and triton 3.6 to 3.9, or tell us"
+    checks = [
+        Check(
+            name="private parts", state="broken" if lacking else "ok", needed_for=needed["private parts"],
+            found="; ".join(lacking) or f"all {len(private.PARTS)} as expected", fix=newest if lacking else "",
+        )
+    ]  # fmt: skip
+    if not is_cuda or not AVAILABLE:
+        return checks
+    try:
+        launch.self_check()
+        slow = launch.why_slow()
+    except Exception as error:
+        slow = _first_line(error)
+    checks.append(
+        Check(
+            name="quick launches", state="broken" if slow else "ok", needed_for=needed["quick launches"],
+            found=slow or "as Triton's own", fix=newest if slow else "",
+        )
+    )  # fmt: skip
+    why_not = native.why_not()
+    built = native.file_of(cuda=True).exists()
+    checks.append(
+        Check(
+            name="calls in C++", state="missing" if why_not else "ok", needed_for="eager calls of ops: 5 to 10 µs each",
+            found=why_not or ("built" if built else "built in the background at an op's first call"),
+            fix="" if not why_not or "SUBLIGHT_NATIVE" in why_not else "apt install g++, and the CUDA toolkit's headers",
+        )
+    )  # fmt: skip
+    return checks
 
 
 def _cache() -> Check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,11 +41,12 @@ class Health:
     power_limit_w: float | None
     power_default_w: float | None
     state: State
+    name: str = ""
 
 
 @functools.cache
-def _handle() -> tuple[Any, Any] | None:
-    """NVML and the handle of the GPU that torch calls cuda:0, found by UUID: torch may number them otherwise."""
+def _handle(uuid: str = "") -> tuple[Any, Any] | None:
+    """NVML and the handle of the GPU of this UUID, else of the one that CUDA counts as its first."""
     try:
         import pynvml
 
@@ -51,10 +54,7 @@ def _handle() -> tuple[Any, Any] | None:
     except Exception:  # not installed, or no driver: both mean that nothing can be asked
         return None
     try:
-        import torch
-
-        uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid or _first_uuid(pynvml))
     except Exception:
         try:
             return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -62,8 +62,34 @@ def _handle() -> tuple[Any, Any] | None:
             return None
 
 
+def _first_uuid(pynvml: Any) -> str:
+    """The GPU that CUDA counts as its first. Torch, whose import takes seconds, is needed only where the order
+    cannot be known without it: of different GPUs CUDA puts the fastest first, unless CUDA_DEVICE_ORDER says otherwise.
+    """
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+    uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if visible.startswith(("GPU-", "MIG-")):  # maybe only the first letters of it
+        return next((uuid for uuid in uuids if uuid.startswith(visible)), visible)
+    names = {str(pynvml.nvmlDeviceGetName(handle)) for handle in handles}
+    if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        import torch
+
+        return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    return uuids[int(visible)]
+
+
+def _uuid_in_use() -> str:
+    """Of cuda:0, where this process uses CUDA through torch already; empty where it does not."""
+    torch = sys.modules.get("torch")
+    try:
+        return f"GPU-{torch.cuda.get_device_properties(0).uuid}" if torch and torch.cuda.is_initialized() else ""
+    except Exception:  # a torch that is half imported, or without CUDA
+        return ""
+
+
 def _ask(question: Callable[[Any, Any], _T]) -> _T | None:
-    found = _handle()
+    found = _handle(_uuid_in_use())
     if found is None:
         return None
     pynvml, handle = found
@@ -90,8 +116,6 @@ def energy_j() -> float | None:
 
 def health() -> Health | None:
     """All that may explain a low figure."""
-    import os
-
     now = state()
     if now is None:
         return None
@@ -108,4 +132,5 @@ def health() -> Health | None:
         power_limit_w=_ask(lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle) * 1e-3),
         power_default_w=_ask(lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) * 1e-3),
         state=now,
+        name=_ask(lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle))) or "",
     )

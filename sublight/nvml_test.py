@@ -38,6 +38,7 @@ def driver(*, without: tuple[str, ...] = (), **answers: Any) -> SimpleNamespace:
         "nvmlDeviceGetTotalEnergyConsumption": 2_500,
         "nvmlDeviceGetComputeRunningProcesses": [mine],
         "nvmlDeviceGetUUID": "GPU-1",
+        "nvmlDeviceGetName": "NVIDIA H200",
         "nvmlSystemGetDriverVersion": "570.86",
         "nvmlDeviceGetCurrPcieLinkGeneration": 4,
         "nvmlDeviceGetCurrPcieLinkWidth": 8,
@@ -122,8 +123,54 @@ def test_health_is_in_si_and_leaves_ourselves_out(use: Any) -> None:
         power_limit_w=600.0,
         power_default_w=700.0,
         state=nvml.State(clock_mhz=1980, throttle=()),
+        name="NVIDIA H200",
     )
     assert nvml.energy_j() == 2.5
+
+
+def two_gpus(*names: str) -> SimpleNamespace:
+    """An NVML whose handles are the GPUs' UUIDs."""
+    uuids = [f"GPU-{letter}{letter}" for letter in "ab"]
+    module = driver()
+    module.nvmlDeviceGetCount = lambda: 2
+    module.nvmlDeviceGetHandleByIndex = lambda index: uuids[index]
+    module.nvmlDeviceGetUUID = lambda handle: handle
+    module.nvmlDeviceGetName = lambda handle: names[uuids.index(handle)]
+    module.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    return module
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"),
+    [(None, "GPU-aa"), ("0", "GPU-aa"), ("1,0", "GPU-bb"), ("GPU-b", "GPU-bb"), ("7", "GPU-aa"), ("none", "GPU-aa")],
+)
+def test_the_first_gpu_is_the_first_that_cuda_may_see(
+    use: Any, visible: str | None, uuid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(two_gpus("NVIDIA H200", "NVIDIA H200"))
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it would fail
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    health = nvml.health()
+    assert health is not None and (health.uuid, health.name) == (uuid, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(("initialized", "order", "uuid"), [(True, "", "GPU-bb"), (False, "", "GPU-bb"),
+                                                            (False, "PCI_BUS_ID", "GPU-aa")])  # fmt: skip
+def test_torch_is_asked_where_it_is_in_use_or_gpus_differ(
+    use: Any, initialized: bool, order: str, uuid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(two_gpus("NVIDIA T4", "NVIDIA H200"))
+    second = SimpleNamespace(uuid="bb")
+    cuda = SimpleNamespace(is_initialized=lambda: initialized, get_device_properties=lambda _: second)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    health = nvml.health()
+    assert health is not None and health.uuid == uuid
 
 
 @pytest.mark.gpu

@@ -41,6 +41,7 @@ class Buffer:
     dtype: Any  # torch.dtype
     is_zero: bool = False  # cleared before the first launch
     bits: Any = None  # the torch.dtype that kernels are shown instead, of the same size
+    strides: tuple[int, ...] = ()  # empty: contiguous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class Floor:
     """The time below which no implementation goes, and which limit sets it."""
 
     seconds: float
-    bound: str  # "memory", "launch", or the name of the arithmetic limit
+    bound: str  # "memory", "launch", or the name of the limit of arithmetic, of a link or of a transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,27 @@ class Limits:
         (left, left_cost), (right, right_cost) = points[at - 1], points[at]
         return 1 / (left_cost + (right_cost - left_cost) * (share - left) / (right - left))
 
+    def link_rate(self) -> float | None:
+        """Bytes per second, each way, between this GPU and all others.
+
+        A copy to one peer may use a part of the links alone: where the vendor's figure for all of them is higher, it
+        is the limit, because a floor must not be above what is possible.
+        """
+        peer = next((limit for limit in self.limits if limit.name == "peer_copy" and limit.value), None)
+        return max(peer.value or 0.0, peer.spec or 0.0) if peer else None
+
     def floor(self, cost: Cost) -> Floor | None:
         """The largest of cost over limit; None where no limit that the cost needs is known."""
         times = {}
         rate = self.memory_rate(cost.read_bytes, cost.write_bytes)
         if rate:
             times["memory"] = cost.bytes / rate
+        carried = {
+            "h2d_pinned": (cost.from_host_bytes, self.value("h2d_pinned")),
+            "d2h_pinned": (cost.to_host_bytes, self.value("d2h_pinned")),
+            "peer_copy": (cost.link_bytes, self.link_rate()),
+        }
+        times |= {name: size / rate for name, (size, rate) in carried.items() if size and rate}
         for name, flops in cost.flops.items():
             if peak := self.value(name):
                 times[name] = flops / peak

@@ -188,12 +188,24 @@ def test_no_rate_where_nothing_is_known_or_moved() -> None:
         (Cost(read_bytes=100, write_bytes=100, flops={"vector_fp32": 6.0}), NODE, "launch"),
         (Cost(read_bytes=100, write_bytes=100, launches=3), 3 * NODE, "launch"),
         (Cost(read_bytes=100, write_bytes=100, flops={"vector_fp32": 6e10, "matmul_bf16": 1e30}), 1.0, "vector_fp32"),
+        (Cost(read_bytes=0, write_bytes=10**8, from_host_bytes=10**8), 1.0, "h2d_pinned"),
+        (Cost(read_bytes=10**8, write_bytes=0, to_host_bytes=10**8), 2.0, "d2h_pinned"),
+        (Cost(read_bytes=10**8, write_bytes=10**8, link_bytes=10**8), 0.5, "peer_copy"),
     ],
 )
 def test_the_floor_is_the_largest_and_names_its_bound(cost: Cost, seconds: float, bound: str) -> None:
-    floor = limits(hbm_copy=COPY, launch_graph_node=NODE, launch_eager=1.0, vector_fp32=VECTOR).floor(cost)
+    transfers = {"h2d_pinned": 1e8, "d2h_pinned": 5e7, "peer_copy": 2e8}
+    floor = limits(hbm_copy=COPY, launch_graph_node=NODE, launch_eager=1.0, vector_fp32=VECTOR, **transfers).floor(cost)
     assert floor is not None
     assert (floor.seconds, floor.bound) == (pytest.approx(seconds), bound)
+
+
+def test_links_are_as_fast_as_all_of_them_together() -> None:
+    one_of_seven = Limit(name="peer_copy", unit="B/s", value=48e9, spec=448e9)
+    mesh = Limits(device="a mesh of GPUs", kind="cuda", limits=(one_of_seven,))
+    assert mesh.link_rate() == 448e9
+    assert limits(hbm_copy=COPY).link_rate() is None
+    assert limits(hbm_copy=1e12).floor(Cost(read_bytes=0, write_bytes=0, link_bytes=10**9)) is None
 
 
 def test_a_cpu_has_its_own_launch() -> None:

@@ -33,7 +33,10 @@ class _Language:
 
 
 class _Triton:
-    jit = staticmethod(_Kernel)
+    @staticmethod
+    def jit(function: Any = None, **options: Any) -> Any:
+        """`@triton.jit`, and `@triton.jit(do_not_specialize=…)`."""
+        return _Kernel if function is None else _Kernel(function)
 
 
 triton: Any = _Triton()

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
+from sublight.backend import listen, native, private
 from sublight.backend.device import is_interpreted
 
 Quick = Callable[[tuple[Any, ...], tuple[float, ...]], bool]  # False: somebody watches launches, and must see this
@@ -26,15 +28,34 @@ CHECKED: ContextVar[bool] = ContextVar("CHECKED", default=False)
 WATCHERS: list[list[Step]] = []  # each is given the steps that are taken
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor as Hopper's copy engine sees it: sizes, strides, and the block that one copy brings in."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements; the last is 1
+    block: tuple[int, ...]
+    layout: Any = None  # of the block in shared memory, where the kernel is written in Gluon
+
+    def of(self, x: Any) -> Any:
+        shape, strides, block = list(self.shape), list(self.strides), list(self.block)
+        if self.layout is not None:
+            return private.GluonDescriptor(x, shape, strides, block, self.layout)
+        return private.TensorDescriptor(x, shape, strides, block)
+
+
 class Step:
     """One launch that lacks only its tensors: kernel, grid, the numbers behind the pointers, and the constants.
 
     `on` names the tensors, in the order of the kernel's pointers, separated by spaces. A name among the numbers stands
     for an argument of the call whose value is free: the plan does not depend on it, nor may the compiled kernel, which
-    therefore has it as a float, or as an integer that Triton does not specialise, with its type annotated.
+    therefore has it as a float, or as an integer that Triton does not specialise, with its type annotated. `views` are
+    the tensors, by their place, that the kernel gets as descriptors for the copy engine instead of as pointers.
     """
 
-    __slots__ = ("_kinds", "_quick", "constants", "free", "grid", "kernel", "numbers", "on", "tile")
+    __slots__ = (
+        *("_kinds", "_quick", "compiled", "constants", "free", "grid", "kernel", "numbers", "on", "tile", "views"),
+    )
 
     def __init__(
         self,
@@ -42,12 +63,15 @@ class Step:
         grid: tuple[int, ...],
         *numbers: float | str,
         on: str = "",
+        views: Mapping[int, View] | None = None,
         tile: Any = None,
         **constants: Any,
     ) -> None:
+        self.views = views or {}
         self.kernel, self.grid, self.numbers, self.constants, self.tile = kernel, grid, numbers, constants, tile
         self.on = tuple(on.split())
         self.free = tuple(number for number in numbers if isinstance(number, str))
+        self.compiled: Any = None  # Triton's compiled kernel, once it was launched
         self._quick: Quick | None = None
         self._kinds: Any = None  # what Triton made of the arguments at the first launch, where launches are checked
 
@@ -70,8 +94,13 @@ class Step:
             steps.append(self)
         if CHECKED.get():
             self._check(tensors)
+        if self.views:
+            views = self.views
+            tensors = tuple([views[at].of(x) if at in views else x for at, x in enumerate(tensors)])
         compiled = self.kernel[self.grid](*tensors, *self.values(free), **self.constants)
-        if self._quick is None and compiled is not None and not is_interpreted():
+        is_real = compiled is not None and not is_interpreted() and not listen.LISTENERS  # a listener may only compile
+        if self._quick is None and is_real:
+            self.compiled = compiled
             self._quick = _Route.quick(self, compiled, len(tensors))
 
     def values(self, free: tuple[float, ...]) -> tuple[float, ...]:
@@ -93,9 +122,10 @@ def watching() -> Iterator[list[Step]]:
     steps: list[Step] = []
     WATCHERS.append(steps)
     try:
-        yield steps
+        with native.paused():
+            yield steps
     finally:
-        WATCHERS.remove(steps)  # by identity or equality: of two equal lists either may go
+        WATCHERS[:] = [other for other in WATCHERS if other is not steps]
 
 
 def why_slow() -> str:

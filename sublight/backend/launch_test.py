@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import runpy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler.compiler import make_backend
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from sublight.backend import launch as launching
+from sublight.backend import launch, listen
 from sublight.backend.jit import tl
+from sublight.backend.launch import Step, quick_launch, watching
 
-triton = launching.quick(SimpleNamespace(jit=JITFunction))  # compiled, though other tests run by the interpreter
 
-
-@triton.jit
+@JITFunction  # compiled, though other tests run by the interpreter
 def _kernel(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr, NEGATE: tl.constexpr = False):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + place, mask=place < n, other=0.0) * scale
@@ -29,135 +26,178 @@ def _kernel(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr, NEGATE: tl.constexpr = 
 
 
 class Compiled:
-    """Stands for a compiled kernel; notes what it is launched with."""
+    """Stands for Triton's compiled kernel; notes what its C function is called with."""
 
-    function, packed_metadata = "function", "metadata"
+    function, packed_metadata = 1234, (4, 1, 0)
 
-    def __init__(self, launches: list[Any]) -> None:
-        self.run = lambda *args: launches.append((self, args))
+    def __init__(self, **changes: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        launcher = {
+            **{"global_scratch_size": 0, "profile_scratch_size": 0, "launch_cooperative_grid": False},
+            **{"launch_pdl": False, "launch": lambda *args: self.calls.append(args)},
+        }
+        self.run = SimpleNamespace(**(launcher | changes))
+        self.metadata = SimpleNamespace(tensordesc_meta=None)
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Launches through Triton, and quick ones."""
-    told: dict[str, list[Any]] = {"theirs": [], "quick": []}
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Compiled:
-        told["theirs"].append((args, kwargs))
-        return Compiled(told["quick"])
-
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(launching, "THEIRS", run)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(_kernel, "device_caches", {0: ({}, {}, None, backend, None)})
-    monkeypatch.setattr(_kernel, "known", {})
-    return told
+def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(64), torch.empty(64)
 
 
-def test_the_second_launch_alike_is_quick(told: dict[str, list[Any]]) -> None:
-    x, y, z = (torch.empty(64) for _ in range(3))
-    first = _kernel[(3,)](x, y, 32, 0.5, BLOCK=16, num_warps=4)
-    assert len(told["theirs"]) == 1 and not told["quick"]
-    assert _kernel[(5, 2)](y, z, 48, 1.5, BLOCK=16, num_warps=4) is first
-    assert len(told["theirs"]) == 1
-    (kernel, args), *more = told["quick"]
-    assert kernel is first and not more
-    assert args == (5, 2, 1, 7, "function", "metadata", None, None, None, y, z, 48, 1.5, 16, False)
+def step_of(*numbers: Any, **constants: Any) -> Step:
+    return Step(_kernel, (3,), *(numbers or (64, 0.5)), **(constants or {"BLOCK": 32}))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda x: ((x, x[1:], 32, 0.5), {"BLOCK": 16}),  # begins elsewhere
-        lambda x: ((x, x.half(), 32, 0.5), {"BLOCK": 16}),  # another data type
-        lambda x: ((x, x, 33, 0.5), {"BLOCK": 16}),  # 16 does not divide it
-        lambda x: ((x, x, 1, 0.5), {"BLOCK": 16}),  # Triton makes a one a constant
-        lambda x: ((x, x, 2**33, 0.5), {"BLOCK": 16}),  # 64 bits
-        lambda x: ((x, x, 32, 0.5), {"BLOCK": 32}),
-        lambda x: ((x, x, 32, 0.5), {"BLOCK": 16, "NEGATE": True}),
-        lambda x: ((x, x, 32, 0.5), {"BLOCK": 16, "num_warps": 8}),
-    ],
-)
-def test_what_would_be_another_kernel_goes_through_triton(told: dict[str, list[Any]], other: Any) -> None:
-    x = torch.empty(64)
-    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
-    args, kwargs = other(x)
-    _kernel[(1,)](*args, **kwargs)
-    assert len(told["theirs"]) == 2 and not told["quick"]
+def test_the_c_function_of_triton_3_6(tensors: Any) -> None:
+    compiled = Compiled()
+    assert quick_launch(compiled, step_of(), 2)(tensors, ())
+    x, y = (tensor.data_ptr() for tensor in tensors)
+    assert compiled.calls == [
+        (3, 1, 1, 7, 1234, False, False, None, None, (4, 1, 0), None, None, None, x, y, 64, 0.5, 32, False)
+    ]
 
 
-def test_what_the_key_does_not_tell_is_never_quick(told: dict[str, list[Any]]) -> None:
-    x = torch.empty(64)
-    for _ in range(2):
-        _kernel[(1,)](x, x, 32, 0.5, 16)  # a constant by its place
-        _kernel[(1,)](x, y_ptr=x, n=32, scale=0.5, BLOCK=16)  # a tensor by its name
-        for scale in (2, 2.0, True):  # equal, and of three types
-            _kernel[(1,)](x, x, 32, scale=scale, BLOCK=16)
-    assert len(told["theirs"]) == 10 and not told["quick"] and not _kernel.known
+def test_the_c_function_of_later_versions(tensors: Any) -> None:
+    compiled = Compiled(arg_annotations="annotations", kernel_signature="signature")
+    assert quick_launch(compiled, step_of(), 2)(tensors, ())
+    x, y = (tensor.data_ptr() for tensor in tensors)
+    fixed = (3, 1, 1, 7, 1234, False, False, (4, 1, 0), None, None, None, None, None, "annotations", "signature")
+    assert compiled.calls == [(*fixed, (x, y, 64, 0.5, 32, False))]
 
 
-def test_a_kernel_that_a_hook_of_the_cache_withholds_is_asked_for_again(told: Any, monkeypatch: Any) -> None:
-    def withheld(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    monkeypatch.setattr(JITFunction, "run", withheld)
-    monkeypatch.setattr(launching, "THEIRS", withheld)
-    x = torch.empty(64)
-    for _ in range(2):
-        assert _kernel[(1,)](x, x, 32, 0.5, BLOCK=16) is None
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "value"),
-    [
-        ("runtime", "debug", True),
-        ("compilation", "instrumentation_mode", "consan"),
-        ("runtime", "add_stages_inspection_hook", print),
-    ],
-)
-def test_other_settings_make_other_kernels(told: Any, monkeypatch: Any, where: str, name: str, value: Any) -> None:
-    x = torch.empty(64)
-    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
-    with monkeypatch.context() as changed:
-        changed.setattr(getattr(launching.knobs, where), name, value)
-        _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
-    assert len(told["theirs"]) == 2 and not told["quick"]
-    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
-    assert len(told["quick"]) == 1
+@pytest.mark.parametrize("changes", [{}, {"arg_annotations": "a", "kernel_signature": "s"}])
+def test_a_free_number_is_the_calls_own(tensors: Any, changes: dict[str, str]) -> None:
+    compiled = Compiled(**changes)
+    step = step_of(64, "scale", BLOCK=32)
+    quick = quick_launch(compiled, step, 2)
+    assert step.free == ("scale",) and quick(tensors, (0.25,)) and quick(tensors, (4.0,))
+    given = [call[-1] if changes else call[-6:] for call in compiled.calls]
+    assert [numbers[2:4] for numbers in given] == [(64, 0.25), (64, 4.0)]
 
 
-def test_who_watches_sees_every_launch(told: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.empty(64)
-    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
-    monkeypatch.setattr(launching.knobs.runtime.launch_enter_hook, "calls", [print])
-    _kernel[(1,)](x, x, 32, 0.5, BLOCK=16)
-    monkeypatch.undo()
-    assert not told["quick"]
+@pytest.mark.parametrize("changes", [{"global_scratch_size": 128}, {"profile_scratch_size": 1}])
+def test_what_needs_more_than_a_launch_is_left_to_triton(changes: dict[str, int]) -> None:
+    assert quick_launch(Compiled(**changes), step_of(), 2) is None
 
 
-def test_who_watched_before_we_came_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: None)
-    assert runpy.run_path(launching.__file__)["THEIRS"] is None
+def test_who_watches_sees_every_launch(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled()
+    quick = quick_launch(compiled, step_of(), 2)
+    seen: list[str] = []
+    knobs.runtime.launch_enter_hook.add(seen.append)
+    try:
+        assert not quick(tensors, ())
+    finally:
+        knobs.runtime.launch_enter_hook.remove(seen.append)
+    with listen.listening(lambda request, proceed: None):
+        assert not quick(tensors, ())
+    monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: None)  # somebody else's interception
+    assert not quick(tensors, ())
+    assert compiled.calls == []
 
 
-def test_what_is_known_stays_few(told: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "MOST_KNOWN", 3)
-    x = torch.empty(64)
-    for block in (16, 32, 64, 128, 256):
-        _kernel[(1,)](x, x, 32, 0.5, BLOCK=block)
-    assert len(_kernel.known) == 2
+class Route:
+    """A process in which no quick launch was tried yet; what it launches Triton's way is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, compiled: Any) -> None:
+        self.public: list[Any] = []
+        monkeypatch.setattr(launch._Route, "checked", False)
+        monkeypatch.setattr(launch._Route, "reason", "")
+        monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+        monkeypatch.setattr(launch, "self_check", lambda: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            self.public.append(args)
+            return compiled
+
+        monkeypatch.setattr(JITFunction, "run", run)
+
+
+def test_the_first_launch_is_tritons_the_second_quick(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled()
+    route, step = Route(monkeypatch, compiled), step_of()
+    for _ in range(3):
+        step(*tensors)
+    assert len(route.public) == 1 and len(compiled.calls) == 2 and launch.why_slow() == ""
+
+
+@pytest.mark.parametrize("renamed", ["launch", "global_scratch_size", "launch_pdl"], ids=lambda name: f"without {name}")
+def test_a_renamed_part_of_triton_means_its_public_launch(
+    renamed: str, tensors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = Compiled()
+    delattr(compiled.run, renamed)
+    route = Route(monkeypatch, compiled)
+    with pytest.warns(RuntimeWarning, match=renamed):
+        step_of()(*tensors)
+    step = step_of()
+    for _ in range(3):
+        step(*tensors)  # says nothing more
+    assert len(route.public) == 4 and renamed in launch.why_slow()
+
+
+def test_a_trial_that_gives_other_numbers_means_tritons_launch(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Compiled()
+    route = Route(monkeypatch, compiled)
+
+    def differs() -> None:
+        raise RuntimeError("a trial launch gave [1.0]…, not [0.0]…")
+
+    monkeypatch.setattr(launch, "self_check", differs)
+    step = step_of()
+    with pytest.warns(RuntimeWarning, match="a trial launch gave"):
+        step(*tensors)
+    step(*tensors)
+    assert len(route.public) == 2 and compiled.calls == []
+
+
+def test_while_a_graph_is_captured_nothing_is_tried(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = Route(monkeypatch, Compiled())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(launch, "self_check", lambda: pytest.fail("it would have to wait for the GPU"))
+    step_of()(*tensors)
+    assert len(route.public) == 1 and not launch._Route.checked
+
+
+def test_a_step_is_for_one_kind_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    Route(monkeypatch, None)
+    step, room = step_of(), torch.empty(65)
+    token = launch.CHECKED.set(True)
+    try:
+        step(room[:64], room[:64])
+        with pytest.raises(AssertionError, match="was planned for"):
+            step(room[1:], room[:64])
+        with pytest.raises(AssertionError, match="was planned for"):
+            step(room[:64].half(), room[:64])
+    finally:
+        launch.CHECKED.reset(token)
+
+
+def test_watching_notes_the_steps_that_are_taken(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Route(monkeypatch, Compiled())
+    first, second = step_of(), step_of()
+    first(*tensors)
+    with watching() as outer:
+        first(*tensors)
+        with watching() as inner:
+            second(*tensors)
+    second(*tensors)
+    assert outer == [first, second] and inner == [second]
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_quick_launches_give_what_triton_gives() -> None:
-    for size in (1, 16, 33, 64, 100, 1000):
-        for begin in (0, 1, 8):
-            for dtype in (torch.float32, torch.float16):
-                x = torch.randn(size + begin, device="cuda", dtype=dtype)[begin:]
-                for negate in (False, True, False, True):
-                    y = torch.full_like(x, float("nan"))
-                    _kernel[(-(-size // 64),)](x, y, size, 2.0, BLOCK=64, NEGATE=negate)
-                    assert torch.equal(y, -2 * x if negate else 2 * x), (size, begin, dtype, negate)
-    assert len(_kernel.known) >= 8
+    step = Step(_kernel, (4,), 100, 0.5, BLOCK=32)
+    for seed in range(3):
+        x = torch.randn(100, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+        y = torch.full_like(x, float("nan"))
+        step(x, y)
+        assert torch.equal(y, x * 0.5)
+    assert launch.why_slow() == "" and step._quick is not None

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sublight.backend import native
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -39,7 +41,8 @@ def listening(listener: Listener) -> Iterator[None]:
             _Hook.put_in()
         LISTENERS.append(listener)
     try:
-        yield
+        with native.paused():
+            yield
     finally:
         with _LOCK:
             LISTENERS.remove(listener)

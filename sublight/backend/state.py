@@ -1,8 +1,7 @@
 """What PyTorch is doing while a call of ours comes in: tracing, transforming, capturing.
 
 Calls on plain CUDA tensors in eager mode skip PyTorch's dispatcher, whose Python ops cost 5 µs and more. That is right
-only while nobody else has to hear of the call: these functions tell. They read private names of PyTorch, all of which
-are here; `doctor` runs `check`.
+only while nobody else has to hear of the call: these functions tell.
 """
 
 from __future__ import annotations
@@ -12,12 +11,17 @@ from typing import Any, Literal
 import torch
 from torch.autograd import forward_ad
 
+from sublight.backend import private
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 Who = Literal["", "compiler", "transform", "mode"]
 
-dispatch_modes = torch._C._len_torch_dispatch_stack
-transforms = torch._C._functorch.peek_interpreter_stack
-jit_trace = torch._C._get_tracing_state
+dispatch_modes, transforms, jit_trace = private.dispatch_modes, private.transforms, private.jit_trace
+
+
+def is_forward_ad() -> bool:
+    """Forward-mode AD is on: tensors may have tangents."""
+    return bool(forward_ad._current_level >= 0)
 
 
 def who_listens() -> Who:
@@ -28,7 +32,7 @@ def who_listens() -> Who:
     """
     if torch.compiler.is_compiling():
         return "compiler"
-    if transforms() is not None or forward_ad._current_level >= 0 or jit_trace() is not None:
+    if transforms() is not None or is_forward_ad() or jit_trace() is not None:
         return "transform"
     return "mode" if dispatch_modes() > 0 else ""
 
@@ -45,6 +49,7 @@ def is_capturing() -> bool:
 
 def apply_of(function: type[torch.autograd.Function]) -> Any:
     """`function.apply` without its Python wrapper, which looks for functorch and default arguments each time."""
-    base = getattr(torch._C, "_FunctionBase", None)
-    direct = base.__dict__.get("apply") if base is not None else None
-    return direct.__get__(None, function) if direct is not None else function.apply
+    try:
+        return private.FunctionBase.__dict__["apply"].__get__(None, function)
+    except (private.Missing, KeyError):
+        return function.apply

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublight.cli import output as cli_output
-from sublight.cost import DIRECTIONS, parse_dtype
+from sublight.cost import DIRECTIONS
 from sublight.errors import BadInput, one_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def measure(
     for op in chosen if shapes else ():
         for words in shapes:
             op.parse_shape(words)  # before anything is measured: a mistake must not cost a minute
-    types = [parse_dtype(words) for words in dtypes]
+    types = list(dtypes)
+    for op in chosen:
+        for words in dtypes:
+            op.parse_dtype(words)
     ways: Any = [one_of("direction", word, DIRECTIONS) for word in directions]
     machine = this_machine(kind)
     from sublight import bench

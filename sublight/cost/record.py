@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,18 +16,50 @@ Shape = Mapping[str, int]  # {"rows": 4096, "cols": 1024}
 class Cost:
     """The work that an ideal implementation must do: each input read once, each output written once, one launch."""
 
-    read_bytes: int
+    read_bytes: int  # through the device's own memory, as the next
     write_bytes: int
     flops: Mapping[str, float] = field(default_factory=dict)  # by the limit that bounds them: matmul_bf16, vector_fp32
     launches: int = 1
+    link_bytes: int = 0  # that this GPU sends to others, or gets from them: the larger of the two
+    from_host_bytes: int = 0
+    to_host_bytes: int = 0
 
     @property
     def bytes(self) -> int:
+        """Through the device's memory."""
         return self.read_bytes + self.write_bytes
 
     @property
     def total_flops(self) -> float:
         return sum(self.flops.values())
+
+    def __add__(self, other: Cost) -> Cost:
+        """One after the other.
+
+        >>> Cost(read_bytes=1, write_bytes=2) + Cost(read_bytes=3, write_bytes=4, launches=0, link_bytes=5)
+        Cost(read_bytes=4, write_bytes=6, flops={}, launches=1, link_bytes=5, from_host_bytes=0, to_host_bytes=0)
+        """
+        flops: Counter[str] = Counter(self.flops)
+        flops.update(other.flops)
+        return Cost(
+            read_bytes=self.read_bytes + other.read_bytes,
+            write_bytes=self.write_bytes + other.write_bytes,
+            flops=dict(flops),
+            launches=self.launches + other.launches,
+            link_bytes=self.link_bytes + other.link_bytes,
+            from_host_bytes=self.from_host_bytes + other.from_host_bytes,
+            to_host_bytes=self.to_host_bytes + other.to_host_bytes,
+        )
+
+
+NOTHING = Cost(read_bytes=0, write_bytes=0, launches=0)  # a view, or a gradient that is another tensor itself
+
+
+def in_direction(direction: Direction, forward: Cost, backward: Cost) -> Cost:
+    """The one that is meant; of both, the sum: the backward pass begins when the forward one is done."""
+    if direction == "fwd":
+        return forward
+    return backward if direction == "bwd" else forward + backward
 
 
 def shape_text(shape: Shape) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sublight import gpus, nvml
+from sublight import gpus
 from sublight.gpus import Gpu
 from sublight.limits import run
 from sublight.results import Limit, Limits, read_limits_file
@@ -27,7 +27,7 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
     if not trace.on_gpu:
         return _of_this_cpu()
     name = device_name(trace)
-    if nvml.health() is not None and (here := run.this_machine()).gpu is not None:  # else torch is not worth loading
+    if (here := run.machine_by_driver()) is not None and here.gpu is not None:
         cached = run.cached(here) if _same(here.device, here.gpu, name) else None
         if cached:
             return cached, f"measured on this machine, {cached.date[:10]}"
@@ -80,6 +80,7 @@ def of_gpu(gpu: Gpu) -> tuple[Limits, str]:
     limits.append(Limit(name="vector_fp32", unit="FLOP/s", value=gpu.reached.get("vector_fp32", vector), spec=vector))
     for name in ("h2d_pinned", "d2h_pinned"):
         limits.append(Limit(name=name, unit="B/s", value=gpu.reached.get(name, gpu.pcie_bytes_per_s)))
+    limits.append(Limit(name="peer_copy", unit="B/s", value=gpu.nvlink_bytes_per_s, spec=gpu.nvlink_bytes_per_s))
     limits.append(Limit(name="launch_graph_node", unit="s", value=gpu.reached.get("launch_graph_node", NODE_S)))
     reached = len(gpu.reached)
     source = f"known of the {gpu.name}: " + (

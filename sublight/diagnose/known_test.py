@@ -37,6 +37,7 @@ def test_what_is_known_of_the_gpu_that_the_trace_names() -> None:
     assert "NVIDIA H200" in limits.device and said.startswith("known of the H200") and "reached rates" in said
     assert limits.value("matmul_bf16") == gpu.reached["matmul_bf16"] < gpu.peak_flops["bf16"]
     assert limits.value("hbm_copy") == gpu.reached["hbm_copy"]
+    assert limits.link_rate() == gpu.nvlink_bytes_per_s, "collectives have a floor"
 
 
 def test_vendor_figures_where_nobody_reached_any() -> None:
@@ -116,8 +117,7 @@ def test_this_machines_measurement_counts_for_its_own_kind(
     name: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = run.Machine(kind="cuda", device="NVIDIA H200", uuid="GPU-1", driver="570", gpu=gpus.find("h200"))
-    monkeypatch.setattr(nvml, "health", lambda: object())
-    monkeypatch.setattr(run, "this_machine", lambda *_: machine)
+    monkeypatch.setattr(run, "machine_by_driver", lambda: machine)
     write_json(fakes.limits().to_json(), machine.cache_path)
     limits, said = known.limits_for(named(name))
     assert said.startswith("measured on this machine") == own

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -56,7 +55,6 @@ class Book:
     def __init__(self, trace: Trace, limits: Limits) -> None:
         self.trace, self.limits = trace, limits
         self._found: dict[tuple[int, int, tuple[str, ...]], OpCost | None] = {}
-        self.family_of = lru_cache(maxsize=None)(costs.kernel_family)
 
     def cost(self, row: int, kernels: tuple[str, ...]) -> OpCost | None:
         key = (int(self.trace.name[row]), int(self.trace.detail[row]), kernels)
@@ -99,8 +97,8 @@ class Book:
             floor = self.limits.floor(item.known.cost)
             if floor and not self._lacks_a_rate(item.known.cost):
                 item.floor_s, item.bound = floor.seconds, floor.bound
-        elif kernels or self.trace.kind[item.row] == Kind.KERNEL:
-            item.family = self.family_of(kernels[0] if kernels else item.name)[0]
+        else:
+            item.family = costs.family_of(item.name, kernels)
 
 
 def device_rows(attribution: Attribution, found: Steps) -> Ints:

@@ -10,25 +10,14 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from sublight import timing
-from sublight.backend.jit import tl, triton
 from sublight.limits.probe import Context, Probe
 from sublight.results import Limit
 
 NODES = 1000
 WAIT_CYCLES = 2_000_000  # about a millisecond of work to wait for
 REPEATS = 15
-
-
-@triton.jit
-def _empty_kernel(x_ptr):
-    tl.store(x_ptr, 1.0)
-
-
-def empty(x: Any) -> None:
-    _empty_kernel[(1,)](x, num_warps=1)
 
 
 def measure(context: Context) -> Iterator[Limit]:
@@ -39,6 +28,8 @@ def measure(context: Context) -> Iterator[Limit]:
     yield _seconds("launch_eager", timing.call_seconds(partial(torch.add, x, x, out=out), device=context.kind))
     if context.kind == "cpu":
         return
+    from sublight.limits.kernels.launch import empty
+
     yield _seconds("launch_triton", timing.call_seconds(partial(empty, x), device="cuda"))
     samples = timing.measure([partial(empty, x)] * NODES, time_limit_s=context.time_limit_s)
     yield Limit(name="launch_graph_node", unit="s", value=samples.median_s, spread=samples.spread_s, n=samples.n)

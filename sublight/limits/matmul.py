@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sublight import timing
+from sublight.backend import private
 from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit, Samples
 
@@ -74,13 +75,13 @@ def _product(kind: str, shape: tuple[int, int, int], device: str) -> Callable[[]
     m, n, k = shape
     if kind == "int8":
         a, b = (torch.randint(-127, 127, size, device=device, dtype=torch.int8) for size in ((m, k), (n, k)))
-        return partial(torch._int_mm, a, b.T)
+        return partial(private.int_mm, a, b.T)
     a, b = (torch.randn(size, device=device) for size in ((m, k), (n, k)))
     if kind == "fp8":
         one = torch.ones((), device=device)
         fp8 = torch.float8_e4m3fn
         return partial(
-            torch._scaled_mm, a.to(fp8), b.to(fp8).T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True
+            private.scaled_mm, a.to(fp8), b.to(fp8).T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
     names = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
     dtype = names.get(kind, torch.float32)

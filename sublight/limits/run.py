@@ -66,6 +66,18 @@ def this_machine(kind: Kind | None = None) -> Machine:
     return Machine(kind="cuda", device=gpu.name, uuid=uuid, driver=health.driver if health else "unknown", gpu=gpu)
 
 
+def machine_by_driver() -> Machine | None:
+    """This machine's GPU as its driver names it, which needs no torch; None where there is none, or no NVML."""
+    health = nvml.health()
+    if health is None:
+        return None
+    try:
+        gpu = gpus.find(health.name)
+    except gpus.UnknownGpu:
+        gpu = gpus.Gpu(key=health.name, name=health.name)
+    return Machine(kind="cuda", device=health.name, uuid=health.uuid, driver=health.driver, gpu=gpu)
+
+
 def check_room(machine: Machine) -> None:
     """A GPU that another process fills is said so before anything is measured."""
     if machine.kind != "cuda":

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from sublight import timing
-from sublight.backend.jit import tl, triton
 from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit
 
-THREADS, CHAINS = 128, 8  # of one program; independent chains in a thread hide the latency of each
-UNROLL = 32
 KINDS = (("vector_fp32", "float32", "fp32"), ("vector_fp64", "float64", "fp64"), ("vector_int32", "int32", "int32"))
-
-
-@triton.jit
-def _multiply_add_kernel(x_ptr, rounds, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + place)
-    total = x
-    for _ in range(rounds):
-        for _ in tl.static_range(UNROLL):
-            total = total * x + x
-    tl.store(x_ptr + place, total)
-
-
-def multiply_add(x: Any, rounds: int, programs: int) -> None:
-    block = THREADS * CHAINS
-    _multiply_add_kernel[(programs,)](x, rounds, BLOCK=block, UNROLL=UNROLL, num_warps=THREADS // 32)
 
 
 def measure(context: Context) -> Iterator[Limit]:
     import torch
+
+    from sublight.limits.kernels.vector import CHAINS, THREADS, UNROLL, multiply_add
 
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     programs = 16 * sms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight import correct
+from sublight.backend.launch import CHECKED, watching
 from sublight.conftest import HAS_GPU
 from sublight.correct import Inputs
 from sublight.cost import Shape, shape_text
@@ -23,6 +25,7 @@ from sublight.ops.softmax import softmax
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")  # the interpreter's bf16 is wrong
 ENOUGH = 2**14  # elements that an error is taken over …
 ROWS = 24  # … and rows: a row's errors share its sum's, so few would be luck (the interpreter has no time for so many)
+MOST_INTERPRETED = 2**15  # elements: the interpreter takes seconds for more
 SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40, 60000.0)
 CASES = [  # on the CPU fp16 takes every third shape: it differs from fp32 in what is converted, not in what is where
     pytest.param(op, shape, dtype, id=f"{op.name}-{shape_text(shape)}-{dtype}")
@@ -35,7 +38,7 @@ EACH_OP = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 
 def draws(op: Op, shape: Shape, dtype: str, device: str) -> Iterator[Inputs]:
-    few = math.ceil(ROWS / shape["rows"]) if HAS_GPU and "rows" in shape else 1
+    few = math.ceil(ROWS / shape[op.batch]) if HAS_GPU and op.batch in shape else 1
     for seed in range(min(64 if HAS_GPU else 12, max(few, ENOUGH // math.prod(shape.values())))):
         yield op.inputs(shape, dtype, device, seed)
 
@@ -90,6 +93,80 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return x.mT.contiguous().mT
 
 
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same values from an address that is no multiple of 16 bytes."""
+    room = x.new_empty(x.numel() + 1)
+    room[1:] = x.flatten()
+    return room[1:].view(x.shape)
+
+
+def folded(x: torch.Tensor) -> torch.Tensor:
+    """The same values with a dimension more in front."""
+    return x.unsqueeze(0)
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+LAYOUTS = (as_it_is, gapped, turned, shifted)
+
+
+@EACH_OP
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_why_names_is_what_is_launched(
+    op: Op, layout: Callable[[torch.Tensor], torch.Tensor], device: str
+) -> None:
+    for shape, dtype in itertools.product(op.test_shapes, (dtype for dtype in DTYPES if dtype in op.dtypes)):
+        inputs = tuple(
+            layout(x) if x.dim() > 1 or layout in (as_it_is, shifted) else x.clone()
+            for x in op.inputs(shape, dtype, device, 0)
+        )
+        if math.prod(inputs[0].shape) > MOST_INTERPRETED and not HAS_GPU:
+            continue  # the plan of a large shape is looked at below, without being run
+        plan = op.plan(*inputs)
+        with watching() as steps:
+            op.call(*inputs)
+        launched = ", ".join(dict.fromkeys(step.name for step in steps))
+        assert launched == (plan.kernel if plan.provider != "torch" else ""), (shape, dtype, plan)
+
+
+@EACH_OP
+def test_a_plan_is_for_one_kind_of_call(op: Op, device: str) -> None:
+    """A plan that is kept is used for other tensors of its kind: what it was compiled for must fit them."""
+    token = CHECKED.set(True)
+    try:
+        for layout in (as_it_is, shifted):
+            for seed in range(2):
+                op.call(*map(layout, op.inputs(op.test_shapes[1], "float32", device, seed)))
+    finally:
+        CHECKED.reset(token)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.launch_backward], ids=lambda op: op.name)
+def test_a_derivative_of_the_derivative_is_right_or_refused(op: Op, device: str) -> None:
+    inputs = op.inputs(op.test_shapes[1], "float32", device, 0)
+
+    def second(call: Callable[..., object], leaves: Inputs) -> list[torch.Tensor | None]:
+        outputs = [y for y in as_tuple(call(*leaves)) if y.requires_grad]
+        wanted = [x for x in leaves if x.requires_grad]
+        first = torch.autograd.grad(sum((y * y).sum() for y in outputs), wanted, create_graph=True)
+        return list(torch.autograd.grad(sum((g * g).sum() for g in first), wanted, allow_unused=True))
+
+    try:
+        ours = second(op.call, correct.leaves_of(inputs, op.wrt))
+    except NotImplementedError as refused:
+        assert "second derivative" in str(refused)
+        return
+    theirs = second(op.reference, correct.leaves_of(inputs, op.wrt))
+    double = correct.leaves_of(tuple(x.double() if x.is_floating_point() else x for x in inputs), op.wrt)
+    for one, other, truth in zip(ours, theirs, second(op.reference, double), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            error = correct.error("second derivative", one, other, truth)
+            assert error.ok, error
+
+
 @EACH_OP
 @pytest.mark.parametrize("moved", [gapped, turned])
 def test_rows_may_be_apart_in_memory(op: Op, moved: Callable[[torch.Tensor], torch.Tensor], device: str) -> None:
@@ -102,20 +179,20 @@ def test_rows_may_be_apart_in_memory(op: Op, moved: Callable[[torch.Tensor], tor
     assert same(op.launch(*apart), op.launch(*(x.clone() for x in inputs)))
 
 
-ROW_WISE = [op for op in OPS if op.is_row_wise]
-EACH_ROW_WISE = pytest.mark.parametrize("op", ROW_WISE, ids=lambda op: op.name)
+BATCHED = [op for op in OPS if op.batch in op.keys and op.keys == ("rows", "cols")]
+EACH_BATCHED = pytest.mark.parametrize("op", BATCHED, ids=lambda op: op.name)
 
 
-def rows_of(shape: Shape, tensors: tuple[torch.Tensor, ...]) -> list[int]:
-    """Which of them hold a row's own values."""
-    return [i for i, x in enumerate(tensors) if x.dim() and x.shape[0] == shape["rows"]]
+def batch_of(op: Op, shape: Shape, tensors: tuple[torch.Tensor, ...]) -> list[int]:
+    """Which of them hold an entry's own values."""
+    return [i for i, x in enumerate(tensors) if x.dim() and x.shape[0] == shape[op.batch]]
 
 
-@EACH_ROW_WISE
+@EACH_BATCHED
 def test_more_than_two_dimensions(op: Op, device: str) -> None:
     shape = {"rows": 12, "cols": 130}
     inputs = op.inputs(shape, "float32", device, 0)
-    mine = rows_of(shape, inputs)
+    mine = batch_of(op, shape, inputs)
     folded = tuple(x.view(3, 4, *x.shape[1:]) if i in mine else x for i, x in enumerate(inputs))
     flat, result = as_tuple(op.launch(*inputs)), as_tuple(op.launch(*folded))
     for one, other in zip(flat, result, strict=True):
@@ -124,7 +201,7 @@ def test_more_than_two_dimensions(op: Op, device: str) -> None:
         assert torch.equal(one.flatten(), other.flatten())
 
 
-@EACH_ROW_WISE
+@EACH_BATCHED
 def test_a_strange_value_stays_in_its_row(op: Op, device: str) -> None:
     shape = {"rows": len(SPECIAL) + 1, "cols": op.test_shapes[-1]["cols"]}
     inputs = op.inputs(shape, "float32", device, 0)
@@ -151,24 +228,24 @@ def test_softmax_of_masked_rows(cols: int, device: str) -> None:
     assert result[1, 0] == 1
 
 
-@EACH_ROW_WISE
+@EACH_BATCHED
 def test_wrong_input_is_refused_or_goes_to_pytorch(op: Op, device: str) -> None:
     x, *others = op.inputs(op.test_shapes[1], "float32", device, 0)
     for wrong in (x.long(), x.double(), x[:0]):
-        assert op.choose(wrong, *others).provider == "torch"
+        assert op.plan(wrong, *others).provider == "torch"
     if not HAS_GPU:
-        assert op.choose(x, *others).provider == "torch"
+        assert op.plan(x.bfloat16(), *others).provider == "torch"  # whose arithmetic the interpreter gets wrong
     if others and others[0].is_floating_point():
-        assert op.choose(x, others[0].half(), *others[1:]).provider == "torch"
+        assert op.plan(x, others[0].half(), *others[1:]).provider == "torch"
         with pytest.raises((RuntimeError, BadInput)):
             op.call(x, *(other[..., :-1] for other in others))
 
 
-@EACH_ROW_WISE
+@EACH_BATCHED
 def test_an_empty_batch_gives_an_empty_result(op: Op, device: str) -> None:
     shape = op.test_shapes[1]
     inputs = op.inputs(shape, "float32", device, 0)
-    mine = rows_of(shape, inputs)
+    mine = batch_of(op, shape, inputs)
     empty = tuple(x[:0] if i in mine else x for i, x in enumerate(inputs))
     ours, theirs = as_tuple(op.call(*empty)), as_tuple(op.reference(*empty))
     assert [y.shape for y in ours] == [y.shape for y in theirs]
@@ -203,7 +280,7 @@ def test_opcheck(op: Op, device: str) -> None:
 def test_torch_compile_traces_the_whole_op(op: Op, device: str) -> None:
     torch._dynamo.reset()  # `call` is the same code for every op, and so much is compiled of one code only so often
     inputs = op.inputs(op.test_shapes[2], "float32", device, 0)
-    for call in (library_call(op), op.call) if HAS_GPU else (library_call(op),):  # here the call is PyTorch's own
+    for call in (library_call(op), op.call):
         call(*(x.clone() for x in inputs))
         compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
         assert same(compiled(*(x.clone() for x in inputs)), call(*(x.clone() for x in inputs)))
@@ -249,11 +326,11 @@ def test_inductor_compiles_it(op: Op) -> None:
 
 
 @pytest.mark.gpu
-@EACH_ROW_WISE
+@EACH_BATCHED
 def test_past_two_to_the_thirty_one_elements(op: Op) -> None:
     shape = {"rows": 2**19 + 3, "cols": 4104}
     inputs = op.inputs(shape, "bfloat16", "cuda", 0)
-    mine = rows_of(shape, inputs)
+    mine = batch_of(op, shape, inputs)
     tail = tuple(x[-2:].clone() if i in mine else x for i, x in enumerate(inputs))
     few = as_tuple(op.launch(*(x.clone() if i in op.writes else x for i, x in enumerate(tail))))
     calls = op.judged(op.launch), op.judged(op.reference)
@@ -265,7 +342,7 @@ def test_past_two_to_the_thirty_one_elements(op: Op) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", [op for op in ROW_WISE if op.launch_backward], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in BATCHED if op.launch_backward], ids=lambda op: op.name)
 def test_the_backward_pass_repeats_bit_for_bit(op: Op) -> None:
     x = op.inputs({"rows": 3000, "cols": 4096}, "bfloat16", "cuda", 0)
     grads = grads_for(op, x)

@@ -58,6 +58,9 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     stack: str = ""  # innermost last, separated by ";"; where the schema gives it with the op
     module: str = ""  # "Module Hierarchy" of the schema
     collective: Mapping[str, Any] = {}  # NCCL: name, in_elements, out_elements, dtype, group_size
+    # of an op whose arguments the profiler left out, from other events of the trace (complete.py)
+    out: Shape = ()  # what it returned: its gradient has the same shape
+    elements: int = NONE  # that its kernels ran over at least, by their grids
 
 
 EMPTY = Detail()

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sublight.backend import private
+from sublight.backend.record import OPTIONS, Launch, compilable, no_interpreter
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.xray import binary
 from sublight.xray.complaint import complaint, hushed
-from sublight.backend.record import OPTIONS, Launch, compilable, no_interpreter
 from sublight.xray.record import Code
 from sublight.xray.sass.asm_lines import right_lines
 
@@ -20,8 +21,9 @@ def compiled(launch: Launch, capability: int) -> Any:
     """Triton's compiled kernel, through its own compiler and assembler; about a second, and no GPU."""
     no_interpreter()
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+
+    GPUTarget = private.GPUTarget
+    ASTSource = private.ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
     jit, names = launch.jit, launch.jit.arg_names

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sublight.backend.record import Launch, noting
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.op import Kernel, Op
 from sublight.xray import binary, build
-from sublight.backend.record import Launch, noting
 from sublight.xray.occupancy.sm import SMS
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
@@ -90,27 +90,30 @@ def launches_of(op: Op, shapes: tuple[Shape, ...], target: int) -> list[Launch]:
 
 
 def make(op: Op, inputs: Inputs) -> None:
-    """Every launch that the op makes of these inputs: plain, with gaps between rows, by its variants, and backward."""
+    """Every launch that the op's providers make of these inputs: plain, with gaps between rows, variants, backward."""
     import torch
 
     gapped = functools.partial(_gapped, flat=op.keys == ("numel",))
-    result = op.launch(*inputs)
-    op.launch(*map(gapped, inputs))
-    for variant in op.variants:
-        variant(*inputs)
-    if op.launch_backward:
-        outputs = result if isinstance(result, tuple) else (result,)
-        grads = [torch.ones_like(y) for y in outputs if y.is_floating_point()]
-        op.launch_backward(*grads, *inputs)
-        op.launch_backward(*map(gapped, grads), *map(gapped, inputs))
+    for provider in op.providers.values():
+        if provider.why_not(*inputs):
+            continue
+        result = provider.launch(*inputs)
+        provider.launch(*map(gapped, inputs))
+        for variant in provider.variants:
+            variant(*inputs)
+        if provider.backward:
+            outputs = result if isinstance(result, tuple) else (result,)
+            grads = [torch.ones_like(y) for y in outputs if y.is_floating_point()]
+            provider.backward(*grads, *inputs)
+            provider.backward(*map(gapped, grads), *map(gapped, inputs))
 
 
 def limit_launches(target: int) -> list[Launch]:
     """The kernels that measure this machine's limits, as `limits` launches them."""
     import torch
 
-    from sublight.limits import cache, device_memory, vector
-    from sublight.limits import launch as launch_limit
+    from sublight.limits import vector as vector_limit
+    from sublight.limits.kernels import cache, device_memory, launch, vector
 
     x = torch.empty(2**28, device="meta")
     index = torch.empty(2**24, device="meta", dtype=torch.int32)
@@ -125,10 +128,10 @@ def limit_launches(target: int) -> list[Launch]:
         cache.chase(index, index, 4096)
         cache.shared_chase(index, 4096)
         cache.shared_read(index, 2000, 264)
-        for _, dtype, _ in vector.KINDS:
+        for _, dtype, _ in vector_limit.KINDS:
             vector.multiply_add(torch.empty(2**20, device="meta", dtype=getattr(torch, dtype)), 200, 2112)
-        launch_limit.empty(x)
-    return list({launch.key: launch for launch in launches}.values())
+        launch.empty(x)
+    return list({each.key: each for each in launches}.values())
 
 
 def compile_for(launch: Launch, target: int, *, look_for_narrow: bool = False) -> Compiled:

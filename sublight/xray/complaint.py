@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sublight.backend import private
 from sublight.errors import BadInput
 
 _DIAGNOSTIC = re.compile(r'^(?:loc\()?"?([^\s"()]+?)"?:(\d+):\d+\)?: error: (.+)$', re.MULTILINE)
@@ -53,7 +54,7 @@ def hushed() -> Iterator[Printed]:
 
 def complaint(error: BaseException, printed: str, *, jit: Any) -> BadInput:
     """The compiler's own sentence, at the source line where one is known."""
-    from triton.compiler.errors import CompilationError
+    CompilationError = private.CompilationError
 
     name = jit.__name__
     if isinstance(error, CompilationError):
@@ -82,7 +83,7 @@ def first_line(words: str) -> str:
 
 def _of_python(error: BaseException, jit: Any) -> tuple[str, str]:
     """The innermost line of the user's, and the innermost message: a failure in tl.sum is told where it is called."""
-    from triton.compiler.errors import CompilationError
+    CompilationError = private.CompilationError
 
     place, words = "", ""
     reached: BaseException | None = error
@@ -114,7 +115,7 @@ def _place(error: Any, jit: Any) -> str:
 
 def _owner(source: str | None, jit: Any) -> Any:
     """Whose source that is: the kernel's own, or a function's that it calls, directly or through another."""
-    from triton.runtime import jit as runtime
+    runtime = private.jit
 
     seen: list[Any] = []
     waiting = [jit, *getattr(runtime, "_triton_jit_function_registry", {}).values()]  # since Triton 3.7

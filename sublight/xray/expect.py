@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sublight.backend.record import no_interpreter
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray.examine import Page, examine
-from sublight.backend.record import no_interpreter
 from sublight.xray.record import Code, Place, Space
 from sublight.xray.sass.asm_lines import read
 from sublight.xray.sass.instruction import file_of

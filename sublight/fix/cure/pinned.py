@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sublight.backend import private
 from sublight.fix.cure import place
 from sublight.fix.cure.record import Cure, Edit, Told
 
@@ -89,7 +90,7 @@ def takes(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device
     if x.device.type != "cpu" or x.layout != torch.strided or torch.compiler.is_compiling():
         return None
     try:
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, non_blocking, memory_format = private.parse_to(*args, **kwargs)
     except (TypeError, RuntimeError):
         return None
     if device is None or device.type != "cuda" or dtype not in (None, x.dtype) or memory_format is not None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sublight.backend import private
 from sublight.fix.graph.refuse import waits_heard
 
 
@@ -156,7 +157,7 @@ class Cuda:
             graph.capture_end()
         except RuntimeError:
             with contextlib.suppress(RuntimeError):  # later versions have ended it themselves
-                torch._C._cuda_endAllocateToPool(index, pool.handle)
+                private.end_allocate_to_pool(index, pool.handle)
             pool.handle = torch.cuda.graph_pool_handle()  # the old one may never be let go
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(index)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from sublight.backend import private
+
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 ALIGNMENT = 16  # bytes: kernels that read four words at once choose by it, and may add in another order
 _BY_VALUE = (
@@ -131,10 +133,10 @@ def modes(device_type: str = "cuda") -> Hashable:
         torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_float32_matmul_precision(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
+        private.matmul_precision(),
+        private.flash_sdp(),
+        private.efficient_sdp(),
+        private.math_sdp(),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sublight.backend import private
 from sublight.fix.graph.key import tensors_in
 
 _HERE = Path(__file__).parent
@@ -149,7 +150,7 @@ class Watch(TorchDispatchMode):
             if storage(x) not in known:
                 self._made.add(storage(x))
                 self._alive.append((weakref.ref(x), line))
-        self.ran_backward = self.ran_backward or torch._C._current_graph_task_id() != -1
+        self.ran_backward = self.ran_backward or private.graph_task() != -1
 
     def left_behind(self, kept: list[torch.Tensor]) -> str | None:
         """The line that made a tensor which outlives the call without being given back; `kept` may."""
@@ -199,11 +200,7 @@ def difference(before: Watch, after: Watch) -> Refusal | None:
 
 def is_recorded() -> bool:
     """Whether somebody listens to, transforms or differentiates this very call: a replay would hide it from them."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._current_graph_task_id() != -1
-    )
+    return private.dispatch_modes() > 0 or private.transforms() is not None or private.graph_task() != -1
 
 
 def storage(x: torch.Tensor) -> int:

@@ -19,10 +19,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from sublight.backend import private
+from sublight.backend.compile_ahead import compiling
+from sublight.backend.device import is_interpreted
 from sublight.backend.jit import AVAILABLE
+from sublight.backend.launch import is_ours
 from sublight.fix.patch.step import as_it_was, call, is_inert, is_shared, loss_of
 from sublight.fix.patch.twin import is_heard
-from sublight.backend.device import is_interpreted
 
 MOST_THREADS = 16
 ONE_AT_A_TIME = threading.RLock()  # each puts back what it has found in Triton
@@ -41,13 +44,6 @@ def begin(work: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=quietly)
     thread.start()
     return thread
-
-
-def start_driver() -> None:
-    """What Triton does before its first launch: on 3.6 a C compiler runs for it, most of a second."""
-    from triton.runtime import driver
-
-    _ = driver.active.utils
 
 
 def can_launch(device: torch.device) -> bool:
@@ -94,36 +90,15 @@ def device_of(model: torch.nn.Module) -> torch.device:
 @contextlib.contextmanager
 def _compiling(device: torch.device) -> Iterator[list[Any]]:
     """Inside, kernels are compiled by threads and not launched; after it, all of them can be."""
-    from triton.runtime._async_compile import AsyncCompileMode, active_mode
-    from triton.runtime.jit import JITFunction
-
-    from sublight.backend.launch import is_ours
-
     kernels: list[Any] = []
     here = threading.get_ident()
 
-    with ONE_AT_A_TIME, _Pool(device, kernels) as pool:
-        original, outer = JITFunction.run, active_mode.get()
-        mode = AsyncCompileMode(pool, ignore_errors=True)
+    def is_wanted(kernel: Any) -> bool:
+        is_in_step = threading.get_ident() == here or private.graph_task() >= 0  # or its backward
+        return is_ours(kernel) and is_in_step
 
-        def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            is_in_step = threading.get_ident() == here or torch._C._current_graph_task_id() >= 0  # or its backward
-            if not is_ours(self) or not is_in_step:
-                return original(self, *args, grid=grid, warmup=warmup, **kwargs)
-            before = active_mode.set(mode)  # in each thread again: gradients have one of their own
-            try:
-                return original(self, *args, grid=grid, warmup=True, **kwargs)
-            finally:
-                active_mode.reset(before)
-
-        JITFunction.run = compile_only  # type: ignore[method-assign]
-        try:
-            with mode:
-                active_mode.set(outer)  # kernels that are not ours are compiled where they are launched
-                yield kernels
-        finally:
-            JITFunction.run = original  # type: ignore[method-assign]
-            active_mode.set(outer)  # Triton 3.6 leaves its own where it is interrupted
+    with ONE_AT_A_TIME, _Pool(device, kernels) as pool, compiling(pool, is_wanted):
+        yield kernels
 
 
 class _Pool(ThreadPoolExecutor):
@@ -152,5 +127,5 @@ def may_step(model: torch.nn.Module) -> bool:
 
 def _is_compiled(model: torch.nn.Module) -> bool:
     """Whether a part of it goes through torch.compile: that takes minutes, and again for the forwards that stay."""
-    wrapper = torch._dynamo.OptimizedModule if "torch._dynamo" in sys.modules else ()
+    wrapper = private.dynamo.OptimizedModule if "torch._dynamo" in sys.modules else ()
     return any(isinstance(each, wrapper) or vars(each).get("_compiled_call_impl") for each in model.modules())

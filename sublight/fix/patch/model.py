@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from sublight import ops, units
+from sublight.backend.compile_ahead import start_driver
 from sublight.errors import BadInput
 from sublight.fix.patch import verify as verifying
-from sublight.fix.patch.ahead import begin, can_launch, compile_for, device_of, start_driver
+from sublight.fix.patch.ahead import begin, can_launch, compile_for, device_of
 from sublight.fix.patch.expect import saving_s
 from sublight.fix.patch.pay import keep_what_pays
 from sublight.fix.patch.probe import fingerprint
@@ -270,10 +271,11 @@ def _asked(
 def _choice(swap: Swap, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Asked:
     """Whether ours wins for this call."""
     try:
-        choice = ops.find(swap.op).choose(*swap.arguments(module, *args, **kwargs))
+        plan = ops.find(swap.op).plan(*swap.arguments(module, *args, **kwargs))
     except Exception as error:  # whatever a stranger's module may be called with
         return Asked(wins=False, reason=f"it is called with what {swap.op} does not take ({error})")
-    return Asked(wins=choice.provider == "sublight", reason=choice.reason)
+    wins = plan.provider != "torch" or plan.captured is not None  # what the host decides, a graph decides otherwise
+    return Asked(wins=wins, reason=plan.reason)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend import private
 from sublight.correct import Inputs
 from sublight.errors import BadInput
 from sublight.fix.patch.ahead import begin
@@ -74,7 +75,7 @@ class Fused:
                 host.append(step)
                 self.steps[p] = (step, count + 1, device)
         if host:
-            torch._foreach_add_(host, torch.ones(()))
+            private.foreach_add_(host, torch.ones(()))
 
 
 def patch_optimizer(optimizer: torch.optim.Optimizer) -> Patch:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sublight.backend.jit import AVAILABLE
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.optimizer import adamw as cost
+from sublight.cost.optimizer import adamw_clipped as clipped_cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Op
 from sublight.ops.adamw.update import CLIP_EPS, CLIPPED_KERNELS, KERNELS, Settings, Tensors, launch_update
@@ -199,18 +200,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     params, grads, exp_avgs = random(0.02, kind), random(1e-2, kind), random(1e-3, torch.float32)
     exp_avg_sqs = [x.square_() for x in random(1e-2, torch.float32)]
     return *params, *grads, *exp_avgs, *exp_avg_sqs, torch.full((), 7.0, device=device)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["tensors"] * shape["numel"]
-    # read parameter, gradient and two fp32 averages, write all but the gradient; some 15 operations an element
-    return Cost(read_bytes=(2 * item + 8) * n, write_bytes=(item + 8) * n, flops={"vector_fp32": 15 * n})
-
-
-def clipped_cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n, once = ITEMSIZE[dtype], shape["tensors"] * shape["numel"], cost(shape, dtype, direction)
-    # no gradient can be used before all have been read: twice, then
-    return replace(once, read_bytes=once.read_bytes + item * n, launches=2)
 
 
 def _shapes(*sizes: tuple[int, int]) -> tuple[Shape, ...]:

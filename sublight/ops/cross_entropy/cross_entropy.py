@@ -21,7 +21,8 @@ from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.loss import cross_entropy as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.cross_entropy import batch, finished, narrow, trailing
@@ -329,7 +330,7 @@ def launch(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def launch_backward(dloss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Inputs:
     """The gradient as the forward pass leaves it, then scaled."""
     _, d, count = _cross_entropy.by_kernels(logits, labels, *Options(), True)
-    finished._scale_in_place.by_kernels(d, dloss, count, is_late(logits, Options()), 1.0)
+    finished.SCALE_IN_PLACE.by_kernels(d, dloss, count, is_late(logits, Options()), 1.0)
     return (d,)
 
 
@@ -344,17 +345,6 @@ def random_labels(rows: int, classes: int, device: str, seed: int) -> torch.Tens
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     logits = random_rows(shape, dtype, device, seed, scale=3.0)
     return logits, random_labels(shape["rows"], shape["cols"], device, seed)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, rows, n = ITEMSIZE[dtype], shape["rows"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read logits and labels, write the loss; maximum, subtract, exponential, sum
-        return Cost(read_bytes=item * n + 8 * rows, write_bytes=item, flops={"vector_fp32": 4 * n})
-    if direction == "bwd":  # finished in the forward pass
-        return Cost(read_bytes=0, write_bytes=0)
-    # the same, and write the gradient; exponential, multiply, subtract
-    return Cost(read_bytes=item * n + 8 * rows, write_bytes=item * (n + 1), flops={"vector_fp32": 8 * n})
 
 
 def _liger(logits: torch.Tensor, labels: torch.Tensor) -> Thunk:

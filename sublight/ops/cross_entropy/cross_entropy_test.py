@@ -55,7 +55,7 @@ def run(x: Any, labels: Any, options: Options, *, gradient: str) -> tuple[Any, A
 
 
 def scale(d: Any, dloss: Any, count: Any, *, late: bool) -> None:
-    finished._scale_in_place.by_kernels(d, dloss, count, late, 1.0)
+    finished.SCALE_IN_PLACE.by_kernels(d, dloss, count, late, 1.0)
 
 
 def loss(options: dict[str, Any]) -> Any:

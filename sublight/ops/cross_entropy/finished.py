@@ -86,13 +86,13 @@ def _scaled_copy(plan: Plan, gradient: torch.Tensor, dloss: torch.Tensor, count:
     return d
 
 
-_scale_in_place = Registered(
+SCALE_IN_PLACE = Registered(
     schema="cross_entropy_scale_in_place(Tensor(a!) gradient, Tensor dloss, Tensor count, bool late, float factor)"
     " -> ()",
     plan=lambda gradient, dloss, count, late, factor: _plan(rows_of(gradient), dloss, late=late, factor=factor),
     fake=lambda *args: None,
 )
-_scaled = Registered(
+SCALED = Registered(
     schema="cross_entropy_scaled(Tensor gradient, Tensor dloss, Tensor count, bool late, float factor)"
     " -> Tensor scaled",
     plan=lambda gradient, dloss, count, late, factor: _plan(
@@ -112,8 +112,8 @@ def scaled(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late: bool
     """The gradient times the loss's own: in place, unless somebody traces this and holds d to be an output."""
     dloss = dloss.resolve_neg()
     if not is_unobserved(d, dloss, count):
-        return _scaled.call(d, dloss, count, late, factor)  # type: ignore[no-any-return]
-    _scale_in_place.call(d, dloss, count, late, factor)
+        return SCALED.call(d, dloss, count, late, factor)  # type: ignore[no-any-return]
+    SCALE_IN_PLACE.call(d, dloss, count, late, factor)
     return d
 
 

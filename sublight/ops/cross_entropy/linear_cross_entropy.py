@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.loss import linear_cross_entropy as cost
 from sublight.errors import BadInput
 from sublight.op import Op, Plan, Provider
 from sublight.ops.cross_entropy import cross_entropy, finished
@@ -31,7 +32,6 @@ from sublight.ops.record.library import Registered, peer
 from sublight.timing import Thunk
 
 CHUNK_BYTES = 352 * 2**20  # of logits held at once
-MATMUL = {"float32": "matmul_fp32", "float16": "matmul_fp16", "bfloat16": "matmul_bf16"}
 
 
 def reference(
@@ -255,8 +255,8 @@ def launch_backward(dloss: torch.Tensor, hidden: torch.Tensor, weight: torch.Ten
     rest = (*Options(), CHUNK_BYTES, True, True, False)
     _, dh, dw, count = _linear_cross_entropy.by_kernels(hidden, weight, labels, *rest)
     late = is_late(hidden, Options())
-    finished._scale_in_place.by_kernels(dh, dloss, count, late, 1.0)
-    finished._scale_in_place.by_kernels(dw, dloss, count, late, 1.0 / alpha_of(labels.numel(), late=late))
+    finished.SCALE_IN_PLACE.by_kernels(dh, dloss, count, late, 1.0)
+    finished.SCALE_IN_PLACE.by_kernels(dw, dloss, count, late, 1.0 / alpha_of(labels.numel(), late=late))
     return dh, dw
 
 
@@ -266,19 +266,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     hidden = torch.randn(rows, cols, generator=generator, device=device, dtype=kind)
     weight = torch.randn(vocab, cols, generator=generator, device=device, dtype=kind)
     return hidden, weight.mul_(2 * cols**-0.5), random_labels(rows, vocab, device, seed)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, rows, cols, vocab = ITEMSIZE[dtype], shape["rows"], shape["cols"], shape["vocab"]
-    read_bytes = item * (rows * cols + vocab * cols) + 8 * rows  # hidden, weight, labels
-    product = 2 * rows * cols * vocab
-    if direction == "fwd":
-        return Cost(read_bytes=read_bytes, write_bytes=item, flops={MATMUL[dtype]: product})
-    if direction == "bwd":  # finished in the forward pass
-        return Cost(read_bytes=0, write_bytes=0)
-    # the logits, and the gradients of hidden and weight
-    write_bytes = item * (rows * cols + vocab * cols + 1)
-    return Cost(read_bytes=read_bytes, write_bytes=write_bytes, flops={MATMUL[dtype]: 3 * product})
 
 
 def _liger(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> Thunk:

@@ -7,6 +7,7 @@ they are. Given as one tensor, the gradient too is written as one, where slicing
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,22 +16,22 @@ import torch.nn.functional as F
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Call, Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import gated_activation as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
     TEST_SHAPES,
     check_alike,
-    grid,
-    is_wide,
+    like,
+    plan_pointwise,
     shapes_of,
-    tile_of,
-    vector_of,
     vector_places,
 )
-from sublight.ops.kernels.rows import as_rows, random_rows, why_torch
+from sublight.ops.kernels.rows import random_rows, why_torch
 from sublight.ops.pointwise.activation import Approximate, activate, kind_of
-from sublight.ops.record.library import LIBRARY, peer
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered, peer
 from sublight.timing import Thunk
 
 Gate = Literal["silu", "none", "tanh"]  # of which the last two are what PyTorch calls gelu's `approximate`
@@ -44,25 +45,16 @@ def geglu_reference(gate: torch.Tensor, up: torch.Tensor, approximate: Approxima
     return F.gelu(gate, approximate=approximate) * up
 
 
+def reference(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
+    return swiglu_reference(gate, up) if by == "silu" else geglu_reference(gate, up, by)
+
+
 @triton.jit
 def _gate_at(gate_ptrs, up_ptrs, y_ptrs, mask, KIND: tl.constexpr):
     gate = tl.load(gate_ptrs, mask=mask)
     up = tl.load(up_ptrs, mask=mask)
     value, _ = activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
     tl.store(y_ptrs, (value * up.to(tl.float32)).to(gate.dtype), mask=mask)
-
-
-@triton.jit
-def _gate_back_at(dy_ptrs, gate_ptrs, up_ptrs, dgate_ptrs, dup_ptrs, mask, KIND: tl.constexpr, AGAIN: tl.constexpr):
-    """With AGAIN, y is written where dy was: a thread writes what it alone has read."""
-    dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
-    gate = tl.load(gate_ptrs, mask=mask)
-    up = tl.load(up_ptrs, mask=mask).to(tl.float32)
-    value, slope = activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
-    tl.store(dgate_ptrs, (dy * up * slope).to(gate.dtype), mask=mask)
-    tl.store(dup_ptrs, (dy * value).to(gate.dtype), mask=mask)
-    if AGAIN:
-        tl.store(dy_ptrs, (value * up).to(gate.dtype), mask=mask)
 
 
 @triton.jit
@@ -89,6 +81,43 @@ def _gated_rows_kernel(
         mask,
         KIND,
     )
+
+
+def plan_forward(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> Plan:
+    """The launch that gives y."""
+    check_alike(gate=gate, up=up)
+    return plan_pointwise("gated", (_gated_kernel, _gated_rows_kernel), {"gate": gate, "up": up}, "y", KIND=_kind(by))
+
+
+def plan_halves(x: torch.Tensor, by: Gate) -> Plan:
+    """The same for the two halves of one tensor, which are views of it."""
+    return plan_forward(*halves(x), by)
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(…, 2n) as gate and up, each (…, n): views."""
+    if x.dim() == 0 or x.shape[-1] % 2:
+        raise BadInput(f"gate and up in one tensor need an even number of columns, not shape {tuple(x.shape)}")
+    gate, up = x.chunk(2, -1)
+    return gate, up
+
+
+def _kind(by: Gate) -> str:
+    """The kernels' word for a gate."""
+    return by if by == "silu" else kind_of(by)
+
+
+@triton.jit
+def _gate_back_at(dy_ptrs, gate_ptrs, up_ptrs, dgate_ptrs, dup_ptrs, mask, KIND: tl.constexpr, AGAIN: tl.constexpr):
+    """With AGAIN, y is written where dy was: a thread writes what it alone has read."""
+    dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
+    gate = tl.load(gate_ptrs, mask=mask)
+    up = tl.load(up_ptrs, mask=mask).to(tl.float32)
+    value, slope = activate(gate.to(tl.float32), KIND, gate.dtype == tl.float32)
+    tl.store(dgate_ptrs, (dy * up * slope).to(gate.dtype), mask=mask)
+    tl.store(dup_ptrs, (dy * value).to(gate.dtype), mask=mask)
+    if AGAIN:
+        tl.store(dy_ptrs, (value * up).to(gate.dtype), mask=mask)
 
 
 @triton.jit
@@ -122,87 +151,52 @@ def _gated_rows_backward_kernel(
     )
 
 
+def plan_backward(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate, *, again: bool = False, apart: int | None = None
+) -> Plan:
+    """The launch that gives the gradients of gate and up; act(gate) is computed again rather than kept.
+
+    With `again`, dy becomes y, for whoever needs that in his own backward pass and does not want to keep it till then.
+    """
+    check_alike(dy=dy, gate=gate, up=up)
+    if again and not dy.is_contiguous():
+        raise BadInput(f"dy of strides {dy.stride()} cannot become y where it lies: make it contiguous")
+    kernels, apart = (_gated_backward_kernel, _gated_rows_backward_kernel), gate.shape[-1] if apart is None else apart
+    reads = {"dy": dy, "gate": gate, "up": up}
+    return plan_pointwise("gated_backward", kernels, reads, "dgate dup", apart=apart, KIND=_kind(by), AGAIN=again)
+
+
+def plan_halves_backward(dy: torch.Tensor, x: torch.Tensor, by: Gate, *, again: bool = False) -> Plan:
+    """The same for a tensor that holds gate and up: its gradient is in one piece like itself."""
+    plan = plan_backward(dy, *halves(x), by, again=again, apart=x.shape[-1])
+    return replace(plan, buffers={"dx": Buffer(shape=tuple(x.shape), dtype=x.dtype)}, outputs=("dx",))
+
+
 KERNELS = tuple(
     Kernel(jit=jit) for jit in (_gated_kernel, _gated_rows_kernel, _gated_backward_kernel, _gated_rows_backward_kernel)
 )
 
 
-def launch(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
-    """Our kernel, whatever `choose` would say."""
-    check_alike(gate=gate, up=up)
-    kind = _kind(by)
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    tile = tile_of("gated", gate)
-    if gate.is_contiguous() and up.is_contiguous():
-        n = gate.numel()
-        _gated_kernel[grid(n, tile)](gate, up, y, n, KIND=kind, BLOCK=tile.block, **tile.options())
-        return y
-    gate2, up2 = as_rows(gate), as_rows(up)
-    rows, cols = gate2.shape
-    vector = vector_of(gate2, up2)
-    vectors, per_row = rows * cols // vector, cols // vector
-    _gated_rows_kernel[grid(rows * cols, tile)](
-        gate2, up2, y, vectors, per_row, gate2.stride(0) // vector, up2.stride(0) // vector,
-        KIND=kind, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
-    )  # fmt: skip
+def _launch_halves(plan: Plan, x: torch.Tensor, by: Gate) -> torch.Tensor:
+    y = torch.empty(plan.buffers["y"].shape, dtype=x.dtype, device=x.device)
+    plan.steps[0](*_read(plan, x), y)
     return y
 
 
-def launch_backward(
-    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate, again: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of gate and up; act(gate) is computed again rather than kept.
-
-    With `again`, dy becomes y, for whoever needs that in his own backward pass and does not want to keep it till then.
-    """
-    dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
-    _launch_backward(dy, gate, up, dgate, dup, by, again)
-    return dgate, dup
-
-
-def launch_halves_backward(dy: torch.Tensor, x: torch.Tensor, by: Gate, again: bool = False) -> torch.Tensor:
-    """The gradient of a tensor that holds gate and up, in one piece like itself."""
+def _launch_halves_backward(plan: Plan, dy: torch.Tensor, x: torch.Tensor, by: Gate) -> torch.Tensor:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch_backward(dy, *halves(x), *halves(dx), by, again)
+    plan.steps[0](dy.contiguous() if "dy" in plan.copies else dy, *_read(plan, x), *halves(dx))
     return dx
 
 
-def _launch_backward(
-    dy: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    dgate: torch.Tensor,
-    dup: torch.Tensor,
-    by: Gate,
-    again: bool,
-) -> None:
-    check_alike(dy=dy, gate=gate, up=up)
-    if again and not dy.is_contiguous():
-        raise BadInput(f"dy of strides {dy.stride()} cannot become y where it lies: make it contiguous")
-    tile, kind = tile_of("gated_backward", gate), _kind(by)
-    if all(x.is_contiguous() for x in (dy, gate, up, dgate)):
-        n = gate.numel()
-        _gated_backward_kernel[grid(n, tile)](
-            dy, gate, up, dgate, dup, n, KIND=kind, AGAIN=again, BLOCK=tile.block, **tile.options()
-        )  # fmt: skip
-        return
-    dy2, gate2, up2 = as_rows(dy), as_rows(gate), as_rows(up)
-    dgate2, dup2 = (x.view(-1, x.shape[-1]) for x in (dgate, dup))  # never a copy: they are written into
-    rows, cols = gate2.shape
-    vector = vector_of(dy2, gate2, up2, dgate2)
-    vectors, per_row = rows * cols // vector, cols // vector
-    strides = (x.stride(0) // vector for x in (dy2, gate2, up2, dgate2))
-    _gated_rows_backward_kernel[grid(rows * cols, tile)](
-        dy2, gate2, up2, dgate2, dup2, vectors, per_row, *strides,
-        KIND=kind, AGAIN=again, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
-    )  # fmt: skip
-
-
-def _kind(by: Gate) -> str:
-    return by if by == "silu" else kind_of(by)
+def _read(plan: Plan, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both halves as the kernels read them."""
+    gate, up = halves(x)
+    return (gate.contiguous(), up.contiguous()) if "gate" in plan.copies else (gate, up)
 
 
 def why_pytorch(gate: torch.Tensor, up: torch.Tensor | None) -> str:
+    """Why a call goes to PyTorch; empty where our kernels take it."""
     if up is None:
         return why_torch(gate)
     if up.shape != gate.shape:
@@ -210,136 +204,111 @@ def why_pytorch(gate: torch.Tensor, up: torch.Tensor | None) -> str:
     return why_torch(gate, up)
 
 
-def _choose(gate: torch.Tensor, up: torch.Tensor | None, theirs: str) -> Choice:
-    if reason := why_pytorch(gate, up):
-        return Choice(provider="torch", kernel=theirs, reason=reason)
-    if up is not None and gate.is_contiguous() and up.is_contiguous():
-        return Choice(provider="sublight", kernel="_gated_kernel", reason="in one piece: one long row")
-    return Choice(provider="sublight", kernel="_gated_rows_kernel", reason="rows apart in memory, not copied")
+_gated_backward = Registered(
+    schema="gated_backward(Tensor dy, Tensor gate, Tensor up, str by) -> (Tensor dgate, Tensor dup)",
+    plan=plan_backward,
+    fake=lambda dy, gate, up, by: (like(gate), like(up)),
+)
+gated_backward_again = Registered(
+    schema="gated_backward_again(Tensor(a!) dy, Tensor gate, Tensor up, str by) -> (Tensor dgate, Tensor dup)",
+    plan=partial(plan_backward, again=True),
+    fake=lambda dy, gate, up, by: (like(gate), like(up)),
+)
+_swiglu = Registered(
+    schema="swiglu(Tensor gate, Tensor up) -> Tensor y",
+    reference=swiglu_reference,
+    theirs="torch.nn.functional.silu, torch.mul",
+    why_torch=why_pytorch,
+    plan=partial(plan_forward, by="silu"),
+    fake=lambda gate, up: like(gate),
+    gradient=Gradient(
+        by=_gated_backward,
+        saves=("gate", "up"),
+        gives=("gate", "up"),
+        constants=("silu",),
+    ),
+)
+_geglu = Registered(
+    schema="geglu(Tensor gate, Tensor up, str approximate) -> Tensor y",
+    reference=geglu_reference,
+    theirs="torch.nn.functional.gelu, torch.mul",
+    why_torch=lambda gate, up, approximate: why_pytorch(gate, up),
+    plan=plan_forward,
+    fake=lambda gate, up, approximate: like(gate),
+    gradient=Gradient(by=_gated_backward, saves=("gate", "up"), gives=("gate", "up"), options=("approximate",)),
+)
+_halves_backward = Registered(
+    schema="gated_halves_backward(Tensor dy, Tensor x, str by) -> Tensor dx",
+    plan=plan_halves_backward,
+    launch=_launch_halves_backward,
+    fake=lambda dy, x, by: like(x),
+)
+halves_backward_again = Registered(
+    schema="gated_halves_backward_again(Tensor(a!) dy, Tensor x, str by) -> Tensor dx",
+    plan=partial(plan_halves_backward, again=True),
+    launch=_launch_halves_backward,
+    fake=lambda dy, x, by: like(x),
+)
+_halves = Registered(
+    schema="gated_halves(Tensor x, str by) -> Tensor y",
+    reference=lambda x, by: reference(*halves(x), by),
+    theirs="torch.nn.functional.silu or gelu, torch.mul",
+    why_torch=lambda x, by: why_torch(x),
+    plan=plan_halves,
+    launch=_launch_halves,
+    fake=lambda x, by: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
+    gradient=Gradient(by=_halves_backward, saves=("x",), gives=("x",), options=("by",)),
+)
 
 
-def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(…, 2n) as gate and up, each (…, n): views."""
-    if x.dim() == 0 or x.shape[-1] % 2:
-        raise BadInput(f"gate and up in one tensor need an even number of columns, not shape {tuple(x.shape)}")
-    gate, up = x.chunk(2, -1)
-    return gate, up
+def gated(gate: torch.Tensor, up: torch.Tensor | None, by: Gate) -> torch.Tensor:
+    """act(gate) * up by the kind of its gate; one tensor alone is taken as both, gate in the first half of its
+    columns."""
+    if up is None:
+        halves(gate)  # or its complaint
+        return _halves.call(gate, by)  # type: ignore[no-any-return]
+    return _swiglu.call(gate, up) if by == "silu" else _geglu.call(gate, up, by)  # type: ignore[no-any-return]
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) * up; one tensor alone is taken as both, gate in the first half of its columns."""
-    if up is None:
-        first, second = halves(gate)
-        return swiglu_reference(first, second) if why_torch(gate) else _halves(gate, "silu")
-    return swiglu_reference(gate, up) if why_pytorch(gate, up) else _swiglu(gate, up)
+    return gated(gate, up, "silu")
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor | None = None, approximate: Approximate = "tanh") -> torch.Tensor:
     """gelu(gate) * up, gelu by tanh as Gemma has it unless told; one tensor alone is taken as both halves."""
     kind_of(approximate)
+    return gated(gate, up, approximate)
+
+
+def plan(gate: torch.Tensor, up: torch.Tensor | None, by: Gate) -> Plan:
+    """What `gated(gate, up, by)` runs, and why."""
     if up is None:
-        first, second = halves(gate)
-        return geglu_reference(first, second, approximate) if why_torch(gate) else _halves(gate, approximate)
-    return geglu_reference(gate, up, approximate) if why_pytorch(gate, up) else _geglu(gate, up, approximate)
+        return _halves.decide(gate, by)
+    return _swiglu.decide(gate, up) if by == "silu" else _geglu.decide(gate, up, by)
 
 
-def reference(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
-    return swiglu_reference(gate, up) if by == "silu" else geglu_reference(gate, up, by)
+def launch(gate: torch.Tensor, up: torch.Tensor, by: Gate) -> torch.Tensor:
+    """Our kernel, whether or not it wins."""
+    return (  # type: ignore[no-any-return]
+        _swiglu.by_kernels(gate, up) if by == "silu" else _geglu.by_kernels(gate, up, by)
+    )
 
 
-def reference_backward(
-    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if by == "silu":
-        dgate, value = _silu_backward(dy * up, gate), F.silu(gate)
-    else:
-        dgate, value = torch.ops.aten.gelu_backward(dy * up, gate, approximate=by), F.gelu(gate, approximate=by)
-    return dgate.contiguous(), (dy * value).contiguous()
+def launch_backward(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by: Gate, again: bool = False) -> Inputs:
+    """The gradients of gate and up; with `again`, dy becomes y."""
+    op = gated_backward_again if again else _gated_backward
+    return op.by_kernels(dy, gate, up, by)  # type: ignore[no-any-return]
 
 
-def _silu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    if not torch.is_grad_enabled():
-        return torch.ops.aten.silu_backward(dy, x)  # type: ignore[no-any-return]
-    share = torch.sigmoid(x)  # PyTorch's kernel has no gradient of its own, as it has for gelu
-    return dy * share * (1 + x * (1 - share))
-
-
-def _reference_backward_again(dy: torch.Tensor, *gated: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    found = reference_backward(dy, *gated)
-    dy.copy_(reference(*gated))
-    return found
-
-
-def _like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    ctx.save_for_backward(*tensors)
-    ctx.by = inputs[-1] if isinstance(inputs[-1], str) else "silu"
-
-
-_gated_backward = LIBRARY.op(
-    "gated_backward(Tensor dy, Tensor gate, Tensor up, str by) -> (Tensor, Tensor)",
-    cpu=reference_backward,
-    cuda=launch_backward,
-    fake=lambda dy, gate, up, by: (_like(gate), _like(up)),
-)
-gated_backward_again = LIBRARY.op(
-    "gated_backward_again(Tensor(a!) dy, Tensor gate, Tensor up, str by) -> (Tensor, Tensor)",
-    cpu=_reference_backward_again,
-    cuda=partial(launch_backward, again=True),
-    fake=lambda dy, gate, up, by: (_like(gate), _like(up)),
-)
-_swiglu = LIBRARY.op(
-    "swiglu(Tensor gate, Tensor up) -> Tensor",
-    cpu=lambda gate, up: swiglu_reference(gate, up).contiguous(),
-    cuda=partial(launch, by="silu"),
-    fake=lambda gate, up: _like(gate),
-    backward=lambda ctx, dy: _gated_backward(dy, *ctx.saved_tensors, "silu"),
-    setup_context=_setup_context,
-)
-_geglu = LIBRARY.op(
-    "geglu(Tensor gate, Tensor up, str approximate) -> Tensor",
-    cpu=lambda gate, up, approximate: geglu_reference(gate, up, approximate).contiguous(),
-    cuda=launch,
-    fake=lambda gate, up, approximate: _like(gate),
-    backward=lambda ctx, dy: (*_gated_backward(dy, *ctx.saved_tensors, ctx.by), None),
-    setup_context=_setup_context,
-)
-_halves_backward = LIBRARY.op(
-    "gated_halves_backward(Tensor dy, Tensor x, str by) -> Tensor",
-    cpu=lambda dy, x, by: torch.cat(reference_backward(dy, *halves(x), by), -1),
-    cuda=launch_halves_backward,
-    fake=lambda dy, x, by: _like(x),
-)
-halves_backward_again = LIBRARY.op(
-    "gated_halves_backward_again(Tensor(a!) dy, Tensor x, str by) -> Tensor",
-    cpu=lambda dy, x, by: torch.cat(_reference_backward_again(dy, *halves(x), by), -1),
-    cuda=partial(launch_halves_backward, again=True),
-    fake=lambda dy, x, by: _like(x),
-)
-_halves = LIBRARY.op(
-    "gated_halves(Tensor x, str by) -> Tensor",
-    cpu=lambda x, by: reference(*halves(x), by).contiguous(),
-    cuda=lambda x, by: launch(*halves(x), by),
-    fake=lambda x, by: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)),
-    backward=lambda ctx, dy: (_halves_backward(dy, *ctx.saved_tensors, ctx.by), None),
-    setup_context=_setup_context,
-)
+def launch_halves_backward(dy: torch.Tensor, x: torch.Tensor, by: Gate, again: bool = False) -> torch.Tensor:
+    """The gradient of a tensor that holds gate and up."""
+    op = halves_backward_again if again else _halves_backward
+    return op.by_kernels(dy, x, by)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed, scale=2.0), random_rows(shape, dtype, device, seed + 1_000_003)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 9 * n})  # gate, up; y
-    # read dy, gate and up, write dgate and dup
-    return Cost(read_bytes=3 * item * n, write_bytes=2 * item * n, flops={"vector_fp32": 14 * n})
 
 
 def _liger(module: str, name: str) -> Callable[..., Thunk]:
@@ -358,7 +327,6 @@ def _variants(by: Gate) -> tuple[Call, ...]:
 _SHARED: dict[str, Any] = {
     "inputs": inputs,
     "cost": cost,
-    "kernels": KERNELS,
     "shapes": shapes_of((1600, 2560, 4096, 5120, 11008, 12288, 14336), small=14336),
     "test_shapes": TEST_SHAPES,
 }
@@ -367,11 +335,16 @@ SWIGLU = Op(
     summary="silu(gate) * up",
     reference=swiglu_reference,
     call=swiglu,
-    launch=partial(launch, by="silu"),
-    launch_backward=partial(launch_backward, by="silu"),
-    choose=lambda gate, up=None: _choose(gate, up, "torch.nn.functional.silu, torch.mul"),
+    plan=lambda gate, up=None: plan(gate, up, "silu"),
+    providers={
+        "sublight": Provider(
+            launch=partial(launch, by="silu"),
+            backward=partial(launch_backward, by="silu"),
+            kernels=KERNELS,
+            variants=_variants("silu"),
+        )
+    },
     **_SHARED,
-    variants=_variants("silu"),
     peers={"liger": _liger("swiglu", "LigerSiLUMulFunction")},
 )
 GEGLU = Op(
@@ -379,11 +352,16 @@ GEGLU = Op(
     summary="gelu(gate) * up, gelu by tanh",
     reference=geglu_reference,
     call=geglu,
-    launch=partial(launch, by="tanh"),
-    launch_backward=partial(launch_backward, by="tanh"),
-    choose=lambda gate, up=None, approximate="tanh": _choose(gate, up, "torch.nn.functional.gelu, torch.mul"),
+    plan=lambda gate, up=None, approximate="tanh": plan(gate, up, approximate),
+    providers={
+        "sublight": Provider(
+            launch=partial(launch, by="tanh"),
+            backward=partial(launch_backward, by="tanh"),
+            kernels=KERNELS,
+            variants=(*_variants("tanh"), *_variants("none")),
+        )
+    },
     **_SHARED,
-    variants=(*_variants("tanh"), *_variants("none")),
     peers={"liger": _liger("geglu", "LigerGELUMulFunction")},
     library_args=lambda gate, up: (gate, up, "tanh"),
 )

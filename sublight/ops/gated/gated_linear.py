@@ -12,27 +12,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import forward_ad
 
+from sublight.backend.state import PLAIN, who_listens
 from sublight.ops.gated.gated import (
     Gate,
+    gated,
     gated_backward_again,
-    geglu,
     halves,
     halves_backward_again,
     reference,
-    reference_backward,
-    swiglu,
     why_pytorch,
 )
-from sublight.ops.record.library import PLAIN
+from sublight.ops.record.library import vjp
 
-Grads = tuple[torch.Tensor, torch.Tensor | None]  # of gate and up, or of the tensor that holds both
-
-
-def gated(gate: torch.Tensor, up: torch.Tensor | None, by: Gate) -> torch.Tensor:
-    """The product alone, by the kind of its gate."""
-    return swiglu(gate, up) if by == "silu" else geglu(gate, up, by)
+Grads = tuple[torch.Tensor | None, torch.Tensor | None]  # of gate and up, or of the tensor that holds both
+__all__ = ["gated", "gated_linear", "holds_product"]
 
 
 def holds_product(
@@ -43,7 +37,7 @@ def holds_product(
     Who only watches, by a dispatch mode, sees the same ops as are called without him: `sublight.graph` captures what it
     has watched.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or who_listens() in ("compiler", "transform"):
         return False  # a compiler decides itself what is held
     tensors = [x for x in (gate, up, weight, bias) if x is not None]
     return (
@@ -53,9 +47,6 @@ def holds_product(
         and all(x.dtype == gate.dtype and x.device == gate.device for x in tensors)
         and (up is None or up.shape == gate.shape)
         and not torch.is_autocast_enabled(gate.device.type)
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and torch._C._get_tracing_state() is None
         and not _is_checkpointed()
     )
 
@@ -113,9 +104,11 @@ def backward_with_product(
     Where gradients are recorded, for gradients of theirs, PyTorch's ops take over, which have them.
     """
     if torch.is_grad_enabled() or why_pytorch(gate, up):
-        apart = halves(gate) if up is None else (gate, up)
-        grads = reference_backward(dh, *apart, by)
-        return ((torch.cat(grads, -1), None) if up is None else grads), reference(*apart, by)
+        if up is None:
+            grads = *vjp(lambda x: reference(*halves(x), by), [gate], [dh]), None
+            return grads, reference(*halves(gate), by)
+        dgate, dup = vjp(lambda gate, up: reference(gate, up, by), [gate, up], [dh])
+        return (dgate, dup), reference(gate, up, by)
     if up is None:
-        return (halves_backward_again(dh, gate, by), None), dh
-    return gated_backward_again(dh, gate, up, by), dh
+        return (halves_backward_again.call(dh, gate, by), None), dh
+    return gated_backward_again.call(dh, gate, up, by), dh

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from sublight import correct
+from sublight.backend.launch import watching
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
 from sublight.ops.gated import gated, gated_linear
@@ -93,20 +94,29 @@ def test_the_ops_do_as_the_kernels_do(by: gated.Gate, device: str) -> None:
     one, other, third = dy.clone(), dy.clone(), dy.clone()
     dgate, dup = torch.ops.sublight.gated_backward_again(one, *gated.halves(x), by)
     dx = torch.ops.sublight.gated_halves_backward_again(other, x, by)
-    torch.testing.assert_close(torch.cat((dgate, dup), -1), gated.launch_halves_backward(third, x, by, again=True))
     assert torch.equal(torch.cat((dgate, dup), -1), dx) and torch.equal(one, other)
-    torch.testing.assert_close(one, third)
+    assert torch.equal(dx, gated.launch_halves_backward(third, x, by, again=True)) and torch.equal(one, third)
+
+
+def test_halves_in_one_row_are_one_piece(device: str) -> None:
+    for rows, kernel in ((1, "_gated_kernel"), (2, "_gated_rows_kernel")):
+        x = torch.randn(rows, 128, device=device)
+        assert gated.plan_halves(x, "silu").kernel == kernel
+        assert gated.plan_halves_backward(x[:, :64].contiguous(), x, "silu").kernel == kernel.replace(
+            "kernel", "backward_kernel"
+        )
+        with watching() as steps:
+            gated.swiglu(x)
+        assert [step.name for step in steps] == [gated.plan(x, None, "silu").kernel] == [kernel]
 
 
 # ----------------------------------------------------------------------------------------------------- the projection
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours, on whatever device."""
-    monkeypatch.setattr(gated_linear, "why_pytorch", lambda gate, up: "")
-    for name, launch in (("gated_", gated.launch_backward), ("halves_", gated.launch_halves_backward)):
-        monkeypatch.setattr(gated_linear, f"{name}backward_again", functools.partial(launch, again=True))
+def by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass by PyTorch's ops, where our kernels could."""
+    monkeypatch.setattr(gated_linear, "why_pytorch", lambda gate, up: "as asked")
 
 
 def tensors(device: str, dtype: torch.dtype, *, halves: bool, bias: bool) -> tuple[torch.Tensor, ...]:
@@ -142,8 +152,8 @@ def test_it_is_as_right_as_pytorch(
     device: str,
     request: pytest.FixtureRequest,
 ) -> None:
-    if by_kernel:
-        request.getfixturevalue("kernels")
+    if not by_kernel:
+        request.getfixturevalue("by_pytorch")
     inputs = tensors(device, dtype, halves=halves, bias=bias)
     ours, theirs = call(by, halves, gated_linear.gated_linear), call(by, halves, in_pytorch)
     dy = correct.random_grads(theirs, inputs)
@@ -153,9 +163,12 @@ def test_it_is_as_right_as_pytorch(
     ]
     assert len(errors) == 1 + len(inputs)
     assert correct.worst(errors).ok, correct.worst(errors)
+    with watching() as steps:
+        correct.gradients(ours, inputs, dy)
+    assert any("backward" in step.name for step in steps) == by_kernel
 
 
-def test_the_product_takes_its_gradients_memory(kernels: None, device: str) -> None:
+def test_the_product_takes_its_gradients_memory(device: str) -> None:
     gate, up, dh = (torch.randn(3, 64, device=device) for _ in range(3))
     with torch.no_grad():
         _, h = gated_linear.backward_with_product(dh, gate, up, "silu")
@@ -166,7 +179,7 @@ def test_the_product_takes_its_gradients_memory(kernels: None, device: str) -> N
 
 @EACH_GATE
 @pytest.mark.parametrize("halves", [True, False])
-def test_gradients_of_gradients(by: gated.Gate, halves: bool, kernels: None) -> None:
+def test_gradients_of_gradients(by: gated.Gate, halves: bool) -> None:
     inputs = tensors("cpu", torch.float64, halves=halves, bias=True)
     small = [x[:1, :2].detach() if x.dim() == 3 else x[:2].detach() for x in inputs]
     small = [x[..., : 6 if halves and i == 0 else 3] if x.dim() > 1 else x for i, x in enumerate(small)]
@@ -250,8 +263,7 @@ def test_modes_that_it_leaves(within: Callable[[], Any]) -> None:
     assert not asked(within=within)
 
 
-def test_who_watches_sees_it_all(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_linear, "why_pytorch", lambda gate, up: "")
+def test_who_watches_sees_it_all(device: str) -> None:
     inputs = [x.requires_grad_() for x in tensors(device, torch.float32, halves=False, bias=False)]
     assert asked(within=Watch)
     with Watch() as watch:
@@ -261,31 +273,31 @@ def test_who_watches_sees_it_all(device: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_transforms_and_traces_are_left() -> None:
-    told = []
+    seen = []
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        told.append(asked())
+        seen.append(asked())
         return x * 2
 
     torch.vmap(f)(torch.ones(2))
     torch.func.grad(lambda x: f(x).sum())(torch.ones(2))
     torch.jit.trace(f, torch.ones(2), check_trace=False)
-    assert len(told) == 3 and not any(told)
+    assert len(seen) == 3 and not any(seen)
 
 
 def test_checkpoints_are_left() -> None:
-    told = []
+    seen = []
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        told.append(asked())
+        seen.append(asked())
         return x.sin()
 
     x = torch.ones(2, requires_grad=True)
     checkpoint(f, x, use_reentrant=False).sum().backward()
-    assert told == [False, False]
-    told.clear()
+    assert seen == [False, False]
+    seen.clear()
     checkpoint(f, x, use_reentrant=True).sum().backward()
-    assert told == [False, True]  # all is made again, whoever makes it
+    assert seen == [False, True]  # all is made again, whoever makes it
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         assert asked()
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from sublight.backend.device import facts
+from sublight.backend.device import Facts
 from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
+from sublight.op import Buffer
 from sublight.ops.kernels.pointwise import THREAD_BYTES, WARPS, block_for_columns
+from sublight.ops.kernels.rows import Rows
 from sublight.ops.record.tuning import Tile, tile_for
 
 SHARES = 128  # that one step of the second launch adds
@@ -25,18 +28,44 @@ MANY_WARPS, FEW_WARPS = (32, 64), (16, 128)  # that a multiprocessor holds, and 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How rows and columns are shared out."""
+class Sharing:
+    """How rows and columns are shared out over programs, and where each leaves its share of the sum `name`."""
 
+    name: str
+    cols: int
     tile: Tile
     parts: int  # blocks of columns
     shares: int  # programs of a block; each takes every shares-th tile
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.parts, self.shares
 
-def plan(kernel: str, x: torch.Tensor) -> Plan:
-    """For x (rows, cols)."""
-    rows, cols = x.shape
-    gpu, itemsize = facts(x), x.element_size()
+    @property
+    def into(self) -> str:
+        """The buffer that programs write: one share is the sum itself."""
+        return self.name if self.shares == 1 else "shares"
+
+    def buffers(self, dtype: torch.dtype) -> dict[str, Buffer]:
+        """For the sum, and for its shares where there are several."""
+        buffers = {self.name: Buffer(shape=(self.cols,), dtype=dtype)}
+        if self.shares > 1:
+            buffers["shares"] = Buffer(shape=(self.shares, self.cols), dtype=torch.float32)
+        return buffers
+
+    def steps(self) -> tuple[Step, ...]:
+        """The launch that adds the shares up, where there are several."""
+        if self.shares == 1:
+            return ()
+        width = 32 if self.cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
+        constants = {"SHARES": SHARES, "BLOCK": width, "num_warps": 8}
+        on = f"shares {self.name}"
+        return (Step(_shares_kernel, (cdiv(self.cols, width),), self.shares, self.cols, on=on, **constants),)
+
+
+def share_out(kernel: str, layout: Rows, gpu: Facts, name: str) -> Sharing:
+    """Of the sum `name` over these rows."""
+    rows, cols, _, itemsize, *_ = layout
     warp = 32 * THREAD_BYTES // itemsize  # columns that it takes at once
     if rows <= FEW_ROWS:
         rule = Tile(block=warp // 4, rows=16, warps=4) if rows <= 16 else Tile(block=warp // 4, rows=64, warps=8)
@@ -52,7 +81,8 @@ def plan(kernel: str, x: torch.Tensor) -> Plan:
     tile = tile_for(kernel, cols, itemsize, packable=False, capability=gpu.capability, rule=rule)
     parts = cdiv(cols, tile.block)
     shares = max(1, tile.programs * gpu.multiprocessors // parts)
-    return Plan(tile=tile, parts=parts, shares=min(shares, cdiv(rows, max(ROWS_EACH, tile.rows))))
+    shares = min(shares, cdiv(rows, max(ROWS_EACH, tile.rows)))
+    return Sharing(name=name, cols=cols, tile=tile, parts=parts, shares=shares)
 
 
 @triton.jit
@@ -85,20 +115,3 @@ def _shares_kernel(share_ptr, out_ptr, shares, cols, SHARES: tl.constexpr, BLOCK
         mask = (share < shares) & (col < cols)[None, :]
         total += tl.load(share_ptr + share * cols + col[None, :], mask=mask, other=0.0)
     tl.store(out_ptr + col, tl.sum(total, 0).to(out_ptr.dtype.element_ty), mask=col < cols)
-
-
-def room_for(plan: Plan, out: torch.Tensor) -> torch.Tensor:
-    """Where programs put their shares: with one share the result itself."""
-    if plan.shares == 1:
-        return out
-    return torch.empty((plan.shares, out.numel()), dtype=torch.float32, device=out.device)
-
-
-def add_shares(shares: torch.Tensor, out: torch.Tensor) -> None:
-    """The second launch, where there is more than one share."""
-    if shares is not out:
-        cols = out.numel()
-        width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-        _shares_kernel[(cdiv(cols, width),)](
-            shares, out, shares.shape[0], cols, SHARES=SHARES, BLOCK=width, num_warps=8
-        )

@@ -1,4 +1,4 @@
-"""What pointwise ops share: where the elements of one program lie.
+"""What pointwise ops share: where the elements of one program lie, and the plan of an op that is one launch.
 
 A program takes 16 bytes of each tensor a thread and is gone: that is how copies are fastest. Tensors that lie in one
 piece are one long row. Where rows lie apart, or a bias goes along, a program takes vectors of up to 16 bytes that never
@@ -8,13 +8,19 @@ program takes a tile of columns over some rows, and converts them once (`tile_ro
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from sublight.backend.device import facts, is_interpreted
-from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.jit import cdiv, libdevice, tl, triton
+from sublight.backend.launch import Step
 from sublight.cost import Shape
 from sublight.errors import BadInput
-from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS
+from sublight.op import Buffer, Plan
+from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, Rows, copies_of, rows_of
 from sublight.ops.record.tuning import Tile, tile_for
 
 THREAD_BYTES = 16  # of each tensor
@@ -61,6 +67,12 @@ def widen(x, VECTOR: tl.constexpr):
         return x.to(tl.float32)
 
 
+@triton.jit
+def exp_of(x):
+    """exp(x) to all digits of fp32, which the hardware's own exponential has not."""
+    return libdevice.exp(x) if HAS_ASSEMBLY else tl.exp(x)
+
+
 def block_for_columns(cols: int, widest: int, narrowest: int = 16) -> int:
     """The widest block that leaves no more than a twentieth of its columns empty; else the one that fits best.
 
@@ -85,10 +97,15 @@ def tile_of(kernel: str, x: torch.Tensor) -> Tile:
     return tile_for(kernel, 1, x.element_size(), packable=False, capability=facts(x).capability, rule=rule)
 
 
-def vector_of(*tensors: torch.Tensor) -> int:
-    """How many elements of these rows (rows, cols) move at once: a power of two that divides columns and strides."""
-    vector = THREAD_BYTES // tensors[0].element_size()
-    while any(x.shape[1] % vector or x.stride(0) % vector for x in tensors):
+def vector_of(*layouts: Rows) -> int:
+    """How many elements of these rows move at once: a power of two that divides columns and strides.
+
+    >>> half = torch.float16
+    >>> vector_of(rows_of(torch.empty(3, 64, dtype=half))), vector_of(rows_of(torch.empty(3, 66, dtype=half)[:, :64]))
+    (8, 2)
+    """
+    vector = THREAD_BYTES // layouts[0].itemsize
+    while any(each.cols % vector or each.apart % vector for each in layouts):
         vector //= 2
     return vector
 
@@ -99,6 +116,59 @@ def grid(n: int, tile: Tile) -> tuple[int]:
 
 def is_wide(vectors: int) -> bool:
     return vectors >= WIDE_FROM
+
+
+def plan_pointwise(
+    name: str,
+    kernels: tuple[Any, Any],
+    reads: Mapping[str, torch.Tensor],
+    writes: str,
+    *,
+    apart: int | None = None,
+    **constants: Any,
+) -> Plan:
+    """One launch that reads tensors of one shape and writes results of that shape.
+
+    `kernels` are the one that takes all tensors for one long row, whose only number is how many elements there are, and
+    the one that takes rows apart in memory, with their strides in vectors. `writes` names the results. Each lies in one
+    piece, and its kernels know that, unless `apart` says how many elements its rows are apart: then that is the last of
+    the strides.
+    """
+    x = next(iter(reads.values()))
+    tile, layouts = tile_of(name, x), {each: rows_of(tensor) for each, tensor in reads.items()}
+    rows, cols, *_ = next(iter(layouts.values()))
+    copies = copies_of(**{each: layout.is_copy for each, layout in layouts.items()})
+    on = f"{' '.join(reads)} {writes}"
+    constants |= {"BLOCK": tile.block, **tile.options()}
+    if all(tensor.is_contiguous() for tensor in reads.values()) and (apart in (None, cols) or rows == 1):
+        reason, copies = "in one piece: one long row", ()
+        step = Step(kernels[0], grid(rows * cols, tile), rows * cols, on=on, tile=tile, **constants)
+    else:
+        reason = "columns apart in memory: copied first" if copies else "rows apart in memory, not copied"
+        rooms = list(layouts.values())
+        rooms += [] if apart is None else [rooms[0]._replace(apart=apart)]  # of the results
+        vector = vector_of(*rooms)
+        vectors = rows * cols // vector
+        step = Step(
+            kernels[1], grid(rows * cols, tile), vectors, cols // vector, *(each.apart // vector for each in rooms),
+            on=on, tile=tile, VECTOR=vector, WIDE=is_wide(vectors), **constants,
+        )  # fmt: skip
+    buffers = {each: Buffer(shape=tuple(x.shape), dtype=x.dtype) for each in writes.split()}
+    return Plan(
+        provider="sublight", reason=reason, copies=copies, buffers=buffers, steps=(step,), outputs=tuple(buffers)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """Stands for `Gradient.by` where a gradient is not one registered op as it is: other arguments, or more results."""
+
+    call: Callable[..., Any]
+
+
+def like(x: torch.Tensor) -> torch.Tensor:
+    """Room for a result of x's shape, in one piece."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def check_alike(**tensors: torch.Tensor) -> None:

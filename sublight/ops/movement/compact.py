@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.movement import compact as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.backend.device import facts
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for
@@ -263,12 +264,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     x = torch.randn(shape["numel"], generator=generator, device=device, dtype=getattr(torch, dtype))
     mask = torch.empty(shape["numel"], dtype=torch.bool, device=device)
     return x, mask if device == "meta" else mask.random_(generator=generator)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["numel"]
-    # read x and the mask, write y and the count; backward reads dy and the mask, writes dx
-    return Cost(read_bytes=(item + 1) * n, write_bytes=item * n + (8 if direction == "fwd" else 0))
 
 
 COMPACT = Op(

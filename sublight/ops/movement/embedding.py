@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.movement import embedding as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import add_pairs, as_rows, block_for, generator_for, sums_of, why_no_kernel
@@ -321,24 +322,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     drawn = torch.rand(shape["rows"], generator=generator, device=device, dtype=torch.float64)
     ids = ((vocab + 1.0) ** drawn - 1).long().clamp_(0, vocab - 1)
     return ids, torch.randn(vocab, shape["cols"], generator=generator, device=device, dtype=kind)
-
-
-@functools.cache
-def distinct(rows: int, vocab: int) -> int:
-    """How many different ids `inputs` is expected to draw."""
-    scale = math.log(vocab + 1.0)
-    shares = (math.log((token + 2.0) / (token + 1.0)) / scale for token in range(vocab))
-    return round(sum(1 - (1 - share) ** rows for share in shares))
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, rows, cols, vocab = ITEMSIZE[dtype], shape["rows"], shape["cols"], shape["vocab"]
-    if direction == "fwd":
-        # read the ids and once each row of the table that is asked for, write y
-        return Cost(read_bytes=8 * rows + item * distinct(rows, vocab) * cols, write_bytes=item * rows * cols)
-    # read the ids and dy, write the table's gradient; one addition an element of dy
-    read_bytes, write_bytes = 8 * rows + item * rows * cols, item * vocab * cols
-    return Cost(read_bytes=read_bytes, write_bytes=write_bytes, flops={"vector_fp32": rows * cols})
 
 
 def _shapes(*sizes: tuple[int, int, int]) -> tuple[Shape, ...]:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from sublight import correct
 from sublight.conftest import HAS_GPU
+from sublight.cost import movement
 from sublight.errors import BadInput
 from sublight.ops.movement import embedding
 from sublight.ops.movement.embedding import EMBEDDING, RUN, launch, launch_backward
@@ -139,8 +140,8 @@ def test_a_strange_gradient_stays_in_its_row(device: str) -> None:
 def test_the_expected_number_of_different_ids() -> None:
     shape = {"rows": 4096, "cols": 1, "vocab": 1000}
     found = [len(EMBEDDING.inputs(shape, "float32", "cpu", seed)[0].unique()) for seed in range(5)]
-    assert abs(sum(found) / 5 - embedding.distinct(4096, 1000)) < 10
-    assert embedding.distinct(1, 1000) == 1
+    assert abs(sum(found) / 5 - movement.distinct(4096, 1000)) < 10
+    assert movement.distinct(1, 1000) == 1
 
 
 @pytest.mark.gpu

@@ -7,18 +7,18 @@ element by element.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.movement import permute as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
-from sublight.backend.device import facts
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for
@@ -252,13 +252,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
 def transpose_inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     size = (shape["batch"], shape["rows"], shape["cols"])
     return (torch.randn(size, generator=generator_for(device, seed), device=device, dtype=getattr(torch, dtype)),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    if direction != "fwd":
-        return Cost(read_bytes=0, write_bytes=0, launches=0)  # a view of dy
-    n = math.prod(size for key, size in shape.items() if key != "order")
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=ITEMSIZE[dtype] * n)  # read x, write y
 
 
 def _shapes(*sizes: tuple[int, int, int, int, int]) -> tuple[Shape, ...]:

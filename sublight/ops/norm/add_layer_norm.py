@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import add_layer_norm as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_rows
 from sublight.ops.norm import add_norm, layer_norm
@@ -44,13 +45,13 @@ def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tupl
     return dx if d_new_residual is None else dx + d_new_residual, *columns
 
 
-_add_layer_norm_backward = Registered(
+ADD_LAYER_BACKWARD = Registered(
     schema="add_layer_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor mean,"
     " Tensor rstd) -> (Tensor dx, Tensor dw, Tensor db)",
     plan=add_norm.plan_backward,
     fake=lambda dy, d_new_residual, new_residual, weight, mean, rstd: fake_backward(new_residual, weight, center=True),
 )
-_add_layer_norm = Registered(
+ADD_LAYER = Registered(
     schema="add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps)"
     " -> (Tensor y, Tensor new_residual, Tensor mean, Tensor rstd)",
     reference=reference,
@@ -60,7 +61,7 @@ _add_layer_norm = Registered(
     fake=lambda x, residual, weight, bias, eps: add_norm.fake_forward(x, center=True),
     results=2,
     gradient=Gradient(
-        by=_add_layer_norm_backward,
+        by=ADD_LAYER_BACKWARD,
         saves=("new_residual", "weight", "mean", "rstd"),
         gives=(("x", "residual"), "weight", "bias"),  # one tensor for both, as PyTorch's sum gives
         without_first=lambda _, d_new_residual: (d_new_residual, d_new_residual, None, None, None),
@@ -81,7 +82,7 @@ def add_layer_norm(
         return reference(x, residual, weight, bias, eps)
     if x.shape == residual.shape:
         check_width(x, weight, bias)
-    return _add_layer_norm.call(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
+    return ADD_LAYER.call(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 def plan(
@@ -92,7 +93,7 @@ def plan(
     eps: float = EPS,
 ) -> Plan:
     """What `add_layer_norm` runs for these arguments, and why."""
-    return _add_layer_norm.decide(x, residual, weight, bias, eps)
+    return ADD_LAYER.decide(x, residual, weight, bias, eps)
 
 
 def launch(
@@ -100,29 +101,20 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Our forward kernels, whether or not they win."""
     add_norm.check(x, residual, weight, bias)
-    return _add_layer_norm.by_kernels(x, residual, weight, bias, eps)[:2]  # type: ignore[no-any-return]
+    return ADD_LAYER.by_kernels(x, residual, weight, bias, eps)[:2]  # type: ignore[no-any-return]
 
 
 def launch_backward(
     dy: torch.Tensor, d_new_residual: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor
 ) -> Inputs:
-    _, new_residual, *stats = _add_layer_norm.by_kernels(x, residual, *columns, EPS)
-    dx, *grads = _add_layer_norm_backward.by_kernels(dy, d_new_residual, new_residual, columns[0], *stats)
+    _, new_residual, *stats = ADD_LAYER.by_kernels(x, residual, *columns, EPS)
+    dx, *grads = ADD_LAYER_BACKWARD.by_kernels(dy, d_new_residual, new_residual, columns[0], *stats)
     return dx, dx, *grads
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     x, residual = (random_rows(shape, dtype, device, part) for part in (2 * seed, 2 * seed + 1))
     return x, residual, *random_columns(shape, dtype, device, seed, 2)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, residual, weight, bias, write y and the new residual; add, then what layer_norm does
-        return Cost(read_bytes=item * 2 * (n + cols), write_bytes=item * 2 * n, flops={"vector_fp32": 8 * n})
-    # read both gradients, the new residual, weight, write dx (once) and both columns' gradients
-    return Cost(read_bytes=item * (3 * n + cols), write_bytes=item * (n + 2 * cols), flops={"vector_fp32": 13 * n})
 
 
 ADD_LAYER_NORM = Op(

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import add_rms_norm as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_rows
 from sublight.ops.norm import add_norm, rms_norm
@@ -40,7 +41,7 @@ def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tupl
     return dx if d_new_residual is None else dx + d_new_residual, *columns
 
 
-_add_rms_norm_backward = Registered(
+ADD_RMS_BACKWARD = Registered(
     schema="add_rms_norm_backward(Tensor dy, Tensor? d_new_residual, Tensor new_residual, Tensor weight, Tensor rstd)"
     " -> (Tensor dx, Tensor dw)",
     plan=lambda dy, d_new_residual, new_residual, weight, rstd: add_norm.plan_backward(
@@ -48,7 +49,7 @@ _add_rms_norm_backward = Registered(
     ),
     fake=lambda dy, d_new_residual, new_residual, weight, rstd: fake_backward(new_residual, weight, center=False),
 )
-_add_rms_norm = Registered(
+ADD_RMS = Registered(
     schema="add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps)"
     " -> (Tensor y, Tensor new_residual, Tensor rstd)",
     reference=reference,
@@ -58,7 +59,7 @@ _add_rms_norm = Registered(
     fake=lambda x, residual, weight, eps: add_norm.fake_forward(x, center=False),
     results=2,
     gradient=Gradient(
-        by=_add_rms_norm_backward,
+        by=ADD_RMS_BACKWARD,
         saves=("new_residual", "weight", "rstd"),
         gives=(("x", "residual"), "weight"),  # one tensor for both, as PyTorch's sum gives
         without_first=lambda _, d_new_residual: (d_new_residual, d_new_residual, None, None),
@@ -75,12 +76,12 @@ def add_rms_norm(
         return reference(x, residual, weight, eps)
     if x.shape == residual.shape:
         check_width(x, weight)
-    return _add_rms_norm.call(x, residual, weight, eps)  # type: ignore[no-any-return]
+    return ADD_RMS.call(x, residual, weight, eps)  # type: ignore[no-any-return]
 
 
 def plan(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None = None, eps: float = EPS) -> Plan:
     """What `add_rms_norm` runs for these arguments, and why."""
-    return _add_rms_norm.decide(x, residual, weight, eps)
+    return ADD_RMS.decide(x, residual, weight, eps)
 
 
 def launch(
@@ -88,29 +89,20 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Our forward kernels, whether or not they win."""
     add_norm.check(x, residual, weight)
-    return _add_rms_norm.by_kernels(x, residual, weight, eps)[:2]  # type: ignore[no-any-return]
+    return ADD_RMS.by_kernels(x, residual, weight, eps)[:2]  # type: ignore[no-any-return]
 
 
 def launch_backward(
     dy: torch.Tensor, d_new_residual: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, *columns: torch.Tensor
 ) -> Inputs:
-    _, new_residual, *stats = _add_rms_norm.by_kernels(x, residual, *columns, EPS)
-    dx, *grads = _add_rms_norm_backward.by_kernels(dy, d_new_residual, new_residual, columns[0], *stats)
+    _, new_residual, *stats = ADD_RMS.by_kernels(x, residual, *columns, EPS)
+    dx, *grads = ADD_RMS_BACKWARD.by_kernels(dy, d_new_residual, new_residual, columns[0], *stats)
     return dx, dx, *grads
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     x, residual = (random_rows(shape, dtype, device, part) for part in (2 * seed, 2 * seed + 1))
     return x, residual, *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, residual, weight, write y and the new residual; add, square and sum, scale, weight
-        return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * 2 * n, flops={"vector_fp32": 5 * n})
-    # read both gradients, the new residual, weight, write dx (once) and the weight's gradient
-    return Cost(read_bytes=item * (3 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 10 * n})
 
 
 def _liger(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Thunk:

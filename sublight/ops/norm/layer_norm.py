@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import layer_norm as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
@@ -49,13 +50,13 @@ def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tupl
     return vjp(reference, [saved["x"], saved["weight"], bias, saved["eps"]], grads)[:3]
 
 
-_layer_norm_backward = Registered(
+LAYER_BACKWARD = Registered(
     schema="layer_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd)"
     " -> (Tensor dx, Tensor dw, Tensor db)",
     plan=plan_backward,
     fake=lambda dy, x, weight, mean, rstd: fake_backward(x, weight, center=True),
 )
-_layer_norm = Registered(
+LAYER = Registered(
     schema="layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
     reference=reference,
     theirs="torch.nn.functional.layer_norm",
@@ -65,7 +66,7 @@ _layer_norm = Registered(
     fake=lambda x, weight, bias, eps: fake_forward(x, center=True),
     results=1,
     gradient=Gradient(
-        by=_layer_norm_backward,
+        by=LAYER_BACKWARD,
         saves=("x", "weight", "mean", "rstd"),
         gives=("x", "weight", "bias"),
         by_torch=_backward_by_torch,
@@ -79,38 +80,29 @@ def layer_norm(
     """LayerNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
     if weight is None or bias is None or weight.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
         return reference(x, weight, bias, eps)  # PyTorch's own, or its own complaint
-    return _layer_norm.call(x, weight, bias, eps)  # type: ignore[no-any-return]
+    return LAYER.call(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 def plan(
     x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, eps: float = EPS
 ) -> Plan:
     """What `layer_norm(x, weight, bias, eps)` runs, and why."""
-    return _layer_norm.decide(x, weight, bias, eps)
+    return LAYER.decide(x, weight, bias, eps)
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS) -> torch.Tensor:
     """Our forward kernels, whether or not they win."""
     check_width(x, weight, bias)
-    return _layer_norm.by_kernels(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
+    return LAYER.by_kernels(x, weight, bias, eps)[0]  # type: ignore[no-any-return]
 
 
 def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Inputs:
-    _, mean, rstd = _layer_norm.by_kernels(x, weight, bias, EPS)
-    return _layer_norm_backward.by_kernels(dy, x, weight, mean, rstd)  # type: ignore[no-any-return]
+    _, mean, rstd = LAYER.by_kernels(x, weight, bias, EPS)
+    return LAYER_BACKWARD.by_kernels(dy, x, weight, mean, rstd)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 2)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, weight, bias, write y; subtract, square and sum for the variance, sum, scale, weight, bias
-        return Cost(read_bytes=item * (n + 2 * cols), write_bytes=item * n, flops={"vector_fp32": 7 * n})
-    # read dy, x, weight, write dx and both gradients
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + 2 * cols), flops={"vector_fp32": 12 * n})
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Thunk:

@@ -21,7 +21,8 @@ from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.norm import rms_norm as cost
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
@@ -292,12 +293,12 @@ def fake_backward(x: torch.Tensor, weight: torch.Tensor, *, center: bool) -> tup
     return dx, *(torch.empty_like(weight, memory_format=torch.contiguous_format) for _ in range(2 if center else 1))
 
 
-_rms_norm_backward = Registered(
+RMS_BACKWARD = Registered(
     schema="rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor dx, Tensor dw)",
     plan=lambda dy, x, weight, rstd: plan_backward(dy, x, weight, None, rstd),
     fake=lambda dy, x, weight, rstd: fake_backward(x, weight, center=False),
 )
-_rms_norm = Registered(
+RMS = Registered(
     schema="rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)",
     reference=reference,
     theirs="torch.nn.functional.rms_norm",
@@ -306,7 +307,7 @@ _rms_norm = Registered(
     plan_results=lambda x, weight, eps: plan_forward(x, weight, None, eps, stats=False),
     fake=lambda x, weight, eps: fake_forward(x, center=False),
     results=1,
-    gradient=Gradient(by=_rms_norm_backward, saves=("x", "weight", "rstd"), gives=("x", "weight")),
+    gradient=Gradient(by=RMS_BACKWARD, saves=("x", "weight", "rstd"), gives=("x", "weight")),
 )
 
 
@@ -314,36 +315,27 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = E
     """RMSNorm over the last dimension: our kernel where it wins, PyTorch's elsewhere."""
     if weight is None or weight.shape != x.shape[-1:]:
         return reference(x, weight, eps)  # PyTorch's own, or its own complaint
-    return _rms_norm.call(x, weight, eps)  # type: ignore[no-any-return]
+    return RMS.call(x, weight, eps)  # type: ignore[no-any-return]
 
 
 def plan(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = EPS) -> Plan:
     """What `rms_norm(x, weight, eps)` runs, and why."""
-    return _rms_norm.decide(x, weight, eps)
+    return RMS.decide(x, weight, eps)
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> torch.Tensor:
     """Our forward kernels, whether or not they win."""
     check_width(x, weight)
-    return _rms_norm.by_kernels(x, weight, eps)[0]  # type: ignore[no-any-return]
+    return RMS.by_kernels(x, weight, eps)[0]  # type: ignore[no-any-return]
 
 
 def launch_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Inputs:
-    _, rstd = _rms_norm.by_kernels(x, weight, EPS)
-    return _rms_norm_backward.by_kernels(dy, x, weight, rstd)  # type: ignore[no-any-return]
+    _, rstd = RMS.by_kernels(x, weight, EPS)
+    return RMS_BACKWARD.by_kernels(dy, x, weight, rstd)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x and weight, write y; square and sum, scale, weight
-        return Cost(read_bytes=item * (n + cols), write_bytes=item * n, flops={"vector_fp32": 4 * n})
-    # read dy, x, weight, write dx and the weight's gradient
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 9 * n})
 
 
 def _liger(x: torch.Tensor, weight: torch.Tensor) -> Thunk:

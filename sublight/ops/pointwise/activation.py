@@ -16,23 +16,23 @@ import torch.nn.functional as F
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import activation as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
     HAS_ASSEMBLY,
     TEST_SHAPES,
     check_alike,
-    grid,
-    is_wide,
+    exp_of,
+    like,
+    plan_pointwise,
     shapes_of,
-    tile_of,
-    vector_of,
     vector_places,
 )
-from sublight.ops.kernels.rows import as_rows, random_rows, why_torch
-from sublight.ops.record.library import LIBRARY, peer
-from sublight.ops.softmax.softmax import exp_below
+from sublight.ops.kernels.rows import random_rows, why_torch
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered, peer
 from sublight.timing import Thunk
 
 Approximate = Literal["none", "tanh"]
@@ -70,7 +70,7 @@ def sigmoid(x, EXACT: tl.constexpr):
     """1 / (1 + exp(-x)), and what it lacks of 1; for fp32 results without the hardware's quick exponential and quick
     division, and without the digits that a difference from 1 would lose."""
     if EXACT:
-        e = exp_below(-tl.abs(x), 0.0)
+        e = exp_of(-tl.abs(x))
         large = reciprocal(1.0 + e)
         large = tl.fma(large, tl.fma(-1.0 - e, large, 1.0), large)  # Newton's step: as right as a division
         small = e * large
@@ -85,7 +85,7 @@ def normal(x, EXACT: tl.constexpr):
     """The normal distribution up to x, and its density. For 16-bit results Hastings' formula (Abramowitz and Stegun
     7.1.26, within 1.5e-7), which shares its exponential with the density and keeps the digits of the lower tail."""
     if EXACT:
-        e = exp_below(x * x * -0.5, 0.0)
+        e = exp_of(x * x * -0.5)
         return 0.5 + 0.5 * tl.erf(x * ROOT_HALF), e * NORMAL_PEAK
     else:
         e = tl.exp2(x * x * (-0.5 * LOG2_E))
@@ -198,43 +198,17 @@ KERNELS = tuple(
 )
 
 
-def launch(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Our kernel, whatever `choose` would say."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    tile = tile_of("activation", x)
-    if x.is_contiguous():
-        n = x.numel()
-        _activation_kernel[grid(n, tile)](x, y, n, KIND=kind, BLOCK=tile.block, **tile.options())
-        return y
-    x2 = as_rows(x)
-    rows, cols = x2.shape
-    vector = vector_of(x2)
-    vectors, per_row = rows * cols // vector, cols // vector
-    _activation_rows_kernel[grid(rows * cols, tile)](
-        x2, y, vectors, per_row, x2.stride(0) // vector,
-        KIND=kind, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
-    )  # fmt: skip
-    return y
+def plan_forward(x: torch.Tensor, kind: str) -> Plan:
+    """The launch that activates x."""
+    kernels = _activation_kernel, _activation_rows_kernel
+    return plan_pointwise("activation", kernels, {"x": x}, "y", KIND=kind)
 
 
-def launch_backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
-    """dx = dy * the activation's slope at x."""
+def plan_backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> Plan:
+    """The launch that gives dx = dy * the activation's slope at x."""
     check_alike(dy=dy, x=x)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    tile = tile_of("activation_backward", x)
-    if x.is_contiguous() and dy.is_contiguous():
-        n = x.numel()
-        _activation_backward_kernel[grid(n, tile)](dy, x, dx, n, KIND=kind, BLOCK=tile.block, **tile.options())
-        return dx
-    dy2, x2 = as_rows(dy), as_rows(x)
-    rows, cols = x2.shape
-    vector = vector_of(dy2, x2)
-    vectors, per_row = rows * cols // vector, cols // vector
-    _activation_rows_backward_kernel[grid(rows * cols, tile)](
-        dy2, x2, dx, vectors, per_row, dy2.stride(0) // vector, x2.stride(0) // vector,
-        KIND=kind, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), **tile.options(),
-    )  # fmt: skip
-    return dx
+    kernels = _activation_backward_kernel, _activation_rows_backward_kernel
+    return plan_pointwise("activation_backward", kernels, {"dy": dy, "x": x}, "dx", KIND=kind)
 
 
 def kind_of(approximate: str) -> str:
@@ -244,92 +218,73 @@ def kind_of(approximate: str) -> str:
     return KINDS[approximate]
 
 
-def _choose(x: torch.Tensor, theirs: str) -> Choice:
-    if reason := why_torch(x):
-        return Choice(provider="torch", kernel=theirs, reason=reason)
-    if x.is_contiguous():
-        return Choice(provider="sublight", kernel="_activation_kernel", reason="in one piece: one long row")
-    return Choice(provider="sublight", kernel="_activation_rows_kernel", reason="rows apart in memory, not copied")
+_gelu_backward = Registered(
+    schema="gelu_backward(Tensor dy, Tensor x, str approximate) -> Tensor dx",
+    plan=lambda dy, x, approximate: plan_backward(dy, x, kind_of(approximate)),
+    fake=lambda dy, x, approximate: like(x),
+)
+_gelu = Registered(
+    schema="gelu(Tensor x, str approximate) -> Tensor y",
+    reference=gelu_reference,
+    theirs="torch.nn.functional.gelu",
+    why_torch=lambda x, approximate: why_torch(x),
+    plan=lambda x, approximate: plan_forward(x, kind_of(approximate)),
+    fake=lambda x, approximate: like(x),
+    gradient=Gradient(by=_gelu_backward, saves=("x",), gives=("x",), options=("approximate",)),
+)
+_gelu_tanh = Registered(
+    schema="gelu_tanh(Tensor x) -> Tensor y",
+    reference=partial(gelu_reference, approximate="tanh"),
+    theirs="torch.nn.functional.gelu",
+    why_torch=why_torch,
+    plan=partial(plan_forward, kind="gelu_tanh"),
+    fake=like,
+    gradient=Gradient(by=_gelu_backward, saves=("x",), gives=("x",), constants=("tanh",)),
+)
+_relu2_backward = Registered(
+    schema="relu2_backward(Tensor dy, Tensor x) -> Tensor dx",
+    plan=partial(plan_backward, kind="relu2"),
+    fake=lambda dy, x: like(x),
+)
+_relu2 = Registered(
+    schema="relu2(Tensor x) -> Tensor y",
+    reference=relu2_reference,
+    theirs="torch.relu, torch.square",
+    why_torch=why_torch,
+    plan=partial(plan_forward, kind="relu2"),
+    fake=like,
+    gradient=Gradient(by=_relu2_backward, saves=("x",), gives=("x",)),
+)
 
 
 def gelu(x: torch.Tensor, approximate: Approximate = "none") -> torch.Tensor:
     """x times the normal distribution up to x; `approximate` as torch.nn.functional.gelu has it."""
     kind_of(approximate)
-    return gelu_reference(x, approximate) if why_torch(x) else _gelu(x, approximate)
+    return _gelu.call(x, approximate)  # type: ignore[no-any-return]
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """`gelu(x, approximate="tanh")`, as GPT-2 and Gemma have it."""
-    return gelu(x, "tanh")
+    return _gelu_tanh.call(x)  # type: ignore[no-any-return]
 
 
 def relu2(x: torch.Tensor) -> torch.Tensor:
     """relu(x)²: what is negative becomes 0, the rest is squared."""
-    return relu2_reference(x) if why_torch(x) else _relu2(x)
+    return _relu2.call(x)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, *rest = inputs
-    ctx.save_for_backward(x)
-    ctx.rest = rest
+def gelu_backward(dy: torch.Tensor, x: torch.Tensor, approximate: Approximate = "none") -> Inputs:
+    """Our kernel for the gradient of x, whether or not it wins."""
+    return (_gelu_backward.by_kernels(dy, x, approximate),)
 
 
-def _gelu_cpu_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
-    return torch.ops.aten.gelu_backward(dy, x, approximate=approximate).contiguous()  # type: ignore[no-any-return]
-
-
-def _like(*tensors: Any) -> torch.Tensor:
-    x = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)][-1]
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-_gelu_backward = LIBRARY.op(
-    "gelu_backward(Tensor dy, Tensor x, str approximate) -> Tensor",
-    cpu=_gelu_cpu_backward,
-    cuda=lambda dy, x, approximate: launch_backward(dy, x, kind_of(approximate)),
-    fake=_like,
-)
-_gelu = LIBRARY.op(
-    "gelu(Tensor x, str approximate) -> Tensor",
-    cpu=lambda x, approximate: gelu_reference(x, approximate).contiguous(),
-    cuda=lambda x, approximate: launch(x, kind_of(approximate)),
-    fake=_like,
-    backward=lambda ctx, dy: (_gelu_backward(dy, *ctx.saved_tensors, *ctx.rest), None),
-    setup_context=_setup_context,
-)
-LIBRARY.op(
-    "gelu_tanh(Tensor x) -> Tensor",
-    cpu=lambda x: gelu_reference(x, "tanh").contiguous(),
-    cuda=lambda x: launch(x, "gelu_tanh"),
-    fake=_like,
-    backward=lambda ctx, dy: _gelu_backward(dy, *ctx.saved_tensors, "tanh"),
-    setup_context=_setup_context,
-)
-_relu2_backward = LIBRARY.op(
-    "relu2_backward(Tensor dy, Tensor x) -> Tensor",
-    cpu=lambda dy, x: (dy * 2 * F.relu(x)).contiguous(),
-    cuda=lambda dy, x: launch_backward(dy, x, "relu2"),
-    fake=_like,
-)
-_relu2 = LIBRARY.op(
-    "relu2(Tensor x) -> Tensor",
-    cpu=lambda x: relu2_reference(x).contiguous(),
-    cuda=lambda x: launch(x, "relu2"),
-    fake=_like,
-    backward=lambda ctx, dy: _relu2_backward(dy, *ctx.saved_tensors),
-    setup_context=_setup_context,
-)
+def relu2_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
+    """The same for relu2."""
+    return (_relu2_backward.by_kernels(dy, x),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed, scale=2.0),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        return Cost(read_bytes=item * n, write_bytes=item * n, flops={"vector_fp32": 8 * n})  # read x, write y
-    return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 12 * n})  # read dy, x, write dx
 
 
 def _liger_relu2(x: torch.Tensor) -> Thunk:
@@ -339,7 +294,6 @@ def _liger_relu2(x: torch.Tensor) -> Thunk:
 _SHARED: dict[str, Any] = {
     "inputs": inputs,
     "cost": cost,
-    "kernels": KERNELS,
     "shapes": shapes_of((768, 1600, 4096, 11008, 14336, 50257), small=14336),
     "test_shapes": TEST_SHAPES,
 }
@@ -348,9 +302,14 @@ GELU = Op(
     summary="x times the normal distribution up to x",
     reference=gelu_reference,
     call=gelu,
-    launch=lambda x: launch(x, "gelu"),
-    launch_backward=lambda dy, x: (launch_backward(dy, x, "gelu"),),
-    choose=lambda x, approximate="none": _choose(x, "torch.nn.functional.gelu"),
+    plan=lambda x, approximate="none": _gelu.decide(x, approximate),
+    providers={
+        "sublight": Provider(
+            launch=lambda x, approximate="none": _gelu.by_kernels(x, approximate),
+            backward=gelu_backward,
+            kernels=KERNELS,
+        )
+    },
     **_SHARED,
     library_args=lambda x: (x, "none"),
 )
@@ -359,9 +318,12 @@ GELU_TANH = Op(
     summary="gelu by tanh: x times the sigmoid of a cubic in x",
     reference=partial(gelu_reference, approximate="tanh"),
     call=gelu_tanh,
-    launch=lambda x: launch(x, "gelu_tanh"),
-    launch_backward=lambda dy, x: (launch_backward(dy, x, "gelu_tanh"),),
-    choose=lambda x: _choose(x, "torch.nn.functional.gelu"),
+    plan=_gelu_tanh.decide,
+    providers={
+        "sublight": Provider(
+            launch=_gelu_tanh.by_kernels, backward=partial(gelu_backward, approximate="tanh"), kernels=KERNELS
+        )
+    },
     **_SHARED,
 )
 RELU2 = Op(
@@ -369,9 +331,8 @@ RELU2 = Op(
     summary="relu(x) squared",
     reference=relu2_reference,
     call=relu2,
-    launch=lambda x: launch(x, "relu2"),
-    launch_backward=lambda dy, x: (launch_backward(dy, x, "relu2"),),
-    choose=lambda x: _choose(x, "torch.relu, torch.square"),
+    plan=_relu2.decide,
+    providers={"sublight": Provider(launch=_relu2.by_kernels, backward=relu2_backward, kernels=KERNELS)},
     **_SHARED,
     peers={"liger": _liger_relu2},
 )

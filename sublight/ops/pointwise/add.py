@@ -5,16 +5,18 @@ PyTorch's own kernel is at the limit, so a user's call goes there: an op is disp
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import as_rows, generator_for
-from sublight.ops.record.library import LIBRARY
+from sublight.cost import Shape
+from sublight.cost.pointwise import add as cost
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels.pointwise import Through, check_alike, like
+from sublight.ops.kernels.rows import copies_of, generator_for, rows_of
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
 
 THREAD_BYTES = 16  # one load of each input a thread: more in flight only crowds the memory's queues
 WARPS = 4
@@ -43,26 +45,39 @@ def _add_rows_kernel(x_ptr, y_ptr, z_ptr, cols, x_stride, y_stride, BLOCK: tl.co
     tl.store(z_ptr + row * cols + col, x + y, mask=col < cols)
 
 
-def launch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Our kernel, whatever `choose` would say."""
+def plan_kernels(x: torch.Tensor, y: torch.Tensor) -> Plan:
+    """The launch that adds x and y: as one long row where both lie in one piece, else row by row."""
+    check_alike(x=x, y=y)
     block = WARPS * 32 * THREAD_BYTES // x.element_size()
-    z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    one, other = rows_of(x), rows_of(y)
     if x.is_contiguous() and y.is_contiguous():
-        n = x.numel()
-        _add_kernel[(cdiv(n, block),)](x, y, z, n, BLOCK=block, num_warps=WARPS)
+        reason, n = "in one piece: one long row", x.numel()
+        step = Step(_add_kernel, (cdiv(n, block),), n, on="x y z", BLOCK=block, num_warps=WARPS)
     else:
-        x2, y2 = as_rows(x), as_rows(y)
-        rows, cols = x2.shape
-        _add_rows_kernel[(rows, cdiv(cols, block))](
-            x2, y2, z, cols, x2.stride(0), y2.stride(0), BLOCK=block, num_warps=WARPS
-        )
-    return z
+        reason, grid = "rows apart in memory", (one.rows, cdiv(one.cols, block))
+        strides = (one.apart, other.apart)
+        step = Step(_add_rows_kernel, grid, one.cols, *strides, on="x y z", BLOCK=block, num_warps=WARPS)
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(x=one.is_copy, y=other.is_copy),
+        buffers={"z": Buffer(shape=tuple(x.shape), dtype=x.dtype)},
+        steps=(step,),
+        outputs=("z",),
+    )
 
 
-def choose(x: torch.Tensor, y: torch.Tensor) -> Choice:
-    """What `add(x, y)` runs, and why."""
-    reason = "PyTorch's add is at the limit itself: ours took 0.97 to 1.13 of its time on an H200"
-    return Choice(provider="torch", kernel="torch.add", reason=reason)
+_add = Registered(
+    schema="add(Tensor x, Tensor y) -> Tensor z",
+    reference=reference,
+    theirs="torch.add",
+    why_torch=lambda x, y: "PyTorch's add is at the limit itself: ours took 0.97 to 1.13 of its time on an H200",
+    plan=plan_kernels,
+    fake=lambda x, y: like(x),
+    gradient=Gradient(  # of both it is dz itself
+        by=Through(lambda dz: dz), saves=(), gives=(("x", "y"),), by_torch=lambda saved, grads: grads
+    ),
+)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -70,17 +85,14 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return reference(x, y)
 
 
-def _backward(ctx: Any, dz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return dz, dz
+def plan(x: torch.Tensor, y: torch.Tensor) -> Plan:
+    """What `add(x, y)` runs, and why."""
+    return _add.decide(x, y)
 
 
-LIBRARY.op(
-    "add(Tensor x, Tensor y) -> Tensor",
-    cpu=lambda x, y: reference(x, y).contiguous(),
-    cuda=launch,
-    fake=lambda x, y: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward=_backward,
-)
+def launch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Our kernel, whether or not it wins."""
+    return _add.by_kernels(x, y)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -90,24 +102,16 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return x, y
 
 
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["numel"]
-    if direction == "fwd":
-        return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": n})  # read x, y, write z
-    return Cost(read_bytes=0, write_bytes=0, launches=0)  # both gradients are dz itself
-
-
 ADD = Op(
     name="add",
     summary="x + y, element by element",
     reference=reference,
     call=add,
-    launch=launch,
-    launch_backward=None,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, kernels=(Kernel(jit=_add_kernel), Kernel(jit=_add_rows_kernel)))},
     inputs=inputs,
     cost=cost,
-    kernels=(Kernel(jit=_add_kernel), Kernel(jit=_add_rows_kernel)),
     shapes=tuple({"numel": n} for n in (2**12, 2**16, 2**20, 2**22, 2**24, 2**26, 2**28)),
     test_shapes=tuple({"numel": n} for n in (1, 511, 512, 513, 1023, 1025, 100_003)),
+    batch="numel",
 )

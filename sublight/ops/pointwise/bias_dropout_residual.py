@@ -6,24 +6,30 @@ pass draws it again and nothing is kept; the same seed gives the same mask, howe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.pointwise import bias_dropout_residual as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels import column_sums, philox
 from sublight.ops.kernels.column_sums import add_to, sum_of
 from sublight.ops.kernels.philox import is_kept
 from sublight.ops.kernels.pointwise import (
     TEST_SHAPES,
+    Through,
     check_alike,
     check_bias,
     grid,
     is_wide,
+    like,
     shapes_of,
     tile_of,
     tile_rows,
@@ -31,8 +37,9 @@ from sublight.ops.kernels.pointwise import (
     vector_places,
     widen,
 )
-from sublight.ops.kernels.rows import as_rows, generator_for, random_rows, why_torch
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.kernels.rows import copies_of, generator_for, random_rows, rows_of, why_torch
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
 
 P = 0.1
 
@@ -49,10 +56,10 @@ def scale_of(p: float) -> float:
     return 0.0 if p == 1 else 1 / (1 - p)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def _bias_dropout_residual_kernel(
-    x_ptr, bias_ptr, residual_ptr, seed_ptr, y_ptr, vectors, per_row, x_stride, residual_stride, number, threshold,
-    scale,
+    x_ptr, bias_ptr, residual_ptr, seed_ptr, y_ptr, vectors, per_row, x_stride, residual_stride,
+    number: tl.int64, threshold, scale,
     SEEDED: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     vector, row, col, mask = vector_places(vectors, per_row, BLOCK, VECTOR, WIDE)
@@ -80,9 +87,41 @@ def _kept_at(seed, vector, lane, threshold, VECTOR: tl.constexpr, WIDE: tl.const
         return is_kept(seed, place >> 2, place.to(tl.int32), threshold, ROUNDS)
 
 
-@triton.jit
+def plan_forward(
+    x: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor,
+    seed: torch.Tensor | None,
+    number: int,
+    p: float,
+) -> Plan:
+    """The launch that gives y. The seed is read from memory, or is `number`, on which no plan depends."""
+    check_alike(x=x, residual=residual)
+    check_bias(x, bias)
+    layout, other, tile = rows_of(x), rows_of(residual), tile_of("bias_dropout_residual", x)
+    vector, elements = vector_of(layout, other), layout.rows * layout.cols
+    vectors = elements // vector
+    step = Step(
+        _bias_dropout_residual_kernel, grid(elements, tile),
+        vectors, layout.cols // vector, layout.apart // vector, other.apart // vector,
+        "number", philox.threshold_of(p), scale_of(p),
+        on=f"x bias residual {'x' if seed is None else 'seed'} y", tile=tile,
+        SEEDED=seed is not None, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), ROUNDS=philox.ROUNDS,
+        **tile.options(),
+    )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="one pass, no mask kept",
+        copies=copies_of(x=layout.is_copy, residual=other.is_copy, bias=not bias.is_contiguous()),
+        buffers={"y": Buffer(shape=tuple(x.shape), dtype=x.dtype)},
+        steps=(step,),
+        outputs=("y",),
+    )
+
+
+@triton.jit(do_not_specialize=["number"])
 def _bias_dropout_backward_kernel(
-    dy_ptr, seed_ptr, dx_ptr, share_ptr, rows, per_row, dy_stride, number, threshold, scale,
+    dy_ptr, seed_ptr, dx_ptr, share_ptr, rows, per_row, dy_stride, number: tl.int64, threshold, scale,
     SEEDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):  # fmt: skip
@@ -112,53 +151,32 @@ def _bias_dropout_backward_kernel(
     tl.store(share_ptr + share.to(tl.int64) * cols + place, out.to(share_ptr.dtype.element_ty), mask=place < cols)
 
 
-def launch(
-    x: torch.Tensor,
-    bias: torch.Tensor,
-    residual: torch.Tensor,
-    seed: torch.Tensor | int,
-    p: float = P,
-    *,
-    rounds: int = philox.ROUNDS,
-) -> torch.Tensor:
-    """Our kernel, whatever `choose` would say."""
-    check_alike(x=x, residual=residual)
-    check_bias(x, bias)
-    seed_tensor, number = _seed(seed, x, p)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    x2, residual2, tile = as_rows(x), as_rows(residual), tile_of("bias_dropout_residual", x)
-    rows, cols = x2.shape
-    vector = vector_of(x2, residual2)
-    vectors = rows * cols // vector
-    _bias_dropout_residual_kernel[grid(rows * cols, tile)](
-        x2, bias.contiguous(), residual2, x2 if seed_tensor is None else seed_tensor, y,
-        vectors, cols // vector, x2.stride(0) // vector, residual2.stride(0) // vector,
-        number, philox.threshold_of(p), scale_of(p),
-        SEEDED=seed_tensor is not None, BLOCK=tile.block, VECTOR=vector, WIDE=is_wide(vectors), ROUNDS=rounds,
-        **tile.options(),
+def plan_backward(dy: torch.Tensor, seed: torch.Tensor | None, number: int, p: float) -> Plan:
+    """The launch that gives dx and shares of the bias's gradient, then the one that adds the shares up."""
+    layout = rows_of(dy)
+    vector, sharing = vector_of(layout), column_sums.share_out("bias_dropout_backward", layout, facts(dy), "dbias")
+    tile = sharing.tile
+    step = Step(
+        _bias_dropout_backward_kernel, sharing.grid,
+        layout.rows, layout.cols // vector, layout.apart // vector, "number", philox.threshold_of(p), scale_of(p),
+        on=f"dy {'dy' if seed is None else 'seed'} dx {sharing.into}", tile=tile,
+        SEEDED=seed is not None, ROWS=tile.rows, BLOCK=tile.block, VECTOR=vector,
+        WIDE=is_wide(layout.rows * layout.cols // vector), ROUNDS=philox.ROUNDS, **tile.options(),
     )  # fmt: skip
-    return y
+    return Plan(
+        provider="sublight",
+        reason="the mask drawn again; dx and its sum over rows in one pass",
+        copies=copies_of(dy=layout.is_copy),
+        buffers={"dx": Buffer(shape=tuple(dy.shape), dtype=dy.dtype), **sharing.buffers(dy.dtype)},
+        steps=(step, *sharing.steps()),
+        outputs=("dx", "dbias"),
+    )
 
 
-def launch_backward(
-    dy: torch.Tensor, seed: torch.Tensor | int, p: float = P, *, rounds: int = philox.ROUNDS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of x and of the bias; that of the residual is dy itself."""
-    seed_tensor, number = _seed(seed, dy, p)
-    dx = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
-    dbias = torch.empty(dy.shape[-1:], dtype=dy.dtype, device=dy.device)
-    dy2 = as_rows(dy)
-    rows, cols = dy2.shape
-    vector, plan = vector_of(dy2), column_sums.plan("bias_dropout_backward", dy2)
-    shares, tile = column_sums.room_for(plan, dbias), plan.tile
-    _bias_dropout_backward_kernel[(plan.parts, plan.shares)](
-        dy2, dy2 if seed_tensor is None else seed_tensor, dx, shares,
-        rows, cols // vector, dy2.stride(0) // vector, number, philox.threshold_of(p), scale_of(p),
-        SEEDED=seed_tensor is not None, ROWS=tile.rows, BLOCK=tile.block, VECTOR=vector,
-        WIDE=is_wide(rows * cols // vector), ROUNDS=rounds, **tile.options(),
-    )  # fmt: skip
-    column_sums.add_shares(shares, dbias)
-    return dx, dbias
+KERNELS = tuple(
+    Kernel(jit=jit)
+    for jit in (_bias_dropout_residual_kernel, _bias_dropout_backward_kernel, column_sums._shares_kernel)
+)
 
 
 def _seed(seed: torch.Tensor | int, x: torch.Tensor, p: float) -> tuple[torch.Tensor | None, int]:
@@ -174,7 +192,9 @@ def _seed(seed: torch.Tensor | int, x: torch.Tensor, p: float) -> tuple[torch.Te
     return seed, 0
 
 
-def _why_torch(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> str:
+def _why_torch(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None, number: int, p: float
+) -> str:
     if reason := why_torch(x, bias, residual):
         return reason
     if bias.shape != x.shape[-1:] or residual.shape != x.shape:
@@ -182,13 +202,40 @@ def _why_torch(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> s
     return ""
 
 
-def choose(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | int, p: float = P
-) -> Choice:
-    """What `bias_dropout_residual(x, bias, residual, seed)` runs, and why."""
-    if reason := _why_torch(x, bias, residual):
-        return Choice(provider="torch", kernel="torch, integer by integer", reason=reason)
-    return Choice(provider="sublight", kernel="_bias_dropout_residual_kernel", reason="one pass, no mask kept")
+def _backward_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    (dy,) = grads
+    seed = torch.as_tensor(saved["number"] if saved["seed"] is None else saved["seed"], device=dy.device)
+    dx = torch.where(philox.kept(seed, dy.shape, saved["p"]), dy * scale_of(saved["p"]), 0.0)
+    return dx, dx.reshape(-1, dy.shape[-1]).sum(0), dy
+
+
+_backward = Registered(
+    schema="bias_dropout_residual_backward(Tensor dy, Tensor? seed, int number, float p) -> (Tensor dx, Tensor dbias)",
+    plan=plan_backward,
+    fake=lambda dy, seed, number, p: (like(dy), dy.new_empty(dy.shape[-1:])),
+    free=("number",),
+)
+_bias_dropout_residual = Registered(
+    schema="bias_dropout_residual(Tensor x, Tensor bias, Tensor residual, Tensor? seed, int number, float p)"
+    " -> Tensor y",
+    reference=lambda x, bias, residual, seed, number, p: reference(
+        x, bias, residual, number if seed is None else seed, p
+    ),
+    theirs="torch, integer by integer",
+    why_torch=_why_torch,
+    plan=plan_forward,
+    fake=lambda x, bias, residual, seed, number, p: like(x),
+    free=("number",),
+    gradient=Gradient(
+        by=Through(
+            lambda dy, seed, number, p: (*_backward.call(dy, seed, number, p), dy)
+        ),  # the residual's is dy itself
+        saves=("seed",),
+        gives=("x", "bias", "residual"),
+        options=("number", "p"),
+        by_torch=_backward_by_torch,
+    ),
+)
 
 
 def bias_dropout_residual(
@@ -199,50 +246,24 @@ def bias_dropout_residual(
     A seed that is an int64 tensor on the device is read when the kernel runs: in a CUDA graph it can be counted up
     between replays, and compiled code need not be compiled again for another one.
     """
-    seed_tensor, number = _seed(seed, x, p)
-    if _why_torch(x, bias, residual):
-        return reference(x, bias, residual, seed, p)
-    return _op(x, bias, residual, seed_tensor, number, p)  # type: ignore[no-any-return]
+    return _bias_dropout_residual.call(x, bias, residual, *_seed(seed, x, p), p)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, _, _, seed, ctx.number, ctx.p = inputs
-    ctx.save_for_backward(*([] if seed is None else [seed]))
+def plan(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | int, p: float = P) -> Plan:
+    """What `bias_dropout_residual(x, bias, residual, seed)` runs, and why."""
+    return _bias_dropout_residual.decide(x, bias, residual, *_seed(seed, x, p), p)
 
 
-def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    (seed,) = ctx.saved_tensors or (None,)
-    dx, dbias = _op_backward(dy, seed, ctx.number, ctx.p)
-    return dx, dbias, dy, None, None, None
+def launch(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | int, p: float = P
+) -> torch.Tensor:
+    """Our kernel, whether or not it wins."""
+    return _bias_dropout_residual.by_kernels(x, bias, residual, *_seed(seed, x, p), p)  # type: ignore[no-any-return]
 
 
-def _cpu_backward(
-    dy: torch.Tensor, seed: torch.Tensor | None, number: int, p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    keep = philox.kept(torch.as_tensor(number if seed is None else seed), dy.shape, p)
-    dx = torch.where(keep, dy * scale_of(p), 0.0).contiguous()
-    return dx, dx.reshape(-1, dy.shape[-1]).sum(0)
-
-
-_op = LIBRARY.op(
-    "bias_dropout_residual(Tensor x, Tensor bias, Tensor residual, Tensor? seed, int number, float p) -> Tensor",
-    cpu=lambda x, bias, residual, seed, number, p: reference(
-        x, bias, residual, number if seed is None else seed, p
-    ).contiguous(),
-    cuda=lambda x, bias, residual, seed, number, p: launch(x, bias, residual, number if seed is None else seed, p),
-    fake=lambda x, bias, residual, seed, number, p: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_op_backward = LIBRARY.op(
-    "bias_dropout_residual_backward(Tensor dy, Tensor? seed, int number, float p) -> (Tensor, Tensor)",
-    cpu=_cpu_backward,
-    cuda=lambda dy, seed, number, p: launch_backward(dy, number if seed is None else seed, p),
-    fake=lambda dy, seed, number, p: (
-        torch.empty_like(dy, memory_format=torch.contiguous_format),
-        dy.new_empty(dy.shape[-1:]),
-    ),
-)
+def launch_backward(dy: torch.Tensor, seed: torch.Tensor | int, p: float = P) -> Inputs:
+    """The gradients of x and of the bias; that of the residual is dy itself."""
+    return _backward.by_kernels(dy, *_seed(seed, dy, p), p)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -250,15 +271,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     bias = torch.randn(shape["cols"], generator=generator, device=device, dtype=getattr(torch, dtype))
     x, residual = random_rows(shape, dtype, device, seed), random_rows(shape, dtype, device, seed + 2_000_003)
     return x, bias, residual, torch.full((1,), 1_000_003 * seed + 7, device=device)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, residual and bias, write y
-        return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * n, flops={"vector_fp32": 4 * n})
-    # read dy, write dx and the bias's gradient; the residual's is dy itself
-    return Cost(read_bytes=item * n, write_bytes=item * (n + cols), flops={"vector_fp32": 2 * n})
 
 
 def _launch_backward(
@@ -272,17 +284,12 @@ BIAS_DROPOUT_RESIDUAL = Op(
     summary="residual + dropout(x + bias), the mask from a counter",
     reference=reference,
     call=bias_dropout_residual,
-    launch=launch,
-    launch_backward=_launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=_launch_backward, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=tuple(
-        Kernel(jit=jit)
-        for jit in (_bias_dropout_residual_kernel, _bias_dropout_backward_kernel, column_sums._shares_kernel)
-    ),
     shapes=shapes_of((768, 1600, 2560, 4096, 5120, 8192, 12288), small=4096),
     test_shapes=(*TEST_SHAPES[:-1], {"rows": 300, "cols": 130}, {"rows": 140, "cols": 264}),
-    independent_rows=False,
+    batch="",  # a row's mask depends on its place
     library_args=lambda x, bias, residual, seed: (x, bias, residual, seed, 0, P),
 )

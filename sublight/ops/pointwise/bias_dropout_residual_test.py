@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from triton.runtime.jit import JITFunction
 
 from sublight import correct
+from sublight.backend.record import launch_of
 from sublight.errors import BadInput
 from sublight.ops.kernels import column_sums, philox
 from sublight.ops.pointwise import bias_dropout_residual as op
@@ -30,10 +34,17 @@ def test_kernels_keep_what_pytorch_keeps(cols: int, dtype: torch.dtype, device: 
     rows = column_sums.FEW_ROWS + 1  # more than one program adds up, and an odd row is left
     expected = philox.kept(torch.tensor(SEED, device=device), (rows, cols), 0.3)
     assert torch.equal(mask_of(rows, cols, dtype, device), expected)
-    dx, dbias = op.launch_backward(torch.ones(rows, cols, dtype=dtype, device=device), SEED, 0.3)
-    assert torch.equal(dx != 0, expected)
-    # times the fp32 scale; up to 129 sums a column
-    torch.testing.assert_close(dbias.double(), expected.double().sum(0) / 0.7, rtol=2e-3, atol=0)
+    dy = torch.randn(rows, cols, device=device).to(dtype)
+    dx, _ = op.launch_backward(dy, SEED, 0.3)
+    assert torch.equal(dx != 0, expected & (dy != 0))
+    error = correct.worst(
+        correct.forward_errors(
+            lambda dy: op.launch_backward(dy, SEED, 0.3),
+            lambda dy: op._backward_by_torch({"seed": None, "number": SEED, "p": 0.3}, (dy,))[:2],
+            (dy,),
+        )
+    )
+    assert error.ok, error
 
 
 @pytest.mark.parametrize(("block", "warps", "rows"), [(256, 1, 1), (128, 4, 8), (1024, 2, 2)])
@@ -87,25 +98,52 @@ def test_probabilities_at_their_ends(device: str) -> None:
 
 
 def test_the_library_op_has_the_gradient_of_the_reference(device: str) -> None:
-    inputs = op.inputs({"rows": 5, "cols": 130}, "float32", device, 0)
-    (grad,) = correct.random_grads(op.reference, inputs)
-    for seed, number in ((inputs[3], 0), (None, 9)):
-        ours = correct.gradients(
-            lambda x, bias, residual, seed=seed, number=number: torch.ops.sublight.bias_dropout_residual(
-                x, bias, residual, seed, number, 0.3
-            ),
-            inputs[:3],
-            grad,
-        )
-        theirs = correct.gradients(
-            lambda x, bias, residual, seed=seed, number=number: op.reference(
-                x, bias, residual, number if seed is None else seed, 0.3
-            ),
-            inputs[:3],
-            grad,
-        )
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other)
+    inputs = op.inputs({"rows": 65, "cols": 130}, "float32", device, 0)[:3]
+    for seed, number in ((torch.tensor(7, device=device), 0), (None, 9)):
+        library = partial(by_library, seed=seed, number=number)
+        theirs = partial(op.reference, seed=number if seed is None else seed, p=0.3)
+        (dy,) = correct.random_grads(theirs, inputs)
+
+        def ours(dy: torch.Tensor, *inputs: torch.Tensor, library: Any = library) -> tuple[torch.Tensor, ...]:
+            return correct.gradients(library, inputs, dy)
+
+        error = correct.worst(correct.backward_errors(ours, theirs, inputs, dy))
+        assert error.ok, error
+
+
+def by_library(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None, number: int
+) -> torch.Tensor:
+    return torch.ops.sublight.bias_dropout_residual(x, bias, residual, seed, number, 0.3)
+
+
+def test_another_number_needs_no_other_plan(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed changes at every call: one plan, one compiled kernel, and still each number's own mask."""
+    x, bias, residual, _ = op.inputs({"rows": 3, "cols": 200}, "float32", device, 0)
+    plans: list[int] = []
+    plan = op._bias_dropout_residual.plan
+    noted = lambda *args: plans.append(args[4]) or plan(*args)  # noqa: E731
+    object.__setattr__(op._bias_dropout_residual, "plan", noted)
+    try:
+        for seed in (0, 1, 16, 17, -5, 2**40):
+            result = op.bias_dropout_residual(x, bias, residual, seed, 0.5003)  # a probability that no other test has
+            assert torch.equal(result, op.bias_dropout_residual(x, bias, residual, torch.tensor(seed), 0.5003))
+    finally:
+        object.__setattr__(op._bias_dropout_residual, "plan", plan)
+    assert len(plans) == 2  # with a number, and with a tensor
+    for step in (plan(x, bias, residual, None, 0, 0.1).steps[0], op.plan_backward(x, None, 0, 0.1).steps[0]):
+        assert step.free == ("number",)
+        kinds = [specialised(step.kernel, number, step) for number in (0, 1, 16, 17, 2**40)]
+        assert all(kind == ("i64", False) for kind in kinds), kinds
+
+
+def specialised(kernel: Any, number: int, step: Any) -> tuple[str, bool]:
+    """The type of `number` in the compiled kernel, and whether that depends on its value, by Triton's own rules."""
+    if not isinstance(kernel, JITFunction):  # the interpreter's
+        kernel = JITFunction(kernel.fn, do_not_specialize=kernel.kwargs["do_not_specialize"])
+    tensors = [torch.empty(16) for _ in step.on]
+    launch = launch_of(kernel, (*tensors, *step.values((number,))), step.constants, grid=step.grid, capability=90)
+    return launch.signature.get("number", "constant"), "number" in launch.aligned or "number" in launch.constants
 
 
 def test_bad_input(device: str) -> None:
@@ -124,4 +162,4 @@ def test_bad_input(device: str) -> None:
     with pytest.raises(BadInput, match="bias"):
         op.launch(x, bias.half(), residual, seed)
     for wrong in (x.long(), x.double(), x[:0]):
-        assert op.choose(wrong, bias, residual, seed).provider == "torch"
+        assert op.plan(wrong, bias, residual, seed).provider == "torch"

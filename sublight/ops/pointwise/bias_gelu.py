@@ -5,15 +5,16 @@ The backward pass writes dx and adds up the bias's gradient on the way (`column_
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
+from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.op import Choice, Kernel, Op
+from sublight.cost import Shape
+from sublight.cost.pointwise import bias_gelu as cost
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels import column_sums
 from sublight.ops.kernels.column_sums import add_to, sum_of
 from sublight.ops.kernels.pointwise import (
@@ -23,16 +24,26 @@ from sublight.ops.kernels.pointwise import (
     block_for_columns,
     check_alike,
     check_bias,
+    like,
     shapes_of,
     tile_grid,
     tile_rows,
     vector_of,
     widen,
 )
-from sublight.ops.kernels.rows import SMALL_ROWS, aligned_as, as_rows, generator_for, random_rows, why_torch
-from sublight.backend.device import facts
+from sublight.ops.kernels.rows import (
+    SMALL_ROWS,
+    Rows,
+    aligned_as,
+    copies_of,
+    generator_for,
+    random_rows,
+    rows_of,
+    why_torch,
+)
 from sublight.ops.pointwise.activation import Approximate, activate, kind_of
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
 
 
@@ -54,6 +65,36 @@ def _bias_gelu_kernel(
     bias = tl.load(bias_ptr + aligned_as(cols) + col, mask=col < cols)
     y, _ = activate(widen(x, VECTOR) + widen(bias, VECTOR), KIND, x.dtype == tl.float32)
     tl.store(y_ptr + (first + index) * cols + col, y.to(x.dtype), mask=mask)
+
+
+def plan_forward(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate) -> Plan:
+    """The launch that gives gelu(x + bias)."""
+    check_bias(x, bias)
+    layout = rows_of(x)
+    vector, tile = vector_of(layout), _tile(layout, facts(x).capability)
+    step = Step(
+        _bias_gelu_kernel, tile_grid(layout.rows, layout.cols, tile),
+        layout.rows, layout.cols // vector, layout.apart // vector, on="x bias y", tile=tile,
+        KIND=kind_of(approximate), ROWS=tile.rows, BLOCK=tile.block, VECTOR=vector, **tile.options(),
+    )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="one pass where PyTorch makes two",
+        copies=copies_of(x=layout.is_copy, bias=not bias.is_contiguous()),
+        buffers={"y": Buffer(shape=tuple(x.shape), dtype=x.dtype)},
+        steps=(step,),
+        outputs=("y",),
+    )
+
+
+def _tile(layout: Rows, capability: int) -> Tile:
+    """Two vectors a thread: one pays too much for the bias, and more were slower in a copy; few rows get more programs
+    instead."""
+    rows, cols, _, itemsize, *_ = layout
+    each = WARPS * 32 * THREAD_BYTES // itemsize
+    block = block_for_columns(cols, each)
+    rule = Tile(block=block, rows=(2 if rows > SMALL_ROWS[-1] else 1) * each // block, warps=WARPS)
+    return tile_for("bias_gelu", cols, itemsize, packable=False, capability=capability, rule=rule)
 
 
 @triton.jit
@@ -86,99 +127,73 @@ def _bias_gelu_backward_kernel(
     tl.store(share_ptr + share.to(tl.int64) * cols + place, out.to(share_ptr.dtype.element_ty), mask=place < cols)
 
 
-def launch(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> torch.Tensor:
-    """Our kernel, whatever `choose` would say."""
-    check_bias(x, bias)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    x2 = as_rows(x)
-    rows, cols = x2.shape
-    vector, tile = vector_of(x2), _tile(x2)
-    _bias_gelu_kernel[tile_grid(rows, cols, tile)](
-        x2, bias.contiguous(), y, rows, cols // vector, x2.stride(0) // vector,
-        KIND=kind_of(approximate), ROWS=tile.rows, BLOCK=tile.block, VECTOR=vector, **tile.options(),
-    )  # fmt: skip
-    return y
-
-
-def _tile(x: torch.Tensor) -> Tile:
-    """Two vectors a thread: one pays too much for the bias, and more were slower in a copy; few rows get more programs
-    instead."""
-    rows, cols = x.shape
-    each = WARPS * 32 * THREAD_BYTES // x.element_size()
-    block = block_for_columns(cols, each)
-    rule = Tile(block=block, rows=(2 if rows > SMALL_ROWS[-1] else 1) * each // block, warps=WARPS)
-    capability = facts(x).capability
-    return tile_for("bias_gelu", cols, x.element_size(), packable=False, capability=capability, rule=rule)
-
-
-def launch_backward(
-    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of x and of the bias."""
+def plan_backward(dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, approximate: Approximate) -> Plan:
+    """The launch that gives dx and shares of the bias's gradient, then the one that adds the shares up."""
     check_alike(dy=dy, x=x)
     check_bias(x, bias)
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
-    dy2, x2 = as_rows(dy), as_rows(x)
-    rows, cols = x2.shape
-    vector, plan = vector_of(dy2, x2), column_sums.plan("bias_gelu_backward", x2)
-    shares, tile = column_sums.room_for(plan, dbias), plan.tile
-    _bias_gelu_backward_kernel[(plan.parts, plan.shares)](
-        dy2, x2, bias.contiguous(), dx, shares, rows, cols // vector, dy2.stride(0) // vector, x2.stride(0) // vector,
+    grads, layout = rows_of(dy), rows_of(x)
+    vector, sharing = vector_of(grads, layout), column_sums.share_out("bias_gelu_backward", layout, facts(x), "dbias")
+    tile = sharing.tile
+    step = Step(
+        _bias_gelu_backward_kernel, sharing.grid,
+        layout.rows, layout.cols // vector, grads.apart // vector, layout.apart // vector,
+        on=f"dy x bias dx {sharing.into}", tile=tile,
         KIND=kind_of(approximate), ROWS=tile.rows, BLOCK=tile.block, VECTOR=vector, **tile.options(),
     )  # fmt: skip
-    column_sums.add_shares(shares, dbias)
-    return dx, dbias
+    return Plan(
+        provider="sublight",
+        reason="dx and its sum over rows in one pass",
+        copies=copies_of(dy=grads.is_copy, x=layout.is_copy, bias=not bias.is_contiguous()),
+        buffers={"dx": Buffer(shape=tuple(x.shape), dtype=x.dtype), **sharing.buffers(bias.dtype)},
+        steps=(step, *sharing.steps()),
+        outputs=("dx", "dbias"),
+    )
 
 
-def _why_torch(x: torch.Tensor, bias: torch.Tensor) -> str:
+KERNELS = tuple(Kernel(jit=jit) for jit in (_bias_gelu_kernel, _bias_gelu_backward_kernel, column_sums._shares_kernel))
+
+
+def _why_torch(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate) -> str:
     if reason := why_torch(x, bias):
         return reason
     return "" if bias.shape == x.shape[-1:] else "the bias is not one row: PyTorch broadcasts"
 
 
-def choose(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> Choice:
-    """What `bias_gelu(x, bias)` runs, and why."""
-    if reason := _why_torch(x, bias):
-        return Choice(provider="torch", kernel="torch.add, torch.nn.functional.gelu", reason=reason)
-    return Choice(provider="sublight", kernel="_bias_gelu_kernel", reason="one pass where PyTorch makes two")
+_bias_gelu_backward = Registered(
+    schema="bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str approximate) -> (Tensor dx, Tensor dbias)",
+    plan=plan_backward,
+    fake=lambda dy, x, bias, approximate: (like(x), like(bias)),
+)
+_bias_gelu = Registered(
+    schema="bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor y",
+    reference=reference,
+    theirs="torch.add, torch.nn.functional.gelu",
+    why_torch=_why_torch,
+    plan=plan_forward,
+    fake=lambda x, bias, approximate: like(x),
+    gradient=Gradient(by=_bias_gelu_backward, saves=("x", "bias"), gives=("x", "bias"), options=("approximate",)),
+)
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> torch.Tensor:
     """gelu(x + bias), gelu by tanh as GPT-2 has it unless told."""
     kind_of(approximate)
-    return reference(x, bias, approximate) if _why_torch(x, bias) else _bias_gelu(x, bias, approximate)
+    return _bias_gelu.call(x, bias, approximate)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, bias, ctx.approximate = inputs
-    ctx.save_for_backward(x, bias)
+def plan(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> Plan:
+    """What `bias_gelu(x, bias)` runs, and why."""
+    return _bias_gelu.decide(x, bias, approximate)
 
 
-def _cpu_backward(
-    dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, approximate: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dx = torch.ops.aten.gelu_backward(dy, x + bias, approximate=approximate).contiguous()
-    return dx, dx.reshape(-1, x.shape[-1]).sum(0)
+def launch(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> torch.Tensor:
+    """Our kernel, whether or not it wins."""
+    return _bias_gelu.by_kernels(x, bias, approximate)  # type: ignore[no-any-return]
 
 
-_bias_gelu_backward = LIBRARY.op(
-    "bias_gelu_backward(Tensor dy, Tensor x, Tensor bias, str approximate) -> (Tensor, Tensor)",
-    cpu=_cpu_backward,
-    cuda=launch_backward,
-    fake=lambda dy, x, bias, approximate: (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        torch.empty_like(bias, memory_format=torch.contiguous_format),
-    ),
-)
-_bias_gelu = LIBRARY.op(
-    "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
-    cpu=lambda x, bias, approximate: reference(x, bias, approximate).contiguous(),
-    cuda=launch,
-    fake=lambda x, bias, approximate: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward=lambda ctx, dy: (*_bias_gelu_backward(dy, *ctx.saved_tensors, ctx.approximate), None),
-    setup_context=_setup_context,
-)
+def launch_backward(dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> Inputs:
+    """The gradients of x and of the bias."""
+    return _bias_gelu_backward.by_kernels(dy, x, bias, approximate)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -187,28 +202,15 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed, scale=2.0), bias
 
 
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, cols, n = ITEMSIZE[dtype], shape["cols"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x and bias, write y
-        return Cost(read_bytes=item * (n + cols), write_bytes=item * n, flops={"vector_fp32": 9 * n})
-    # read dy, x and bias, write dx and the bias's gradient
-    return Cost(read_bytes=item * (2 * n + cols), write_bytes=item * (n + cols), flops={"vector_fp32": 14 * n})
-
-
 BIAS_GELU = Op(
     name="bias_gelu",
     summary="gelu(x + bias), gelu by tanh",
     reference=reference,
     call=bias_gelu,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=tuple(
-        Kernel(jit=jit) for jit in (_bias_gelu_kernel, _bias_gelu_backward_kernel, column_sums._shares_kernel)
-    ),
     shapes=shapes_of((1600, 3072, 4096, 6400, 8192, 10240, 14336), small=14336),
     test_shapes=(*TEST_SHAPES[:-1], {"rows": 300, "cols": 130}, {"rows": 140, "cols": 264}),
     library_args=lambda x, bias: (x, bias, "tanh"),

@@ -1,4 +1,4 @@
-"""8-bit codes and their scales: what the quantizing ops share.
+"""8-bit codes and their scales: what the quantizing ops share, kernels' parts and the plan for one scale a row.
 
 The largest magnitude gets the largest code (127, or fp8's 448), so x is about code * scale. Codes are to the nearest,
 ties to even. A scale is at least 2**-100, so that a row of zeros divides by something. A row (or block of it) that
@@ -8,18 +8,20 @@ it elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from sublight.backend.jit import tl, triton
+from sublight.backend.device import Facts, facts, is_interpreted
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Call
 from sublight.cost import Shape
 from sublight.errors import BadInput
-from sublight.op import Choice
-from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, block_for, split
-from sublight.backend.device import Facts, is_interpreted
+from sublight.op import Buffer, Plan
+from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, block_for, copies_of, rows_of, split
 from sublight.ops.record.tuning import Tile, tile_for
 
 Kind = Literal["int8", "fp8"]
@@ -44,7 +46,6 @@ SHAPES: tuple[Shape, ...] = (
     *({"rows": rows, "cols": 4096} for rows in SMALL_ROWS),
 )
 FORWARD_ONLY: dict[str, Any] = {  # of the records: codes have no gradient
-    "launch_backward": None,
     "shapes": SHAPES,
     "wrt": (),
     "directions": ("fwd",),
@@ -155,13 +156,63 @@ def vector_of(x: torch.Tensor) -> int:
     return 16 // x.element_size()
 
 
-def empty_codes(x2: torch.Tensor, kind: Kind, form: str) -> Pair:
-    """Where codes go, and the same memory as a kernel is to see it."""
-    codes = torch.empty(x2.shape, dtype=CODES[kind], device=x2.device)
-    return codes, codes.view(torch.int8) if form == "fp8_bits" else codes
+def buffers_of(x: torch.Tensor, kind: Kind, form: str, scales: int = 1) -> dict[str, Buffer]:
+    """Codes like x and so many scales a row; fp8 that kernels cannot convert to they see as its bits."""
+    bits = torch.int8 if form == "fp8_bits" else None
+    return {
+        "codes": Buffer(shape=tuple(x.shape), dtype=CODES[kind], bits=bits),
+        "scale": Buffer(shape=(*x.shape[:-1], scales), dtype=torch.float32),
+    }
 
 
-def plan(
+def plan_rows(
+    name: str,
+    kernels: tuple[Any, Any, Any],
+    x: torch.Tensor,
+    kind: Kind,
+    *,
+    weight: torch.Tensor | None = None,
+    numbers: tuple[float, ...] = (),
+    each: int = 32,
+    of_row: Callable[[bool], dict[str, Any]] = lambda few: {},
+    **constants: Any,
+) -> Plan:
+    """One scale a row, by the kernel for its width: several rows a program, one row in registers, or in chunks.
+
+    The three take x, weight if there is one, codes and scale; how many rows (the first alone), columns and elements
+    from row to row; then `numbers`. `of_row` are constants of the second, which may depend on whether rows are few.
+    """
+    layout, gpu = rows_of(x), facts(x)
+    rows, cols, apart, itemsize, *_ = layout
+    packed = layout.is_packed and (weight is None or rows_of(weight).is_packed)
+    few, form = rows <= FEW_ROWS * gpu.multiprocessors, form_of(kind, gpu)
+    tile = tile_of(name, cols, itemsize, packed=packed, capability=gpu.capability, few=few, each=each)
+    on = "x codes scale" if weight is None else "x weight codes scale"
+    constants |= {"KIND": form, "VECTOR": vector_of(x)}
+    by_tile, by_row, by_chunks = kernels
+    if tile is None:
+        reason = f"{cols} columns: in chunks, twice"
+        step = Step(by_chunks, (rows,), cols, apart, *numbers, on=on, BLOCK=CHUNK, num_warps=16, **constants)
+    elif cols <= TILE_COLS:
+        reason, grid = f"{cols} columns: several rows a program", (cdiv(rows, tile.rows),)
+        constants |= {"ROWS": tile.rows, "BLOCK": tile.block, "TAIL": tile.tail, **tile.options()}
+        step = Step(by_tile, grid, rows, cols, apart, *numbers, on=on, tile=tile, **constants)
+    else:
+        reason = f"{cols} columns: one row in registers"
+        constants |= {"BLOCK": tile.block, "TAIL": tile.tail, "PACKED": tile.packed and packed, **tile.options()}
+        step = Step(by_row, (rows,), cols, apart, *numbers, on=on, tile=tile, **constants, **of_row(few))
+    buffers = buffers_of(x, kind, form)
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(x=layout.is_copy, weight=weight is not None and not weight.is_contiguous()),
+        buffers=buffers,
+        steps=(step,),
+        outputs=tuple(buffers),
+    )
+
+
+def tile_of(
     kernel: str, cols: int, itemsize: int, *, packed: bool, capability: int = 90, few: bool = False, each: int = 32
 ) -> Tile | None:
     """How a row is shared out, in two blocks where one would leave many threads idle; None where no multiprocessor
@@ -178,18 +229,6 @@ def plan(
         warps = min(32, max(1, block * itemsize // (64 * each)))
         rule = Tile(block=block, tail=tail, warps=warps, packed=packed)
     return tile_for(kernel, cols, itemsize, packable=packed, capability=capability, rule=rule)
-
-
-def choose(x: torch.Tensor, reason: str, kernel: str) -> Choice:
-    """What runs for one scale a row: PyTorch's `kernel` where there is a reason for it, else ours of that width."""
-    cols = x.shape[-1] if x.dim() else 0
-    if reason:
-        return Choice(provider="torch", kernel=kernel, reason=reason)
-    if plan("", cols, x.element_size(), packed=False) is None:
-        return Choice(provider="sublight", kernel="_chunks_kernel", reason=f"{cols} columns: in chunks, twice")
-    if cols <= TILE_COLS:
-        return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
-    return Choice(provider="sublight", kernel="_row_kernel", reason=f"{cols} columns: one row in registers")
 
 
 def fake(x: torch.Tensor, kind: Kind, block_size: int | None = None) -> Pair:

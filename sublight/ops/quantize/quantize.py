@@ -12,39 +12,37 @@ from typing import Any
 
 import torch
 
-from sublight.backend.jit import cdiv, tl, triton
-from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import ODD_WIDTHS, as_rows, forget, is_packed, random_rows, why_torch
 from sublight.backend.device import facts, is_interpreted
-from sublight.ops.quantize import codes
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
+from sublight.correct import Inputs
+from sublight.cost import Shape
+from sublight.cost.quantize import quantize as cost
+from sublight.errors import BadInput
+from sublight.op import Kernel, Op, Plan, Provider
+from sublight.ops.kernels.rows import ODD_WIDTHS, copies_of, forget, random_rows, rows_of, why_torch
 from sublight.ops.quantize.codes import (
-    CHUNK,
-    FEW_ROWS,
     FORWARD_ONLY,
     KINDS,
-    TILE_COLS,
     Kind,
     Pair,
     as_numbers,
+    buffers_of,
     check,
     code_of,
-    empty_codes,
     fake,
     finite_code_of,
     form_of,
     larger_of,
     magnitude_of,
-    plan,
+    plan_rows,
     quantize,
     ratio_of,
     scale_of,
     top_of,
     vector_of,
 )
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
 
 BLOCK_SIZES = (32, 64, 128, 256)
@@ -145,128 +143,107 @@ def _blocks_kernel(
     tl.store(q_ptr + row * cols + col, finite_code_of(ratio_of(x, scale, DIVIDE), scale, KIND), mask=mask)
 
 
-def launch_rows(x: torch.Tensor, kind: Kind) -> Pair:
-    """Our kernel for one scale a row, whatever `choose` would say."""
-    x2, gpu = as_rows(x), facts(x)
-    rows, cols = x2.shape
-    form = form_of(kind, gpu)
-    q, written = empty_codes(x2, kind, form)
-    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
-    few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2)
-    tile = plan("quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few)
-    how = {"KIND": form, "VECTOR": vector_of(x), "DIVIDE": is_interpreted()}
-    if tile is None:
-        _chunks_kernel[(rows,)](x2, written, scale, cols, x2.stride(0), BLOCK=CHUNK, num_warps=16, **how)
-    elif cols <= TILE_COLS:
-        _tile_kernel[(cdiv(rows, tile.rows),)](
-            x2, written, scale, rows, cols, x2.stride(0),
-            ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
-        )  # fmt: skip
-    else:
-        _row_kernel[(rows,)](
-            x2, written, scale, cols, x2.stride(0),
-            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, **how, **tile.options(),
-        )  # fmt: skip
-    return q.view(x.shape), scale.view(*x.shape[:-1], 1)
+def plan_by_rows(x: torch.Tensor, kind: Kind) -> Plan:
+    """The launch that gives codes and one scale a row."""
+    kernels = _tile_kernel, _row_kernel, _chunks_kernel
+    return plan_rows("quantize", kernels, x, kind, DIVIDE=is_interpreted())
 
 
-def launch_blocks(x: torch.Tensor, kind: Kind, block_size: int = 128) -> Pair:
-    """Our kernel for one scale a block, whatever `choose` would say."""
-    x2, gpu = as_rows(x), facts(x)
-    rows, cols = x2.shape
-    form = form_of(kind, gpu)
-    q, written = empty_codes(x2, kind, form)
-    blocks_per_row = cdiv(cols, block_size)
-    scale = torch.empty((rows, blocks_per_row), dtype=torch.float32, device=x.device)
-    blocks, stride = rows * blocks_per_row, x2.stride(0)
-    warps = 2 if x.element_size() == 2 else 4  # a thread holds 64 bytes in each
+def plan_by_blocks(x: torch.Tensor, block_size: int, kind: Kind) -> Plan:
+    """The launch that gives codes and one scale a block."""
+    check_block_size(block_size)
+    layout, gpu = rows_of(x), facts(x)
+    rows, cols, apart, itemsize, *_ = layout
+    form, blocks_per_row = form_of(kind, gpu), cdiv(cols, block_size)
+    blocks, buffers = rows * blocks_per_row, buffers_of(x, kind, form, blocks_per_row)
+    warps = 2 if itemsize == 2 else 4  # a thread holds 64 bytes in each
     rule = Tile(block=block_size, warps=warps, rows=2048 // block_size)
-    tile = tile_for("quantize_blocks", cols, x.element_size(), packable=False, capability=gpu.capability, rule=rule)
-    if cols % block_size == 0 and (stride == cols or rows == 1):  # every block is a row of its own
-        blocks_per_row, cols, stride = 1, block_size, block_size
-    _blocks_kernel[(cdiv(blocks, tile.rows),)](
-        x2, written, scale, blocks, blocks_per_row, cols, stride,
-        KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector_of(x), DIVIDE=is_interpreted(),
-        **tile.options(),
+    tile = tile_for("quantize_blocks", cols, itemsize, packable=False, capability=gpu.capability, rule=rule)
+    if cols % block_size == 0 and (apart == cols or rows == 1):  # every block is a row of its own
+        blocks_per_row, cols, apart = 1, block_size, block_size
+    step = Step(
+        _blocks_kernel, (cdiv(blocks, tile.rows),), blocks, blocks_per_row, cols, apart, on="x codes scale", tile=tile,
+        KIND=form, BLOCKS=tile.rows, SIZE=block_size, VECTOR=vector_of(x), DIVIDE=is_interpreted(), **tile.options(),
     )  # fmt: skip
-    return q.view(x.shape), scale.view(*x.shape[:-1], -1)
+    return Plan(
+        provider="sublight",
+        reason=f"blocks of {block_size}, several a program",
+        copies=copies_of(x=layout.is_copy),
+        buffers=buffers,
+        steps=(step,),
+        outputs=tuple(buffers),
+    )
 
 
-def choose_rows(x: torch.Tensor) -> Choice:
-    """What a quantization by rows runs, and why."""
-    return codes.choose(x, why_torch(x), "torch.amax, torch.div, …")
+def check_block_size(block_size: int) -> None:
+    if block_size not in BLOCK_SIZES:
+        raise BadInput(f"block_size {block_size}: use one of {', '.join(map(str, BLOCK_SIZES))}")
 
 
-def choose_blocks(x: torch.Tensor, block_size: int = 128) -> Choice:
-    """What a quantization by blocks runs, and why."""
-    if reason := why_torch(x):
-        return Choice(provider="torch", kernel="torch.amax, torch.div, …", reason=reason)
-    return Choice(provider="sublight", kernel="_blocks_kernel", reason=f"blocks of {block_size}, several a program")
+def _by_rows(kind: Kind) -> Registered:
+    return Registered(
+        schema=f"quantize_{kind}(Tensor x) -> (Tensor codes, Tensor scale)",
+        reference=partial(quantize, kind=kind),
+        theirs="torch.amax, torch.div, …",
+        why_torch=why_torch,
+        plan=partial(plan_by_rows, kind=kind),
+        fake=partial(fake, kind=kind),
+    )
+
+
+def _by_blocks(kind: Kind) -> Registered:
+    return Registered(
+        schema=f"quantize_{kind}_blocks(Tensor x, int block_size) -> (Tensor codes, Tensor scale)",
+        reference=lambda x, block_size: quantize(x, kind, block_size),
+        theirs="torch.amax, torch.div, …",
+        why_torch=lambda x, block_size: why_torch(x),
+        plan=partial(plan_by_blocks, kind=kind),
+        fake=lambda x, block_size: fake(x, kind, block_size),
+    )
+
+
+_ROWS = {kind: _by_rows(kind) for kind in KINDS}
+_BLOCKS = {kind: _by_blocks(kind) for kind in KINDS}
 
 
 def quantize_int8(x: torch.Tensor) -> Pair:
     """Codes from -127 to 127 and a scale for each row of x: x is about codes * scale. Has no gradient."""
-    return _rows(x, "int8")
+    check(x)
+    return _ROWS["int8"].call(x.detach())  # type: ignore[no-any-return]
 
 
 def quantize_fp8(x: torch.Tensor) -> Pair:
     """Codes in fp8 (e4m3, up to 448) and a scale for each row of x: x is about codes * scale. Has no gradient."""
-    return _rows(x, "fp8")
+    check(x)
+    return _ROWS["fp8"].call(x.detach())  # type: ignore[no-any-return]
 
 
 def quantize_int8_blocks(x: torch.Tensor, block_size: int = 128) -> Pair:
     """`quantize_int8` with a scale for every `block_size` columns (the last may have fewer)."""
-    return _blocks(x, "int8", block_size)
+    check(x)
+    check_block_size(block_size)
+    return _BLOCKS["int8"].call(x.detach(), block_size)  # type: ignore[no-any-return]
 
 
 def quantize_fp8_blocks(x: torch.Tensor, block_size: int = 128) -> Pair:
     """`quantize_fp8` with a scale for every `block_size` columns (the last may have fewer)."""
-    return _blocks(x, "fp8", block_size)
-
-
-def _rows(x: torch.Tensor, kind: Kind) -> Pair:
     check(x)
-    x = x.detach()
-    return quantize(x, kind) if why_torch(x) else LIBRARY_ROWS[kind](x)
+    check_block_size(block_size)
+    return _BLOCKS["fp8"].call(x.detach(), block_size)  # type: ignore[no-any-return]
 
 
-def _blocks(x: torch.Tensor, kind: Kind, block_size: int) -> Pair:
-    check(x)
-    if block_size not in BLOCK_SIZES:
-        raise BadInput(f"block_size {block_size}: use one of {', '.join(map(str, BLOCK_SIZES))}")
-    x = x.detach()
-    return quantize(x, kind, block_size) if why_torch(x) else LIBRARY_BLOCKS[kind](x, block_size)
+def launch_blocks(x: torch.Tensor, block_size: int = 128, *, kind: Kind) -> Pair:
+    """Our kernel for one scale a block, whether or not it wins."""
+    return _BLOCKS[kind].by_kernels(x, block_size)  # type: ignore[no-any-return]
 
 
-LIBRARY_ROWS = {
-    kind: LIBRARY.op(
-        f"quantize_{kind}(Tensor x) -> (Tensor, Tensor)",
-        cpu=partial(quantize, kind=kind),
-        cuda=partial(launch_rows, kind=kind),
-        fake=partial(fake, kind=kind),
-    )
-    for kind in KINDS
-}
-LIBRARY_BLOCKS = {
-    kind: LIBRARY.op(
-        f"quantize_{kind}_blocks(Tensor x, int block_size) -> (Tensor, Tensor)",
-        cpu=lambda x, size, kind=kind: quantize(x, kind, size),
-        cuda=lambda x, size, kind=kind: launch_blocks(x, kind, size),
-        fake=lambda x, block_size, kind=kind: fake(x, kind, block_size),
-    )
-    for kind in KINDS
-}
+def plan_blocks(x: torch.Tensor, block_size: int = 128, *, kind: Kind) -> Plan:
+    """What a quantization by blocks runs, and why."""
+    return _BLOCKS[kind].decide(x.detach(), block_size)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction, block_size: int | None = None) -> Cost:
-    n = shape["rows"] * shape["cols"]
-    scales = shape["rows"] * (1 if block_size is None else -(-shape["cols"] // block_size))
-    # read x, write codes of one byte and fp32 scales; maximum, divide, round
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=n + 4 * scales, flops={"vector_fp32": 3 * n})
 
 
 ROW_KERNELS = (Kernel(jit=_tile_kernel), Kernel(jit=_row_kernel), Kernel(jit=_chunks_kernel, narrow=ODD_WIDTHS))
@@ -277,28 +254,27 @@ TEST_SHAPES: tuple[Shape, ...] = tuple(
 )
 
 
-def _by_rows(kind: Kind) -> dict[str, Any]:
+def _of_rows(kind: Kind) -> dict[str, Any]:
+    """The records' fields for one scale a row."""
     return {
         "reference": partial(quantize, kind=kind),
-        "launch": partial(launch_rows, kind=kind),
-        "choose": choose_rows,
+        "plan": lambda x: _ROWS[kind].decide(x.detach()),
+        "providers": {"sublight": Provider(launch=_ROWS[kind].by_kernels, kernels=ROW_KERNELS)},
         "inputs": inputs,
         "cost": cost,
-        "kernels": ROW_KERNELS,
         "test_shapes": TEST_SHAPES,
         "judged": as_numbers,
         **FORWARD_ONLY,
     }
 
 
-def _by_blocks(kind: Kind) -> dict[str, Any]:
+def _of_blocks(kind: Kind) -> dict[str, Any]:
     return {
-        **_by_rows(kind),
+        **_of_rows(kind),
         "reference": partial(quantize, kind=kind, block_size=128),
-        "launch": partial(launch_blocks, kind=kind),
-        "choose": choose_blocks,
+        "plan": partial(plan_blocks, kind=kind),
+        "providers": {"sublight": Provider(launch=partial(launch_blocks, kind=kind), kernels=BLOCK_KERNELS)},
         "cost": partial(cost, block_size=128),
-        "kernels": BLOCK_KERNELS,
         "library_args": lambda x: (x, 128),
         "judged": partial(as_numbers, block_size=128),
     }
@@ -308,23 +284,23 @@ QUANTIZE_INT8 = Op(
     name="quantize_int8",
     summary="to whole numbers of 8 bits, one scale a row",
     call=quantize_int8,
-    **_by_rows("int8"),
+    **_of_rows("int8"),
 )
 QUANTIZE_FP8 = Op(
     name="quantize_fp8",
     summary="to fp8 (e4m3), one scale a row",
     call=quantize_fp8,
-    **_by_rows("fp8"),
+    **_of_rows("fp8"),
 )
 QUANTIZE_INT8_BLOCKS = Op(
     name="quantize_int8_blocks",
     summary="to whole numbers of 8 bits, one scale for every 128 columns",
     call=quantize_int8_blocks,
-    **_by_blocks("int8"),
+    **_of_blocks("int8"),
 )
 QUANTIZE_FP8_BLOCKS = Op(
     name="quantize_fp8_blocks",
     summary="to fp8 (e4m3), one scale for every 128 columns",
     call=quantize_fp8_blocks,
-    **_by_blocks("fp8"),
+    **_of_blocks("fp8"),
 )

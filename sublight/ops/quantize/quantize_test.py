@@ -15,18 +15,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from sublight.backend.device import PRETEND, Facts
 from sublight.conftest import HAS_GPU
 from sublight.correct import Inputs
 from sublight.cost import Shape, shape_text
 from sublight.errors import BadInput
 from sublight.op import Op
-from sublight.ops import find
 from sublight.ops.quantize import codes, quantize, rms_norm_quantize
 from sublight.ops.quantize.codes import LEAST_SCALE, Kind, Pair
+from sublight.ops.quantize.quantize import QUANTIZE_FP8, QUANTIZE_FP8_BLOCKS, QUANTIZE_INT8, QUANTIZE_INT8_BLOCKS
+from sublight.ops.quantize.rms_norm_quantize import RMS_NORM_FP8, RMS_NORM_INT8
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")  # the interpreter's bf16 is wrong
-PLAIN = [find(f"quantize_{name}") for name in ("int8", "fp8", "int8_blocks", "fp8_blocks")]
-FUSED = [find(f"rms_norm_{name}") for name in ("int8", "fp8")]
+PLAIN = [QUANTIZE_INT8, QUANTIZE_FP8, QUANTIZE_INT8_BLOCKS, QUANTIZE_FP8_BLOCKS]
+FUSED = [RMS_NORM_INT8, RMS_NORM_FP8]
 EACH_PLAIN = pytest.mark.parametrize("op", PLAIN, ids=lambda op: op.name)
 EACH_KIND = pytest.mark.parametrize("kind", codes.KINDS)
 SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape_text(shape)}") for op in PLAIN for shape in op.test_shapes]
@@ -48,7 +50,7 @@ def test_codes_and_scales_are_those_of_a_division(op: Op, shape: Shape, dtype: s
 
 def test_whole_numbers_round_to_nearest_ties_to_even(device: str) -> None:
     x = torch.arange(-254, 255, device=device) / 2  # the largest is 127, so one step is one
-    q, scale = quantize.launch_rows(x[None], "int8")
+    q, scale = QUANTIZE_INT8.launch(x[None])
     assert scale.item() == 1
     assert torch.equal(q[0], torch.round(x).to(torch.int8))
     assert q[0].float().sub(x).abs().max() == 0.5
@@ -59,7 +61,7 @@ def test_every_fp8_number_and_what_lies_between(device: str) -> None:
     exact = whole[torch.isfinite(whole)].unique()
     ties = (exact[1:] + exact[:-1]) / 2
     x = torch.cat([exact, ties, ties.nextafter(exact[1:]), ties.nextafter(exact[:-1]), exact / 2**8]).to(device)
-    q, scale = quantize.launch_rows(x[None], "fp8")
+    q, scale = QUANTIZE_FP8.launch(x[None])
     assert scale.item() == 1
     assert torch.equal(q[0].float(), x.to(torch.float8_e4m3fn).float())
     assert torch.equal(q[0, : len(exact)].float(), exact.to(device))
@@ -143,7 +145,7 @@ WRONG: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_boundary_check_finds_wrong_codes(wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    op = find("rms_norm_int8")
+    op = RMS_NORM_INT8
     inputs = hard_inputs(op, "float16", "cpu")
     theirs = off(op, op.reference, inputs)
     ours = off(op, lambda *x: (wrong(op.reference(*x)[0]), None), inputs)
@@ -170,18 +172,42 @@ def test_rms_norm_of_strange_rows(kind: Kind, device: str) -> None:
 @pytest.mark.parametrize("block_size", quantize.BLOCK_SIZES)
 def test_blocks_of_any_size(block_size: int, device: str) -> None:
     x = torch.randn(3, 5, 700, device=device)
-    q, scale = quantize.launch_blocks(x, "int8", block_size)
+    q, scale = quantize.launch_blocks(x, block_size, kind="int8")
     assert scale.shape == (3, 5, -(-700 // block_size))
     assert_same((q, scale), codes.quantize(x, "int8", block_size))
     assert_same(quantize.quantize_int8_blocks(x, block_size), (q, scale))
 
 
-def test_each_kernel_is_reached() -> None:
+def test_each_kernel_is_reached(device: str) -> None:
     for op in (*PLAIN[:2], *FUSED):
-        tiles = {shape["cols"]: codes.plan("", shape["cols"], 4, packed=False) for shape in op.test_shapes}
-        assert None in tiles.values()  # in chunks
-        assert any(tile and tile.rows > 1 for tile in tiles.values())
-        assert any(tile and cols > codes.TILE_COLS for cols, tile in tiles.items())
+        plans = [op.plan(*op.inputs(shape, "float32", device, 0)) for shape in op.test_shapes]
+        assert {plan.kernel for plan in plans} == {"_tile_kernel", "_row_kernel", "_chunks_kernel"}
+
+
+@pytest.mark.parametrize("op", [*PLAIN, *FUSED], ids=lambda op: op.name)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_fp8_is_shown_as_bits_where_nothing_converts_to_it(
+    op: Op, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "is_interpreted", lambda: False)
+    token = PRETEND.set(Facts(capability=capability))
+    try:
+        plan = op.plan(*op.inputs({"rows": 4, "cols": 256}, "float16", "cpu", 0))
+    finally:
+        PRETEND.reset(token)
+    by_bits = "fp8" in op.name and capability < 89
+    assert plan.steps[0].constants["KIND"] == ("fp8_bits" if by_bits else "fp8" if "fp8" in op.name else "int8")
+    assert plan.buffers["codes"].bits == (torch.int8 if by_bits else None)
+    assert plan.buffers["codes"].dtype == (torch.float8_e4m3fn if "fp8" in op.name else torch.int8)
+
+
+def test_rows_where_they_are_and_rows_that_are_copied(device: str) -> None:
+    x, weight = torch.randn(6, 200, device=device), torch.randn(400, device=device)[::2]
+    assert QUANTIZE_INT8.plan(x[:, 1:101]).copies == ()
+    assert QUANTIZE_INT8.plan(x.T).copies == ("x",)
+    assert RMS_NORM_FP8.plan(x, weight).copies == ("weight",)
+    for op, inputs in ((QUANTIZE_FP8, (x[:, 1:101],)), (QUANTIZE_FP8, (x.T,)), (RMS_NORM_FP8, (x, weight))):
+        assert_same(op.call(*inputs), op.launch(*(x.contiguous() for x in inputs)))
 
 
 @EACH_PLAIN

@@ -11,52 +11,43 @@ from typing import Any
 
 import torch
 
-from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.jit import tl, triton
 from sublight.correct import Call, Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.op import Choice, Kernel, Op
+from sublight.cost import Shape
+from sublight.cost.quantize import rms_norm_quantize as cost
+from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     ODD_WIDTHS,
     aligned_as,
-    as_rows,
     forget,
-    is_packed,
     random_columns,
     random_rows,
     sum_of,
     sums_of,
     why_torch,
 )
-from sublight.backend.device import facts
+from sublight.ops.norm.parts import check_width, reciprocal_root
 from sublight.ops.norm.rms_norm import EPS
 from sublight.ops.norm.rms_norm import reference as rms_norm
-from sublight.ops.norm.row_norm import check_width, reciprocal_root
-from sublight.ops.quantize import codes
 from sublight.ops.quantize.codes import (
-    CHUNK,
-    FEW_ROWS,
     FORWARD_ONLY,
     KINDS,
     LEAST,
-    TILE_COLS,
     Kind,
     Pair,
     as_numbers,
     check,
     code_of,
-    empty_codes,
     fake,
     finite_code_of,
-    form_of,
     larger_of,
     magnitude_of,
-    plan,
+    plan_rows,
     quantize,
     scale_of,
     top_of,
-    vector_of,
 )
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.library import Registered
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kind) -> Pair:
@@ -175,34 +166,34 @@ def _chunks_kernel(
         tl.store(q_ptr + row * cols + col, finite_code_of(x * w * factor, scale, KIND), mask=mask)
 
 
-def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kind) -> Pair:
-    """Our kernel, whatever `choose` would say."""
-    x2, gpu, weight = as_rows(x), facts(x), weight.contiguous()
-    rows, cols = x2.shape
-    form = form_of(kind, gpu)
-    q, written = empty_codes(x2, kind, form)
-    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
-    few, packed = rows <= FEW_ROWS * gpu.multiprocessors, is_packed(x2, weight.view(1, -1))
-    tile = plan("rms_norm_quantize", cols, x.element_size(), packed=packed, capability=gpu.capability, few=few, each=64)
-    how = {"KIND": form, "VECTOR": vector_of(x), "SUMS": sums_of(x)}
-    if tile is None:
-        _chunks_kernel[(rows,)](x2, weight, written, scale, cols, x2.stride(0), eps, BLOCK=CHUNK, num_warps=16, **how)
-    elif cols <= TILE_COLS:
-        _tile_kernel[(cdiv(rows, tile.rows),)](
-            x2, weight, written, scale, rows, cols, x2.stride(0), eps,
-            ROWS=tile.rows, BLOCK=tile.block, TAIL=tile.tail, **how, **tile.options(),
-        )  # fmt: skip
-    else:
-        _row_kernel[(rows,)](
-            x2, weight, written, scale, cols, x2.stride(0), eps,
-            BLOCK=tile.block, TAIL=tile.tail, PACKED=tile.packed and packed, AGAIN=not few, **how, **tile.options(),
-        )  # fmt: skip
-    return q.view(x.shape), scale.view(*x.shape[:-1], 1)
+def plan_forward(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Kind) -> Plan:
+    """The launch that gives the codes of the normalised rows, and their scales."""
+    check_width(x, weight)
+    return plan_rows(
+        "rms_norm_quantize",
+        (_tile_kernel, _row_kernel, _chunks_kernel),
+        x,
+        kind,
+        weight=weight,
+        numbers=(eps,),
+        each=64,
+        of_row=lambda few: {"AGAIN": not few},
+        SUMS=sums_of(x),
+    )
 
 
-def choose(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Choice:
-    """What `rms_norm_int8(x, weight)` runs, and why."""
-    return codes.choose(x, why_torch(x, weight), "torch.nn.functional.rms_norm, torch.amax, …")
+def _register(kind: Kind) -> Registered:
+    return Registered(
+        schema=f"rms_norm_{kind}(Tensor x, Tensor weight, float eps) -> (Tensor codes, Tensor scale)",
+        reference=partial(reference, kind=kind),
+        theirs="torch.nn.functional.rms_norm, torch.amax, …",
+        why_torch=lambda x, weight, eps: why_torch(x, weight),
+        plan=partial(plan_forward, kind=kind),
+        fake=lambda x, weight, eps: fake(x, kind),
+    )
+
+
+_REGISTERED = {kind: _register(kind) for kind in KINDS}
 
 
 def rms_norm_int8(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Pair:
@@ -218,29 +209,21 @@ def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS) -> Pai
 def _call(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Kind) -> Pair:
     check(x)
     check_width(x, weight)
-    x, weight = x.detach(), weight.detach()
-    return reference(x, weight, eps, kind=kind) if why_torch(x, weight) else _LIBRARY[kind](x, weight, eps)
+    return _REGISTERED[kind].call(x.detach(), weight.detach(), eps)  # type: ignore[no-any-return]
 
 
-_LIBRARY = {
-    kind: LIBRARY.op(
-        f"rms_norm_{kind}(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-        cpu=partial(reference, kind=kind),
-        cuda=partial(launch, kind=kind),
-        fake=lambda x, weight, eps, kind=kind: fake(x, kind),
-    )
-    for kind in KINDS
-}
+def plan(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kind) -> Plan:
+    """What `rms_norm_int8(x, weight)` or `rms_norm_fp8(x, weight)` runs, and why."""
+    return _REGISTERED[kind].decide(x.detach(), weight.detach(), eps)
+
+
+def launch(x: torch.Tensor, weight: torch.Tensor, eps: float = EPS, *, kind: Kind) -> Pair:
+    """Our kernel, whether or not it wins."""
+    return _REGISTERED[kind].by_kernels(x, weight, eps)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return random_rows(shape, dtype, device, seed), *random_columns(shape, dtype, device, seed, 1)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    rows, cols, n = shape["rows"], shape["cols"], shape["rows"] * shape["cols"]
-    # read x and weight, write codes of one byte and fp32 scales; square and sum, weight, maximum, scale, round
-    return Cost(read_bytes=ITEMSIZE[dtype] * (n + cols), write_bytes=n + 4 * rows, flops={"vector_fp32": 6 * n})
 
 
 def judged(call: Call) -> Call:
@@ -258,11 +241,10 @@ TEST_SHAPES: tuple[Shape, ...] = tuple(
 def _fields(kind: Kind) -> dict[str, Any]:
     return {
         "reference": partial(reference, kind=kind),
-        "launch": partial(launch, kind=kind),
-        "choose": choose,
+        "plan": partial(plan, kind=kind),
+        "providers": {"sublight": Provider(launch=partial(launch, kind=kind), kernels=KERNELS)},
         "inputs": inputs,
         "cost": cost,
-        "kernels": KERNELS,
         "test_shapes": TEST_SHAPES,
         "library_args": lambda *inputs: (*inputs, EPS),
         "judged": judged,

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, jit_trace, transforms
+from sublight.backend import native, private
+from sublight.backend.listen import LISTENERS
+from sublight.backend.native.program import program_of
+from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, is_forward_ad, jit_trace, transforms
 from sublight.op import Plan
 from sublight.ops.record.gradient import function_of
-from sublight.ops.record.plans import key_function, remember
+from sublight.ops.record.plans import MOST_KNOWN, key_function, remember
 from sublight.ops.record.run import Values
 
 Run = Callable[..., Values]  # (*args) -> results
 
 
-def call_of(op: Any) -> Run:
+def call_of(op: Any) -> tuple[Run, NativeCall]:
     """The call of a `library.Registered`: one function with all it needs at hand, since every attribute that it looks
-    up costs the caller."""
-    kinds = {each.name: str(each.type) for each in torch._C.parse_schema(op.schema).arguments}
+    up costs the caller; and its way into C++."""
+    kinds = {each.name: str(each.type) for each in private.parse_schema(op.schema).arguments}
     has_lists = any("List[Tensor]" in kind for kind in kinds.values())
     tensor_names, list_names = (
         frozenset(name for name, kind in kinds.items() if word in kind) for word in ("Tensor", "List[int]")
@@ -29,6 +33,7 @@ def call_of(op: Any) -> Run:
     plans: dict[Hashable, Run] = {}
     registered = getattr(torch.ops.sublight, op.name).default
     reference, mine, is_compiling = op.reference, op.mine, torch.compiler.is_compiling
+    quick = NativeCall(op, tensor_names)
 
     def through_torch(*args: Any) -> Values:
         """Whoever traces, wraps or watches sees one op, where our kernels would take these arguments."""
@@ -38,27 +43,74 @@ def call_of(op: Any) -> Run:
 
     def first(key: Hashable | None, args: tuple[Any, ...]) -> Values:
         """A call that has no plan yet, or that PyTorch has to hear of."""
-        is_transform = transforms() is not None or forward_ad._current_level >= 0 or jit_trace() is not None
+        is_transform = transforms() is not None or is_forward_ad() or jit_trace() is not None
         if is_transform and reference is not None:
             return reference(*args)
         tensors = tensors_of(args)
         if dispatch_modes() or any(type(x) not in PLAIN for x in tensors):
             return through_torch(*args)
-        run = run_of(op, op.decide(*args), tensors)
-        if key is not None:
+        plan = op.decide(*args)
+        run = run_of(op, plan, tensors)
+        results = run(*args)
+        if key is not None and not LISTENERS:  # a listener may have kept the kernels from being compiled
             remember(plans, key, run)
-        return run(*args)
+            quick.learn(args, plan, run)
+        return results
 
-    def call(*args: Any) -> Values:
-        if is_compiling():
-            return through_torch(*args)
-        if has_lists or dispatch_modes() or transforms() is not None or forward_ad._current_level >= 0 or jit_trace():
+    def in_python(*args: Any) -> Values:
+        if has_lists or dispatch_modes() or transforms() is not None or is_forward_ad() or jit_trace():
             return first(None, args)
         key = key_of(*args)
         run = plans.get(key)
         return first(key, args) if run is None else run(*args)
 
-    return call
+    def call(*args: Any) -> Values:
+        if is_compiling():
+            return through_torch(*args)
+        return in_python(*args) if quick.call is None else quick.call(*args)
+
+    def begin(module: Any) -> None:
+        quick.begin(in_python, module)
+        plans.clear()  # the host's time decided some of them, and it is another one now
+
+    if not has_lists:
+        native.when_ready(begin)
+    return call, quick
+
+
+class NativeCall:
+    """An op's calls in C++, from when the native path is ready (`backend/native`): `call` is None until then."""
+
+    __slots__ = ("call", "kept", "kinds", "module", "op")
+
+    def __init__(self, op: Any, tensors: frozenset[str]) -> None:
+        self.op = op
+        self.kinds = "".join("t" if name in tensors else "f" if name in op.free else "v" for name in op.arguments)
+        self.call: Any = None
+        self.module: Any = None
+        self.kept: list[Plan] = []  # whose compiled kernels are launched without Python knowing
+
+    def begin(self, in_python: Run, module: Any) -> None:
+        """From now on calls go to C++; what it does not know comes back to `in_python`."""
+        op, results = self.op, self.op.results or 0
+        call = module.call(op.name, self.kinds, results, (results or len(op.outputs)) > 1, in_python)
+        by = getattr(op.gradient and op.gradient.by, "native", None)  # what is no op of its own stays in Python
+        if op.gradient is not None and by is not None and by.call is not None:
+            backward = by.call
+            module.differentiate(call, backward, *op.gradient.places(op), partial(op.gradient.from_native, op))
+        self.module, self.call = module, call
+
+    def learn(self, args: tuple[Any, ...], plan: Plan, run: Run) -> None:
+        """Calls like this one run in C++ from now on, where that is possible; results are the same."""
+        if not native.is_wanted(tensors_of(args)[0]) or self.call is None or len(self.kept) >= MOST_KNOWN:
+            return
+        if plan.provider == "torch":
+            done = self.module.delegate(self.call, args, run)
+        else:
+            program = None if self.op.launch or plan.captured else program_of(plan, self.op.arguments)
+            done = program is not None and self.module.teach(self.call, args, *program)
+        if done:
+            self.kept.append(plan)
 
 
 def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
@@ -68,6 +120,8 @@ def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
         captured = run_of(op, plan.captured, tensors)
         return lambda *args: captured(*args) if is_capturing() else eager(*args)
     if plan.provider == "torch":
+        if op.reference is None:  # a part of an op: only a tensor that is negated lazily keeps it from our kernels
+            return lambda *args: op.call(*[x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in args])
         return op.reference  # type: ignore[no-any-return]
     if wants_grad(tensors):
         if op.gradient is None:
@@ -82,6 +136,25 @@ def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
     if op.results == 1:
         return lambda *args: run(*args)[0]
     return lambda *args: run(*args)[: op.results]
+
+
+PYTHON_S = 20e-6  # what a call of ours costs its caller where it is made by Python (an H200's host; C++: 8 µs)
+TORCH_S = 10e-6  # … and one of PyTorch's
+DEVICE_BYTES_PER_S = 4e12  # so fast that no GPU's time is underestimated for long: only small calls are looked at
+
+
+def hosted(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Plan:
+    """The plan, or PyTorch's own op where the host's time decides: in eager mode a caller waits for the slower of host
+    and device, so a quicker kernel behind a slower call loses. While a graph is captured, the plan itself holds."""
+    is_native = native.State.module is not None and op.launch is None
+    theirs_s = TORCH_S * (1 + op.theirs.count(","))
+    if op.reference is None or is_native or theirs_s >= PYTHON_S or not tensors[0].is_cuda:
+        return plan
+    made = sum(math.prod(buffer.shape) * buffer.dtype.itemsize for buffer in plan.buffers.values())
+    device_s = (made + sum(x.nbytes for x in tensors)) / DEVICE_BYTES_PER_S
+    if device_s >= PYTHON_S:
+        return plan
+    return Plan(provider="torch", theirs=op.theirs, reason="small: the host decides", captured=plan)
 
 
 def tensors_of(args: Iterable[Any]) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sublight.backend.state import apply_of
 class Gradient:
     """Arguments and outputs of an op by name, and the op that takes the results' gradients and gives the arguments'.
 
-    `by` is called with the gradients of the results, then `saves`, then `options`; None among the gradients stands for
+    `by` is called with the gradients of the results, then `saves`, `options` and `constants`; None among them stands for
     a result that nobody used, if `by`'s schema has room for it. Each of its outputs is the gradient of one argument, or
     of several that share it (`gives`).
     """
@@ -29,7 +30,9 @@ class Gradient:
     saves: tuple[str, ...]  # tensors among the arguments and outputs
     gives: tuple[str | tuple[str, ...], ...]
     options: tuple[str, ...] = ()  # arguments that are no tensors
+    constants: tuple[Any, ...] = ()  # the same for every call
     without_first: Callable[..., tuple[Any, ...]] | None = None  # (*grads) where the first result's gradient is None
+    partly: Callable[..., Any] | None = None  # (by's call, *its arguments) where a result's gradient is None
     by_torch: Callable[[Mapping[str, Any], tuple[Any, ...]], tuple[Any, ...]] | None = None  # (saved, grads): see below
 
     def set_up(self, ctx: Any, op: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
@@ -49,8 +52,29 @@ class Gradient:
         if torch.is_grad_enabled():
             return self._differentiable(ctx, op, grads)
         others = ctx.others
-        found = self.by.call(*grads, *ctx.saved_tensors, *[others[name] for name in self.options])
+        args = (*grads, *ctx.saved_tensors, *[others[name] for name in self.options], *self.constants)
+        is_partly = self.partly is not None and any(grad is None for grad in grads)
+        found = self.partly(self.by.call, *args) if is_partly and self.partly else self.by.call(*args)
         return self._by_argument(op, found if isinstance(found, tuple | list) else (found,))
+
+    def places(self, op: Any) -> tuple[list[tuple[bool, int]], list[list[int]], list[int], list[Any]]:
+        """Saved tensors, given gradients and options by their places, and constants, as the native path has them."""
+        saves = [
+            (True, op.outputs.index(name)) if name in op.outputs else (False, op.arguments.index(name))
+            for name in self.saves
+        ]
+        gives = [
+            [op.arguments.index(name) for name in ((names,) if isinstance(names, str) else names)]
+            for names in self.gives
+        ]
+        return saves, gives, [op.arguments.index(name) for name in self.options], list(self.constants)
+
+    def from_native(self, op: Any, grads: list[Any], saved: list[Any], values: list[Any]) -> tuple[Any, ...]:
+        """A backward pass that the native path does not know, or that will be differentiated."""
+        given = zip(op.arguments, values, op.native.kinds, strict=True)
+        others = {name: value for name, value, kind in given if kind != "t"}
+        ctx = SimpleNamespace(saved_tensors=tuple(saved), others=others)
+        return self.backward(ctx, op, tuple(grads))
 
     def _by_argument(self, op: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
         given: dict[str, Any] = {}

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from sublight.backend import private
 from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
-from sublight.ops.record.call import call_of, guarded, tensors_of, wants_grad
+from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, tensors_of, wants_grad
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.run import Values, runner
 
@@ -45,15 +46,18 @@ class Registered:
     arguments: tuple[str, ...] = field(init=False)
     outputs: tuple[str, ...] = field(init=False)
     call: Callable[..., Values] = field(init=False)  # results, by our kernels where they win
+    native: NativeCall = field(init=False)
 
     def __post_init__(self) -> None:
         set_ = functools.partial(object.__setattr__, self)
         set_("name", self.schema.split("(")[0])
-        parsed = torch._C.parse_schema(self.schema)
+        parsed = private.parse_schema(self.schema)
         set_("arguments", tuple(each.name for each in parsed.arguments))
         set_("outputs", tuple(each.name for each in parsed.returns))
         self._register()
-        set_("call", call_of(self))
+        call, quick = call_of(self)
+        set_("call", call)
+        set_("native", quick)
 
     def decide(self, *args: Any) -> Plan:
         """What `call` does with these arguments, and why."""
@@ -62,7 +66,8 @@ class Registered:
             reason = "a tensor that is negated lazily: its memory holds other numbers"
         if reason:
             return Plan(provider="torch", theirs=self.theirs, reason=reason)
-        return self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
+        plan = self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
+        return hosted(self, plan, tensors_of(args))
 
     def runner(self, plan: Plan) -> Callable[..., Values]:
         """The plan as a function of its arguments."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 
-from sublight.op import Plan
+from sublight.op import Buffer, Plan
 
 Values = Any  # a tensor, or a tuple of them
 
@@ -16,8 +17,8 @@ Values = Any  # a tensor, or a tuple of them
 def runner(plan: Plan, names: Sequence[str]) -> Callable[..., Values]:
     """(*args) -> outputs; `names` are those of the arguments, in their order."""
     places = {name: place for place, name in enumerate((*names, *plan.buffers))}
-    buffers = [(buffer.shape, buffer.dtype, buffer.is_zero) for buffer in plan.buffers.values()]
-    shown = {name: place for place, name in enumerate(plan.buffers, len(names) + len(buffers))}  # as kernels see them
+    makers = [_maker(buffer) for buffer in plan.buffers.values()]
+    shown = {name: place for place, name in enumerate(plan.buffers, len(names) + len(makers))}  # as kernels see them
     bits = [(places[name], buffer.bits or buffer.dtype) for name, buffer in plan.buffers.items()]
     bits = bits if any(buffer.bits for buffer in plan.buffers.values()) else []
     seen = places | shown if bits else places
@@ -28,17 +29,10 @@ def runner(plan: Plan, names: Sequence[str]) -> Callable[..., Values]:
     outputs = _getter([places[name] for name in plan.outputs])
     copied = [places[name] for name in plan.copies]
     has_free, count = any(step.free for step in plan.steps), len(plan.outputs)
-    empty, zeros = torch.empty, torch.zeros
 
     def run(*args: Any) -> Values:
         device = args[0].device
-        tensors = [
-            *args,
-            *[
-                zeros(shape, dtype=dtype, device=device) if is_zero else empty(shape, dtype=dtype, device=device)
-                for shape, dtype, is_zero in buffers
-            ],
-        ]
+        tensors = [*args, *[make(device=device) for make in makers]]
         for place in copied:
             tensors[place] = tensors[place].contiguous()
         for place, kind in bits:
@@ -51,6 +45,12 @@ def runner(plan: Plan, names: Sequence[str]) -> Callable[..., Values]:
         return outputs(tensors) if count > 1 else outputs(tensors)[0] if count else None
 
     return run
+
+
+def _maker(buffer: Buffer) -> Callable[..., torch.Tensor]:
+    if buffer.strides:
+        return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype)
+    return partial(torch.zeros if buffer.is_zero else torch.empty, buffer.shape, dtype=buffer.dtype)
 
 
 def _getter(places: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:

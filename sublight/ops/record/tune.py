@@ -13,9 +13,9 @@ from typing import Any
 
 from sublight import timing
 from sublight.ops.kernels.rows import ELEMENTS, block_for, random_columns, random_rows
-from sublight.ops.norm import add_norm, row_norm
+from sublight.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from sublight.ops.record import tuning
-from sublight.ops.softmax import launch as softmax_launch
+from sublight.ops.softmax import plans as softmax_plans
 from sublight.ops.softmax import softmax
 from sublight.timing import Thunk
 
@@ -39,7 +39,7 @@ class Choice:
 def choices() -> tuple[Choice, ...]:
     forward = tuning.forward_tiles
     backward = partial(tuning.backward_tiles, itemsize=ITEMSIZE)
-    wide = tuple(cols for cols in WIDE if cols > softmax_launch.TILE_COLS)
+    wide = tuple(cols for cols in WIDE if cols > softmax_plans.TILE_COLS)
     return (
         Choice(kernel="layer_norm", candidates=forward, thunk=partial(_norm, center=True), widths=WIDE),
         Choice(kernel="rms_norm", candidates=forward, thunk=partial(_norm, center=False), widths=WIDE),
@@ -137,24 +137,26 @@ def _softmax(cols: int) -> Thunk:
 
 def _softmax_backward(cols: int) -> Thunk:
     y = softmax.launch(random_rows(_rows(cols), "bfloat16", "cuda", 0, scale=3.0))
-    return partial(softmax.launch_backward, random_rows(_rows(cols), "bfloat16", "cuda", 1), y)
+    return partial(softmax.SOFTMAX_BACKWARD.by_kernels, random_rows(_rows(cols), "bfloat16", "cuda", 1), y)
 
 
 def _norm(cols: int, *, center: bool) -> Thunk:
     x = random_rows(_rows(cols), "bfloat16", "cuda", 0)
     weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
-    return partial(row_norm.forward, x, weight, bias if center else None, 1e-6)
+    return partial(layer_norm.launch, x, weight, bias) if center else partial(rms_norm.launch, x, weight)
 
 
 def _norm_backward(cols: int, *, center: bool) -> Thunk:
     x, dy = (random_rows(_rows(cols), "bfloat16", "cuda", seed) for seed in (0, 1))
     weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
-    _, mean, rstd = row_norm.forward(x, weight, bias if center else None, 1e-6)
-    return partial(row_norm.backward, dy, x, weight, mean, rstd)
+    op, columns = (layer_norm.LAYER, (weight, bias)) if center else (rms_norm.RMS, (weight,))
+    _, *stats = op.by_kernels(x, *columns, 1e-6)
+    return partial(op.gradient.by.by_kernels, dy, x, weight, *stats)
 
 
 def _add_norm_backward(cols: int, *, center: bool) -> Thunk:
-    total, dy, dsum = (random_rows(_rows(cols), "bfloat16", "cuda", seed) for seed in (0, 1, 2))
+    x, residual, dy, dsum = (random_rows(_rows(cols), "bfloat16", "cuda", seed) for seed in (0, 1, 2, 3))
     weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
-    _, mean, rstd = row_norm.forward(total, weight, bias if center else None, 1e-6)
-    return partial(add_norm.backward, dy, dsum, total, weight, mean, rstd)
+    op, columns = (add_layer_norm.ADD_LAYER, (weight, bias)) if center else (add_rms_norm.ADD_RMS, (weight,))
+    _, total, *stats = op.by_kernels(x, residual, *columns, 1e-6)
+    return partial(op.gradient.by.by_kernels, dy, dsum, total, weight, *stats)

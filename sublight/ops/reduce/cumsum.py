@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.reduce import cumsum as cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.rows import as_rows, block_for, random_rows, why_no_kernel
-from sublight.backend.device import facts
 from sublight.ops.record.library import LIBRARY
 from sublight.ops.record.tuning import Tile, tile_for
 
@@ -272,12 +273,6 @@ _cumsum = LIBRARY.op(
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    n = shape["rows"] * shape["cols"]
-    # read x, write y; backward the same, from the other end
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=ITEMSIZE[dtype] * n, flops={"vector_fp32": 2 * n})
 
 
 def _shapes(*sizes: tuple[int, int]) -> tuple[Shape, ...]:

@@ -13,7 +13,10 @@ import torch
 
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.reduce import reduce_argmax as argmax_cost
+from sublight.cost.reduce import reduce_max as max_cost
+from sublight.cost.reduce import reduce_sum as sum_cost
 from sublight.errors import BadInput
 from sublight.op import Choice, Kernel, Op
 from sublight.ops.kernels.plane import plane_of
@@ -266,31 +269,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     generator = generator_for(device, seed)
     size = (shape["outer"], shape["n"], shape["inner"])
     return (torch.randn(size, generator=generator, device=device, dtype=getattr(torch, dtype)).transpose(1, 2),)
-
-
-def _left(shape: Shape) -> int:
-    return shape["outer"] * shape["inner"]
-
-
-def sum_cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, left = ITEMSIZE[dtype], _left(shape)
-    if direction == "bwd":
-        return Cost(read_bytes=0, write_bytes=0, launches=0)  # a view of dy
-    n = left * shape["n"]
-    return Cost(read_bytes=item * n, write_bytes=item * left, flops={"vector_fp32": n})  # read x, write the sums
-
-
-def max_cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, left = ITEMSIZE[dtype], _left(shape)
-    n = left * shape["n"]
-    if direction == "fwd":
-        return Cost(read_bytes=item * n, write_bytes=item * left, flops={"vector_fp32": n})  # read x, write maxima
-    return Cost(read_bytes=(item + 8) * left, write_bytes=item * n)  # read dy and the indices, write dx
-
-
-def argmax_cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    n = _left(shape) * shape["n"]
-    return Cost(read_bytes=ITEMSIZE[dtype] * n, write_bytes=8 * _left(shape), flops={"vector_fp32": n})
 
 
 def _shapes(*sizes: tuple[int, int, int]) -> tuple[Shape, ...]:

@@ -14,11 +14,11 @@ from typing import Literal
 
 import torch
 
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.op import Kernel
 from sublight.ops.kernels.plane import Plane, plane_of
 from sublight.ops.kernels.rows import block_for
-from sublight.backend.device import facts
 from sublight.ops.record.tuning import Tile, tile_for
 
 Kind = Literal["plain", "carried", "double", "max", "argmax"]

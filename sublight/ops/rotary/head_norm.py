@@ -1,4 +1,4 @@
-"""The kernels behind qk_norm_rope: heads normalised, then turned by the kernels' parts that rope has too.
+"""The kernels behind qk_norm_rope and their plans: heads normalised, then turned by the parts that rope has too.
 
 A row is a head, and the few threads that hold it find its root mean square among themselves, so the norm costs no
 memory traffic and no barrier. The backward pass finds it again instead of keeping it; its programs take many tiles
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import torch
 
-from sublight.backend.jit import cdiv, tl, triton
-from sublight.op import Kernel
-from sublight.ops.kernels.column_sums import add_to
 from sublight.backend.device import facts, is_interpreted
-from sublight.ops.kernels.rows import sum_of, sums_of
-from sublight.ops.norm.row_norm import reciprocal_root
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
+from sublight.errors import BadInput
+from sublight.op import Buffer, Kernel, Plan
+from sublight.ops.kernels.column_sums import add_to
+from sublight.ops.kernels.pointwise import check_alike
+from sublight.ops.kernels.rows import copies_of, sum_of, sums_of
+from sublight.ops.norm.parts import reciprocal_root
 from sublight.ops.record.tuning import tile_for
 from sublight.ops.rotary import rotary
-from sublight.ops.rotary.rotary import Pair, load_angles, load_pairs, row_places, store_pairs, tile_here
+from sublight.ops.rotary.parts import load_angles, load_pairs, row_places, store_pairs, tile_here
 
 FEW_BYTES = 2**15  # of q, a multiprocessor: up to here a row's own latency counts
 SHARES = 64  # of a weight's gradient that one step of the second launch adds
@@ -108,6 +111,54 @@ def _qk_norm_rope_kernel(
             k_batch, k_token, k_head, k_out_batch, k_out_token, k_out_head,
             HEADS, HALF, BLOCK, REST, REST_BLOCK, PAIRS, UNIT, STEP, RUN, TABLE_UNIT, POSITIONS, EXACT,
         )  # fmt: skip
+
+
+def plan_forward(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, cos: torch.Tensor,
+    sin: torch.Tensor, positions: torch.Tensor | None, eps: float, rotary_dim: int, interleaved: bool,
+) -> Plan:  # fmt: skip
+    """The launch that gives q and k, normalised and turned."""
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    check_weights(q, q_weight, k_weight)
+    gpu, item = facts(q), q.element_size()
+    # a root that few warps find for many rows leaves them waiting less; with few rows there are none to wait for
+    many = q.numel() * item > FEW_BYTES * gpu.multiprocessors
+    rule = rotary.rule(rotary_dim, item, warps=2, loads=2) if many else rotary.rule(rotary_dim, item)
+    tile = tile_for("qk_norm_rope", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
+    reads = [rotary.heads_of(x) for x in (q, k)]
+    rooms = {"q_turned": rotary.room_like(q), "k_turned": rotary.room_like(k)}
+    tensors = (*reads, *(rotary.heads_of_room(room) for room in rooms.values()))
+    weights = _read(q_weight, k_weight)
+    where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, tensors, weights=weights)
+    step = Step(
+        _qk_norm_rope_kernel, where.grid, eps, *where.numbers, tile=tile,
+        on=f"q k q_turned k_turned q_weight k_weight {where.tables}",
+        **where.constants, EXACT=item == 4, **tile.options(),
+    )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="q and k read once and written once",
+        copies=(*copies_of(q=reads[0].is_copy, k=reads[1].is_copy), *_copies(q_weight, k_weight), *where.copies),
+        buffers=rooms,
+        steps=(step,),
+        outputs=tuple(rooms),
+    )
+
+
+def check_weights(q: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor) -> None:
+    for weight in (q_weight, k_weight):
+        if weight.shape != q.shape[-1:] or weight.device != q.device:
+            given = f"{tuple(weight.shape)} on {weight.device}"
+            raise BadInput(f"the weights must be ({q.shape[-1]},), a head's width, on {q.device}, not {given}")
+
+
+def _read(*weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Those that the kernels read where they are; a copy lies at a boundary."""
+    return tuple(weight for weight in weights if weight.is_contiguous())
+
+
+def _copies(q_weight: torch.Tensor, k_weight: torch.Tensor) -> tuple[str, ...]:
+    return copies_of(q_weight=not q_weight.is_contiguous(), k_weight=not k_weight.is_contiguous())
 
 
 @triton.jit
@@ -243,69 +294,60 @@ def _weights_kernel(
         tl.store(dwq_ptr + col, dw, mask=col < HEAD_DIM)
 
 
-KERNELS = tuple(Kernel(jit=jit) for jit in (_qk_norm_rope_kernel, _qk_norm_rope_backward_kernel, _weights_kernel))
-
-
-def forward(
-    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, positions: torch.Tensor | None, eps: float, rotary_dim: int, interleaved: bool,
-) -> Pair:  # fmt: skip
-    """q and k, normalised and turned."""
-    q, k, weights = rotary.unit(q), rotary.unit(k), (q_weight.contiguous(), k_weight.contiguous())
-    q_out, k_out = rotary.like(q), rotary.like(k)
-    gpu, item = facts(q), q.element_size()
-    # a root that few warps find for many rows leaves them waiting less; with few rows there are none to wait for
-    many = q.numel() * item > FEW_BYTES * gpu.multiprocessors
-    rule = rotary.rule(rotary_dim, item, warps=2, loads=2) if many else rotary.rule(rotary_dim, item)
-    tile = tile_for("qk_norm_rope", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
-    where = rotary.layout((q, k, q_out, k_out), cos, sin, positions, rotary_dim, interleaved, tile, weights=weights)
-    _qk_norm_rope_kernel[where.grid](
-        q, k, q_out, k_out, *weights, *where.tables, eps, *where.numbers, *where.strides,
-        **where.constants, EXACT=item == 4, **tile.options(),
-    )  # fmt: skip
-    return q_out, k_out
-
-
-def backward(
-    dq_out: torch.Tensor, dk_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor,
+def plan_backward(
+    dq_turned: torch.Tensor, dk_turned: torch.Tensor, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor,
     k_weight: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
     eps: float, rotary_dim: int, interleaved: bool,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The gradients of q, k and the two weights."""
-    dq_out, dk_out, q, k = map(rotary.unit, (dq_out, dk_out, q, k))
-    weights = (q_weight.contiguous(), k_weight.contiguous())
-    dq, dk = rotary.like(q), rotary.like(k)
-    gpu, item = facts(q), q.element_size()
+) -> Plan:  # fmt: skip
+    """The launch that gives dq, dk and shares of the weights' gradients, then the one that adds the shares up."""
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    check_weights(q, q_weight, k_weight)
+    check_alike(dq=dq_turned, q=q)
+    check_alike(dk=dk_turned, k=k)
+    gpu, item, width = facts(q), q.element_size(), q.shape[-1]
     # GeForce and Ampere spill in 128 registers, as do rows that no vector fits, whose places take registers too
     lean = 90 <= gpu.capability < 120 and rotary_dim // 2 * item % 16 == 0
     registers, programs = (128, 8) if lean else (168, 6)
     programs = 1 if is_interpreted() else programs
     rule = rotary.rule(rotary_dim, item, warps=2, registers=registers, programs=programs, stages=3)
     tile = tile_for("qk_norm_rope_backward", rotary_dim, item, packable=True, capability=gpu.capability, rule=rule)
-    tensors = (dq_out, dk_out, q, k, dq, dk)
-    where = rotary.layout(tensors, cos, sin, positions, rotary_dim, interleaved, tile, weights=weights)
+    reads = {"dq_turned": dq_turned, "dk_turned": dk_turned, "q": q, "k": k}
+    heads = {name: rotary.heads_of(x) for name, x in reads.items()}
+    rooms = {"dq": rotary.room_like(q), "dk": rotary.room_like(k)}
+    tensors = (*heads.values(), *(rotary.heads_of_room(room) for room in rooms.values()))
+    weights = _read(q_weight, k_weight)
+    where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, tensors, weights=weights)
     tiles = where.batch * where.token_tiles
     q_tiles, k_tiles = tiles * where.constants["Q_TILES"], tiles * where.constants["K_TILES"]
     every = tile.programs * gpu.multiprocessors  # shared between q and k as their tiles are
     q_programs = min(q_tiles, max(1, every * q_tiles // (q_tiles + k_tiles)))
     programs = q_programs + min(k_tiles, max(1, every - q_programs))
-    shares = torch.empty((programs, q.shape[-1]), dtype=torch.float32, device=q.device)
-    _qk_norm_rope_backward_kernel[(programs,)](
-        *tensors, *weights, shares, *where.tables, q_programs, where.batch, where.token_tiles, eps,
-        *where.numbers, *where.strides, **where.constants, EXACT=item == 4, SUMS=sums_of(q), STAGES=tile.stages,
-        **tile.options(),
+    walk = Step(
+        _qk_norm_rope_backward_kernel, (programs,), q_programs, where.batch, where.token_tiles, eps, *where.numbers,
+        on=f"{' '.join((*reads, *rooms))} q_weight k_weight shares {where.tables}", tile=tile,
+        **where.constants, EXACT=item == 4, SUMS=sums_of(q), STAGES=tile.stages, **tile.options(),
     )  # fmt: skip
-    dwq, dwk = torch.empty_like(weights[0]), torch.empty_like(weights[1])
-    _weights_kernel[(cdiv(q.shape[-1], 32), 2)](
-        shares,
-        dwq,
-        dwk,
-        q_programs,
-        programs,
-        HEAD_DIM=q.shape[-1],
-        SHARES=SHARES,
-        BLOCK=32,
-        SUMS=sums_of(q),
-        num_warps=4,
+    add = Step(
+        _weights_kernel, (cdiv(width, 32), 2), q_programs, programs, on="shares dq_weight dk_weight",
+        HEAD_DIM=width, SHARES=SHARES, BLOCK=32, SUMS=sums_of(q), num_warps=4,
+    )  # fmt: skip
+    gradients = {
+        **rooms,
+        "dq_weight": Buffer(shape=(width,), dtype=q_weight.dtype),
+        "dk_weight": Buffer(shape=(width,), dtype=k_weight.dtype),
+    }
+    return Plan(
+        provider="sublight",
+        reason="each program takes many tiles and adds up its share of the weights' gradients",
+        copies=(
+            *copies_of(**{name: each.is_copy for name, each in heads.items()}),
+            *_copies(q_weight, k_weight),
+            *where.copies,
+        ),
+        buffers={**gradients, "shares": Buffer(shape=(programs, width), dtype=torch.float32)},
+        steps=(walk, add),
+        outputs=tuple(gradients),
     )
-    return dq, dk, dwq, dwk
+
+
+KERNELS = tuple(Kernel(jit=jit) for jit in (_qk_norm_rope_kernel, _qk_norm_rope_backward_kernel, _weights_kernel))

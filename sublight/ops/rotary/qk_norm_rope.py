@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.errors import BadInput
-from sublight.op import Choice, Op
+from sublight.cost import Shape
+from sublight.cost.rotary import qk_norm_rope as cost
+from sublight.op import Op, Plan, Provider
+from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for, why_torch
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
 from sublight.ops.rotary import head_norm, rope, rotary
 from sublight.ops.rotary.rotary import Pair, Style
 
@@ -36,36 +39,55 @@ def reference(
     return rope.reference(q, k, cos, sin, positions, style=style, rotary_dim=rotary_dim)
 
 
-def launch(
-    *inputs: torch.Tensor,
-    positions: torch.Tensor | None = None,
-    eps: float = EPS,
-    style: Style = "half",
-    rotary_dim: int | None = None,
-) -> Pair:
-    """Our forward kernel, whatever `choose` would say."""
-    q, k, q_weight, k_weight, cos, sin = inputs
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    return head_norm.forward(q, k, q_weight, k_weight, cos, sin, positions, eps, width, style == "interleaved")
+def _by_style(*args: Any) -> Pair:
+    """`reference` with the arguments of the registered op."""
+    *tensors, eps, rotary_dim, interleaved = args
+    q, k, q_weight, k_weight, cos, sin, positions = tensors
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    head_norm.check_weights(q, q_weight, k_weight)
+    return reference(*tensors, eps=eps, style=rotary.style_of(interleaved), rotary_dim=rotary_dim)
 
 
-def launch_backward(*grads_and_inputs: torch.Tensor) -> Inputs:
-    dq, dk, q, k, q_weight, k_weight, cos, sin = grads_and_inputs
-    return head_norm.backward(dq, dk, q, k, q_weight, k_weight, cos, sin, None, EPS, q.shape[-1], False)
-
-
-def _why_torch(q: torch.Tensor, k: torch.Tensor, weights: Pair, cos: torch.Tensor, sin: torch.Tensor) -> str:
-    return rotary.why_not_ours(q, k, cos, sin) or why_torch(q, *weights)
-
-
-def choose(
+def _why_torch(
     q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, cos: torch.Tensor,
-    sin: torch.Tensor, *_: Any, **_options: Any,
-) -> Choice:  # fmt: skip
-    """What `qk_norm_rope(q, k, q_weight, k_weight, cos, sin)` runs, and why."""
-    if reason := _why_torch(q, k, (q_weight, k_weight), cos, sin):
-        return Choice(provider="torch", kernel="torch.nn.functional.rms_norm, then rope", reason=reason)
-    return Choice(provider="sublight", kernel="_qk_norm_rope_kernel", reason="q and k read once and written once")
+    sin: torch.Tensor, *_: Any,
+) -> str:  # fmt: skip
+    return rotary.why_not_ours(q, k, cos, sin) or why_torch(q, q_weight, k_weight)
+
+
+def _backward_of_given(
+    call: Callable[..., Any], dq: Any, dk: Any, q: torch.Tensor, k: torch.Tensor, *rest: Any
+) -> tuple[Any, ...]:
+    """The gradients, where one of the two that come is None, since nobody used that result."""
+    given = torch.zeros_like(q) if dq is None else dq, torch.zeros_like(k) if dk is None else dk
+    found = call(*given, q, k, *rest)
+    return tuple(None if grad is None else x for grad, x in zip((dq, dk, dq, dk), found, strict=True))
+
+
+_TENSORS = "Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, Tensor? positions"
+_NAMES = ("q", "k", "q_weight", "k_weight", "cos", "sin", "positions")
+_qk_norm_rope_backward = Registered(
+    schema=f"qk_norm_rope_backward(Tensor dq_turned, Tensor dk_turned, {_TENSORS}, float eps, int rotary_dim,"
+    " bool interleaved) -> (Tensor dq, Tensor dk, Tensor dq_weight, Tensor dk_weight)",
+    plan=head_norm.plan_backward,
+    fake=lambda dq, dk, q, k, q_weight, k_weight, *_: (rotary.like(q), rotary.like(k), like(q_weight), like(k_weight)),
+)
+_qk_norm_rope = Registered(
+    schema=f"qk_norm_rope({_TENSORS}, float eps, int rotary_dim, bool interleaved)"
+    " -> (Tensor q_turned, Tensor k_turned)",
+    reference=_by_style,
+    theirs="torch.nn.functional.rms_norm, then rope",
+    why_torch=_why_torch,
+    plan=head_norm.plan_forward,
+    fake=lambda q, k, *_: (rotary.like(q), rotary.like(k)),
+    gradient=Gradient(
+        by=_qk_norm_rope_backward,
+        partly=_backward_of_given,
+        saves=_NAMES,
+        gives=("q", "k", "q_weight", "k_weight"),
+        options=("eps", "rotary_dim", "interleaved"),
+    ),
+)
 
 
 def qk_norm_rope(
@@ -82,65 +104,41 @@ def qk_norm_rope(
     rotary_dim: int | None = None,
 ) -> Pair:
     """Every head of q and k by its root mean square, times its weight (head_dim,), then `rope`, with its arguments."""
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    for weight in (q_weight, k_weight):
-        if weight.shape != q.shape[-1:] or weight.device != q.device:
-            told = f"{tuple(weight.shape)} on {weight.device}"
-            raise BadInput(f"the weights must be ({q.shape[-1]},), a head's width, on {q.device}, not {told}")
-    if _why_torch(q, k, (q_weight, k_weight), cos, sin):
-        return reference(q, k, q_weight, k_weight, cos, sin, positions, eps=eps, style=style, rotary_dim=width)
-    how = (eps, width, style == "interleaved")
-    return _qk_norm_rope(q, k, q_weight, k_weight, cos, sin, positions, *how)  # type: ignore[no-any-return]
+    how = _arguments(q, k, q_weight, k_weight, cos, sin, positions, eps=eps, style=style, rotary_dim=rotary_dim)
+    return _qk_norm_rope.call(*how)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.how = inputs[7:]
+def plan(*args: Any, **how: Any) -> Plan:
+    """What `qk_norm_rope` runs with these arguments, and why."""
+    return _qk_norm_rope.decide(*_arguments(*args, **how))
 
 
-def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return *_qk_norm_rope_backward(dq, dk, *ctx.saved_tensors, *ctx.how), *[None] * 6
+def launch(*args: Any, **how: Any) -> Pair:
+    """Our kernel with the arguments of `qk_norm_rope`, whether or not it wins."""
+    return _qk_norm_rope.by_kernels(*_arguments(*args, **how))  # type: ignore[no-any-return]
 
 
-def _cpu(*args: Any) -> Pair:
-    *tensors, eps, rotary_dim, interleaved = args
-    style: Style = "interleaved" if interleaved else "half"
-    turned = reference(*tensors, eps=eps, style=style, rotary_dim=rotary_dim)
-    return rotary.like(args[0]).copy_(turned[0]), rotary.like(args[1]).copy_(turned[1])
+def launch_backward(dq: torch.Tensor, dk: torch.Tensor, *args: Any, **how: Any) -> Inputs:
+    """The gradients of q, k and the two weights, for the same arguments."""
+    return _qk_norm_rope_backward.by_kernels(dq, dk, *_arguments(*args, **how))  # type: ignore[no-any-return]
 
 
-def _cpu_backward(
-    dq: torch.Tensor, dk: torch.Tensor, q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor,
-    k_weight: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    eps: float, rotary_dim: int, interleaved: bool,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    style: Style = "interleaved" if interleaved else "half"
-    grads = rope.reference(dq.float(), dk.float(), cos, -sin, positions, style=style, rotary_dim=rotary_dim)
-    found = []
-    for g, x, weight in zip(grads, (q, k), (q_weight, k_weight), strict=True):
-        rstd = (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
-        normal, along = x.float() * rstd, g * weight.float()
-        dx = (along - normal * (along * normal).mean(-1, keepdim=True)) * rstd
-        found.append((rotary.like(x).copy_(dx), (g * normal).sum((0, 1, 2)).to(weight.dtype)))
-    return found[0][0], found[1][0], found[0][1], found[1][1]
-
-
-_TENSORS = "Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin, Tensor? positions"
-_qk_norm_rope = LIBRARY.op(
-    f"qk_norm_rope({_TENSORS}, float eps, int rotary_dim, bool interleaved) -> (Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=head_norm.forward,
-    fake=lambda q, k, *_: (rotary.like(q), rotary.like(k)),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_qk_norm_rope_backward = LIBRARY.op(
-    f"qk_norm_rope_backward(Tensor dq, Tensor dk, {_TENSORS}, float eps, int rotary_dim, bool interleaved)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    cpu=_cpu_backward,
-    cuda=head_norm.backward,
-    fake=lambda dq, dk, q, k, *more: (rotary.like(q), rotary.like(k), *map(torch.empty_like, more[:2])),
-)
+def _arguments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    eps: float = EPS,
+    style: Style = "half",
+    rotary_dim: int | None = None,
+) -> tuple[Any, ...]:
+    """Those of the registered op."""
+    width = q.shape[-1] if rotary_dim is None else rotary_dim
+    return q, k, q_weight, k_weight, cos, sin, positions, eps, width, rotary.is_interleaved(style)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -150,29 +148,18 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return q, k, *weights, cos, sin
 
 
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, head_dim, tokens = ITEMSIZE[dtype], shape["head_dim"], shape["batch"] * shape["q_len"]
-    n, small = tokens * (shape["heads"] + shape["kv_heads"]) * head_dim, (shape["q_len"] + 2) * head_dim
-    if direction == "fwd":  # read q, k, the two tables (half as wide as a head) and the weights, write q and k
-        return Cost(read_bytes=item * (n + small), write_bytes=item * n, flops={"vector_fp32": 7 * n})
-    # read both gradients, q, k, tables, weights, write the gradients of q, k and the weights
-    written = item * (n + 2 * head_dim)
-    return Cost(read_bytes=item * (2 * n + small), write_bytes=written, flops={"vector_fp32": 14 * n})
-
-
 QK_NORM_ROPE = Op(
     name="qk_norm_rope",
     summary="RMSNorm of each head of q and k, then rotary position embedding",
     reference=reference,
     call=qk_norm_rope,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=head_norm.KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=head_norm.KERNELS,
     shapes=rotary.SHAPES,
     test_shapes=rotary.TEST_SHAPES,
     wrt=(0, 1, 2, 3),
+    batch="batch",
     library_args=lambda *inputs: (*inputs, None, EPS, inputs[0].shape[-1], False),
 )

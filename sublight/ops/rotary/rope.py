@@ -7,21 +7,26 @@ another; the backward pass is the same kernel turning the other way.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from sublight.backend.jit import tl, triton
-from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
-from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
 from sublight.backend.device import facts
-from sublight.ops.record.library import LIBRARY, peer
+from sublight.backend.jit import tl, triton
+from sublight.backend.launch import Step
+from sublight.correct import Inputs
+from sublight.cost.rotary import rope as cost
+from sublight.errors import BadInput
+from sublight.op import Kernel, Op, Plan, Provider
+from sublight.ops.kernels.rows import copies_of
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered, peer
 from sublight.ops.record.tuning import tile_for
 from sublight.ops.rotary import rotary
-from sublight.ops.rotary.rotary import Pair, Style, load_angles, load_pairs, row_places, store_pairs, tile_here
+from sublight.ops.rotary.parts import load_angles, load_pairs, row_places, store_pairs, tile_here
+from sublight.ops.rotary.rotary import Pair, Style
 from sublight.timing import Thunk
 
 
@@ -118,59 +123,114 @@ def _rope_kernel(
         )  # fmt: skip
 
 
-def rotate(
+def plan_turn(
     q: torch.Tensor,
     k: torch.Tensor,
-    q_out: torch.Tensor,
-    k_out: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotary_dim: int,
     interleaved: bool,
+    *,
+    names: tuple[str, str] = ("q", "k"),
     inverse: bool = False,
-) -> None:
-    """Our kernel, from q and k (rows of unit stride) into the outputs, which may be q and k themselves."""
+    in_place: bool = False,
+) -> Plan:
+    """The launch that turns two tensors, which go by `names`, forwards or (`inverse`) back."""
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    if in_place:
+        rotary.check_memory(q, k)
     rule, item = rotary.rule(rotary_dim, q.element_size()), q.element_size()
     tile = tile_for("rope", rotary_dim, item, packable=True, capability=facts(q).capability, rule=rule)
-    where = rotary.layout((q, k, q_out, k_out), cos, sin, positions, rotary_dim, interleaved, tile)
-    constants = where.constants | ({"REST": 0, "REST_BLOCK": 1} if q_out is q else {})  # what stays is there already
-    _rope_kernel[where.grid](
-        q, k, q_out, k_out, *where.tables, *where.numbers, *where.strides,
-        **constants, SAME=where.strides[:6] == where.strides[6:], INVERSE=inverse, **tile.options(),
+    reads = [rotary.heads_of(x) for x in (q, k)]
+    rooms = {} if in_place else {f"{name}_turned": rotary.room_like(x) for name, x in zip(names, (q, k), strict=True)}
+    writes = [rotary.heads_of_room(room) for room in rooms.values()] or reads
+    where = rotary.layout(q, k, cos, sin, positions, rotary_dim, interleaved, tile, (*reads, *writes))
+    constants = where.constants | ({"REST": 0, "REST_BLOCK": 1} if in_place else {})  # what stays is there already
+    is_same = [each.strides for each in reads] == [each.strides for each in writes]
+    on = f"{' '.join((*names, *(rooms or names)))} {where.tables}"
+    step = Step(
+        _rope_kernel, where.grid, *where.numbers, on=on, tile=tile,
+        **constants, SAME=is_same, INVERSE=inverse, **tile.options(),
     )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="q and k read once and written once",
+        copies=copies_of(**{name: each.is_copy for name, each in zip(names, reads, strict=True)}) + where.copies,
+        buffers=rooms,
+        steps=(step,),
+        outputs=tuple(rooms),
+    )
 
 
-def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor | None = None,
-    *,
-    style: Style = "half",
-    rotary_dim: int | None = None,
-    in_place: bool = False,
-) -> Pair:
-    """Our kernel, whatever `choose` would say."""
-    how = rotary.check(q, k, cos, sin, positions, style, rotary_dim), style == "interleaved"
-    if not in_place:
-        return _cuda(q, k, cos, sin, positions, *how, False)
-    _cuda_(q, k, cos, sin, positions, *how)
-    return q, k
+def _turn_in_place(plan: Plan, q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
+    """What was copied is copied back; whoever kept q or k for a gradient is told that they have changed."""
+    rows = [x.contiguous() if name in plan.copies else x for name, x in (("q", q), ("k", k))]
+    given = dict(zip(("q", "k", "cos", "sin", "positions"), (*rows, *how), strict=False))
+    given |= {name: given[name].contiguous() for name in plan.copies}
+    plan.steps[0](*[given[name] for name in plan.steps[0].on])
+    for x, turned in zip((q, k), rows, strict=True):
+        if turned is not x:
+            x.copy_(turned)
+        elif not x.is_inference():
+            torch.autograd.graph.increment_version(x)
 
 
-def launch_backward(
-    dq: torch.Tensor, dk: torch.Tensor, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Inputs:
-    return _cuda(dq, dk, cos, sin, None, q.shape[-1], False, True)
+def by_style(*args: Any) -> Pair:
+    """`reference` with the arguments of the registered op."""
+    q, k, cos, sin, positions, rotary_dim, interleaved = args
+    rotary.check(q, k, cos, sin, positions, rotary_dim)
+    return reference(q, k, cos, sin, positions, style=rotary.style_of(interleaved), rotary_dim=rotary_dim)
 
 
-def choose(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **_options: Any) -> Choice:
-    """What `rope(q, k, cos, sin)` runs, and why."""
-    if reason := rotary.why_not_ours(q, k, cos, sin):
-        return Choice(provider="torch", kernel="x * cos + rotated(x) * sin", reason=reason)
-    return Choice(provider="sublight", kernel="_rope_kernel", reason="q and k read once and written once")
+def _reference_in_place(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
+    rotary.check_memory(q, k)
+    for x, turned in zip((q, k), by_style(q, k, *how), strict=True):
+        x.copy_(turned)
+
+
+def of_given(call: Callable[..., Pair], dq: Any, dk: Any, *how: Any) -> tuple[Any, Any]:
+    """The gradients of q and k by a `call` that takes both, where one may be None, since nobody used that result."""
+    turned = call(dk if dq is None else dq, dq if dk is None else dk, *how)
+    return None if dq is None else turned[0], None if dk is None else turned[1]
+
+
+def _back_by_torch(saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, Any]:
+    how = saved["cos"], -saved["sin"], saved["positions"], saved["rotary_dim"], saved["interleaved"]
+    return of_given(by_style, *grads, *how)
+
+
+_ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, int rotary_dim, bool interleaved"
+_rope_backward = Registered(
+    schema=f"rope_backward(Tensor dq, Tensor dk, {_ARGUMENTS}) -> (Tensor dq_turned, Tensor dk_turned)",
+    plan=partial(plan_turn, names=("dq", "dk"), inverse=True),
+    fake=lambda dq, dk, *_: (rotary.like(dq), rotary.like(dk)),
+)
+_rope = Registered(
+    schema=f"rope(Tensor q, Tensor k, {_ARGUMENTS}) -> (Tensor q_turned, Tensor k_turned)",
+    reference=by_style,
+    theirs="x * cos + rotated(x) * sin",
+    why_torch=lambda q, k, cos, sin, *_: rotary.why_not_ours(q, k, cos, sin),
+    plan=plan_turn,
+    fake=lambda q, k, *_: (rotary.like(q), rotary.like(k)),
+    gradient=Gradient(
+        by=_rope_backward,
+        partly=of_given,
+        saves=("cos", "sin", "positions"),
+        gives=("q", "k"),
+        options=("rotary_dim", "interleaved"),
+        by_torch=_back_by_torch,
+    ),
+)
+_rope_ = Registered(
+    schema=f"rope_(Tensor(a!) q, Tensor(b!) k, {_ARGUMENTS}) -> ()",
+    reference=_reference_in_place,
+    theirs="x * cos + rotated(x) * sin",
+    why_torch=lambda q, k, cos, sin, *_: rotary.why_not_ours(q, k, cos, sin),
+    plan=partial(plan_turn, in_place=True),
+    launch=_turn_in_place,
+    fake=lambda *_: None,
+)
 
 
 def rope(
@@ -189,10 +249,8 @@ def rope(
     Without `positions`, tokens count from 0; with them, (batch, q_len) of whole numbers from 0 to max_len - 1. Looking
     for others would wait for the GPU, so there they give NaN. What lies beyond `rotary_dim` passes through.
     """
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
-    if rotary.why_not_ours(q, k, cos, sin):
-        return reference(q, k, cos, sin, positions, style=style, rotary_dim=width)
-    return _rope(q, k, cos, sin, positions, width, style == "interleaved", False)  # type: ignore[no-any-return]
+    how = _arguments(q, k, cos, sin, positions, style=style, rotary_dim=rotary_dim)
+    return _rope.call(*how)  # type: ignore[no-any-return]
 
 
 def rope_(
@@ -206,77 +264,46 @@ def rope_(
     rotary_dim: int | None = None,
 ) -> Pair:
     """`rope`, written into q and k, which are returned; for inference: it keeps nothing for a gradient."""
-    width = rotary.check(q, k, cos, sin, positions, style, rotary_dim)
+    how = _arguments(q, k, cos, sin, positions, style=style, rotary_dim=rotary_dim)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, cos, sin)):
         raise BadInput("rope_ has no gradient: use rope, or call it under torch.no_grad()")
-    for x in (q, k):
-        if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
-            raise BadInput("rope_ cannot write into an expanded tensor, whose elements share memory: use rope")
-    if rotary.why_not_ours(q, k, cos, sin):
-        _cpu_(q, k, cos, sin, positions, width, style == "interleaved")
-    else:
-        _rope_(q, k, cos, sin, positions, width, style == "interleaved")
+    _rope_.call(*how)
     return q, k
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
-    _, _, cos, sin, positions, *ctx.how = inputs
-    ctx.save_for_backward(cos, sin, positions)
+def plan(*args: Any, in_place: bool = False, **how: Any) -> Plan:
+    """What `rope` or (`in_place`) `rope_` runs with these arguments, and why."""
+    return (_rope_ if in_place else _rope).decide(*_arguments(*args, **how))
 
 
-def _backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    rotary_dim, interleaved, inverse = ctx.how
-    return *_rope(dq, dk, *ctx.saved_tensors, rotary_dim, interleaved, not inverse), *[None] * 6
+def launch(*args: Any, in_place: bool = False, **how: Any) -> Pair:
+    """Our kernel with the arguments of `rope`, whether or not it wins."""
+    given = _arguments(*args, **how)
+    if not in_place:
+        return _rope.by_kernels(*given)  # type: ignore[no-any-return]
+    _rope_.by_kernels(*given)
+    return given[:2]  # type: ignore[no-any-return]
 
 
-def _cuda(q: torch.Tensor, k: torch.Tensor, *how: Any) -> Pair:
-    q, k = rotary.unit(q), rotary.unit(k)
-    q_out, k_out = rotary.like(q), rotary.like(k)
-    rotate(q, k, q_out, k_out, *how)
-    return q_out, k_out
+def launch_backward(dq: torch.Tensor, dk: torch.Tensor, *args: Any, **how: Any) -> Inputs:
+    """The gradients of q and k, for the same arguments: what comes is turned back."""
+    _, _, *rest = _arguments(*args, **how)
+    return _rope_backward.by_kernels(dq, dk, *rest)  # type: ignore[no-any-return]
 
 
-def _cpu(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None,
-    rotary_dim: int, interleaved: bool, inverse: bool = False,
-) -> Pair:  # fmt: skip
-    style: Style = "interleaved" if interleaved else "half"
-    turned = reference(q, k, cos, -sin if inverse else sin, positions, style=style, rotary_dim=rotary_dim)
-    return rotary.like(q).copy_(turned[0]), rotary.like(k).copy_(turned[1])
-
-
-def _cuda_(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
-    q_rows, k_rows = rotary.unit(q), rotary.unit(k)
-    rotate(q_rows, k_rows, q_rows, k_rows, *how)
-    for x, rows in ((q, q_rows), (k, k_rows)):
-        if rows is not x:
-            x.copy_(rows)
-
-
-def _cpu_(q: torch.Tensor, k: torch.Tensor, *how: Any) -> None:
-    for x, turned in zip((q, k), _cpu(q, k, *how), strict=True):
-        x.copy_(turned)
-
-
-_ARGUMENTS = "Tensor cos, Tensor sin, Tensor? positions, int rotary_dim, bool interleaved"
-_rope = LIBRARY.op(
-    f"rope(Tensor q, Tensor k, {_ARGUMENTS}, bool inverse) -> (Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=_cuda,
-    fake=lambda q, k, *_: (rotary.like(q), rotary.like(k)),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_rope_ = LIBRARY.op(
-    f"rope_(Tensor(a!) q, Tensor(b!) k, {_ARGUMENTS}) -> ()", cpu=_cpu_, cuda=_cuda_, fake=lambda *_: None
-)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, head_dim, tokens = ITEMSIZE[dtype], shape["head_dim"], shape["batch"] * shape["q_len"]
-    n, table = tokens * (shape["heads"] + shape["kv_heads"]) * head_dim, shape["q_len"] * head_dim // 2
-    # read q, k and the two tables, write q and k; two products and a sum each; the gradient is the same, backwards
-    return Cost(read_bytes=item * (n + 2 * table), write_bytes=item * n, flops={"vector_fp32": 3 * n})
+def _arguments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
+    *,
+    style: Style = "half",
+    rotary_dim: int | None = None,
+) -> tuple[Any, ...]:
+    """Those of the registered op."""
+    width = q.shape[-1] if rotary_dim is None else rotary_dim
+    return q, k, cos, sin, positions, width, rotary.is_interleaved(style)
 
 
 def _liger_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Thunk:
@@ -292,30 +319,30 @@ def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
 
 _SHARED: dict[str, Any] = {
     "reference": reference,
-    "choose": choose,
     "inputs": rotary.random_inputs,
     "cost": cost,
-    "kernels": (Kernel(jit=_rope_kernel),),
     "shapes": rotary.SHAPES,
     "test_shapes": rotary.TEST_SHAPES,
+    "batch": "batch",
 }
+KERNELS = (Kernel(jit=_rope_kernel),)
 ROPE = Op(
     name="rope",
     summary="rotary position embedding of q and k",
     call=rope,
-    launch=launch,
-    launch_backward=launch_backward,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=KERNELS)},
     **_SHARED,
     peers={"liger": _liger},
     wrt=(0, 1),
-    library_args=lambda *inputs: (*inputs, None, inputs[0].shape[-1], False, False),
+    library_args=lambda *inputs: (*inputs, None, inputs[0].shape[-1], False),
 )
 ROPE_IN_PLACE = Op(
     name="rope_",
     summary="rotary position embedding, written into q and k",
     call=rope_,
-    launch=partial(launch, in_place=True),
-    launch_backward=None,
+    plan=partial(plan, in_place=True),
+    providers={"sublight": Provider(launch=partial(launch, in_place=True), kernels=KERNELS)},
     **_SHARED,
     peers={"liger": _liger_},
     wrt=(),

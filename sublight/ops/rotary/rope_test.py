@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight import correct
+from sublight.backend.device import PRETEND, Facts
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
-from sublight.ops.rotary import head_norm, qk_norm_rope, rope, rotary
+from sublight.ops.rotary import qk_norm_rope, rope, rotary
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")  # the interpreter's bf16 is wrong
 SIZES = {"batch": 2, "q_len": 37, "heads": 6, "kv_heads": 2, "head_dim": 24}
@@ -73,10 +74,7 @@ def test_values_and_gradients(style: rotary.Style, rotary_dim: int, placed: bool
     ours, theirs = partial(rope.launch, **how), partial(rope.reference, **how)
     assert right(correct.forward_errors(ours, theirs, (q, k, cos, sin)))
     grads = correct.random_grads(theirs, (q, k, cos, sin), wrt=(0, 1))
-
-    def back(dq: torch.Tensor, dk: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return rope._cuda(dq, dk, cos, sin, how["positions"], rotary_dim, style == "interleaved", True)
-
+    back = partial(rope.launch_backward, **how)
     assert right(correct.backward_errors(back, theirs, (q, k, cos, sin), grads, wrt=(0, 1)))
     assert torch.equal(ours(q, k, cos, sin)[0][..., rotary_dim:], q[..., rotary_dim:])
 
@@ -86,15 +84,12 @@ def test_values_and_gradients(style: rotary.Style, rotary_dim: int, placed: bool
 @EACH_STYLE
 def test_values_and_gradients_with_norms(style: rotary.Style, rotary_dim: int, dtype: str, device: str) -> None:
     q, k, cos, sin = drawn(dtype, device, rotary_dim)
-    inputs, positions = (q, k, *weights_for(q), cos, sin), positions_for(q)
-    how: dict[str, Any] = {"positions": positions, "style": style, "rotary_dim": rotary_dim}
+    inputs = (q, k, *weights_for(q), cos, sin)
+    how: dict[str, Any] = {"positions": positions_for(q), "style": style, "rotary_dim": rotary_dim}
     theirs = partial(qk_norm_rope.reference, **how)
     assert right(correct.forward_errors(partial(qk_norm_rope.launch, **how), theirs, inputs))
     grads = correct.random_grads(theirs, inputs, wrt=(0, 1, 2, 3))
-
-    def back(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return head_norm.backward(*given, positions, qk_norm_rope.EPS, rotary_dim, style == "interleaved")
-
+    back = partial(qk_norm_rope.launch_backward, **how)
     assert right(correct.backward_errors(back, theirs, inputs, grads, wrt=(0, 1, 2, 3)))
 
 
@@ -116,7 +111,7 @@ def test_layouts_and_in_place(style: rotary.Style, moved: Any, device: str) -> N
     how: dict[str, Any] = {"positions": positions_for(q), "style": style, "rotary_dim": 16}
     expected = rope.launch(q, k, cos, sin, **how)
     q2, k2 = moved(q), moved(k)
-    assert rotary.unit(q2) is q2  # not copied
+    assert not rope.plan(q2, k2, cos, sin, **how).copies
     result = rope.launch(q2, k2, cos, sin, **how)
     assert all(map(torch.equal, result, expected))
     if q2.is_contiguous() or moved is heads_before_tokens:
@@ -132,14 +127,14 @@ def test_layouts_and_in_place(style: rotary.Style, moved: Any, device: str) -> N
 def test_each_way_to_load_pairs_is_reached(device: str) -> None:
     q, k, cos, sin = drawn("float16", device)
 
-    def pairs(tensors: tuple[torch.Tensor, ...], interleaved: bool) -> str:
-        tile = rotary.rule(24, 2)
-        return str(rotary.layout(tensors, cos, sin, None, 24, interleaved, tile).constants["PAIRS"])
+    def pairs(q: torch.Tensor, k: torch.Tensor, interleaved: bool, rotary_dim: int = 24) -> str:
+        tables = cos[:, : rotary_dim // 2].contiguous(), sin[:, : rotary_dim // 2].contiguous()
+        return str(rope.plan_turn(q, k, *tables, None, rotary_dim, interleaved).steps[0].constants["PAIRS"])
 
-    assert pairs((q, k), False) == "halves"
-    assert pairs((q, k), True) == "words"
-    assert pairs((at_an_odd_place(q), k), True) == "neighbours"
-    assert pairs((q[..., :7].clone(), k[..., :7].clone()), True) == "neighbours"
+    assert pairs(q, k, False) == "halves"
+    assert pairs(q, k, True) == "words"
+    assert pairs(at_an_odd_place(q), k, True) == "neighbours"
+    assert pairs(q[..., :7].clone(), k[..., :7].clone(), True, 6) == "neighbours"
 
 
 @EACH_STYLE
@@ -214,8 +209,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "told"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str, device: str) -> None:
+@pytest.mark.parametrize(("change", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_what_does_not_fit_is_refused(
+    change: dict[str, Any], message: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = dict(zip(("q", "k", "cos", "sin"), drawn("float32", device), strict=True))
     for name, value in change.items():
         if isinstance(value, tuple):
@@ -223,11 +220,15 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str, device:
         elif isinstance(value, torch.Tensor) and value.device.type != "meta":
             value = value.to(device)
         given[name] = value
-    for call in (rope.rope, rope.rope_, rope.launch):
-        with pytest.raises(BadInput, match=told):
-            call(**given)
-    with pytest.raises(BadInput, match=told):
-        qk_norm_rope.qk_norm_rope(**given, q_weight=torch.ones(24), k_weight=torch.ones(24))
+    weights = {"q_weight": torch.ones(24, device=device), "k_weight": torch.ones(24, device=device)}
+    for by_pytorch in (False, True):
+        if by_pytorch:
+            monkeypatch.setattr(rotary, "why_not_ours", lambda *_: "as asked")
+        for call in (rope.rope, rope.rope_, rope.launch):
+            with pytest.raises(BadInput, match=message):
+                call(**given)
+        with pytest.raises(BadInput, match=message):
+            qk_norm_rope.qk_norm_rope(**given, **weights)
 
 
 def test_whole_numbers_and_wrong_weights_are_refused(device: str) -> None:
@@ -247,16 +248,52 @@ def test_in_place_needs_memory_of_its_own_and_no_gradient(device: str) -> None:
         rope.rope_(q.requires_grad_(), k, cos, sin)
 
 
-def test_why_a_call_goes_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moved", [torch.clone, lambda x: x.mT.contiguous().mT], ids=["in one piece", "turned"])
+def test_what_was_kept_for_a_gradient_is_not_changed_in_silence(moved: Any, device: str) -> None:
+    q, k, cos, sin = drawn("float32", device)
+    kept = moved(q).requires_grad_().exp()  # its own result is what its gradient needs
+    with torch.no_grad():
+        rope.rope_(kept, k, cos, sin)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+    with torch.inference_mode():
+        q, k, cos, sin = drawn("float32", device)
+        assert all(map(torch.equal, rope.launch(q, k, cos, sin), rope.rope_(q, k, cos, sin)))
+
+
+def test_why_a_call_goes_to_pytorch() -> None:
     q, k, cos, sin = drawn("float16", "cpu")
-    if not HAS_GPU:
-        assert rope.choose(q, k, cos, sin).provider == "torch"
-    monkeypatch.setattr(rotary, "why_torch", lambda *_: "")  # as if on a GPU
-    assert rope.choose(q, k, cos, sin).provider == "sublight"
-    assert rope.choose(q, k, cos.float(), sin.float()).provider == "sublight"
-    assert "float32" in rope.choose(q, k, cos.double(), sin.double()).reason
-    assert "gradient" in rope.choose(q, k, cos.requires_grad_(), sin).reason
-    assert "without rows" in rope.choose(q, k[:, :, :0], cos, sin).reason
+    token = PRETEND.set(Facts())
+    try:
+        assert rope.plan(q, k, cos, sin).provider == "sublight"
+        assert rope.plan(q, k, cos.float(), sin.float()).provider == "sublight"
+        assert "float32" in rope.plan(q, k, cos.double(), sin.double()).reason
+        assert "gradient" in rope.plan(q, k, cos.clone().requires_grad_(), sin).reason
+        assert "without rows" in rope.plan(q, k[:, :, :0], cos, sin).reason
+    finally:
+        PRETEND.reset(token)
+    assert "float64" in rope.plan(*(x.double() for x in (q, k, cos, sin))).reason
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["q", "k"])
+def test_a_result_that_nobody_uses_has_no_gradient(which: int, device: str) -> None:
+    q, k, cos, sin = drawn("float32", device)
+    weights = weights_for(q)
+    for ours, theirs, given in (
+        (rope.rope, rope.reference, (q, k)),
+        (qk_norm_rope.qk_norm_rope, qk_norm_rope.reference, (q, k, *weights)),
+    ):
+        grads = torch.randn_like((q, k)[which])
+
+        def found(call: Any, *given: torch.Tensor, grads: torch.Tensor = grads) -> list[torch.Tensor | None]:
+            leaves = [x.detach().requires_grad_() for x in given]
+            result = call(*leaves, *(x.to(leaves[0].dtype) for x in (cos, sin)))[which]
+            return list(torch.autograd.grad(result, leaves, grads.to(result.dtype), allow_unused=True))
+
+        mine, yours, truth = found(ours, *given), found(theirs, *given), found(theirs, *(x.double() for x in given))
+        assert [x is None for x in mine] == [x is None for x in yours] == [i % 2 != which for i in range(len(given))]
+        errors = [correct.error("", *x) for x in zip(mine, yours, truth, strict=True) if x[0] is not None]
+        assert right(errors), errors
 
 
 def test_tables_get_their_gradient_from_pytorch(device: str) -> None:

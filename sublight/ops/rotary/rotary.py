@@ -1,4 +1,4 @@
-"""What rope and qk_norm_rope share: pairs of a head's values, their angles, and how rows are shared out.
+"""What rope and qk_norm_rope share on the host: where rows lie, how they are shared out, and what is refused.
 
 A row is one head of one token. Rows may lie anywhere, (batch, q_len, heads, head_dim) or its transpose, as long as a
 row's own values follow one another. A tile is some tokens by some heads, so that its three dimensions say where rows
@@ -7,18 +7,19 @@ lie without a table.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.errors import BadInput
-from sublight.ops.kernels.rows import generator_for, why_torch
+from sublight.op import Buffer
+from sublight.ops.kernels.rows import copies_of, generator_for, why_torch
 from sublight.ops.record.tuning import Tile
 
 Style = Literal["half", "interleaved"]
@@ -47,109 +48,43 @@ TEST_SHAPES: tuple[Shape, ...] = tuple(
 )
 
 
-@triton.jit
-def tile_here(HEAD_TILES: tl.constexpr, HEADS_FIRST: tl.constexpr):
-    """This program's batch, tile of tokens and tile of heads, of q's and then k's: neighbours in memory run together,
-    and nothing is divided but by a constant."""
-    if HEADS_FIRST:
-        token_tile, head_tile = tl.program_id(0) // HEAD_TILES, tl.program_id(0) % HEAD_TILES
-    else:
-        token_tile, head_tile = tl.program_id(0), tl.program_id(1)
-    return tl.program_id(2), token_tile, head_tile
+class Heads(NamedTuple):
+    """A tensor (batch, q_len, heads, head_dim) as the kernels see it: rows whose values follow one another."""
+
+    strides: tuple[int, ...]  # of batch, token and head, in elements
+    is_copy: bool = False  # its rows have no unit stride: it is copied into one piece first
+    is_paired: bool = True  # its first element lies where a pair may begin, so that a pair can be moved as one word
 
 
-@triton.jit
-def row_places(batch, token, head, batch_stride, token_stride, head_stride, UNIT: tl.constexpr):
-    """Where the rows begin. Strides count in UNIT elements: Triton knows of a number only whether 16 divides it, and a
-    row of 72 could be moved by vectors too."""
-    places = token.to(tl.int64) * token_stride + head.to(tl.int64) * head_stride  # elements may pass 2**31
-    return (batch.to(tl.int64) * batch_stride + places) * UNIT
+def heads_of(x: torch.Tensor) -> Heads:
+    if x.stride(-1) != 1:
+        _, tokens, heads, width = x.shape
+        return Heads((tokens * heads * width, heads * width, width), is_copy=True)
+    return Heads(x.stride()[:3], is_paired=x.data_ptr() % (2 * x.element_size()) == 0)
 
 
-@triton.jit
-def load_pairs(ptr, mask, HALF: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
-    """Both values of every pair of the rows at `ptr`, in fp32.
-
-    Neighbours are loaded as one "word" of twice the bits and taken apart by the thread that has it; splitting a block
-    of them would go through shared memory. In rows that start at an odd element they are loaded one by one.
-    """
-    col = tl.arange(0, BLOCK)[None, None, :]
-    mask = mask & (col < HALF)
-    if PAIRS == "words":
-        KIND: tl.constexpr = ptr.dtype.element_ty
-        WORD: tl.constexpr = tl.int32 if KIND.primitive_bitwidth == 16 else tl.int64
-        PART: tl.constexpr = tl.int16 if KIND.primitive_bitwidth == 16 else tl.int32
-        word = tl.load(ptr.to(tl.pointer_type(WORD)) + col, mask=mask, other=0)
-        first = word.to(PART).to(KIND, bitcast=True)
-        second = (word >> KIND.primitive_bitwidth).to(PART).to(KIND, bitcast=True)
-    elif PAIRS == "neighbours":
-        first = tl.load(ptr + 2 * col, mask=mask, other=0.0)
-        second = tl.load(ptr + 2 * col + 1, mask=mask, other=0.0)
-    else:
-        first = tl.load(ptr + col, mask=mask, other=0.0)
-        second = tl.load(ptr + HALF + col, mask=mask, other=0.0)
-    return first.to(tl.float32), second.to(tl.float32)
+def room_like(x: torch.Tensor) -> Buffer:
+    """The buffer of a result for x: its dimensions in x's own order, rows of unit stride."""
+    return Buffer(shape=tuple(x.shape), dtype=x.dtype, strides=like(x, device="meta").stride())
 
 
-@triton.jit
-def store_pairs(ptr, first, second, mask, HALF: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr):
-    KIND: tl.constexpr = ptr.dtype.element_ty
-    col = tl.arange(0, BLOCK)[None, None, :]
-    mask = mask & (col < HALF)
-    first, second = first.to(KIND), second.to(KIND)
-    if PAIRS == "words":
-        WORD: tl.constexpr = tl.int32 if KIND.primitive_bitwidth == 16 else tl.int64
-        PART: tl.constexpr = tl.uint16 if KIND.primitive_bitwidth == 16 else tl.uint32
-        low = first.to(PART, bitcast=True).to(WORD)
-        high = second.to(PART, bitcast=True).to(WORD) << KIND.primitive_bitwidth
-        tl.store(ptr.to(tl.pointer_type(WORD)) + col, low | high, mask=mask)
-    elif PAIRS == "neighbours":
-        tl.store(ptr + 2 * col, first, mask=mask)
-        tl.store(ptr + 2 * col + 1, second, mask=mask)
-    else:
-        tl.store(ptr + col, first, mask=mask)
-        tl.store(ptr + HALF + col, second, mask=mask)
+def heads_of_room(room: Buffer) -> Heads:
+    return Heads(room.strides[:3])
 
 
-@triton.jit
-def load_angles(
-    cos_ptr, sin_ptr, positions_ptr, batch, token, q_len, max_len,
-    cos_stride, sin_stride, positions_batch, positions_token,
-    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr,
-    UNIT: tl.constexpr, POSITIONS: tl.constexpr, INVERSE: tl.constexpr,
-):  # fmt: skip
-    """Cosine and sine for every pair of the tile; NaN where a position is outside the tables.
-
-    They are loaded again for every head, out of the nearest cache: a tile of tokens alone would be laid out over the
-    threads in a way of its own, and q would go through shared memory to meet it.
-    """
-    col = tl.broadcast_to(tl.arange(0, BLOCK)[None, None, :], (1, HEADS, BLOCK))
-    if RUN:  # so that the compiler sees no longer runs, and gives a thread as many angles as it has words
-        col = col // RUN * RUN + col % RUN
-    position = token
-    mask = (token < q_len) & (col < HALF)
-    if POSITIONS:
-        place = batch.to(tl.int64) * positions_batch + token.to(tl.int64) * positions_token
-        position = tl.load(positions_ptr + place, mask=token < q_len, other=0)
-        known = (position >= 0) & (position < max_len)
-        mask = mask & known
-    row = position.to(tl.int64) * UNIT
-    cos = tl.load(cos_ptr + row * cos_stride + col * STEP, mask=mask, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + row * sin_stride + col * STEP, mask=mask, other=0.0).to(tl.float32)
-    if POSITIONS:
-        cos = tl.where(known, cos, float("nan"))
-    if INVERSE:
-        sin = -sin
-    return cos, sin
+def like(x: torch.Tensor, device: str | None = None) -> torch.Tensor:
+    """A tensor of that kind, on x's device unless told."""
+    room = torch.empty_like(x, device=device)
+    return room if room.stride(-1) == 1 else torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What every kernel of the family is told: where things lie, and how they are shared out."""
+    """What every kernel of the family is given: where things lie, and how they are shared out."""
 
-    tables: tuple[torch.Tensor, ...]  # cos, sin, and positions or something in their place
-    numbers: tuple[int, ...]  # q_len, max_len, and the strides of the tables
-    strides: list[int]  # batch, token, head: of each tensor of rows in turn
+    numbers: tuple[int, ...]  # q_len, max_len, the tables' strides; then batch, token, head of each tensor in turn
+    tables: str  # the names of cos, sin, and positions or something in their place
+    copies: tuple[str, ...]  # of the tables
     batch: int
     token_tiles: int
     constants: dict[str, Any]
@@ -167,61 +102,34 @@ class Layout:
 
 
 def layout(
-    tensors: Inputs,
+    q: torch.Tensor,
+    k: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
     rotary_dim: int,
     interleaved: bool,
     tile: Tile,
+    tensors: Sequence[Heads],
     *,
     weights: Inputs = (),
 ) -> Layout:
-    """Of tensors whose rows have unit stride: q, k, and others shaped as they are, in turn."""
-    q, k = tensors[:2]
-    if cos.stride(1) != 1 or sin.stride(1) != 1:
-        cos, sin = cos.contiguous(), sin.contiguous()
-    where = positions.expand(q.shape[:2]).stride() if positions is not None else None
-    pair = 2 * q.element_size()
-    placed = _placed(
-        tuple(q.shape), k.shape[2], tuple([x.stride() for x in tensors]), q.element_size(),
-        tuple(cos.shape), (cos.stride(0), sin.stride(0)), cos.element_size(), where, rotary_dim, interleaved,
-        interleaved and all(x.data_ptr() % pair == 0 for x in (*tensors, *weights)), tile,
-    )  # fmt: skip
-    numbers, strides, batch, token_tiles, constants = placed
-    tables = (cos, sin, cos if positions is None else positions)
-    return Layout(
-        tables=tables, numbers=numbers, strides=strides, batch=batch, token_tiles=token_tiles, constants=constants
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _placed(
-    shape: tuple[int, ...],
-    kv_heads: int,
-    four_strides: tuple[tuple[int, ...], ...],
-    itemsize: int,
-    table: tuple[int, int],
-    steps: tuple[int, int],
-    table_itemsize: int,
-    where: tuple[int, int] | None,
-    rotary_dim: int,
-    interleaved: bool,
-    pairs_aligned: bool,
-    tile: Tile,
-) -> tuple[tuple[int, ...], list[int], int, int, dict[str, Any]]:
-    """What a layout says without its tables: the same for every layer and step, so it is worked out once."""
-    batch, q_len, heads, head_dim = shape
-    strides = [each[:3] for each in four_strides]
-    table_strides, places = list(steps), where or (0, 0)
+    """Of tensors shaped as q and k are, in turn: q and k first, or their gradients."""
+    batch, q_len, heads, head_dim = q.shape
+    kv_heads, itemsize = k.shape[2], q.element_size()
+    strides = [each.strides for each in tensors]
+    is_copied = cos.stride(1) != 1 or sin.stride(1) != 1
+    table_strides = [cos.shape[1]] * 2 if is_copied else [cos.stride(0), sin.stride(0)]
+    places = positions.expand(q.shape[:2]).stride() if positions is not None else (0, 0)
     first = q_len == 1 or strides[0][2] <= strides[0][1]  # heads nearer to one another than tokens
     if q_len == 1:  # one token of each sequence: taken for the tokens of one, all of the same position unless told
         batch, q_len, places = 1, batch, (0, places[0])
-        strides = [(0, stride[0], stride[2]) for stride in strides]
-        table_strides = table_strides if where is not None else [0, 0]
+        strides = [(0, each[0], each[2]) for each in strides]
+        table_strides = table_strides if positions is not None else [0, 0]
     unit = stride_unit(itemsize, [size for three in strides for size in three])
-    table_unit = stride_unit(table_itemsize, table_strides)
-    pairs, run = _pairs(interleaved, unit, itemsize, pairs_aligned)
+    table_unit = stride_unit(cos.element_size(), table_strides)
+    are_paired = all(each.is_paired for each in tensors) and all(w.data_ptr() % (2 * itemsize) == 0 for w in weights)
+    pairs, run = _pairs(interleaved, unit, itemsize, are_paired)
     tokens_each, heads_each = share(q_len, math.gcd(heads, kv_heads), tile.rows, first)
     rest = head_dim - rotary_dim
     constants = {
@@ -229,11 +137,18 @@ def _placed(
         **{"Q_TILES": heads // heads_each, "K_TILES": kv_heads // heads_each},
         **{"HALF": rotary_dim // 2, "BLOCK": tile.block, "REST": rest},
         **{"REST_BLOCK": next_power_of_2(max(1, rest)), "PAIRS": pairs, "UNIT": unit},
-        **{"STEP": 2 if interleaved and table[1] == rotary_dim else 1, "RUN": run, "TABLE_UNIT": table_unit},
-        "POSITIONS": where is not None,
+        **{"STEP": 2 if interleaved and cos.shape[1] == rotary_dim else 1, "RUN": run, "TABLE_UNIT": table_unit},
+        "POSITIONS": positions is not None,
     }
-    numbers = (q_len, table[0], *(stride // table_unit for stride in table_strides), *places)
-    return numbers, [size // unit for three in strides for size in three], batch, cdiv(q_len, tokens_each), constants
+    of_tables = (q_len, cos.shape[0], *(stride // table_unit for stride in table_strides), *places)
+    return Layout(
+        numbers=(*of_tables, *(size // unit for three in strides for size in three)),
+        tables=f"cos sin {'cos' if positions is None else 'positions'}",
+        copies=copies_of(cos=is_copied, sin=is_copied),
+        batch=batch,
+        token_tiles=cdiv(q_len, tokens_each),
+        constants=constants,
+    )
 
 
 def stride_unit(itemsize: int, strides: list[int]) -> int:
@@ -272,17 +187,6 @@ def rule(rotary_dim: int, itemsize: int, *, warps: int = WARPS, loads: int = 1, 
     return Tile(block=block, warps=warps, rows=max(1, loads * warps * 32 * 16 // (block * itemsize)), **more)
 
 
-def unit(x: torch.Tensor) -> torch.Tensor:
-    """Rows of unit stride: x itself, or a copy where they are not."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def like(x: torch.Tensor) -> torch.Tensor:
-    """Room for a result in x's own order of dimensions, with rows of unit stride."""
-    room = torch.empty_like(x)
-    return room if room.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def why_not_ours(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> str:
     """Why a call on these tensors goes to PyTorch; empty where one of our kernels takes it."""
     if reason := why_torch(q, k):
@@ -306,21 +210,20 @@ def check(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor | None,
-    style: str,
-    rotary_dim: int | None,
-) -> int:
-    """How many values of a head are turned; what does not fit together is refused before a kernel reads past an end."""
+    width: int,
+) -> None:
+    """What does not fit together is refused before a kernel reads past an end; `width` values of a head are turned.
+
+    Plans and references ask, not the calls themselves: for each kind of arguments a plan is made once.
+    """
     if q.dim() != 4 or k.dim() != 4 or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-        told = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
-        raise BadInput(f"{told} must be (batch, q_len, heads, head_dim), alike in all but heads: transpose(1, 2)?")
-    width = q.shape[3] if rotary_dim is None else rotary_dim
-    if style not in STYLES:
-        raise BadInput(f"unknown style {style!r}: use 'half' (Llama, NeoX) or 'interleaved' (GPT-J)")
+        shapes = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
+        raise BadInput(f"{shapes} must be (batch, q_len, heads, head_dim), alike in all but heads: transpose(1, 2)?")
     if width % 2 or not 2 <= width <= q.shape[3]:
         raise BadInput(f"rotary_dim {width} must be even, and from 2 to head_dim, which is {q.shape[3]}")
     if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] not in (width, width // 2):
-        told = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
-        raise BadInput(f"{told} must both be (max_len, {width // 2} or {width}): half of rotary_dim, or all of it")
+        shapes = f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        raise BadInput(f"{shapes} must both be (max_len, {width // 2} or {width}): half of rotary_dim, or all of it")
     if positions is None and q.shape[1] > cos.shape[0]:
         raise BadInput(f"{q.shape[1]} tokens need as many rows of cos and sin, which have {cos.shape[0]}")
     if positions is not None:
@@ -329,13 +232,29 @@ def check(
         if positions.shape not in (q.shape[:2], (1, q.shape[1])):
             raise BadInput(f"positions {tuple(positions.shape)} must be (batch, q_len), here {tuple(q.shape[:2])}")
     if not q.is_floating_point() or q.dtype != k.dtype or not (cos.is_floating_point() and sin.is_floating_point()):
-        told = ", ".join(str(x.dtype).removeprefix("torch.") for x in (q, k, cos, sin))
-        raise BadInput(f"q and k must be of one floating-point type, cos and sin of floating point too, not {told}")
+        types = ", ".join(str(x.dtype).removeprefix("torch.") for x in (q, k, cos, sin))
+        raise BadInput(f"q and k must be of one floating-point type, cos and sin of floating point too, not {types}")
     given = [x for x in (q, k, cos, sin, positions) if x is not None]
     if len({x.device for x in given}) > 1:
-        told = ", ".join(str(x.device) for x in given)
-        raise BadInput(f"q, k, cos, sin and positions must be on one device, not on {told}")
-    return int(width)
+        devices = ", ".join(str(x.device) for x in given)
+        raise BadInput(f"q, k, cos, sin and positions must be on one device, not on {devices}")
+
+
+def check_memory(*tensors: torch.Tensor) -> None:
+    """Of tensors that are written into."""
+    for x in tensors:
+        if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+            raise BadInput("rope_ cannot write into an expanded tensor, whose elements share memory: use rope")
+
+
+def is_interleaved(style: str) -> bool:
+    if style not in STYLES:
+        raise BadInput(f"unknown style {style!r}: use 'half' (Llama, NeoX) or 'interleaved' (GPT-J)")
+    return style == "interleaved"
+
+
+def style_of(interleaved: bool) -> Style:
+    return "interleaved" if interleaved else "half"
 
 
 def random_heads(shape: Shape, dtype: str, device: str, seed: int) -> Pair:

@@ -10,7 +10,8 @@ import torch
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import log_softmax as cost
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     chunk_places,
@@ -210,15 +211,6 @@ def launch_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed, scale=3.0),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, write y; maximum, subtract, exponential, sum, subtract twice
-        return Cost(read_bytes=item * n, write_bytes=item * n, flops={"vector_fp32": 6 * n})
-    # read y and dy, write dx; sum, exponential, multiply, subtract
-    return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 4 * n})
 
 
 WIDTHS = (768, 1600, 2560, 4096, 5120, 8192, 12288, 32768, 50257, 131072, 151936)

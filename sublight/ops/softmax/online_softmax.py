@@ -17,7 +17,8 @@ from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import online_softmax as cost
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     MAX_COLS,
@@ -310,15 +311,6 @@ def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, x: torch.Tensor) -> In
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed, scale=3.0),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, rows, n = ITEMSIZE[dtype], shape["rows"], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, write y and a row's 4-byte log; maximum, subtract, exponential, sum, divide
-        return Cost(read_bytes=item * n, write_bytes=item * n + 4 * rows, flops={"vector_fp32": 5 * n})
-    # read y, dy and a row's 4 bytes, write dx; multiply, sum, subtract, multiply
-    return Cost(read_bytes=2 * item * n + 4 * rows, write_bytes=item * n, flops={"vector_fp32": 4 * n})
 
 
 WIDTHS = (1600, 4096, 8192, 12288, 32768, 65536, 131072, 151936)

@@ -16,7 +16,8 @@ from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import sample as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.philox import words
@@ -176,12 +177,6 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     sizes = {"rows": shape["rows"], "cols": shape["vocab"]}
     logits = softmax_topk.logits_with_distinct_tops(sizes, dtype, device, seed)
     return logits, torch.full((), 1234 + seed, dtype=torch.int64, device=device)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    n = shape["rows"] * shape["vocab"]
-    # read the logits and the seed, write a token of 8 bytes a row; one maximum for each logit
-    return Cost(read_bytes=ITEMSIZE[dtype] * n + 8, write_bytes=8 * shape["rows"], flops={"vector_fp32": n})
 
 
 SAMPLE = Op(

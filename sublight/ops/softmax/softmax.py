@@ -15,7 +15,8 @@ import torch
 from sublight.backend.device import is_interpreted
 from sublight.backend.jit import libdevice, tl, triton
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import softmax as cost
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     chunk_places,
@@ -218,7 +219,7 @@ def _why_torch(x: torch.Tensor) -> str:
     return reason
 
 
-_softmax, _softmax_backward = register(
+_softmax, SOFTMAX_BACKWARD = register(
     "softmax", forward=FORWARD, backward=BACKWARD, reference=reference, gradient=_gradient, why_torch=_why_torch
 )
 
@@ -240,20 +241,11 @@ def launch(x: torch.Tensor) -> torch.Tensor:
 
 def launch_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
     """Our backward kernel, on what the forward kernel gives."""
-    return (_softmax_backward.by_kernels(dy, launch(x)),)
+    return (SOFTMAX_BACKWARD.by_kernels(dy, launch(x)),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (random_rows(shape, dtype, device, seed, scale=3.0),)
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    item, n = ITEMSIZE[dtype], shape["rows"] * shape["cols"]
-    if direction == "fwd":
-        # read x, write y; subtract, exponential, sum, divide, maximum
-        return Cost(read_bytes=item * n, write_bytes=item * n, flops={"vector_fp32": 5 * n})
-    # read y and dy, write dx; multiply, sum, subtract, multiply
-    return Cost(read_bytes=2 * item * n, write_bytes=item * n, flops={"vector_fp32": 4 * n})
 
 
 def _liger(x: torch.Tensor) -> Thunk:

@@ -20,7 +20,9 @@ from sublight.backend.device import Facts, facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import ITEMSIZE, Cost, Direction, Shape
+from sublight.cost import Shape
+from sublight.cost.softmax import TOP_K as K
+from sublight.cost.softmax import softmax_topk as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import copies_of, generator_for, random_rows, rows_of, sum_of, sums_of, why_torch
@@ -30,7 +32,6 @@ from sublight.ops.record.tuning import Tile, tile_for
 from sublight.ops.softmax.softmax import exp_below, share_of
 
 MAX_K = 64
-K = 8
 GROUP_COLS = 64  # neighbours of which the pass over the logits keeps the largest
 BUNDLE_GROUPS = 4  # that the first sort takes as one
 GROUP = tl.constexpr(GROUP_COLS)
@@ -316,14 +317,6 @@ def logits_with_distinct_tops(shape: Shape, dtype: str, device: str, seed: int) 
     step = 37 if count == 2 * MAX_K else 1  # shares no factor with the count, so that every value comes up once
     high = 15.9375 - ((slot * step + first) % count) / 16
     return x.scatter_(1, place, high.to(x.dtype))
-
-
-def cost(shape: Shape, dtype: str, direction: Direction) -> Cost:
-    rows, n = shape["rows"], shape["rows"] * shape["cols"]
-    # read x, write K values and their 8-byte indices; subtract, exponential, sum, two maxima
-    return Cost(
-        read_bytes=ITEMSIZE[dtype] * n, write_bytes=rows * K * (ITEMSIZE[dtype] + 8), flops={"vector_fp32": 5 * n}
-    )
 
 
 SOFTMAX_TOPK = Op(

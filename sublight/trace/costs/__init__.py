@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sublight.cost import Cost
+from sublight.cost import movement
 from sublight.trace.costs import (
     attention,
     bookkeeping,
@@ -25,15 +25,17 @@ from sublight.trace.costs import (
     pointwise,
     reduction,
 )
+from sublight.trace.costs.families import family_of
 from sublight.trace.costs.kernels import kernel_dtype, kernel_family
 from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown
 from sublight.trace.record import EMPTY, Detail
 
-__all__ = ("FAMILIES", "OpCost", "cost_of", "kernel_dtype", "kernel_family", "no_cost")
+__all__ = ("FAMILIES", "OpCost", "cost_of", "family_of", "kernel_dtype", "kernel_family", "no_cost")
 
 FAMILIES = (
     *("matmul", "conv", "attention", "norm", "softmax", "pointwise", "reduction", "embedding", "loss", "optimizer"),
     *("copy", "memset", "index", "sort", "dropout", "fft", "communication", "fused", "other"),
+    *("activation", "rope", "moe", "sampling", "quantize"),  # of serving engines: whole ops in a kernel each
 )
 TABLES = (
     matmul.OPS,
@@ -46,6 +48,7 @@ TABLES = (
     optimizer.OPS,
     libraries.OPS,
 )
+WAYS: dict[str, movement.Way] = {"HtoD": "from_host", "DtoH": "to_host", "PtoP": "peer", "HtoH": "on_host"}
 MOST = 2**62  # bytes or operations of one call; beyond this the trace is damaged
 OPS: dict[str, Handler] = {name: handler for table in TABLES for name, handler in table.items()}
 PATTERNS: tuple[tuple[re.Pattern[str], Handler], ...] = (
@@ -71,22 +74,19 @@ def cost_of(name: str, detail: Detail, *, kernels: Sequence[str] = (), bytes: in
     inplace = inplace or base.startswith("aten::__i")
     args = Args(name=base.rpartition("::")[2], detail=detail, kernels=kernels, inplace=inplace)
     try:
-        found = handler(args)
+        known = handler(args)
     except (Unknown, IndexError, ValueError, OverflowError):  # shapes that do not fit the op's schema
         return None
-    figures = (found.cost.read_bytes, found.cost.write_bytes, *found.cost.flops.values())
-    return found if all(0 <= figure < MOST for figure in figures) else None
+    figures = (known.cost.read_bytes, known.cost.write_bytes, *known.cost.flops.values())
+    return known if all(0 <= figure < MOST for figure in figures) else None
 
 
 def _transfer(name: str, size_bytes: int) -> OpCost:
     copies = name.startswith("Memcpy")
-    return OpCost(
-        family="copy" if copies else "memset",
-        cost=Cost(read_bytes=size_bytes if copies else 0, write_bytes=size_bytes),
-        dtype="uint8",
-        shape=str(size_bytes),
-        output_bytes=size_bytes,
-    )
+    way = next((way for word, way in WAYS.items() if word in name), None)
+    cost = movement.transfer(size_bytes, way or "on_device") if copies else movement.memset(size_bytes)
+    family = "copy" if copies else "memset"
+    return OpCost(family=family, cost=cost, dtype="uint8", shape=str(size_bytes), output_bytes=size_bytes)
 
 
 def no_cost(name: str, detail: Detail = EMPTY) -> bool:

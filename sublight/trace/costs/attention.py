@@ -1,13 +1,13 @@
-"""Attention as one op: two products over the pairs of a query and a key, and only q, k, v and the output in memory."""
+"""Attention in traces: where each library's schema keeps q, k, v, the mask and the lengths."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublight.cost import Cost
-from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, matmul_limit
-
-BACKWARD = 2.5  # five products where the forward has two
+from sublight.cost import attention as costs
+from sublight.cost.attention import attended
+from sublight.cost.tensor import Tensor
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, op_cost, product_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,25 +24,8 @@ class Places:
     out: int | None = None  # of a backward: the forward's output and, after it, the log-sum-exp
 
 
-def attended(queries: int, keys: int, *, causal: bool, bottom_right: bool) -> int:
-    """Pairs of a query and a key that it may see.
-
-    >>> attended(4, 4, causal=True, bottom_right=False), attended(2, 4, causal=True, bottom_right=True)
-    (10, 7)
-    >>> attended(4, 2, causal=True, bottom_right=False), attended(4, 2, causal=True, bottom_right=True)
-    (7, 3)
-    """
-    if not causal:
-        return queries * keys
-    first = 1 + (keys - queries if bottom_right else 0)  # keys that query 0 sees; may be none, or all
-    last = first + queries - 1
-    low, high = max(first, 0), min(last, keys)
-    ramp = (low + high) * (high - low + 1) // 2 if high >= low else 0
-    return ramp + max(0, last - keys) * keys  # queries after the ramp see every key
-
-
 def attention(places: Places, *, backward: bool = False) -> Handler:
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         q, k, v = (args.need(places.q + offset) for offset in range(3))
         packed = places.lengths is not None and args.tensor(places.lengths) is not None
         if not packed and len(q.shape) not in (3, 4):
@@ -51,24 +34,18 @@ def attention(places: Places, *, backward: bool = False) -> Handler:
         pairs = _packed_pairs(args, q, k, places) if packed else _pairs(args, q, k, places, causal)
         if packed and causal:
             pairs //= 2
-        head_size, value_size = q.shape[-1], v.shape[-1]
-        operations = 2.0 * pairs * (head_size + value_size)
-        out_numel = q.numel // max(head_size, 1) * value_size
-        flops = {matmul_limit(q.dtype, args.kernels): operations * (BACKWARD if backward else 1.0)}
-        reads = [q, k, v] + ([bias] if places.bias is not None and (bias := args.tensor(places.bias)) else [])
+        more = [bias] if places.bias is not None and (bias := args.tensor(places.bias)) else []
+        limit = product_limit(q.dtype, args.kernels)
         if backward:
-            reads.append(args.need(places.q - 1))  # dy
-            reads += [tensor for at in (0, 1) if (tensor := args.tensor((places.out or 0) + at)) is not None]
-        written = q.bytes + k.bytes + v.bytes if backward else out_numel * q.itemsize
-        return OpCost(
-            family="attention",
-            cost=Cost(read_bytes=sum(tensor.real_bytes for tensor in reads), write_bytes=written, flops=flops),
-            dtype=q.dtype,
-            shape=_text(q, k, causal=causal and args.word(places.causal) != "", backward=backward),
-            output_bytes=written,
-        )
+            dy = args.need(places.q - 1)
+            more += [tensor for at in (0, 1) if (tensor := args.tensor((places.out or 0) + at)) is not None]
+            cost = costs.backward(q, k, v, dy, pairs, *more, limit=limit)
+        else:
+            cost = costs.forward(q, k, v, pairs, *more, limit=limit)
+        shape = _text(q, k, causal=causal and args.word(places.causal) != "", backward=backward)
+        return op_cost(args, "attention", cost, dtype=q.dtype, shape=shape)
 
-    return cost
+    return handler
 
 
 def _is_causal(args: Args, place: int) -> bool:

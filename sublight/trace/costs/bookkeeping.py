@@ -26,6 +26,7 @@ VIEWS = frozenset(f"aten::{name}" for name in _VIEWS.split())
 MAYBE_COPIES = ("aten::to", "aten::type_as", "aten::contiguous")  # the copy itself is an op of its own below them
 _RANGES = re.compile(
     r"^(detach_?|alias|view|as_strided|t|transpose|expand|slice|select|unsqueeze|squeeze|permute|split|unbind)$"
+    r"|^aten::einsum$"  # its products and permutations are ops inside it
     r"|^autograd::engine::|^torch::autograd::(AccumulateGrad|GraphRoot|CopySlices)|^\w+Backward\d+$"
     r"|^ProfilerStep|^Optimizer\.|^Torch-Compiled Region|^CompiledFunction|^CompiledFxGraph|^## Call CompiledFxGraph"
     r"|^TorchDynamo |^AOTDispatcher|^enumerate\(DataLoader\)|^\[memory\]$|^\[pytorch\||^nn\.Module:|^PyTorch Profiler"

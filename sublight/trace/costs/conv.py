@@ -1,14 +1,14 @@
-"""Convolutions: every output element takes channels/groups · taps multiply-adds; each tensor is moved once."""
+"""Convolutions in traces: where each schema keeps stride, padding and the rest, and the output's shape from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sublight.cost import Cost
+from sublight.cost import convolution as costs
+from sublight.cost.tensor import Tensor
 from sublight.trace.costs.kernels import kernel_family, reduced_flops
-from sublight.trace.costs.shapes import Args, Handler, OpCost, Tensor, Unknown, matmul_limit, shape_text
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, op_cost, product_limit
 from sublight.trace.record import Shape
 
 
@@ -43,38 +43,26 @@ def _flops(args: Args, dtype: str, operations: float) -> dict[str, float]:
     if None in cuts:
         return {}
     most = max((cut for cut in cuts if cut is not None), default=1.0)
-    return {matmul_limit(dtype, args.kernels): operations / most}
+    return {product_limit(dtype, args.kernels): operations / most}
 
 
 def forward(places: Places) -> Handler:
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x, weight = args.need(0), args.need(1)
         out = _output_shape(args, x, weight, places)
         transposed = _is_transposed(args, places)
-        # each output (of a transposed one: each input) element meets the taps of its group's channels
-        meets = x.numel if transposed else math.prod(out)
-        operations = 2.0 * meets * math.prod(weight.shape[1:])
-        reads = [x, weight, *_given(args, places.bias, places.plus)]
-        written = math.prod(out) * x.itemsize
-        return OpCost(
-            family="conv",
-            cost=Cost(
-                read_bytes=sum(tensor.real_bytes for tensor in reads),
-                write_bytes=written,
-                flops=_flops(args, x.dtype, operations),
-            ),
-            dtype=x.dtype,
-            shape=f"{x.text} * {weight.text} -> {shape_text(out)}",
-            output_bytes=written,
-            inplace=args.inplace,
-        )
+        operations = costs.operations(x.numel if transposed else math.prod(out), weight.shape)
+        more = _given(args, places.bias, places.plus)
+        y = Tensor(shape=out, dtype=x.dtype)
+        cost = costs.forward(x, weight, y, *more, flops=_flops(args, x.dtype, operations))
+        return op_cost(args, "conv", cost, dtype=x.dtype, shape=f"{x.text} * {weight.text} -> {y.text}")
 
-    return cost
+    return handler
 
 
 def _given(args: Args, *places: int | None) -> list[Tensor]:
-    found = [args.tensor(place) for place in places if place is not None]
-    return [tensor for tensor in found if tensor is not None]
+    tensors = [args.tensor(place) for place in places if place is not None]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _is_transposed(args: Args, places: Places) -> bool:
@@ -90,6 +78,8 @@ def _output_shape(args: Args, x: Tensor, weight: Tensor, places: Places) -> Shap
     spatial = len(weight.shape) - 2
     if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
         raise Unknown
+    if not any(args.detail.concrete) and not places.transposed:
+        return _recorded_output(args, x, weight)
     sizes, taps = x.shape[-spatial:], weight.shape[2:]
     stride = _spread(args.integers(places.stride) if places.stride is not None else (), spatial, None)
     dilation = _spread(args.integers(places.dilation) if places.dilation is not None else (1,), spatial, None)
@@ -99,63 +89,51 @@ def _output_shape(args: Args, x: Tensor, weight: Tensor, places: Places) -> Shap
         extra = args.integers(places.output_padding) if places.output_padding is not None else ()
         more = _spread(extra, spatial, 0)
         groups = (args.integer(places.groups) if places.groups is not None else 1) or 1
-        terms = zip(sizes, taps, stride, padding, dilation, more, strict=True)
-        sized = tuple((n - 1) * s - 2 * p + d * (k - 1) + 1 + o for n, k, s, p, d, o in terms)
+        sized = costs.transposed_sizes(sizes, taps, stride, padding, dilation, more)
         channels = weight.shape[1] * groups
     else:
-        every = zip(sizes, taps, stride, padding, dilation, strict=True)
-        sized = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 if s > 0 else -1 for n, k, s, p, d in every)
+        sized = costs.output_sizes(sizes, taps, stride, padding, dilation)
         channels = weight.shape[0]
     if min(sized) < 0:
         raise Unknown
     return (*lead, channels, *sized)
 
 
+def _recorded_output(args: Args, x: Tensor, weight: Tensor) -> Shape:
+    """Without strides and padding: what the gradient's shape tells, if it fits."""
+    out = args.detail.out
+    channels = len(x.shape) - len(weight.shape) + 1
+    if len(out) != len(x.shape) or out[:channels] != x.shape[:channels] or out[channels] != weight.shape[0]:
+        raise Unknown
+    return out
+
+
 def backward(dy_at: int, x_at: int, weight_at: int, mask_at: int | None, transposed_at: int | None = None) -> Handler:
     """(dy, x, weight, …, which gradients): those of x and of the weight each take the forward's operations."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         dy, x, weight = args.need(dy_at), args.need(x_at), args.need(weight_at)
         wanted = args.flags(mask_at) if mask_at is not None else None
         if wanted is None or len(wanted) < 2:
             wanted = (True, True)
         dx, dw, db = wanted[0], wanted[1], len(wanted) > 2 and wanted[2]
         transposed = transposed_at is not None and args.flag(transposed_at) is True
-        meets = x.numel if transposed else dy.numel
-        operations = 2.0 * meets * math.prod(weight.shape[1:]) * (dx + dw)
-        channels = dy.shape[1] if len(dy.shape) > 1 else 0
-        written = dx * x.bytes + dw * weight.bytes + db * channels * x.itemsize
-        return OpCost(
-            family="conv",
-            cost=Cost(
-                read_bytes=dy.real_bytes + dx * weight.real_bytes + dw * x.real_bytes,
-                write_bytes=written,
-                flops=_flops(args, x.dtype, operations),
-            ),
-            dtype=x.dtype,
-            shape=f"{x.text} * {weight.text} -> {dy.text} backward",
-            output_bytes=written,
-        )
+        operations = costs.operations(x.numel if transposed else dy.numel, weight.shape) * (dx + dw)
+        bias = Tensor(shape=dy.shape[1:2] or (0,), dtype=x.dtype) if db else None
+        cost = costs.backward(dy, x, weight, dx=dx, dw=dw, bias=bias, flops=_flops(args, x.dtype, operations))
+        shape = f"{x.text} * {weight.text} -> {dy.text} backward"
+        return op_cost(args, "conv", cost, dtype=x.dtype, shape=shape)
 
-    return cost
+    return handler
 
 
 def backward_input(args: Args) -> OpCost:
     """(the input's size, dy, weight): traces of 2021 do not say the size, so the input's gradient is not counted."""
     dy, weight = args.need(1), args.need(2)
-    size: Sequence[int] = args.integers(0) or ()
-    written = math.prod(size) * dy.itemsize if size else 0
-    return OpCost(
-        family="conv",
-        cost=Cost(
-            read_bytes=dy.real_bytes + weight.real_bytes,
-            write_bytes=written,
-            flops=_flops(args, dy.dtype, 2.0 * dy.numel * math.prod(weight.shape[1:])),
-        ),
-        dtype=dy.dtype,
-        shape=f"{dy.text} * {weight.text} input gradient",
-        output_bytes=written,
-    )
+    dx = Tensor(shape=tuple(args.integers(0) or (0,)), dtype=dy.dtype)
+    flops = _flops(args, dy.dtype, costs.operations(dy.numel, weight.shape))
+    cost = costs.backward(dy, dx, weight, dx=True, dw=False, bias=None, flops=flops)
+    return op_cost(args, "conv", cost, dtype=dy.dtype, shape=f"{dy.text} * {weight.text} input gradient")
 
 
 def backward_weight(args: Args) -> OpCost:
@@ -164,18 +142,10 @@ def backward_weight(args: Args) -> OpCost:
     dy, x = args.need(1), args.need(2)
     if not size:
         raise Unknown
-    written = math.prod(size) * dy.itemsize
-    return OpCost(
-        family="conv",
-        cost=Cost(
-            read_bytes=dy.real_bytes + x.real_bytes,
-            write_bytes=written,
-            flops=_flops(args, dy.dtype, 2.0 * dy.numel * math.prod(size[1:])),
-        ),
-        dtype=dy.dtype,
-        shape=f"{x.text} -> {dy.text} weight gradient",
-        output_bytes=written,
-    )
+    dw = Tensor(shape=size, dtype=dy.dtype)
+    flops = _flops(args, dy.dtype, costs.operations(dy.numel, size))
+    cost = costs.backward(dy, x, dw, dx=False, dw=True, bias=None, flops=flops)
+    return op_cost(args, "conv", cost, dtype=dy.dtype, shape=f"{x.text} -> {dy.text} weight gradient")
 
 
 _FUNCTIONAL = Places(bias=2, stride=3, padding=4, dilation=5, groups=6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sublight.cost import Cost
 from sublight.trace import costs
 from sublight.trace.costs import FAMILIES, cost_of, kernel_dtype, kernel_family, no_cost
 from sublight.trace.costs.shapes import OpCost
@@ -265,6 +266,11 @@ def test_collectives() -> None:
     told = {"name": "_allgather_base", "in_elements": 25136, "out_elements": 201088, "dtype": "BFloat16"}
     found = known("record_param_comms", Detail(collective=told))
     assert (found.family, found.cost.read_bytes, found.cost.write_bytes) == ("communication", 2 * 25136, 2 * 201088)
+    assert found.cost.link_bytes == 0, "without the size of the group nothing is known of the links"
+    in_group = known("record_param_comms", Detail(collective={**told, "group_size": 8}))
+    assert in_group.cost.link_bytes == 2 * 7 * 25136
+    uneven = {**told, "name": "all_to_allv", "group_size": 8}
+    assert known("record_param_comms", Detail(collective=uneven)).cost.link_bytes == 0
     base = tensor_args((8, 100), (1, 100), types=("float", "float"))
     gathered = known("c10d::_allgather_base_", base)
     assert (gathered.cost.read_bytes, gathered.cost.write_bytes) == (400, 3200)
@@ -273,16 +279,19 @@ def test_collectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "read", "write", "family"),
+    ("name", "family", "cost"),
     [
-        ("Memcpy DtoD (Device -> Device)", 1000, 1000, "copy"),
-        ("Memcpy HtoD (Pinned -> Device)", 1000, 1000, "copy"),
-        ("Memset (Device)", 0, 1000, "memset"),
+        ("Memcpy DtoD (Device -> Device)", "copy", Cost(read_bytes=1000, write_bytes=1000)),
+        ("Memcpy HtoD (Pinned -> Device)", "copy", Cost(read_bytes=0, write_bytes=1000, from_host_bytes=1000)),
+        ("Memcpy DtoH (Device -> Pageable)", "copy", Cost(read_bytes=1000, write_bytes=0, to_host_bytes=1000)),
+        ("Memcpy PtoP (Device -> Device)", "copy", Cost(read_bytes=1000, write_bytes=0, link_bytes=1000)),
+        ("Memcpy HtoH (Pinned -> Pageable)", "copy", Cost(read_bytes=0, write_bytes=0)),
+        ("Memset (Device)", "memset", Cost(read_bytes=0, write_bytes=1000)),
     ],
 )
-def test_copies_of_the_device(name: str, read: int, write: int, family: str) -> None:
+def test_copies_of_the_device(name: str, family: str, cost: Cost) -> None:
     found = known(name, EMPTY, bytes=1000)
-    assert (found.cost.read_bytes, found.cost.write_bytes, found.family) == (read, write, family)
+    assert (found.family, found.cost) == (family, cost)
     assert cost_of(name, EMPTY) is None
 
 

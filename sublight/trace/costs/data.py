@@ -1,50 +1,38 @@
-"""What moves data without computing: copies, concatenations, gathers, scatters, embeddings, sorts.
+"""What moves data in traces: which argument is the source, which the index, and how large the result is.
 
-Of a table only the rows that an index touches count, and they are taken as distinct as the result's size allows; the
-profiler records no values.
+The profiler records no values: of a table, the rows that an index touches are taken as distinct as may be.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+from sublight.cost import movement as costs
+from sublight.cost.tensor import Tensor
 from sublight.trace.costs.shapes import (
     DTYPES,
-    ITEMSIZE,
     Args,
     Handler,
     OpCost,
-    Tensor,
     Unknown,
     aten,
     broadcast,
+    op_cost,
     shape_text,
-    simple,
-    tensors_text,
 )
-
-INDEX_BYTES = 8  # sorts and pools return int64
-
-
-def moved(args: Args, family: str, reads: list[Tensor], read_bytes: int, written: int, shape: str = "") -> OpCost:
-    """`reads` whole and so many bytes more, from places that depend on values."""
-    part = Tensor(shape=(read_bytes,), dtype="uint8")
-    dtype = args.need(0).dtype
-    return simple(
-        args, family, reads=[*reads, part], write_bytes=written, dtype=dtype, shape=shape or args.need(0).text
-    )
 
 
 def copy(args: Args) -> OpCost:
     """(destination, source): the destination is written; of a smaller source, the source is read."""
     target, source = args.need(0), args.need(1)
     shape = target.text if target.dtype == source.dtype else f"{target.text} {source.dtype} -> {target.dtype}"
-    return simple(args, "copy", reads=[source], write_bytes=target.bytes, dtype=target.dtype, shape=shape)
+    return op_cost(args, "copy", costs.copy(source, target), dtype=target.dtype, shape=shape)
 
 
 def clone(args: Args) -> OpCost:
     x = args.need(0)
-    return simple(args, "copy", reads=[x], write_bytes=x.bytes, dtype=x.dtype)
+    return op_cost(args, "copy", costs.copy(x, x), dtype=x.dtype, shape=x.text)
 
 
 def contiguous(args: Args) -> OpCost:
@@ -69,22 +57,21 @@ def convert(args: Args) -> OpCost:
     if dtype == x.dtype and args.name != "_to_copy":
         raise Unknown  # no copy, or one to another device: that one shows as a memcpy
     shape = x.text if dtype == x.dtype else f"{x.text} {x.dtype} -> {dtype}"
-    return simple(args, "copy", reads=[x], write_bytes=x.numel * ITEMSIZE[dtype], dtype=dtype, shape=shape)
+    return op_cost(args, "copy", costs.copy(x, Tensor(shape=x.shape, dtype=dtype)), dtype=dtype, shape=shape)
 
 
 def cat(args: Args) -> OpCost:
     tensors = args.tensors(0)
     if not tensors:
         raise Unknown
-    written = sum(tensor.bytes for tensor in tensors)
-    return simple(args, "copy", reads=tensors, write_bytes=written, dtype=tensors[0].dtype, shape=tensors_text(tensors))
+    return op_cost(args, "copy", costs.concatenate(tensors), dtype=tensors[0].dtype, shape=tensors)
 
 
 def repeat(args: Args) -> OpCost:
     x, times = args.need(0), args.integers(1)
     if times is None:
         raise Unknown
-    return simple(args, "copy", reads=[x], write_bytes=x.bytes * math.prod(times), dtype=x.dtype)
+    return op_cost(args, "copy", costs.repeat(x, math.prod(times)), dtype=x.dtype, shape=x.text)
 
 
 def pad(args: Args) -> OpCost:
@@ -99,119 +86,130 @@ def pad(args: Args) -> OpCost:
         kept[-1 - at] += min(left, 0) + min(right, 0)  # a negative edge cuts off
     if min(shape, default=0) < 0:
         raise Unknown
-    part = Tensor(shape=tuple(max(size, 0) for size in kept), dtype=x.dtype)
-    read = x if part.bytes > x.real_bytes else part
-    return simple(
-        args, "copy", reads=[read], write_bytes=math.prod(shape) * x.itemsize, dtype=x.dtype, shape=shape_text(shape)
-    )
+    cost = costs.pad(x, tuple(max(size, 0) for size in kept), tuple(shape))
+    return op_cost(args, "copy", cost, dtype=x.dtype, shape=shape_text(shape))
 
 
 def triangle(args: Args) -> OpCost:
-    """tril and triu: the other half becomes zero unread."""
+    """tril and triu"""
     x = args.need(0)
-    return moved(args, "copy", [], x.real_bytes // 2, x.bytes)
+    return op_cost(args, "copy", costs.triangle(x), dtype=x.dtype, shape=x.text)
 
 
 def embedding(args: Args) -> OpCost:
     """(table, indices): a row for each index."""
     table, indices = args.need(0), args.need(1)
-    out = indices.numel * math.prod(table.shape[1:]) * table.itemsize
+    out = Tensor(shape=(indices.numel, *table.shape[1:]), dtype=table.dtype)
     shape = f"{table.text}, {indices.text}"
-    return moved(args, "embedding", [indices], min(out, table.real_bytes), out, shape)
+    return op_cost(args, "embedding", costs.lookup(table, out, indices), dtype=table.dtype, shape=shape)
 
 
 def embedding_bag(args: Args) -> OpCost:
     """(table, indices, offsets): the rows of a bag are summed."""
     table, indices, offsets = args.need(0), args.need(1), args.need(2)
-    row_bytes = math.prod(table.shape[1:]) * table.itemsize
-    touched = min(indices.numel * row_bytes, table.real_bytes)
-    return moved(args, "embedding", [indices, offsets], touched, offsets.numel * row_bytes)
+    cost = costs.summed_lookup(table, indices.numel, offsets.numel, indices, offsets)
+    return op_cost(args, "embedding", cost, dtype=table.dtype, shape=table.text)
 
 
 def embedding_backward(args: Args) -> OpCost:
-    """(dy, indices, rows of the table): the whole gradient of the table is written, as it is dense."""
+    """(dy, indices, rows of the table)"""
     dy, indices, rows = args.need(0), args.need(1), args.integer(2)
     if rows is None or not dy.shape:
         raise Unknown
-    written = rows * dy.shape[-1] * dy.itemsize
-    return simple(
-        args, "embedding", reads=[dy, indices], write_bytes=written, dtype=dy.dtype, shape=f"{rows}x{dy.shape[-1]}"
-    )
+    table = Tensor(shape=(rows, dy.shape[-1]), dtype=dy.dtype)
+    return op_cost(args, "embedding", costs.lookup_backward(dy, table, indices), dtype=dy.dtype, shape=table.text)
 
 
 def index_select(args: Args) -> OpCost:
     x, dim, index = args.need(0), args.integer(1), args.need(2)
     if dim is None or not -len(x.shape) <= dim < len(x.shape) or not x.shape[dim]:
         raise Unknown
-    out = x.numel // x.shape[dim] * index.numel * x.itemsize
-    return moved(args, "index", [index], min(out, x.real_bytes), out)
+    return _lookup(args, x, (x.numel // x.shape[dim], index.numel), index)
 
 
 def gather(args: Args) -> OpCost:
     x, index = args.need(0), args.need(2)
-    out = index.numel * x.itemsize
-    return moved(args, "index", [index], min(out, x.real_bytes), out)
+    return _lookup(args, x, index.shape, index)
 
 
 def take(args: Args) -> OpCost:
     x, index = args.need(0), args.need(1)
-    out = index.numel * x.itemsize
-    return moved(args, "index", [index], min(out, x.real_bytes), out)
+    return _lookup(args, x, index.shape, index)
+
+
+def _lookup(args: Args, x: Tensor, out: tuple[int, ...], *indices: Tensor) -> OpCost:
+    cost = costs.lookup(x, Tensor(shape=out, dtype=x.dtype), *indices)
+    return op_cost(args, "index", cost, dtype=x.dtype, shape=x.text)
 
 
 def index(args: Args) -> OpCost:
-    """(x, list of indices): known only where the list was recorded and cannot be a mask, whose count is not known."""
+    """(x, list of indices): known where the list was recorded and cannot be a mask, whose count is not known; else by
+    the shape of the gradient, or by the elements that the kernel ran over.
+    """
     x, indices = args.need(0), args.tensors(1)
+    if args.detail.out:
+        return _lookup(args, x, args.detail.out)
+    if args.detail.elements > 0:
+        return _lookup(args, x, (args.detail.elements,))
     leads = any(len(at.shape) > 1 and at.shape == x.shape[: len(at.shape)] for at in indices)
     ambiguous = leads or any(at.shape == x.shape[:1] for at in indices)
     if not indices or ambiguous or len(indices) > len(x.shape):
         raise Unknown
     places = broadcast(at.shape for at in indices)
-    out = math.prod(places) * math.prod(x.shape[len(indices) :]) * x.itemsize
-    return moved(args, "index", [], min(out, x.real_bytes) + math.prod(places) * len(indices), out)
+    numbers = [Tensor(shape=places, dtype="uint8") for _ in indices]  # a byte each, if they are no more than a mask
+    return _lookup(args, x, (*places, *x.shape[len(indices) :]), *numbers)
 
 
 def index_put(args: Args) -> OpCost:
-    """(x, list of indices, values): the values are written; a single one goes to unknown places."""
+    """(x, list of indices, values): the values are written; a single one goes to as many places as the kernel ran over,
+    or to unknown ones.
+    """
     x, values = args.need(0), args.need(2)
+    hit = Tensor(shape=values.shape, dtype=x.dtype)
     if values.numel <= 1 < x.numel:
-        raise Unknown
-    written = values.numel * x.itemsize if args.inplace else x.bytes
-    reads = [values] if args.inplace else [values, x]
-    return simple(args, "index", reads=reads, write_bytes=written, dtype=x.dtype)
+        if args.detail.elements < 1:
+            raise Unknown
+        hit = Tensor(shape=(min(args.detail.elements, x.numel),), dtype=x.dtype)
+    cost = costs.copy(values, hit)
+    if not args.inplace:
+        cost = costs.scatter_copy(x, values)
+    return op_cost(args, "index", cost, dtype=x.dtype, shape=[values] if args.inplace else [values, x])
 
 
 def scatter(args: Args) -> OpCost:
     """(x, dim, index, source or value): adds read what they add to; out of place x is copied first."""
     x, index, source = args.need(0), args.need(2), args.tensor(3)
-    hit = index.numel * x.itemsize if "index" not in args.name else (source.bytes if source else 0)
-    adds = args.name.endswith("add")
-    reads = [index, *([source] if source and source.shape else [])]
+    hit = Tensor(shape=index.shape, dtype=x.dtype).bytes
+    if "index" in args.name:
+        hit = source.bytes if source else 0
+    sources = [index, *([source] if source and source.shape else [])]
     if args.inplace:
-        return moved(args, "index", reads, hit if adds else 0, min(hit, x.bytes))
-    return moved(args, "index", [*reads, x], 0, x.bytes)
+        cost = costs.scatter_into(x, hit, *sources, adds=args.name.endswith("add"))
+    else:
+        cost = costs.scatter_copy(x, *sources)
+    return op_cost(args, "index", cost, dtype=x.dtype, shape=x.text)
 
 
 def masked_select(args: Args) -> OpCost:
     """How much it selects is not recorded: the mask is read."""
-    return simple(args, "index", reads=[args.need(1)], write_bytes=0, dtype=args.need(0).dtype)
+    mask = args.need(1)
+    return op_cost(args, "index", costs.read_only(mask), dtype=args.need(0).dtype, shape=mask.text)
 
 
 def read_only(family: str) -> Handler:
     """Ops that read all and write what values decide."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
-        return simple(args, family, reads=[x], write_bytes=0, dtype=x.dtype)
+        return op_cost(args, family, costs.read_only(x), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def sort(args: Args) -> OpCost:
     """Sorted values and where they came from; argsort gives the latter alone."""
     x = args.need(0)
-    item = INDEX_BYTES if args.name == "argsort" else x.itemsize + INDEX_BYTES
-    return simple(args, "sort", reads=[x], write_bytes=x.numel * item, dtype=x.dtype)
+    return op_cost(args, "sort", costs.sort(x, values=args.name != "argsort"), dtype=x.dtype, shape=x.text)
 
 
 def topk(args: Args) -> OpCost:
@@ -219,24 +217,22 @@ def topk(args: Args) -> OpCost:
     if k is None:
         raise Unknown
     length = x.shape[dim if dim is not None and -len(x.shape) <= dim < len(x.shape) else -1] if x.shape else 1
-    written = x.numel // max(length, 1) * k * (x.itemsize + INDEX_BYTES)
-    return simple(args, "sort", reads=[x], write_bytes=written, dtype=x.dtype, shape=f"{x.text} top {k}")
+    cost = costs.topk(x, x.numel // max(length, 1) * k)
+    return op_cost(args, "sort", cost, dtype=x.dtype, shape=f"{x.text} top {k}")
 
 
 def fft(args: Args) -> OpCost:
-    """Real input gives half the spectrum and one more; complex output of half as many reals comes back."""
+    """Real input gives half the spectrum and one more, where that is asked for."""
     x, dims = args.need(0), args.integers(1)
     if not dims or not -len(x.shape) <= dims[-1] < len(x.shape):
         raise Unknown
     last = x.shape[dims[-1]]
-    if args.name == "_fft_r2c":
-        kept = last // 2 + 1 if args.flag(3) else last
-        written = x.numel // max(last, 1) * kept * 2 * x.itemsize
-    elif args.name == "_fft_c2r":
-        written = x.numel // max(last, 1) * (args.integer(3) or last) * (x.itemsize // 2)
-    else:
-        written = x.bytes
-    return simple(args, "fft", reads=[x], write_bytes=written, dtype=x.dtype)
+    kinds: dict[str, tuple[Literal["r2c", "c2c", "c2r"], int]] = {
+        "_fft_r2c": ("r2c", last // 2 + 1 if args.flag(3) else last),
+        "_fft_c2r": ("c2r", args.integer(3) or last),
+    }
+    kind, out_last = kinds.get(args.name, ("c2c", last))
+    return op_cost(args, "fft", costs.fft(x, kind, last, out_last), dtype=x.dtype, shape=x.text)
 
 
 OPS: dict[str, Handler] = {

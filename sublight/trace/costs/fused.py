@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
+from sublight.cost.tensor import Tensor, over, raw
 from sublight.trace.costs.matmul import product
-from sublight.trace.costs.shapes import Args, OpCost, Tensor, Unknown, promoted, simple, tensors_text
+from sublight.trace.costs.shapes import Args, OpCost, Unknown, op_cost, promoted
 
 KERNEL = re.compile(r"triton_(poi|red|per|for|mix|unk|split_scan)_")
 TEMPLATE = re.compile(r"triton_tem_")
@@ -23,15 +24,10 @@ def inductor(args: Args) -> OpCost:
         raise Unknown
     work = _elements(args, tensors)
     capped = [tensor if tensor.numel <= work else Tensor(shape=(work,), dtype=tensor.dtype) for tensor in tensors]
-    return simple(
-        args,
-        "fused",
-        reads=capped[:-1],
-        write_bytes=capped[-1].real_bytes,
-        dtype=promoted(tensors),
-        operations=work,
-        shape=tensors_text(tensors),
-    )
+    *reads, written = capped
+    dtype = promoted(tensors)
+    cost = over(reads, [raw(written.real_bytes)], operations=work, dtype=dtype)
+    return op_cost(args, "fused", cost, dtype=dtype, shape=tensors)
 
 
 def _elements(args: Args, tensors: tuple[Tensor, ...]) -> int:

@@ -9,18 +9,25 @@ import re
 _FAMILIES = tuple(
     (family, re.compile(pattern))
     for family, pattern in (
-        ("copy", r"^memcpy|copybuffer|nchwtonhwc|nhwctonchw|reshape_and_cache|batched_transpose|^transpose"),
+        ("copy", r"^memcpy|copybuffer|nchwtonhwc|nhwctonchw|batched_transpose|^transpose"),
+        ("copy", r"reshape_and_cache|store_?kv_?cache|appendpagedkv|concat_and_cache|copy_page"),  # into a paged cache
         ("memset", r"^memset|fillbuffer|fillfunctor|_memset$"),
-        (
-            "communication",
-            r"nccl|rccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|all_?to_?all",
-        ),
+        ("communication", r"nccl|rccl|nvshmem|rocshmem|multimem|deep_?ep::|(internode|intranode)(_ll)?::"),
+        ("communication", r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|quick_?reduce"),
         ("other", r"^triton_tem_"),  # decided by the ops in its name, in _template
         ("fused", r"^triton_(poi|red|per|for|split_scan|mix|unk)"),
-        ("attention", r"flash|fmha|attention|attn_|sdpa|paged_attn|bwd_kernel_d[kq]|mha_fwd|mha_bwd"),
+        ("moe", r"topk_?gating|topk_softmax|grouped_topk|moe_fused_gate|moe::dev::(routing|finalize|permute)"),
+        ("moe", r"moe_?(align|sum|softmax|sort|permute|unpermute|finalize|gather|forward)|_routing_|finalizemoe"),
+        ("moe", r"expt_data|bitmatrix|expert_?(tokens|offsets|first)|expandinputrows|ep_(scatter|gather)"),
+        ("attention", r"flash(?!infer)|flash_?(fwd|bwd|attn|mla)|fmha|attention|attn_|sdpa|paged_attn|mha_fwd|mha_bwd"),
+        ("attention", r"bwd_kernel_d[kq]|(prefill|decode)with(paged|ragged)?kvcache|merge_?state|masked_multihead"),
+        ("attention", r"_fwd_(grouped_)?kernel_stage|(?<![a-z])mla_|_mla_|(?<![a-z])pa_(bf16|fp16|fp8|fwd|decode)"),
+        ("rope", r"rotary|(?<!p)rope(?!r)"),  # not "properties"
         ("norm", r"bn_fw|bn_bw|batch_?norm|layer_?norm|rms_?norm|group_?norm|instance_?norm|gammabeta|rowwisemoments"),
-        ("norm", r"computeinternalgradients|compute_stats|cucomputegrad|cucomputepart|ln_fwd|ln_bwd"),
+        ("norm", r"computeinternalgradients|compute_stats|cucomputegrad|cucomputepart|ln_fwd|ln_bwd|residual_ln"),
+        ("norm", r"compute(backward)?fusedparams"),
         ("reduction", r"pooling|max_pool|avg_pool|adaptive_?(average|max|avg)"),
+        ("sampling", r"sampling|sample_from|topktopp|top_?p(renorm|mask)|renorm_?prob|multinomial|penalt|verify_tree"),
         ("softmax", r"softmax"),
         (
             "conv",
@@ -28,18 +35,22 @@ _FAMILIES = tuple(
         ),
         ("conv", r"cudnn|miopen|im2col|col2im|naive_conv|convolution|conv_fwd|conv_bwd|gridwise_conv"),
         ("matmul", r"(?<!fb)gemm|nvjet|cijk_|xmma|gemv|splitk|dot_kernel|wgmma|matmul|^bmm_|cublas|mm_kernel|_mm_"),
-        ("matmul", r"cutlass_\d|cutlass\w*::kernel|epilogue::impl"),
-        ("embedding", r"(?<!rotary_)embedding"),
+        ("matmul", r"cutlass_\d|cutlass\w*::kernel|epilogue::impl|marlin|machete|mul_mat|[bs]gmv_"),
+        ("matmul", r"lora_(expand|shrink)|fused_?moe|(?<![a-z])fmoe|moe_stage|grouped_mm"),  # the experts' products
+        ("embedding", r"embedding|splitlookup|compute_grad_weight|sum_and_scatter|krn_partial|partial_segment"),
         ("optimizer", r"multi_tensor_apply|adam|sgd_|lamb(?!da)|adagrad|foreach"),
         ("loss", r"nll_?loss|nllcriterion|cross_entropy|crossentropy|mse_|smooth_l1|binary_cross|kl_div|ctc_loss"),
         ("dropout", r"dropout"),
         ("sort", r"sort|topk|top_k|bitonic|radix|unique"),
-        ("index", r"index|gather|scatter|masked_select|nonzero|deviceselect|compact|writeback|take_"),
-        ("copy", r"catarray|copy|transpose|permute|contiguous"),
+        ("index", r"index|bounds_check|gather|scatter|masked_select|nonzero|deviceselect|compact|writeback|take_"),
+        ("index", r"token_ids|req_to_token|kv_indices|position_kernel"),  # a serving engine's bookkeeping
+        ("copy", r"catarray|copy|transpose|permute|contiguous|to_dense|jagged"),
         ("fft", r"fft"),
-        ("reduction", r"reduce|scan|cumsum|cumprod|argmax|argmin|histogram"),
-        ("pointwise", r"elementwise|pointwise|vectorized|unrolled|upsample|triu_tril|rotary|act_and_mul|distribution"),
-        ("pointwise", r"scalepackedtensor|swiglu|silu|gelu|quant|arange|range_"),
+        ("pointwise", r"elementwise|pointwise|vectorized|unrolled"),
+        ("activation", r"act_and_mul|activation|silu|swiglu|gelu|geglu|glu_"),
+        ("quantize", r"quant"),
+        ("reduction", r"reduce|reduction|scan|cumsum|cumprod|argmax|argmin|histogram"),
+        ("pointwise", r"upsample|triu_tril|distribution|scalepackedtensor|arange|range_|subtensorop|optensor|bcast"),
     )
 )
 _TEMPLATE = (("attention", "attention"), ("conv", "conv"), ("matmul", "mm"), ("matmul", "linear"))

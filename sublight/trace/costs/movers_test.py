@@ -233,7 +233,7 @@ CASES = {  # call, op, family, bytes read, bytes written
         "optimizer",
         FP32 * 4 * 128,  # weight, gradient, both moments
         FP32 * 3 * 128,
-        flops=12 * 128,
+        flops=15 * 128,
     ),
     "fused SGD": Case(
         stepped(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),

@@ -1,21 +1,11 @@
-"""Elementwise ops: read what comes in once at its own size, write the broadcast result."""
+"""Elementwise ops in traces: which arguments are tensors, and what shape and data type come out."""
 
 from __future__ import annotations
 
-import math
-
-from sublight.trace.costs.shapes import (
-    ITEMSIZE,
-    Args,
-    Handler,
-    OpCost,
-    Tensor,
-    aten,
-    broadcast,
-    is_floating,
-    promoted,
-    simple,
-)
+from sublight.cost import Cost, pointwise
+from sublight.cost.dtypes import is_floating
+from sublight.cost.tensor import Tensor
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, aten, broadcast, op_cost, promoted
 
 # By how many leading arguments may be tensors. What follows them (alpha, out=) is not read.
 UNARY = """
@@ -43,20 +33,20 @@ BINARY_BOOL = """
 TERNARY = "clamp clip addcmul addcdiv lerp log_sigmoid_backward"
 
 
-def elementwise(arity: int, *, result: str | None = None, operations: int = 1) -> Handler:
-    """`result` is the data type that comes out; float32 only where integers went in."""
+def elementwise(arity: int, *, result: str | None = None, each: int = 1) -> Handler:
+    """`result` is the data type that comes out; float32 only where integers went in. At least `each` operations."""
 
-    def cost(args: Args) -> OpCost:
-        found = [args.tensor(place) for place in range(arity)]
-        tensors = [tensor for tensor in found if tensor is not None]
+    def handler(args: Args) -> OpCost:
+        operands = [args.tensor(place) for place in range(arity)]
+        tensors = [tensor for tensor in operands if tensor is not None]
         if not tensors:
-            args.need(0)
-        return _cost(args, tensors, result, operations)
+            raise Unknown
+        return _cost(args, tensors, result, each)
 
-    return cost
+    return handler
 
 
-def _cost(args: Args, tensors: list[Tensor], result: str | None, operations: int) -> OpCost:
+def _cost(args: Args, tensors: list[Tensor], result: str | None, each: int) -> OpCost:
     dtype = promoted(tensors)
     if args.inplace:
         shape, out_dtype = tensors[0].shape, tensors[0].dtype
@@ -64,10 +54,12 @@ def _cost(args: Args, tensors: list[Tensor], result: str | None, operations: int
         shape, out_dtype = broadcast(tensor.shape for tensor in tensors), result or dtype
         if result == "float32" and (is_floating(dtype) or dtype.endswith("byte")):
             out_dtype = dtype
-    numel = math.prod(shape)
-    written = numel * ITEMSIZE[out_dtype]
-    reads = _from_memory(tensors)
-    return simple(args, "pointwise", reads=reads, write_bytes=written, dtype=dtype, operations=operations * numel)
+    return _elementwise(args, _from_memory(tensors), Tensor(shape=shape, dtype=out_dtype), dtype, each=each)
+
+
+def _elementwise(args: Args, reads: list[Tensor], out: Tensor, dtype: str, *, each: int = 1, shape: str = "") -> OpCost:
+    cost = pointwise.elementwise(reads, out, each=each, dtype=dtype)
+    return op_cost(args, "pointwise", cost, dtype=dtype, shape=shape or reads)
 
 
 def _from_memory(tensors: list[Tensor]) -> list[Tensor]:
@@ -80,61 +72,46 @@ def where(args: Args) -> OpCost:
     condition = args.need(0)
     values = [tensor for tensor in (args.tensor(1), args.tensor(2)) if tensor is not None]
     if not values:
-        args.need(1)
-    numel = math.prod(broadcast(tensor.shape for tensor in (condition, *values)))
+        raise Unknown
     dtype = promoted(values)
-    written = numel * ITEMSIZE[dtype]
-    return simple(
-        args, "pointwise", reads=_from_memory([condition, *values]), write_bytes=written, dtype=dtype, operations=numel
-    )
+    out = Tensor(shape=broadcast(tensor.shape for tensor in (condition, *values)), dtype=dtype)
+    return _elementwise(args, _from_memory([condition, *values]), out, dtype)
 
 
 def masked_fill(args: Args) -> OpCost:
     """(x, mask, value): in place, x is written and need not be read; memory takes no smaller writes."""
     x, mask = args.need(0), args.need(1)
-    numel = x.numel if args.inplace else math.prod(broadcast((x.shape, mask.shape)))
+    shape = x.shape if args.inplace else broadcast((x.shape, mask.shape))
     reads = [mask] if args.inplace else [x, mask]
-    written = numel * x.itemsize
-    return simple(
-        args,
-        "pointwise",
-        reads=reads,
-        write_bytes=written,
-        dtype=x.dtype,
-        operations=numel,
-        shape=f"{x.text}, {mask.text}",
-    )
+    out = Tensor(shape=shape, dtype=x.dtype)
+    return _elementwise(args, reads, out, x.dtype, shape=f"{x.text}, {mask.text}")
 
 
 def dropout(args: Args) -> OpCost:
-    """Keeps a mask of one byte an element where it is asked for: native_dropout and fused_dropout return it."""
+    """Keeps a mask where it is asked for: native_dropout and fused_dropout return it."""
     x = args.need(0)
     trains = args.flag(2)
     keeps_mask = args.name in ("native_dropout", "_fused_dropout") and trains is not False
+    cost = pointwise.dropout(x, keeps_mask=keeps_mask)
     if args.name in ("dropout", "feature_dropout", "alpha_dropout") and trains is False:
-        return simple(args, "dropout", reads=[], write_bytes=0, dtype=x.dtype, shape=x.text)  # the identity
-    written = x.bytes + (x.numel if keeps_mask else 0)
-    return simple(
-        args, "dropout", reads=[x], write_bytes=written, dtype=x.dtype, operations=2 * x.numel, output_bytes=written
-    )
+        cost = Cost(read_bytes=0, write_bytes=0)  # the identity
+    return op_cost(args, "dropout", cost, dtype=x.dtype, shape=x.text)
 
 
 def dropout_backward(args: Args) -> OpCost:
     grad, mask = args.need(0), args.need(1)
-    return simple(
-        args, "dropout", reads=[grad, mask], write_bytes=grad.bytes, dtype=grad.dtype, operations=2 * grad.numel
-    )
+    cost = pointwise.dropout_backward(grad, mask)
+    return op_cost(args, "dropout", cost, dtype=grad.dtype, shape=[grad, mask])
 
 
-def fill(args: Args) -> OpCost:
-    x = args.need(0)
-    return simple(args, "memset", reads=[], write_bytes=x.real_bytes, dtype=x.dtype, shape=x.text)
+def fill(family: str) -> Handler:
+    """Constants, or random numbers, into a tensor: written, never read."""
 
+    def handler(args: Args) -> OpCost:
+        x = args.need(0)
+        return op_cost(args, family, pointwise.fill(x), dtype=x.dtype, shape=x.text)
 
-def draw(args: Args) -> OpCost:
-    """Random numbers into a tensor: written, never read."""
-    x = args.need(0)
-    return simple(args, "pointwise", reads=[], write_bytes=x.real_bytes, dtype=x.dtype, shape=x.text)
+    return handler
 
 
 def like(args: Args) -> OpCost:
@@ -142,7 +119,7 @@ def like(args: Args) -> OpCost:
     x = args.need(0)
     dtype = args.dtype(1 if args.name in _LIKE_DTYPE_FIRST else 2) or x.dtype
     family = "memset" if args.name in ("zeros_like", "ones_like", "full_like") else "pointwise"
-    return simple(args, family, reads=[], write_bytes=x.numel * ITEMSIZE[dtype], dtype=dtype, shape=x.text)
+    return op_cost(args, family, pointwise.fill(Tensor(shape=x.shape, dtype=dtype)), dtype=dtype, shape=x.text)
 
 
 _LIKE_DTYPE_FIRST = ("zeros_like", "ones_like", "rand_like", "randn_like")
@@ -155,13 +132,12 @@ def create(args: Args) -> OpCost:
     if size is None and args.name == "randint":
         place, size = 2, args.integers(2)
     if size is None:
-        args.need(-1)
+        raise Unknown
     after = place + (2 if args.name == "full" else 1)
     dtype = args.dtype(after) or ("int64" if args.name == "randint" else "float32")
     family = "memset" if args.name in ("zeros", "ones", "full") else "pointwise"
-    shape = tuple(size or ())
-    written = math.prod(shape) * ITEMSIZE[dtype]
-    return simple(args, family, reads=[], write_bytes=written, dtype=dtype, shape="x".join(map(str, shape)) or "1")
+    new = Tensor(shape=tuple(size), dtype=dtype)
+    return op_cost(args, family, pointwise.fill(new), dtype=dtype, shape=new.text)
 
 
 OPS: dict[str, Handler] = {
@@ -171,15 +147,15 @@ OPS: dict[str, Handler] = {
     **aten(BINARY, elementwise(2)),
     **aten(BINARY_FLOAT, elementwise(2, result="float32")),
     **aten(BINARY_BOOL, elementwise(2, result="bool")),
-    **aten(TERNARY, elementwise(3, operations=2)),
+    **aten(TERNARY, elementwise(3, each=2)),
     "aten::where": where,
     "aten::masked_fill": masked_fill,
     **aten("dropout native_dropout _fused_dropout feature_dropout", dropout),
     "aten::native_dropout_backward": dropout_backward,
     "aten::_masked_scale": dropout_backward,
-    **aten("fill zero", fill),
-    **aten("uniform normal exponential random log_normal cauchy", draw),
-    **aten("geometric bernoulli", draw),
+    **aten("fill zero", fill("memset")),
+    **aten("uniform normal exponential random log_normal cauchy", fill("pointwise")),
+    **aten("geometric bernoulli", fill("pointwise")),
     **{f"aten::{name}": like for name in (*_LIKE_DTYPE_FIRST, "full_like", "randint_like")},
     **aten("zeros ones full rand randn randint", create),
 }

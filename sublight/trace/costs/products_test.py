@@ -77,6 +77,14 @@ CASES = {  # call, op, family, bytes read, bytes written
         FP32 * 3 * 4 * 6,
         flops=2 * 3 * 4 * 6 * 5,
     ),
+    "einsum is the product in it": Case(
+        lambda: torch.einsum("bij,bkj->bik", plain(3, 4, 5), plain(3, 6, 5)),
+        "aten::bmm",
+        "matmul",
+        FP32 * 3 * (4 * 5 + 5 * 6),
+        FP32 * 3 * 4 * 6,
+        flops=2 * 3 * 4 * 6 * 5,
+    ),
     "baddbmm": Case(
         lambda: torch.baddbmm(plain(3, 4, 6), plain(3, 4, 5), plain(3, 5, 6)),
         "aten::baddbmm",

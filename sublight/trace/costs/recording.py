@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublight.trace.costs import FAMILIES, cost_of
+from sublight.trace.costs import FAMILIES, cost_of, family_of
 from sublight.trace.record import Detail
 
 Recorded = Mapping[str, list[tuple[str, Detail]]]  # by case: the ops that it ran, in order
@@ -56,6 +56,7 @@ def check(case: Case, ops: list[tuple[str, Detail]]) -> None:
     found = cost_of(case.op, calls[case.which])
     assert found is not None
     assert found.family == case.family and case.family in FAMILIES
+    assert family_of(case.op) == case.family  # by its name alone
     assert (found.cost.read_bytes, found.cost.write_bytes) == (case.read_bytes, case.write_bytes)
     assert found.cost.launches == 1
     assert found.shape and found.dtype

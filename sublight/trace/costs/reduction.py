@@ -1,24 +1,15 @@
-"""Reductions, pools and losses: the input is read once; where no dimensions were recorded, one element comes out."""
+"""Reductions, pools and losses in traces; where no dimensions were recorded, one element comes out."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from sublight.trace.costs.data import INDEX_BYTES
+from sublight.cost import loss, reduce
+from sublight.cost.dtypes import is_floating
+from sublight.cost.tensor import Tensor, dense
 from sublight.trace.costs.pointwise import elementwise
-from sublight.trace.costs.shapes import (
-    ITEMSIZE,
-    Args,
-    Handler,
-    OpCost,
-    Tensor,
-    Unknown,
-    aten,
-    is_floating,
-    shape_text,
-    simple,
-)
+from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, aten, op_cost, shape_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,23 +21,22 @@ class Reduction:
     result: str | None = None  # its data type where that is fixed
     results: int = 1  # var_mean gives two
     indices: bool = False  # max over a dimension gives values and places
-    operations: int = 1
+    each: int = 1  # operations an element
 
 
 def reduction(plan: Reduction) -> Handler:
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         kept = _kept(args, x, plan.dims)
         dtype = plan.result or (args.dtype(plan.dtype) if plan.dtype is not None else None) or x.dtype
         if args.name in ("sum", "prod") and not is_floating(dtype) and not dtype.endswith("byte"):
             dtype = "int64"
-        item = plan.results * ITEMSIZE[dtype]
+        results = [dense(dtype, kept)] * plan.results
         if plan.indices and args.integer(plan.dims) is not None:
-            item += INDEX_BYTES
-        operations = plan.operations * x.numel
-        return simple(args, "reduction", reads=[x], write_bytes=kept * item, dtype=x.dtype, operations=operations)
+            results.append(dense("int64", kept))
+        return op_cost(args, "reduction", reduce.reduction(x, results, each=plan.each), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def _kept(args: Args, x: Tensor, place: int) -> int:
@@ -70,15 +60,16 @@ def extremum(args: Args) -> OpCost:
 
 def scan(args: Args) -> OpCost:
     x = args.need(0)
-    dtype = args.dtype(2) or x.dtype
-    written = x.numel * (ITEMSIZE[dtype] + (INDEX_BYTES if args.name in ("cummax", "cummin") else 0))
-    return simple(args, "reduction", reads=[x], write_bytes=written, dtype=x.dtype, operations=x.numel)
+    results = [Tensor(shape=x.shape, dtype=args.dtype(2) or x.dtype)]
+    if args.name in ("cummax", "cummin"):
+        results.append(Tensor(shape=x.shape, dtype="int64"))
+    return op_cost(args, "reduction", reduce.scan(x, *results), dtype=x.dtype, shape=x.text)
 
 
 def pool(spatial: int, *, dilated: bool, with_indices: bool) -> Handler:
     """(x, window, stride, padding[, dilation], ceil_mode)"""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         x = args.need(0)
         window, stride = _each(args, 1, spatial, None), _each(args, 2, spatial, None, empty=args.integers(1))
         padding = _each(args, 3, spatial, 0)
@@ -86,25 +77,15 @@ def pool(spatial: int, *, dilated: bool, with_indices: bool) -> Handler:
         ceil = args.flag(5 if dilated else 4) is True
         if len(x.shape) < spatial + 1 or min(stride) < 1:
             raise Unknown
-        out = []
-        for size, k, s, p, d in zip(x.shape[-spatial:], window, stride, padding, dilation, strict=True):
-            reach = size + 2 * p - d * (k - 1) - 1
-            steps = -(-reach // s) if ceil else reach // s
-            if ceil and steps * s >= size + p:
-                steps -= 1  # a window must not start beyond the padding
-            out.append(steps + 1)
+        every = zip(x.shape[-spatial:], window, stride, padding, dilation, strict=True)
+        out = tuple(reduce.pool_size(size, k, s, p, d, ceil=ceil) for size, k, s, p, d in every)
         if min(out) < 0:
             raise Unknown
-        numel = math.prod(x.shape[:-spatial]) * math.prod(out)
-        taps = numel * math.prod(window)
-        touched = Tensor(shape=(min(taps * x.itemsize, x.real_bytes),), dtype="uint8")
-        written = numel * (x.itemsize + (INDEX_BYTES if with_indices else 0))
-        shape = f"{x.text} -> {shape_text((*x.shape[:-spatial], *out))}"
-        return simple(
-            args, "reduction", reads=[touched], write_bytes=written, dtype=x.dtype, operations=taps, shape=shape
-        )
+        whole = (*x.shape[:-spatial], *out)
+        cost = reduce.pool(x, whole, math.prod(window), indices=with_indices)
+        return op_cost(args, "reduction", cost, dtype=x.dtype, shape=f"{x.text} -> {shape_text(whole)}")
 
-    return cost
+    return handler
 
 
 def _each(
@@ -125,25 +106,22 @@ def _each(
 def pool_backward(indices: int | None) -> Handler:
     """(dy, x, …): dx is written whole; max pooling reads where each maximum was."""
 
-    def cost(args: Args) -> OpCost:
+    def handler(args: Args) -> OpCost:
         dy, x = args.need(0), args.need(1)
-        reads = [dy, *([args.need(indices)] if indices is not None else [])]
-        return simple(
-            args, "reduction", reads=reads, write_bytes=x.bytes, dtype=x.dtype, operations=dy.numel, shape=x.text
-        )
+        places = [args.need(indices)] if indices is not None else []
+        return op_cost(args, "reduction", reduce.pool_backward(dy, x, *places), dtype=x.dtype, shape=x.text)
 
-    return cost
+    return handler
 
 
 def adaptive_pool(args: Args) -> OpCost:
     x, size = args.need(0), args.integers(1)
     if not size or len(size) >= len(x.shape) + 1:
         raise Unknown
-    shape = (*x.shape[: -len(size)], *size)
-    item = x.itemsize + (INDEX_BYTES if "max" in args.name else 0)
-    written = math.prod(shape) * item
-    text = f"{x.text} -> {shape_text(shape)}"
-    return simple(args, "reduction", reads=[x], write_bytes=written, dtype=x.dtype, operations=x.numel, shape=text)
+    y = Tensor(shape=(*x.shape[: -len(size)], *size), dtype=x.dtype)
+    places = [Tensor(shape=y.shape, dtype="int64")] if "max" in args.name else []
+    cost = reduce.reduction(x, [y, *places])
+    return op_cost(args, "reduction", cost, dtype=x.dtype, shape=f"{x.text} -> {y.text}")
 
 
 def upsample(args: Args) -> OpCost:
@@ -158,17 +136,8 @@ def upsample(args: Args) -> OpCost:
     if len(size) >= len(x.shape):
         raise Unknown
     shape = (*x.shape[: -len(size)], *size)
-    numel = math.prod(shape)
-    read = Tensor(shape=(min(x.real_bytes, numel * x.itemsize),), dtype="uint8")  # shrinking may skip elements
-    return simple(
-        args,
-        "pointwise",
-        reads=[read],
-        write_bytes=numel * x.itemsize,
-        dtype=x.dtype,
-        operations=numel,
-        shape=f"{x.text} -> {shape_text(shape)}",
-    )
+    text = f"{x.text} -> {shape_text(shape)}"
+    return op_cost(args, "pointwise", reduce.resized(x, shape), dtype=x.dtype, shape=text)
 
 
 def upsample_backward(args: Args) -> OpCost:
@@ -176,53 +145,43 @@ def upsample_backward(args: Args) -> OpCost:
     dy, size = args.need(0), args.integers(2)
     if not size:
         raise Unknown
-    written = math.prod(size) * dy.itemsize
-    return simple(
-        args, "pointwise", reads=[dy], write_bytes=written, dtype=dy.dtype, operations=dy.numel, shape=shape_text(size)
-    )
+    cost = reduce.resized_backward(dy, size)
+    return op_cost(args, "pointwise", cost, dtype=dy.dtype, shape=shape_text(size))
 
 
 def cross_entropy(args: Args) -> OpCost:
-    """(logits, target, weight, reduction): exponential, subtract, sum and maximum over every logit."""
+    """(logits, target, weight, reduction)"""
     x, target = args.need(0), args.need(1)
     rows = x.numel // x.shape[1] if len(x.shape) > 1 and x.shape[1] else 1
-    written = (rows if args.integer(3) == 0 else 1) * x.itemsize
-    return simple(
-        args, "loss", reads=[x, target], write_bytes=written, dtype=x.dtype, operations=4 * x.numel, shape=x.text
-    )
+    result = dense(x.dtype, rows if args.integer(3) == 0 else 1)
+    return op_cost(args, "loss", loss.cross_entropy_forward(x, target, result), dtype=x.dtype, shape=x.text)
 
 
 def nll_loss(args: Args) -> OpCost:
     """(log-probabilities, target): one element of each row."""
     x, target = args.need(0), args.need(1)
-    picked = Tensor(shape=(target.numel,), dtype=x.dtype)
-    written = (target.numel if args.integer(3) == 0 else 1) * x.itemsize
-    return simple(
-        args, "loss", reads=[picked, target], write_bytes=written, dtype=x.dtype, operations=target.numel, shape=x.text
-    )
+    picked = dense(x.dtype, target.numel)
+    result = dense(x.dtype, target.numel if args.integer(3) == 0 else 1)
+    return op_cost(args, "loss", loss.nll_forward(picked, target, result), dtype=x.dtype, shape=x.text)
 
 
 def nll_loss_backward(args: Args) -> OpCost:
-    """(dy, log-probabilities, target): a gradient that is zero almost everywhere, written whole."""
+    """(dy, log-probabilities, target)"""
     x, target = args.need(1), args.need(2)
-    return simple(args, "loss", reads=[target], write_bytes=x.bytes, dtype=x.dtype, shape=x.text)
+    return op_cost(args, "loss", loss.nll_backward(target, x), dtype=x.dtype, shape=x.text)
 
 
 def pair_loss(args: Args) -> OpCost:
     """(x, target, …, reduction): 0 keeps every element."""
     x, target = args.need(0), args.need(1)
     place = {"binary_cross_entropy": 3, "binary_cross_entropy_with_logits": 4}.get(args.name, 2)
-    written = (x.numel if args.integer(place) == 0 else 1) * x.itemsize
-    return simple(
-        args, "loss", reads=[x, target], write_bytes=written, dtype=x.dtype, operations=2 * x.numel, shape=x.text
-    )
+    result = dense(x.dtype, x.numel if args.integer(place) == 0 else 1)
+    return op_cost(args, "loss", loss.pair_forward(x, target, result), dtype=x.dtype, shape=x.text)
 
 
 def pair_loss_backward(args: Args) -> OpCost:
     dy, x, target = args.need(0), args.need(1), args.need(2)
-    return simple(
-        args, "loss", reads=[dy, x, target], write_bytes=x.bytes, dtype=x.dtype, operations=2 * x.numel, shape=x.text
-    )
+    return op_cost(args, "loss", loss.pair_backward(dy, x, target), dtype=x.dtype, shape=x.text)
 
 
 _PAIR_LOSSES = (
@@ -235,9 +194,9 @@ OPS: dict[str, Handler] = {
     "aten::nansum": reduction(Reduction(dtype=3)),
     "aten::mean": reduction(Reduction(dtype=3)),
     **aten("amax amin prod logsumexp median", reduction(Reduction())),
-    **aten("var std", reduction(Reduction(operations=3))),
-    **aten("var_mean std_mean aminmax", reduction(Reduction(operations=3, results=2))),
-    **aten("norm linalg_vector_norm", reduction(Reduction(dims=2, operations=2))),
+    **aten("var std", reduction(Reduction(each=3))),
+    **aten("var_mean std_mean aminmax", reduction(Reduction(each=3, results=2))),
+    **aten("norm linalg_vector_norm", reduction(Reduction(dims=2, each=2))),
     **aten("argmax argmin count_nonzero", reduction(Reduction(result="int64"))),
     **aten("any all", reduction(Reduction(result="bool"))),
     **aten("max min", extremum),

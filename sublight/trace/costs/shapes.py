@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sublight.cost import Cost
+from sublight.cost import ITEMSIZE, Cost, matmul_limit
+from sublight.cost.tensor import Tensor
 from sublight.trace.costs.kernels import kernel_dtype, kernel_family, kernel_itemsize
 from sublight.trace.record import Detail, Shape
 
@@ -66,65 +67,9 @@ CODES = {  # as a scalar argument numbers them
     44: "float8_e8m0fnu",
     45: "float4_e2m1fn_x2",
 }
-ITEMSIZE = {
-    **{"float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16},
-    **{"float32": 4, "int32": 4, "uint32": 4, "complex32": 4},
-    **{"float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2},
-    **{"int8": 1, "uint8": 1, "bool": 1},
-    **{name: 1 for name in DTYPES.values() if name.startswith(("float8", "float4"))},
-    **{f"{size}-byte": size for size in (1, 2, 4, 8, 16)},  # where a kernel's name tells no more
-}
 ASSUMED_DTYPE = "float32"  # where neither the trace nor a kernel's name says: traces of 2021, and lists of tensors
 LISTS = ("TensorList", "GenericList")
 MOST_ELEMENTS = 2**50  # a shape beyond this is damage, not a tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """One tensor argument."""
-
-    shape: Shape
-    dtype: str
-    strides: Shape | None = None
-
-    @property
-    def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """If it were written whole."""
-        return self.numel * self.itemsize
-
-    @property
-    def real_bytes(self) -> int:
-        """What it takes in memory: an expanded dimension is there once, overlapping windows share their elements."""
-        if self.strides is None or not self.numel:
-            return self.bytes
-        steps = [(size, stride) for size, stride in zip(self.shape, self.strides, strict=True) if stride]
-        distinct = math.prod(size for size, _ in steps)
-        span = 1 + sum((size - 1) * stride for size, stride in steps)
-        return min(distinct, span) * self.itemsize
-
-    @property
-    def is_dense(self) -> bool:
-        """Row-major without gaps, as far as is known."""
-        if self.strides is None:
-            return True
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != expected:
-                return False
-            expected *= size
-        return True
-
-    @property
-    def text(self) -> str:
-        return shape_text(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,60 +257,27 @@ def promoted(tensors: Sequence[Tensor]) -> str:
     return "float32" if {"float16", "bfloat16"} <= set(ranked) and ITEMSIZE[best] == 2 else best
 
 
-def is_floating(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat", "complex"))
-
-
-def vector_flops(dtype: str, operations: float) -> Mapping[str, float]:
-    """Arithmetic outside tensor cores; half precision is computed in float32."""
-    if dtype in ("float64", "complex128"):
-        return {"vector_fp64": operations}
-    return {"vector_fp32" if is_floating(dtype) or dtype.endswith("byte") else "vector_int32": operations}
-
-
-def matmul_limit(dtype: str, kernels: Sequence[str]) -> str:
+def product_limit(dtype: str, kernels: Sequence[str]) -> str:
     """The limit that bounds products of this data type.
 
     A float32 product may run as TF32: the kernels' names say. A name that says nothing gives the benefit of the doubt,
     because a floor must not be above what is possible; without names (a CPU) it is float32 in earnest.
     """
-    if dtype.startswith("float8"):
-        return "matmul_fp8"
-    if dtype.startswith("float4"):
-        return "matmul_fp4"
-    short = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64", "complex128": "fp64", "int8": "int8"}
-    if dtype in short or dtype == "uint8":
-        return f"matmul_{short.get(dtype, 'int8')}"
     on_tensor_cores = [tensor for family, tensor in map(kernel_family, kernels) if family in PRODUCTS]
-    if True in on_tensor_cores or (on_tensor_cores and False not in on_tensor_cores):
-        return "matmul_tf32"
-    return "matmul_fp32"
+    tf32 = True in on_tensor_cores or bool(on_tensor_cores and False not in on_tensor_cores)
+    return matmul_limit(dtype, tf32=tf32)
 
 
 PRODUCTS = ("matmul", "conv", "attention")
 
 
-def simple(
-    args: Args,
-    family: str,
-    *,
-    reads: Sequence[Tensor],
-    write_bytes: int,
-    dtype: str,
-    operations: float = 0,
-    shape: str = "",
-    output_bytes: int | None = None,
-) -> OpCost:
-    """The cost of an op that reads these tensors, computes outside tensor cores and writes so many bytes."""
+def op_cost(args: Args, family: str, cost: Cost, *, dtype: str, shape: str | Sequence[Tensor]) -> OpCost:
+    """The record of a call; `shape` in words, or the tensors that it shows."""
     return OpCost(
         family=family,
-        cost=Cost(
-            read_bytes=sum(tensor.real_bytes for tensor in reads),
-            write_bytes=write_bytes,
-            flops=vector_flops(dtype, operations) if operations else {},
-        ),
+        cost=cost,
         dtype=dtype,
-        shape=shape or tensors_text(reads),
-        output_bytes=write_bytes if output_bytes is None else output_bytes,
+        shape=shape if isinstance(shape, str) else tensors_text(shape),
+        output_bytes=cost.write_bytes,
         inplace=args.inplace,
     )

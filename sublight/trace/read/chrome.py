@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sublight.trace.complete import complete
 from sublight.trace.read.chrome_columns import KEPT_US, Columns
 from sublight.trace.read.chrome_events import UNREADABLE, Event, decode_events, loose_json, objects_in, read_event
 from sublight.trace.read.pieces import Pieces, open_pieces
@@ -41,7 +42,7 @@ def load(path: Path) -> Trace:
     lost = list(pieces.lost)
     if reader.tail.get("traceEvents"):
         lost.append("The file has traceEvents twice: the first were used.")
-    return reader.columns.trace(str(path), top, lost, reader.offset_us)
+    return complete(reader.columns.trace(str(path), top, lost, reader.offset_us))
 
 
 class _Reader:

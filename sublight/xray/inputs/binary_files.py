@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sublight.backend.record import OPTIONS, capability_of, compilable
 from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu, all_gpus
 from sublight.xray import binary, build
-from sublight.backend.record import OPTIONS, capability_of, compilable
 from sublight.xray.record import Code
 
 MOST_KERNELS = 20  # of a cache folder

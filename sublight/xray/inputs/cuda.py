@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sublight.backend.record import compilable
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.xray import binary, build
 from sublight.xray.complaint import first_line
 from sublight.xray.inputs.binary_files import bare, chosen, demangled, read_text
-from sublight.backend.record import compilable
 from sublight.xray.record import Code
 
 _ERROR = re.compile(r"^(.+?)\((\d+)\): (?:catastrophic |fatal )?error\s*(?:#[\w-]+)?:\s*(.+)$", re.MULTILINE)

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sublight.backend.record import Launch
 from sublight.cost import parse_dtype
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray import build
-from sublight.backend.record import Launch
 from sublight.xray.record import Code
 
 MOST_THREADS = 1024  # of a block, on every GPU

@@ -131,8 +131,8 @@ def asked(target: str, *gpus: str, **options: Any) -> Any:
 def compiled_kernel() -> Any:
     import kernels  # type: ignore[import-not-found]
 
-    from sublight.xray import build
     from sublight.backend.record import Launch
+    from sublight.xray import build
 
     signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}
     launch = Launch(

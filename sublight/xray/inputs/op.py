@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from sublight.backend.record import Launch, compilable, no_interpreter
 from sublight.cost import Shape, shape_text
 from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu
 from sublight.op import Op
 from sublight.xray.compile import TARGETS, kernel_of, make, recording
-from sublight.backend.record import Launch, compilable, no_interpreter
 
 MAX_ELEMENTS = 2**22  # of all inputs, up to which they are made in full
 MAX_INTEGERS = 2**26  # of one tensor

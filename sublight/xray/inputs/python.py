@@ -13,10 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sublight.backend import private
+from sublight.backend.record import OPTIONS, Launch, no_interpreter, noting
 from sublight.errors import BadInput, nearest
 from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
 from sublight.xray.inputs.without_gpu import without_gpu
-from sublight.backend.record import OPTIONS, Launch, no_interpreter, noting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def kernels_in(module: ModuleType, file: Path) -> dict[str, Found]:
 
 def unwrapped(value: Any) -> Found | None:
     """The JIT function under @triton.autotune and @triton.heuristics; None where there is none."""
-    from triton.runtime.jit import JITFunction
+    JITFunction = private.JITFunction
 
     constants: dict[str, Any] = {}
     options: dict[str, Any] = {}

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sublight.backend import private
+from sublight.backend.record import Launch, no_interpreter, noting
 from sublight.errors import BadInput
 from sublight.xray.inputs.python import place_of, said
 from sublight.xray.inputs.without_gpu import without_gpu
-from sublight.backend.record import Launch, no_interpreter, noting
 
 
 def record(
@@ -69,7 +70,7 @@ def _as_script(file: Path, args: Sequence[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _untimed(launches: list[Launch], *, has_gpu: bool) -> Iterator[None]:
     """Autotune's trials are no launches of the script's; without a GPU there are none, and the first one wins."""
-    from triton.runtime.autotuner import Autotuner
+    Autotuner = private.Autotuner
 
     bench, disk = Autotuner._bench, getattr(Autotuner, "check_disk_cache", None)
 

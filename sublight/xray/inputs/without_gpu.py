@@ -6,14 +6,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from sublight.backend import private
+
 
 @contextlib.contextmanager
 def without_gpu(capability: int) -> Iterator[None]:
     """Triton's driver for a GPU that is not here, and a torch whose "cuda" is the CPU."""
     import torch
     from torch.overrides import TorchFunctionMode
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
+
+    GPUTarget = private.GPUTarget
+    driver = private.driver
 
     class Driver:
         def get_current_target(self) -> Any:

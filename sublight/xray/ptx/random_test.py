@@ -92,9 +92,9 @@ def inputs() -> list[Any]:
 
 
 def followed(jit: Any, arguments: list[Any]) -> list[list[float]]:
+    from sublight.backend.record import launch_of
     from sublight.gpus import find
     from sublight.xray.build import code_of
-    from sublight.backend.record import launch_of
     from sublight.xray.ptx.entry import parse_entry
     from sublight.xray.ptx.machine_test import Silent
     from sublight.xray.ptx.start import start_of

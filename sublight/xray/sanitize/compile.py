@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sublight.backend import private
+
 TARGETS = (80, 90)
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _DIAGNOSIS = re.compile(
@@ -85,7 +87,7 @@ class _Pickler(pickle.Pickler):
 
 def describe(jit: Any, bound: dict[str, Any], options: dict[str, Any]) -> tuple[str, Job] | None:
     """A key for this specialisation, and the job; None for arguments that cannot be told to a compiler from here."""
-    from triton.runtime.jit import mangle_type
+    mangle_type = private.mangle_type
 
     parameters = inspect.signature(jit.fn).parameters
     signature: dict[str, str | tuple[str, ...]] = {}
@@ -182,7 +184,8 @@ class _Unpickler(pickle.Unpickler):
 def _rebuilt(job: Job) -> tuple[Any, dict[str, Any], list[Any]]:
     """The kernel as a function of the compiler's, its constants, and all functions."""
     import triton
-    from triton.runtime import jit as runtime
+
+    runtime = private.jit
 
     told = pickle.loads(job.functions)
     made: list[Any] = []
@@ -236,10 +239,10 @@ def _compile(
     job: Job, kernel: Any, constants: dict[str, Any], functions: list[Any], target: int
 ) -> tuple[str, int, str] | None:
     """The frontend and Triton's own passes, down to LLVM's IR: what comes after does not refuse."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.compiler.compiler import make_backend
+    ir = private.ir
+    GPUTarget = private.GPUTarget
+    ASTSource = private.ASTSource
+    make_backend = private.make_backend
 
     source = ASTSource(kernel, dict(job.signature), constants)
     chosen = GPUTarget("cuda", target, 32)
@@ -265,7 +268,7 @@ def _compile(
 
 def _said(error: BaseException, kernel: Any, functions: list[Any], printed: str) -> tuple[str, int, str] | None:
     """The compiler's message at its line, without the dump."""
-    from triton.compiler.errors import CompilationError
+    CompilationError = private.CompilationError
 
     deepest: CompilationError | None = None
     at: BaseException | None = error

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sublight.backend import private
 from sublight.xray.record import Place
 from sublight.xray.sanitize import libdevice as sanitize_libdevice
 from sublight.xray.sanitize.at import Pretended, ends_of, pretend
@@ -82,7 +83,7 @@ class Watch:
             self.session.notes.add(id, self.launch.kernel, place, detail)
 
     def install(self) -> None:
-        import triton.runtime.interpreter as interpreter
+        interpreter = private.interpreter
 
         builder = interpreter.InterpreterBuilder
         Right(interpreter, self.stack.instruction, self.note).install(builder)
@@ -236,11 +237,11 @@ class _Run:
                 made.handle.round_f32_to_tf32 = value.round_f32_to_tf32
             return made
         if hasattr(value, "data_ptr"):
-            kind = tl.str_to_ty(interpreter.triton.runtime.jit.mangle_type(value), None)
+            kind = tl.str_to_ty(private.mangle_type(value), None)
             address = launch.pointer(name, interpreter._unwrap_tensor(value))
             return tl.tensor(interpreter.TensorHandle(np.array([address], np.uint64), kind), kind)
         if type(value) is int:  # the interpreter keeps numbers from 2**31 on in 32 bits
-            kind = tl.str_to_ty(interpreter.triton.runtime.jit.mangle_type(value), None)
+            kind = tl.str_to_ty(private.mangle_type(value), None)
             data = np.array([value], interpreter._get_np_dtype(kind))
             return tl.tensor(interpreter.TensorHandle(data, kind), kind)
         if type(value) is float:  # the interpreter leaves it a constant, which would take on the other side's type

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from sublight.backend.listen import Proceed, Request, listening
 from sublight.xray.record import Finding, Place
 from sublight.xray.sanitize import children
 from sublight.xray.sanitize import compile as sanitize_compile
@@ -28,12 +29,11 @@ def main(order_file: str) -> None:
     watch = Watch(Stack.of_libraries(), sanitize_compile.describe)
     watch.install()
     sanitize_torch.pretend_gpu()
-    refuse_gluon()
     answers, jobs = [], []
     for script in order["scripts"]:
         session = Session(script["at"])
         watch.session = session
-        with children.watching(session, Path(order["answers"]).parent):
+        with children.watching(session, Path(order["answers"]).parent), listening(refuse_gluon):
             failure = run(Path(script["file"]), script["args"], session, watch.stack)
         session.memory.finish()
         jobs.append(list(session.kernels.values()))
@@ -92,14 +92,10 @@ def _told(finding: Finding) -> dict[str, Any]:
     return {**finding.to_json(), "is_information": finding.is_information}
 
 
-def refuse_gluon() -> None:
+def refuse_gluon(request: Request, proceed: Proceed) -> Any:
     """Gluon's kernels are never interpreted; Triton would look for a GPU instead and say something else."""
-    from triton.runtime.jit import JITFunction
-
-    def run(jit: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"{jit.__name__} is a Gluon kernel, which Triton's interpreter cannot run")
-
-    JITFunction.run = run  # type: ignore[method-assign]
+    name = request.kernel.__name__
+    raise NotImplementedError(f"{name} is a Gluon kernel, which Triton's interpreter cannot run")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sublight.backend import private
 from sublight.xray.sanitize.memory import Memory
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
@@ -195,7 +196,7 @@ class _Generator:
     """In place of torch.Generator: of the CPU, for there the numbers are drawn."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator("cpu")
+        return private.Generator("cpu")
 
 
 class _Stream:
@@ -243,8 +244,9 @@ class _Event:
 
 def _pretend_driver() -> None:
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.autotuner import Autotuner
+
+    GPUTarget = private.GPUTarget
+    Autotuner = private.Autotuner
 
     facts = {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
     driver: Any = SimpleNamespace(
@@ -255,7 +257,7 @@ def _pretend_driver() -> None:
         get_device_interface=lambda: torch.cuda,
         utils=SimpleNamespace(get_device_properties=lambda device: facts),
     )
-    triton.runtime.driver.set_active(driver)
+    private.driver.set_active(driver)
     Autotuner._bench = lambda self, *args, config, **meta: 0.0  # the first configuration wins
     triton.testing.do_bench = triton.testing.do_bench_cudagraph = _run_once
     triton.testing.Mark.run = lambda *args, **kwargs: None  # times and plots at sizes that nobody interprets

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from sublight.backend import private
 from sublight.xray.record import Code, Place
 from sublight.xray.sass.instruction import Instruction, parse
 from sublight.xray.sass.kinds import kind_of
@@ -59,7 +60,6 @@ def mended(ptx: str) -> str:
 @contextlib.contextmanager
 def right_lines() -> Iterator[None]:
     """What Triton compiles meanwhile has mended PTX, and so a cubin with the right lines; the code is the same."""
-    from triton import knobs
 
     def hook(*given: Any) -> tuple[str, str] | None:
         if not given:
@@ -69,12 +69,12 @@ def right_lines() -> Iterator[None]:
         stages["ptx"] = lambda source, metadata: mended(make(source, metadata))
         return None
 
-    kept = knobs.runtime.add_stages_inspection_hook
-    knobs.runtime.add_stages_inspection_hook = hook
+    kept = private.knobs.runtime.add_stages_inspection_hook
+    private.knobs.runtime.add_stages_inspection_hook = hook
     try:
         yield
     finally:
-        knobs.runtime.add_stages_inspection_hook = kept
+        private.knobs.runtime.add_stages_inspection_hook = kept
 
 
 def righted(instructions: Sequence[Instruction], ptx: str) -> tuple[Instruction, ...]:

@@ -1,0 +1,115 @@
+"""Every private name of Triton and PyTorch that this project uses, in one table, each with what it is for.
+
+`from sublight.backend import private` and `private.JITFunction` finds one when it is first used, and keeps it. Where a
+version has moved or dropped it, the error names it and what needs it; `missing()` lists all such for `sublight doctor`.
+Some of these are reached by attribute (`torch._C.…`), some by import; a layout test holds that no other file does so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+class Missing(ImportError):
+    """A private part of Triton or PyTorch that this version does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a name lies, "module:attribute", and what it is used for."""
+
+    path: str
+    purpose: str
+
+
+PARTS = {
+    # Triton
+    "JITFunction": Part("triton.runtime.jit:JITFunction", "kernels as objects: to record, compile and launch them"),
+    "jit": Part("triton.runtime.jit:", "kernels made out of source by xray's checks"),
+    "mangle_type": Part("triton.runtime.jit:mangle_type", "the type that Triton gives an argument"),
+    "create_function_from_signature": Part(
+        "triton.runtime.jit:create_function_from_signature", "arguments bound and typed as a launch would"
+    ),
+    "Autotuner": Part("triton.runtime.autotuner:Autotuner", "autotuned kernels in other people's scripts"),
+    "driver": Part("triton.runtime.driver:driver", "a GPU that is pretended, and starting Triton early"),
+    "interpreter": Part("triton.runtime.interpreter:", "kernels on the CPU, with xray's checks"),
+    "GPUTarget": Part("triton.backends.compiler:GPUTarget", "compiling for a GPU that is not here"),
+    "ASTSource": Part("triton.compiler:ASTSource", "compiling for a GPU that is not here"),
+    "make_backend": Part("triton.compiler.compiler:make_backend", "compiling for a GPU that is not here"),
+    "CompilationError": Part("triton.compiler.errors:CompilationError", "complaints of the compiler by line"),
+    "ir": Part("triton._C.libtriton:ir", "checking that a kernel compiles without compiling it to the end"),
+    "AsyncCompileMode": Part("triton.runtime._async_compile:AsyncCompileMode", "compiling kernels side by side"),
+    "active_mode": Part("triton.runtime._async_compile:active_mode", "compiling kernels side by side"),
+    "knobs": Part("triton:knobs", "hooks around launches and compiler stages"),
+    "TensorDescriptor": Part("triton.tools.tensor_descriptor:TensorDescriptor", "tiles for Hopper's copy engine"),
+    "GluonDescriptor": Part(
+        "triton.experimental.gluon.nvidia.hopper:TensorDescriptor", "tiles for Hopper's copy engine, in Gluon"
+    ),
+    # PyTorch
+    "Generator": Part("torch._C:Generator", "a generator of the CPU where a GPU is pretended"),
+    "parse_schema": Part("torch._C:parse_schema", "the arguments of an op of ours"),
+    "current_raw_stream": Part("torch._C:_cuda_getCurrentRawStream", "launching on the current stream"),
+    "dispatch_modes": Part("torch._C:_len_torch_dispatch_stack", "whether a dispatch mode is on"),
+    "transforms": Part("torch._C._functorch:peek_interpreter_stack", "whether torch.func is transforming"),
+    "jit_trace": Part("torch._C:_get_tracing_state", "whether torch.jit is tracing"),
+    "forward_ad": Part("torch.autograd.forward_ad:", "whether forward-mode AD is on"),
+    "FunctionBase": Part("torch._C:_FunctionBase", "autograd functions without their Python wrapper"),
+    "graph_task": Part("torch._C:_current_graph_task_id", "whether a backward pass is running in this thread"),
+    "end_allocate_to_pool": Part("torch._C:_cuda_endAllocateToPool", "leaving a graph's memory pool after an error"),
+    "matmul_precision": Part("torch._C:_get_float32_matmul_precision", "settings that a captured graph depends on"),
+    "flash_sdp": Part("torch._C:_get_flash_sdp_enabled", "settings that a captured graph depends on"),
+    "efficient_sdp": Part("torch._C:_get_mem_efficient_sdp_enabled", "settings that a captured graph depends on"),
+    "math_sdp": Part("torch._C:_get_math_sdp_enabled", "settings that a captured graph depends on"),
+    "parse_to": Part("torch._C._nn:_parse_to", "what Tensor.to was asked for"),
+    "foreach_add_": Part("torch:_foreach_add_", "one step counter for many tensors"),
+    "int_mm": Part("torch:_int_mm", "int8 products by cuBLAS"),
+    "scaled_mm": Part("torch:_scaled_mm", "fp8 products by cuBLAS"),
+    "dynamo": Part("torch._dynamo:", "torch.compile's settings, and modules that it wraps"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PARTS:
+        raise AttributeError(f"{name} is not in the table of private parts")
+    value = find(name)
+    globals()[name] = value
+    return value
+
+
+def find(name: str) -> Any:
+    part = PARTS[name]
+    module, _, attribute = part.path.partition(":")
+    try:
+        value = _module(module)
+        return getattr(value, attribute) if attribute else value
+    except (ImportError, AttributeError) as error:
+        library = module.split(".")[0]
+        version = getattr(_module(library), "__version__", "?")
+        raise Missing(
+            f"{library} {version} has no {part.path.replace(':', '.')}, needed for: {part.purpose}"
+        ) from error
+
+
+def _module(path: str) -> Any:
+    """A module; or an object inside of one, as torch._C's parts are."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        parent, _, last = path.rpartition(".")
+        if not parent:
+            raise
+        return getattr(_module(parent), last)
+
+
+def missing(*, without: tuple[str, ...] = ()) -> list[str]:
+    """What this Triton and this PyTorch lack, a sentence each; `without` are libraries that are not installed."""
+    found = []
+    for name, part in PARTS.items():
+        if part.path.split(".")[0].split(":")[0] not in without:
+            try:
+                find(name)
+            except Missing as error:
+                found.append(str(error))
+    return found

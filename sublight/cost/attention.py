@@ -1,0 +1,67 @@
+"""Attention as one op: two products over the pairs of a query and a key, and only q, k, v and the output in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sublight.cost.dtypes import matmul_limit
+from sublight.cost.record import Cost, Direction, Shape, in_direction
+from sublight.cost.tensor import Tensor, dense, over
+
+BACKWARD = 2.5  # five products where the forward has two
+
+
+def attended(queries: int, keys: int, *, causal: bool, bottom_right: bool) -> int:
+    """Pairs of a query and a key that it may see.
+
+    >>> attended(4, 4, causal=True, bottom_right=False), attended(2, 4, causal=True, bottom_right=True)
+    (10, 7)
+    >>> attended(4, 2, causal=True, bottom_right=False), attended(4, 2, causal=True, bottom_right=True)
+    (7, 3)
+    """
+    if not causal:
+        return queries * keys
+    first = 1 + (keys - queries if bottom_right else 0)  # keys that query 0 sees; may be none, or all
+    last = first + queries - 1
+    low, high = max(first, 0), min(last, keys)
+    ramp = (low + high) * (high - low + 1) // 2 if high >= low else 0
+    return ramp + max(0, last - keys) * keys  # queries after the ramp see every key
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, *more: Tensor, limit: str = "") -> Cost:
+    """Read q, k, v (and a mask), write one value a query; a pair takes a product over q's size and one over v's."""
+    out = Tensor(shape=(q.numel // max(q.shape[-1], 1), v.shape[-1]), dtype=q.dtype)
+    return _cost([q, k, v, *more], [out], q, limit, _operations(q, v, pairs))
+
+
+def backward(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, pairs: int, *more: Tensor, limit: str = "") -> Cost:
+    """Read q, k, v, dy (the output, the logs of the sums, a mask), write the gradients of q, k and v."""
+    return _cost([q, k, v, dy, *more], [q, k, v], q, limit, BACKWARD * _operations(q, v, pairs))
+
+
+def _operations(q: Tensor, v: Tensor, pairs: int) -> float:
+    return 2.0 * pairs * (q.shape[-1] + v.shape[-1])
+
+
+def _cost(reads: Iterable[Tensor], writes: Iterable[Tensor], q: Tensor, limit: str, operations: float) -> Cost:
+    return over(reads, writes, flops={limit or matmul_limit(q.dtype): operations})
+
+
+def attention(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Keys and values of `kv_heads` heads are shared by the queries' heads; a causal mask ends at the last key."""
+    batch, heads, q_len, kv_len = shape["batch"], shape["heads"], shape["q_len"], shape["kv_len"]
+    q = dense(dtype, batch, heads, q_len, shape["head_dim"])
+    k = v = dense(dtype, batch, shape["kv_heads"], kv_len, shape["head_dim"])
+    logs = dense("float32", batch, heads, q_len)
+    pairs = batch * heads * attended(q_len, kv_len, causal=bool(shape.get("causal", 0)), bottom_right=True)
+    out = q
+    return in_direction(direction, forward(q, k, v, pairs), backward(q, k, v, out, pairs, out, logs))
+
+
+def paged_attention(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
+    """One or a few new queries a sequence over its whole cache, which lies in pages: read the cache once."""
+    batch, heads, q_len, kv_len = shape["batch"], shape["heads"], shape["q_len"], shape["kv_len"]
+    q = dense(dtype, batch, heads, q_len, shape["head_dim"])
+    cache = dense(kv_dtype or dtype, batch, shape["kv_heads"], kv_len, shape["head_dim"])
+    pairs = batch * heads * attended(q_len, kv_len, causal=True, bottom_right=True)
+    return forward(q, cache, cache, pairs)
