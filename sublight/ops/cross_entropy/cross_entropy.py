@@ -26,7 +26,7 @@ from sublight.cost.loss import cross_entropy as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.cross_entropy import batch, finished, narrow, trailing
-from sublight.ops.cross_entropy.finished import Finished, hand_over, is_unobserved, scaled
+from sublight.ops.cross_entropy.finished import Finished, is_unobserved, scaled
 from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, check, is_late
 from sublight.ops.cross_entropy.terms import (
     FEW_LABELS,
@@ -53,6 +53,7 @@ from sublight.ops.kernels.rows import (
     why_torch,
 )
 from sublight.ops.record.library import Registered, peer
+from sublight.ops.softmax.plans import in_python
 from sublight.timing import Thunk
 
 
@@ -241,7 +242,7 @@ _cross_entropy = Registered(
     plan_results=partial(plan_loss, gradient="no", outputs=("loss",)),
     fake=_fake,
     results=1,
-    gradient=Finished(by=hand_over(_hand_over), saves=("logits", "labels"), gives=("logits",)),
+    gradient=Finished(by=in_python(_hand_over), saves=("logits", "labels"), gives=("logits",)),
 )
 _in_place = Registered(
     schema=f"cross_entropy_in_place(Tensor(a!) logits, Tensor labels, {OPTIONS_SCHEMA}) -> (Tensor loss, Tensor count)",

@@ -7,9 +7,7 @@ that will be differentiated again (`create_graph=True`) goes through the referen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -117,16 +115,11 @@ def scaled(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late: bool
     return d
 
 
-def hand_over(call: Callable[..., tuple[torch.Tensor | None, ...]]) -> Any:
-    """A backward pass that is a function of Python, with no op of its own and no way into C++."""
-    return SimpleNamespace(call=call, native=SimpleNamespace(call=None))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finished(Gradient):
     """All but the first of an op's outputs are what its gradient is made of.
 
-    `by` is `hand_over` of a function: (dloss, saved arguments by name, those outputs or None if they were handed over
+    `by` is `in_python` of a function: (dloss, saved arguments by name, those outputs or None if they were handed over
     before, names of the arguments that want a gradient) -> a gradient for each of `gives`.
     """
 

@@ -24,11 +24,12 @@ from sublight.ops.cross_entropy import cross_entropy, finished
 from sublight.ops.cross_entropy import options as options_of_loss
 from sublight.ops.cross_entropy.batch import loss_buffers
 from sublight.ops.cross_entropy.cross_entropy import random_labels
-from sublight.ops.cross_entropy.finished import Finished, hand_over, scaled
+from sublight.ops.cross_entropy.finished import Finished, scaled
 from sublight.ops.cross_entropy.linear_plan import ChunkedPlan, alpha_of, loss_dtype, plan_loss
 from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, is_late
 from sublight.ops.kernels.rows import generator_for, why_torch
 from sublight.ops.record.library import Registered, peer
+from sublight.ops.softmax.plans import in_python
 from sublight.timing import Thunk
 
 CHUNK_BYTES = 352 * 2**20  # of logits held at once
@@ -192,7 +193,7 @@ _linear_cross_entropy = Registered(
     fake=_fake,
     launch=lambda plan, *args: _run(plan, None, *args),
     results=1,
-    gradient=Finished(by=hand_over(_hand_over), saves=("hidden", "weight", "labels"), gives=("hidden", "weight")),
+    gradient=Finished(by=in_python(_hand_over), saves=("hidden", "weight", "labels"), gives=("hidden", "weight")),
 )
 
 

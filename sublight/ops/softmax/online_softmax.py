@@ -8,7 +8,6 @@ reduces one chunk and then writes one that was reduced some thousand programs ag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from sublight.ops.kernels.rows import (
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
-from sublight.ops.softmax.plans import tile_of, trailing_units
+from sublight.ops.softmax.plans import in_python, tile_of, trailing_units
 from sublight.ops.softmax.softmax import LOG2_E, exp_below, log_of, share_of
 
 
@@ -280,7 +279,7 @@ _online_softmax = Registered(
         x.new_empty(x.shape[:-1], dtype=torch.float32),
     ),
     gradient=_OneIsKept(
-        by=SimpleNamespace(call=_online_softmax_backward.call, native=SimpleNamespace(call=None)),
+        by=in_python(_online_softmax_backward.call),
         saves=("kept", "lse"),
         gives=("x",),
         by_torch=lambda saved, grads: (_gradient(grads[0], grads[1], saved["kept"], saved["lse"]),),

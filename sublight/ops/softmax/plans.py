@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,11 @@ def register(
         ),
     )
     return op, op_backward
+
+
+def in_python(call: Callable[..., Any]) -> Any:
+    """What a `Gradient` is computed by, where the way into C++ (`backend/native`) does not know it."""
+    return SimpleNamespace(call=call, native=SimpleNamespace(call=None))
 
 
 def plan_forward(kernels: Kernels, x: torch.Tensor) -> Plan:

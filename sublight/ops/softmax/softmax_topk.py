@@ -29,6 +29,7 @@ from sublight.ops.kernels.rows import copies_of, generator_for, random_rows, row
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
+from sublight.ops.softmax.plans import in_python
 from sublight.ops.softmax.softmax import exp_below, share_of
 
 MAX_K = 64
@@ -246,16 +247,6 @@ def _fake(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, torch.empty_like(values, dtype=torch.int64)
 
 
-NO_SORTS = "the backward pass has nothing to sort: PyTorch's ops"
-_softmax_topk_backward = Registered(
-    schema="softmax_topk_backward(Tensor dvalues, Tensor? dindex, Tensor x, Tensor index) -> Tensor dx",
-    reference=_gradient,
-    theirs="torch.softmax, torch.scatter",
-    why_torch=lambda *args: NO_SORTS,
-    plan=lambda *args: Plan(provider="torch", theirs="torch.softmax, torch.scatter", reason=NO_SORTS),
-    fake=lambda dvalues, dindex, x, index: torch.empty_like(x, memory_format=torch.contiguous_format),
-    launch=lambda plan, *args: _gradient(*args).contiguous(),
-)
 _softmax_topk = Registered(
     schema="softmax_topk(Tensor x, int k) -> (Tensor values, Tensor index)",
     reference=reference,
@@ -264,7 +255,7 @@ _softmax_topk = Registered(
     plan=plan_topk,
     fake=_fake,
     gradient=Gradient(
-        by=_softmax_topk_backward,
+        by=in_python(_gradient),  # index has no gradient, and the native path would give it one
         saves=("x", "index"),
         gives=("x",),
         by_torch=lambda saved, grads: (_gradient(grads[0], None, saved["x"], saved["index"]),),
