@@ -2,42 +2,59 @@
 gradient.
 
 The gradient is finished in the forward pass, scaled by one over the count of labels, because the loss is nearly always
-what `backward()` is called on: then there is nothing left to multiply by. A gradient of fp16 is kept unscaled until the
-backward pass: one over the count would push most of it below what fp16 can hold, and a loss scale could not bring it
-back.
+what `backward()` is called on: then there is nothing left to multiply by (`finished.py`). Where no gradient is wanted,
+the same kernels stop after the loss (GRAD). The kernel here holds one row in registers; `narrow.py` takes several rows
+at once, `trailing.py` rows that no multiprocessor holds, `batch.py` makes one loss of the rows'. What a loss and its
+gradient are made of is in `terms.py`.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
+from sublight.backend.device import facts
+from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.loss import cross_entropy as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Op
-from sublight.ops.cross_entropy.kernels import KERNELS
-from sublight.ops.cross_entropy.launch import (
-    OPTIONS_SCHEMA,
-    Options,
-    is_late,
-    kernel_for,
-    launch_scale,
-    new_count,
-    run,
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.cross_entropy import batch, finished, narrow, trailing
+from sublight.ops.cross_entropy.finished import Finished, is_unobserved, scaled
+from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, check, is_late
+from sublight.ops.cross_entropy.terms import (
+    FEW_LABELS,
+    base_of,
+    capped,
+    count_of,
+    gradient_of,
+    label_gradient_of,
+    loss_of,
+    power,
+    shares_of,
+    whole,
 )
-from sublight.ops.kernels.rows import as_rows, generator_for, random_rows, why_torch
-from sublight.ops.record.library import LIBRARY, is_plain, on_its_device, peer
+from sublight.ops.cross_entropy.tiles import tile_of
+from sublight.ops.kernels.rows import (
+    Rows,
+    copies_of,
+    forget,
+    generator_for,
+    random_rows,
+    rows_of,
+    sum_of,
+    sums_of,
+    why_torch,
+)
+from sublight.ops.record.library import Registered, peer
+from sublight.ops.softmax.plans import in_python
 from sublight.timing import Thunk
-
-Reduction = Literal["mean", "sum", "none"]
-REDUCTIONS = ("mean", "sum", "none")
 
 
 def reference(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -56,45 +73,218 @@ def reference(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> tor
     return loss.sum() if reduction == "sum" else loss.sum() / kept.sum()
 
 
-def check(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> None:
-    """Refuse what has no loss."""
-    if labels.dtype != torch.int64:
-        raise BadInput(f"labels are {str(labels.dtype).removeprefix('torch.')}: they must be class numbers of int64")
-    if labels.shape != logits.shape[:-1]:
-        wanted = tuple(logits.shape[:-1])
-        raise BadInput(f"labels have shape {tuple(labels.shape)}, logits are {tuple(logits.shape)}: pass {wanted}")
-    if labels.device != logits.device:
-        raise BadInput(f"logits are on {logits.device}, labels on {labels.device}: move one of them")
-    if not 0.0 <= options.label_smoothing <= 1.0:
-        raise BadInput(f"label_smoothing is {options.label_smoothing}: it must be between 0 and 1")
-    if not 0.0 <= options.softcap < math.inf:
-        raise BadInput(f"softcap is {options.softcap}: it must be positive, or 0 for none")
-    if not 0.0 <= options.z_loss < math.inf:
-        raise BadInput(f"z_loss is {options.z_loss}: it must be positive, or 0 for none")
-    if options.reduction not in REDUCTIONS:
-        raise BadInput(f"unknown reduction {options.reduction!r}: use one of {', '.join(REDUCTIONS)}")
+@triton.jit
+def _row_kernel(
+    x_ptr, label_ptr, count_ptr, d_ptr, loss_ptr, rows, cols, x_stride, d_stride,
+    ignore_index, smoothing, z_loss, softcap,
+    GRAD: tl.constexpr, COUNT: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, Z: tl.constexpr,
+    BLOCK: tl.constexpr, PACKED: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    mask = col < cols
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=-float("inf"))
+    label = tl.load(label_ptr + row)
+    count = count_of(count_ptr, label_ptr, rows, ignore_index, COUNT)
+    c, t = capped(x, mask, softcap, CAP, kind)
+    base = base_of(tl.max(c.to(tl.float32), 0))
+    # the sum's barrier below comes before any thread stores a gradient over this logit
+    known = (label >= 0) & (label < cols)
+    picked = tl.load(x_ptr + row * x_stride + label, mask=known, other=0.0)
+    picked, tanh = capped(picked, known, softcap, CAP, kind)
+    x = forget(x, base, PACKED)
+    c, t = capped(x, mask, softcap, CAP, kind)
+    total = whole(sum_of(power(c, base, kind), 0, SUMS), base, kind)
+    below = total
+    if SMOOTH:
+        below = sum_of(tl.where(mask, c.to(tl.float32) - base, 0.0), 0, SUMS)
+    loss = loss_of(
+        base, total, picked.to(tl.float32), below, cols, label, ignore_index, smoothing, z_loss, SMOOTH, Z, kind
+    )
+    tl.store(loss_ptr + row, loss.to(loss_ptr.dtype.element_ty))
+    if GRAD:
+        if label != ignore_index:
+            off, share, spread = shares_of(base, total, count, cols, label, smoothing, z_loss, SMOOTH, Z, kind)
+            x = forget(x, total, PACKED)
+            c, t = capped(x, mask, softcap, CAP, kind)
+            d = gradient_of(c, t, off, share, spread, SMOOTH, CAP, Z, kind)
+            tl.store(d_ptr + row * d_stride + col, d.to(kind), mask=mask)
+            # the label's own, once more and behind a barrier: to look for it in every column costs what rows need
+            tl.debug_barrier()
+            d = label_gradient_of(picked, tanh, base, total, count, cols, smoothing, z_loss, SMOOTH, CAP, Z, kind)
+            tl.store(d_ptr + row * d_stride + label, d.to(kind), mask=known)
+        else:  # whatever such a row holds, NaN included
+            tl.store(d_ptr + row * d_stride + col, tl.zeros([BLOCK], kind), mask=mask)
 
 
-def launch(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Our forward kernel, whatever `choose` would say."""
-    return run(logits, labels, Options(), gradient="no")[0]
+KERNELS = (narrow.KERNEL, Kernel(jit=_row_kernel), trailing.KERNEL, *batch.KERNELS, finished.KERNEL)
 
 
-def launch_backward(dloss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
-    """The gradient as the forward pass leaves it, then scaled."""
-    _, d, count = run(logits, labels, Options(), gradient="new")
-    launch_scale(d, dloss, count, is_late(logits, Options()))
-    return (d,)
+class RowLosses(NamedTuple):
+    """The launches that give each row's loss and, where it is wanted, its gradient."""
+
+    reason: str
+    steps: tuple[Step, ...]
+    words: int  # of the buffer `part` that they need
+    is_counted: bool  # `count` holds the labels' count afterwards: few are counted on the way, by each program itself
 
 
-def choose(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> Choice:
-    """What `cross_entropy(logits, labels)` runs, and why."""
-    if reason := why_torch(logits):
-        return Choice(provider="torch", kernel="torch.nn.functional.cross_entropy", reason=reason)
-    x, cols = as_rows(logits), logits.shape[-1]
-    name, _ = kernel_for(x, x, Options())
-    how = {"tile": "several rows a program", "row": "one row in registers", "trailing": "chunks, second pass from L2"}
-    return Choice(provider="sublight", kernel=f"_{name}_kernel", reason=f"{cols} columns: {how[name]}")
+def row_losses(
+    x: Rows,
+    d: Rows | None,
+    options: Options,
+    like: torch.Tensor,
+    *,
+    losses: str,
+    place: str = "logits",
+    is_counted: bool = False,
+) -> RowLosses:
+    """The losses of `logits` (x) into `losses`, their gradient (d) into `place`, which may be the logits themselves.
+
+    A mean's gradient is divided by `count`, which is worked out here unless `is_counted`. `like` is of the logits' data
+    type and device.
+    """
+    into = x if d is None else d
+    name, tile = tile_of(x, into, options, facts(like).capability)
+    mean = d is not None and options.reduction == "mean" and not is_late(like, options)
+    inline = mean and not is_counted and x.rows <= FEW_LABELS.value and name != "trailing"
+    is_counting = mean and not is_counted and not inline
+    flags = {
+        "GRAD": d is not None,
+        "COUNT": "labels" if inline else "given" if mean else "no",
+        "SMOOTH": options.label_smoothing > 0,
+        "CAP": options.softcap > 0,
+        "Z": options.z_loss > 0,
+        "SUMS": sums_of(like),
+        **tile.options(),
+    }
+    terms = (options.ignore_index, float(options.label_smoothing), float(options.z_loss), float(options.softcap))
+    sizes = (x.rows, x.cols, x.apart, into.apart)
+    on = f"logits labels count {place} {losses}"
+    words = 0
+    if name == "trailing":
+        reason = "chunks, second pass from L2"
+        vector, parts, lag, words = trailing.chunks_of_rows(x, into, tile, smooth=options.label_smoothing > 0)
+        step = Step(
+            trailing._trailing_kernel, ((x.rows + lag) * parts,), *sizes, lag, parts, *terms,
+            on=f"{on} part", tile=tile, BLOCK=tile.block, PARTS=next_power_of_2(parts), VECTOR=vector, **flags,
+        )  # fmt: skip
+    elif name == "tile":
+        reason = "several rows a program"
+        grid = (cdiv(x.rows, tile.rows),)
+        constants = {"ROWS": tile.rows, "BLOCK": tile.block}
+        step = Step(narrow._tile_kernel, grid, *sizes, *terms, on=on, tile=tile, **constants, **flags)
+    else:
+        reason = "one row in registers"
+        constants = {"BLOCK": tile.block, "PACKED": tile.packed}
+        step = Step(_row_kernel, (x.rows,), *sizes, *terms, on=on, tile=tile, **constants, **flags)
+    steps: tuple[Step, ...] = (step,)
+    if words or is_counting:
+        steps = (batch.prepare_step(x.rows, words, options, is_counting=is_counting), step)
+    return RowLosses(f"{x.cols} columns: {reason}", steps, words, is_counted or is_counting)
+
+
+def plan_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    *rest: Any,
+    gradient: Literal["no", "new", "in place"],
+    outputs: tuple[str, ...] = ("loss", "d", "count"),
+) -> Plan:
+    """The loss, the gradient of the logits (of no size where it is not wanted), the count of labels (the same)."""
+    options, x = Options(*rest[: len(Options._fields)]), rows_of(logits)
+    check(logits, labels, options)
+    if gradient == "in place" and not _holds_gradient(x):
+        raise BadInput("logits whose rows share memory, or whose columns are apart, have no place for a gradient")
+    d = {"no": None, "new": x.in_one_piece, "in place": x}[gradient]
+    each = options.reduction == "none"
+    place = "d" if gradient == "new" else "logits"
+    rows = row_losses(x, d, options, logits, losses="loss" if each else "losses", place=place)
+    buffers = batch.loss_buffers(logits, labels, logits.dtype, options)
+    if "d" in outputs:
+        buffers["d"] = Buffer(shape=tuple(logits.shape) if gradient == "new" else (0,), dtype=logits.dtype)
+    if rows.words:
+        buffers["part"] = Buffer(shape=(rows.words,), dtype=torch.int64)
+    return Plan(
+        provider="sublight",
+        reason=rows.reason,
+        copies=copies_of(logits=x.is_copy, labels=not labels.is_contiguous()),
+        buffers=buffers,
+        steps=rows.steps if each else (*rows.steps, batch.total_step(x.rows, options, is_counted=rows.is_counted)),
+        outputs=outputs,
+    )
+
+
+def _fake(logits: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Inputs:
+    *options, with_gradient = rest
+    made = batch.loss_buffers(logits, labels, logits.dtype, Options(*options))
+    loss, count = (logits.new_empty(made[name].shape, dtype=made[name].dtype) for name in ("loss", "count"))
+    d = torch.empty_like(logits, memory_format=torch.contiguous_format) if with_gradient else logits.new_empty(0)
+    return loss, d, count
+
+
+def _hand_over(dloss: torch.Tensor, saved: Mapping[str, Any], made: Inputs | None, wanted: set[str]) -> Inputs:
+    logits, labels, *options = (saved[name] for name in ("logits", "labels", *Options._fields))
+    if made is None or not made[0].numel():
+        made = torch.ops.sublight.cross_entropy(logits.detach(), labels, *options, True)[1:]
+    d, count = made
+    return (scaled(d, dloss, count, is_late(logits, Options(*options))),)
+
+
+_cross_entropy = Registered(
+    schema=f"cross_entropy(Tensor logits, Tensor labels, {OPTIONS_SCHEMA}, bool with_gradient)"
+    " -> (Tensor loss, Tensor d, Tensor count)",
+    reference=lambda logits, labels, *rest: reference(logits, labels, **Options(*rest[:-1])._asdict()),
+    theirs="torch.nn.functional.cross_entropy",
+    why_torch=lambda logits, *rest: why_torch(logits),
+    plan=lambda *args: plan_loss(*args, gradient="new" if args[-1] else "no"),
+    plan_results=partial(plan_loss, gradient="no", outputs=("loss",)),
+    fake=_fake,
+    results=1,
+    gradient=Finished(by=in_python(_hand_over), saves=("logits", "labels"), gives=("logits",)),
+)
+_in_place = Registered(
+    schema=f"cross_entropy_in_place(Tensor(a!) logits, Tensor labels, {OPTIONS_SCHEMA}) -> (Tensor loss, Tensor count)",
+    plan=partial(plan_loss, gradient="in place", outputs=("loss", "count")),
+    fake=lambda *args: _fake(*args, False)[::2],
+)
+
+
+class _InPlace(torch.autograd.Function):
+    """The gradient lies where the logits were, so there is one, and one backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, options: Options) -> torch.Tensor:
+        loss, ctx.count = _in_place.call(logits, labels, *options)
+        ctx.gradient, ctx.late = logits.detach(), is_late(logits, options)
+        torch.autograd.graph.increment_version(logits)  # whoever else has saved them hears of it
+        return loss  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise BadInput("cross_entropy(in_place=True) has no second derivative: leave in_place away")
+        d, ctx.gradient = ctx.gradient, None
+        if d is None:
+            raise BadInput("a second backward pass through cross_entropy(in_place=True): leave in_place away")
+        return scaled(d, dloss, ctx.count, ctx.late), None, None
+
+
+def _holds_gradient(x: Rows) -> bool:
+    """Whether each row has memory of its own."""
+    return not x.is_copy and (x.rows == 1 or x.apart >= x.cols)
+
+
+def _is_in_place(logits: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Whether the gradient goes over the logits: our kernels run, nobody watches, and there is a place for it."""
+    if why_torch(logits) or not is_unobserved(logits, labels) or logits.is_neg():
+        return False
+    if not _holds_gradient(rows_of(logits)):
+        return False
+    if logits.is_leaf:
+        raise BadInput("in_place would overwrite logits that are a leaf of autograd: leave it away")
+    return True
 
 
 def cross_entropy(
@@ -118,137 +308,31 @@ def cross_entropy(
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check(logits, labels, options)
-    if why_torch(logits):
-        return reference(logits, labels, **options._asdict())
     wanted = torch.is_grad_enabled() and logits.requires_grad
-    if in_place and wanted and is_plain([logits, labels]):
-        if logits.is_leaf:
-            raise BadInput("in_place would overwrite logits that are a leaf of autograd: leave it away")
+    if in_place and wanted and _is_in_place(logits, labels):
         return _InPlace.apply(logits, labels, options)  # type: ignore[no-any-return]
-    return _cross_entropy(logits, labels, *options, wanted)[0]  # type: ignore[no-any-return]
+    return _cross_entropy.call(logits, labels, *options, wanted)  # type: ignore[no-any-return]
 
 
-def composed(x: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's loss and its gradient in PyTorch's ops, for devices that our kernels do not run on."""
-    kind = torch.promote_types(x.dtype, torch.float32)
-    c = x.to(kind)
-    if options.softcap:
-        t = torch.tanh(c / options.softcap)
-        c = options.softcap * t
-    kept = labels != options.ignore_index
-    label = torch.where(kept, labels, 0).unsqueeze(-1)
-    lse = torch.logsumexp(c, -1)
-    on_label, spread = 1 - options.label_smoothing, options.label_smoothing / x.shape[-1]
-    loss = on_label * (lse - c.gather(-1, label).squeeze(-1)) + options.z_loss * lse.square()
-    if options.label_smoothing:
-        loss = loss + options.label_smoothing * (lse - c.mean(-1))
-    d = torch.exp(c - lse.unsqueeze(-1)) * (1 + 2 * options.z_loss * lse.unsqueeze(-1)) - spread
-    d = d.scatter_add(-1, label, d.new_full((), -on_label).expand(label.shape))
-    if options.softcap:
-        d = d * (1 - t * t)
-    return torch.where(kept, loss, 0.0), torch.where(kept.unsqueeze(-1), d, 0.0)
+def plan(logits: torch.Tensor, labels: torch.Tensor, *, in_place: bool = False, **options: Any) -> Plan:
+    """What `cross_entropy(logits, labels, …)` runs, and why."""
+    check(logits, labels, Options(**options))
+    wanted = torch.is_grad_enabled() and logits.requires_grad
+    if in_place and wanted and _is_in_place(logits, labels):
+        return _in_place.decide(logits, labels, *Options(**options))
+    return _cross_entropy.decide(logits, labels, *Options(**options), wanted)
 
 
-def _cpu(logits: torch.Tensor, labels: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, wanted = Options(*rest[:-1]), rest[-1]
-    losses, d = composed(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), options)
-    count = (labels != options.ignore_index).sum().float() if options.reduction == "mean" else d.new_empty(0).float()
-    if options.reduction == "none":
-        loss = losses.view(labels.shape)
-    else:
-        loss = losses.sum() if options.reduction == "sum" else losses.sum() / count
-    if options.reduction == "mean" and not is_late(logits, options):
-        d = d / count.clamp(min=1)
-    d = d.view(logits.shape).to(logits.dtype).contiguous() if wanted else logits.new_empty(0)
-    return loss.to(logits.dtype), d, count
+def launch(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Our forward kernels, whether or not they win."""
+    return _cross_entropy.by_kernels(logits, labels, *Options(), False)[0]  # type: ignore[no-any-return]
 
 
-def _cuda(logits: torch.Tensor, labels: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return run(logits, labels, Options(*rest[:-1]), gradient="new" if rest[-1] else "no")
-
-
-def _fake(logits: torch.Tensor, labels: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, wanted = Options(*rest[:-1]), rest[-1]
-    loss = logits.new_empty(labels.shape if options.reduction == "none" else ())
-    d = torch.empty_like(logits, memory_format=torch.contiguous_format) if wanted else logits.new_empty(0)
-    return loss, d, new_count(logits, options)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    logits, labels, *options, wanted = inputs
-    ctx.save_for_backward(logits, labels)
-    ctx.options, ctx.count = options, output[2]
-    ctx.gradient = output[1] if wanted else None
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dloss: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    nothing = (None,) * 7
-    if dloss is None:
-        return None, *nothing
-    # the gradient is scaled where it lies and then belongs to whoever asked: a second backward pass needs another
-    d, ctx.gradient = ctx.gradient, None
-    if d is None:
-        logits, labels = ctx.saved_tensors
-        _, d, _ = _cross_entropy(logits.detach(), labels, *ctx.options, True)
-    return scaled(d, dloss, ctx.count, is_late(d, Options(*ctx.options))), *nothing
-
-
-class _InPlace(torch.autograd.Function):
-    """The gradient lies where the logits were, so there is one, and one backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, options: Options) -> torch.Tensor:
-        loss, ctx.gradient, ctx.count = on_its_device(partial(run, gradient="in place"))(logits, labels, options)
-        ctx.late = is_late(logits, options)
-        torch.autograd.graph.increment_version(logits)  # whoever else has saved them hears of it
-        return loss  # type: ignore[no-any-return]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        d, ctx.gradient = ctx.gradient, None
-        if d is None:
-            raise BadInput("a second backward pass through cross_entropy(in_place=True): leave in_place away")
-        return scaled(d, dloss, ctx.count, ctx.late), None, None
-
-
-def scaled(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late: bool, factor: float = 1.0) -> torch.Tensor:
-    """The gradient times the loss's own: in place, unless somebody traces this and holds it to be an output."""
-    if not is_plain([d, dloss, count]):
-        return _scaled(d, dloss, count, late, factor)  # type: ignore[no-any-return]
-    on_its_device(launch_scale)(d, dloss, count, late, factor)
-    return d
-
-
-def _cpu_scaled(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late: bool, factor: float) -> torch.Tensor:
-    by = dloss.to(torch.promote_types(d.dtype, torch.float32)) * factor
-    if late:
-        by = by / count.clamp(min=1)
-    return (d * by.unsqueeze(-1) if by.dim() else d * by).to(d.dtype)
-
-
-def _cuda_scaled(d: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor, late: bool, factor: float) -> torch.Tensor:
-    copy = d.clone()
-    launch_scale(copy, dloss, count, late, factor)
-    return copy
-
-
-_cross_entropy = LIBRARY.op(
-    f"cross_entropy(Tensor logits, Tensor labels, {OPTIONS_SCHEMA}, bool with_gradient) -> (Tensor, Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=_cuda,
-    fake=_fake,
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_scaled = LIBRARY.op(
-    "cross_entropy_scaled(Tensor gradient, Tensor dloss, Tensor count, bool late, float factor) -> Tensor",
-    cpu=_cpu_scaled,
-    cuda=_cuda_scaled,
-    fake=lambda gradient, dloss, count, late, factor: torch.empty_like(gradient),
-)
+def launch_backward(dloss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Inputs:
+    """The gradient as the forward pass leaves it, then scaled."""
+    _, d, count = _cross_entropy.by_kernels(logits, labels, *Options(), True)
+    finished.SCALE_IN_PLACE.by_kernels(d, dloss, count, is_late(logits, Options()), 1.0)
+    return (d,)
 
 
 def random_labels(rows: int, classes: int, device: str, seed: int) -> torch.Tensor:
@@ -278,12 +362,10 @@ CROSS_ENTROPY = Op(
     summary="cross-entropy of logits against labels, its gradient in the same pass",
     reference=reference,
     call=cross_entropy,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=KERNELS,
     shapes=tuple(
         {"rows": rows, "cols": cols}
         for rows, cols in (

@@ -2,49 +2,44 @@
 
 Some rows at a time: their logits by a matrix product into one buffer, our cross-entropy kernel turns them into their
 gradient where they lie, and two more products take that to the gradients of hidden and weight. So the gradients are
-finished in the forward pass, and the backward pass only scales them, where there is anything to scale by.
+finished in the forward pass, and the backward pass only scales them, where there is anything to scale by. A loss
+without reduction has a gradient for each row, which the weight's gradient, a sum over rows, needs first: there the
+backward pass does the work.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from sublight.backend.device import facts
-from sublight.backend.jit import cdiv
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.loss import linear_cross_entropy as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Op
-from sublight.ops.cross_entropy import cross_entropy
-from sublight.ops.cross_entropy import launch as launches
-from sublight.ops.cross_entropy.cross_entropy import Reduction, random_labels
-from sublight.ops.cross_entropy.kernels import KERNELS
-from sublight.ops.cross_entropy.launch import OPTIONS_SCHEMA, Options, is_late
-from sublight.ops.cross_entropy.linear_plan import MOST_ROUNDINGS, chunks_of, parts_of
-from sublight.ops.kernels.rows import as_rows, generator_for, why_torch
-from sublight.ops.record.library import LIBRARY, peer
+from sublight.op import Op, Plan, Provider
+from sublight.ops.cross_entropy import cross_entropy, finished
+from sublight.ops.cross_entropy import options as options_of_loss
+from sublight.ops.cross_entropy.batch import loss_buffers
+from sublight.ops.cross_entropy.cross_entropy import random_labels
+from sublight.ops.cross_entropy.finished import Finished, scaled
+from sublight.ops.cross_entropy.linear_plan import ChunkedPlan, alpha_of, loss_dtype, plan_loss
+from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, is_late
+from sublight.ops.kernels.rows import generator_for, why_torch
+from sublight.ops.record.library import Registered, peer
+from sublight.ops.softmax.plans import in_python
 from sublight.timing import Thunk
 
 CHUNK_BYTES = 352 * 2**20  # of logits held at once
-
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def reference(
     hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, wide: bool = False, **options: Any
 ) -> torch.Tensor:
     logits = hidden @ weight.T
-    return cross_entropy.reference(logits.to(_loss_dtype(logits, wide)), labels, **options)
-
-
-def _loss_dtype(x: torch.Tensor, wide: bool) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32) if wide else x.dtype
+    return cross_entropy.reference(logits.to(loss_dtype(logits, wide)), labels, **options)
 
 
 def check(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, options: Options, chunk_bytes: int) -> None:
@@ -59,86 +54,43 @@ def check(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, opti
         raise BadInput(f"hidden is {ours}, weight {theirs}: convert one of them")
     if chunk_bytes < 1:
         raise BadInput(f"chunk_bytes is {chunk_bytes}: it must be positive")
-    cross_entropy.check(hidden, labels, options)
+    options_of_loss.check(hidden, labels, options)
 
 
-def _kernels(
-    x: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, count: torch.Tensor, options: Options, wanted: bool
-) -> None:
-    """A chunk's logits become their gradient, by our kernels."""
-    launches.launch_rows(x, labels, options, losses=losses, d=x if wanted else None, count=count, counted=True)
-
-
-def _composed(
-    x: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, count: torch.Tensor, options: Options, wanted: bool
-) -> None:
-    """The same by PyTorch's ops."""
-    loss, d = cross_entropy.composed(x, labels, options)
-    losses.copy_(loss)
-    if wanted:
-        x.copy_(d / count.clamp(min=1) if options.reduction == "mean" and not is_late(x, options) else d)
-
-
-def run(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    options: Options,
-    chunk_bytes: int,
-    wants_hidden: bool,
-    wants_weight: bool,
-    wide: bool = False,
-    *,
-    dloss: torch.Tensor | None = None,
-    entropy: Callable[..., None] = _kernels,
-) -> Results:
-    """Loss, gradients of hidden and weight (of no size where not wanted), count of labels.
-
-    With `dloss`, one number a row, the rows' gradients are scaled by it: what a loss without reduction needs, since the
-    weight's gradient is a sum over rows.
-    """
-    h, w = as_rows(hidden.detach()), as_rows(weight.detach())
-    target = labels.reshape(-1).contiguous()
-    rows, classes = h.shape[0], w.shape[0]
-    wanted = wants_hidden or wants_weight
-    losses = launches.new_losses(h, rows, options)
-    count = launches.new_count(h, options)
-    if options.reduction == "mean":
-        count.copy_((target != options.ignore_index).sum())
-    dh, dw = _room(h, wants_hidden), _room(w, wants_weight)
-    gpu = {"features": h.shape[1], "multiprocessors": facts(h).multiprocessors}
-    chunks = list(chunks_of(rows, classes * h.element_size(), chunk_bytes, **gpu))
-    often = len(chunks) > MOST_ROUNDINGS or (len(chunks) > 1 and 4 * w.numel() <= chunk_bytes)
-    exact = wants_weight and h.element_size() == 2 and often
-    grown = torch.empty_like(dw, dtype=torch.float32) if exact else dw
-    room = 16 * cdiv(classes, 16)  # so that every row starts at a 16-byte boundary
-    parts = parts_of(classes)
-    buffer = h.new_empty(max(chunk.stop - chunk.start for chunk in chunks), room)
-    for chunk in chunks:
-        logits = buffer[: chunk.stop - chunk.start, :classes]
-        for part in parts:
-            torch.mm(h[chunk], w[part].T, out=logits[:, part])
-        entropy(logits, target[chunk], losses[chunk], count, options, wanted)
-        if dloss is not None and entropy is _kernels:
-            launches.launch_scale(logits, dloss.reshape(-1)[chunk], count, False)
-        elif dloss is not None:
-            logits.mul_(dloss.reshape(-1)[chunk].unsqueeze(-1))
-        for i, part in enumerate(parts):
+def _run(plan: ChunkedPlan, dloss: torch.Tensor | None, *args: Any) -> Inputs:
+    """The products and, between them, the plan's launches."""
+    given: dict[str, torch.Tensor] = dict(zip(("hidden", "weight", "labels"), args, strict=False))
+    given = {name: x.detach().contiguous() if name in plan.copies else x.detach() for name, x in given.items()}
+    device = given["hidden"].device
+    made = {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in plan.buffers.items()}
+    h, w, labels = given["hidden"].reshape(-1, given["hidden"].shape[-1]), given["weight"], given["labels"].view(-1)
+    dh, dw, count = made["dh"].view(h.shape) if made["dh"].numel() else None, made["dw"], made["count"]
+    growing = made.get("exact_dw", dw)
+    if count.dim() == 0:
+        count.copy_((labels != args[3]).sum())
+    losses = "losses" if "losses" in made else "loss"
+    dlosses = None if dloss is None else dloss.reshape(-1)
+    for number, chunk in enumerate(plan.chunks):
+        rows = chunk.rows
+        logits = made["logits"][: rows.stop - rows.start, : w.shape[0]]
+        for part in plan.parts:
+            torch.mm(h[rows], w[part].T, out=logits[:, part])
+        on = {"logits": logits, "labels": labels[rows], losses: made[losses].view(-1)[rows], "count": count}
+        on |= {"part": made["part"]} if "part" in made else {}
+        on |= {"dloss": dlosses[rows]} if dlosses is not None else {}
+        for step in chunk.steps:
+            step(*[on[name] for name in step.on])
+        for i, part in enumerate(plan.parts):
             d = logits[:, part]
-            if wants_hidden:
-                torch.addmm(dh[chunk], d, w[part], beta=float(i > 0), out=dh[chunk])
-            if wants_weight:
-                _add_product(grown[part], d.T, h[chunk], beta=float(chunk.start > 0), alpha=_alpha(h, options))
-    if exact:
-        dw.copy_(grown)
-    dtype = _loss_dtype(h, wide)
-    if options.reduction == "none":
-        return losses.view(labels.shape), dh.view(hidden.shape if wants_hidden else (0,)), dw, count
-    if entropy is _kernels:
-        loss = launches.launch_total(losses, target, count, dtype, options, counted=True)
-    else:
-        loss = (losses.sum() if options.reduction == "sum" else losses.sum() / count).to(dtype)
-    return loss, dh.view(hidden.shape if wants_hidden else (0,)), dw, count
+            if dh is not None:
+                torch.addmm(dh[rows], d, w[part], beta=float(i > 0), out=dh[rows])
+            if dw.numel():
+                _add_product(growing[part], d.T, h[rows], beta=float(number > 0), alpha=plan.alpha)
+    if growing is not dw:
+        dw.copy_(growing)
+    if losses == "losses":
+        plan.steps[-1](*[{**made, "labels": labels}[name] for name in plan.steps[-1].on])
+    return tuple(made[name] for name in plan.outputs)
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float, alpha: float) -> None:
@@ -151,30 +103,70 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta:
         torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=beta, alpha=alpha, out=total)
 
 
-def _alpha(h: torch.Tensor, options: Options) -> float:
-    """What the weight's gradient is multiplied by until the backward pass: a power of two, so exact.
+class Arguments(NamedTuple):
+    """Those of the schema behind the tensors."""
 
-    Only where one over the count waits for that: fp16 then holds a sum over rows, which must neither overflow nor, with
-    a loss scale yet to come, vanish. This keeps it at 256 times a mean's gradient.
-    """
-    return 2.0 ** min(0, 8 - math.ceil(math.log2(h.shape[0]))) if is_late(h, options) else 1.0
+    options: Options
+    chunk_bytes: int
+    wants: tuple[bool, bool]
+    wide: bool = False
+
+    @classmethod
+    def of(cls, rest: tuple[Any, ...]) -> Arguments:
+        return cls(Options(*rest[:5]), rest[5], rest[6:8], *rest[8:])
 
 
-def launch(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Our forward pass, whatever `choose` would say."""
-    return run(hidden, weight, labels, Options(), CHUNK_BYTES, False, False)[0]
+def _plan(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Plan:
+    options, chunk_bytes, wants, wide = Arguments.of(rest)
+    check(hidden, weight, labels, options, chunk_bytes)
+    if options.reduction == "none":  # the gradient needs the loss's own first: the backward pass has it
+        wants = (False, False)
+    return plan_loss(hidden, weight, labels, options, chunk_bytes, wants, wide=wide)
 
 
-def launch_backward(
-    dloss: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients as the forward pass leaves them, then scaled."""
-    options = Options()
-    _, dh, dw, count = run(hidden, weight, labels, options, CHUNK_BYTES, True, True)
-    h, late = as_rows(hidden), is_late(hidden, options)
-    launches.launch_scale(dh, dloss, count, late)
-    launches.launch_scale(dw, dloss, count, late, 1.0 / _alpha(h, options))
-    return dh, dw
+def _plan_gradients(
+    dloss: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any
+) -> Plan:
+    options, chunk_bytes, wants, _ = Arguments.of(rest)
+    check(hidden, weight, labels, options, chunk_bytes)
+    return plan_loss(hidden, weight, labels, options, chunk_bytes, wants, dloss=dloss, outputs=("dh", "dw"))
+
+
+def _room(x: torch.Tensor, wanted: bool) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else x.new_empty(0)
+
+
+def _fake(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Inputs:
+    options, _, (wants_hidden, wants_weight), wide = Arguments.of(rest)
+    made = loss_buffers(hidden, labels, loss_dtype(hidden, wide), options)
+    loss, count = (hidden.new_empty(made[name].shape, dtype=made[name].dtype) for name in ("loss", "count"))
+    each = options.reduction == "none"
+    return loss, _room(hidden, wants_hidden and not each), _room(weight, wants_weight and not each), count
+
+
+def _reference(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> torch.Tensor:
+    options, _, _, wide = Arguments.of(rest)
+    return reference(hidden, weight, labels, wide=wide, **options._asdict())
+
+
+def _hand_over(
+    dloss: torch.Tensor, saved: Mapping[str, Any], made: Inputs | None, wanted: set[str]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    hidden, weight, labels = (saved[name] for name in ("hidden", "weight", "labels"))
+    options, wants = Options(*(saved[name] for name in Options._fields)), ("hidden" in wanted, "weight" in wanted)
+    rest = (*options, saved["chunk_bytes"], *wants)
+    if options.reduction == "none":
+        dh, dw = _gradients.call(dloss.resolve_neg(), hidden, weight, labels, *rest)
+    else:
+        if made is None or any(want and not grad.numel() for want, grad in zip(wants, made, strict=False)):
+            made = torch.ops.sublight.linear_cross_entropy(hidden.detach(), weight.detach(), labels, *rest, False)[1:]
+        dh, dw, count = made
+        late = is_late(hidden, options)
+        if wants[0]:
+            dh = scaled(dh, dloss, count, late)
+        if wants[1]:
+            dw = scaled(dw, dloss, count, late, 1.0 / alpha_of(labels.numel(), late=late))
+    return dh if wants[0] else None, dw if wants[1] else None
 
 
 def _why_torch(hidden: torch.Tensor, weight: torch.Tensor) -> str:
@@ -183,15 +175,26 @@ def _why_torch(hidden: torch.Tensor, weight: torch.Tensor) -> str:
     return "more classes than a row may have" if weight.shape[0] > 2**18 or weight.shape[0] == 0 else ""
 
 
-def choose(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, **options: Any) -> Choice:
-    """What `linear_cross_entropy(hidden, weight, labels)` runs, and why."""
-    if reason := _why_torch(hidden, weight):
-        return Choice(provider="torch", kernel="torch.nn.functional.cross_entropy", reason=reason)
-    logits = hidden.new_empty(1, weight.shape[0], device="meta")
-    name, _ = launches.kernel_for(logits, logits, Options())
-    return Choice(
-        provider="sublight", kernel=f"_{name}_kernel", reason="some rows' logits at a time, between torch's products"
-    )
+_OPTIONS = f"{OPTIONS_SCHEMA}, int chunk_bytes, bool wants_hidden, bool wants_weight"
+_gradients = Registered(
+    schema=f"linear_cross_entropy_gradients(Tensor dloss, Tensor hidden, Tensor weight, Tensor labels, {_OPTIONS})"
+    " -> (Tensor dh, Tensor dw)",
+    plan=_plan_gradients,
+    fake=lambda dloss, hidden, weight, labels, *rest: (_room(hidden, rest[6]), _room(weight, rest[7])),
+    launch=_run,
+)
+_linear_cross_entropy = Registered(
+    schema=f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, {_OPTIONS}, bool wide)"
+    " -> (Tensor loss, Tensor dh, Tensor dw, Tensor count)",
+    reference=_reference,
+    theirs="torch.nn.functional.cross_entropy",
+    why_torch=lambda hidden, weight, *rest: _why_torch(hidden, weight),
+    plan=_plan,
+    fake=_fake,
+    launch=lambda plan, *args: _run(plan, None, *args),
+    results=1,
+    gradient=Finished(by=in_python(_hand_over), saves=("hidden", "weight", "labels"), gives=("hidden", "weight")),
+)
 
 
 def linear_cross_entropy(
@@ -215,111 +218,47 @@ def linear_cross_entropy(
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check(hidden, weight, labels, options, chunk_bytes)
-    if _why_torch(hidden, weight):
-        return reference(hidden, weight, labels, wide=wide, **options._asdict())
-    if wide and reduction == "none":
+    if wide and reduction == "none" and not _why_torch(hidden, weight):
         raise BadInput("a wide loss is one number: use reduction='mean' or 'sum'")
+    return _linear_cross_entropy.call(  # type: ignore[no-any-return]
+        hidden, weight, labels, *options, chunk_bytes, *_wants(hidden, weight), wide
+    )
+
+
+def _wants(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[bool, bool]:
     grads = torch.is_grad_enabled()
-    wants = (grads and hidden.requires_grad, grads and weight.requires_grad)
-    return _linear_cross_entropy(hidden, weight, labels, *options, chunk_bytes, *wants, wide)[0]  # type: ignore[no-any-return]
+    return grads and hidden.requires_grad, grads and weight.requires_grad
 
 
-def _arguments(rest: tuple[Any, ...]) -> tuple[Options, Any, Any, Any, Any]:
-    return Options(*rest[:5]), *rest[5:9], *(False,) * (9 - len(rest))
+def plan(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    wide: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+    **options: Any,
+) -> Plan:
+    """What `linear_cross_entropy(hidden, weight, labels, …)` runs, and why."""
+    check(hidden, weight, labels, Options(**options), chunk_bytes)
+    rest = (*Options(**options), chunk_bytes, *_wants(hidden, weight), wide)
+    return _linear_cross_entropy.decide(hidden, weight, labels, *rest)
 
 
-def _cuda(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Results:
-    options = Options(*rest[:5])
-    if options.reduction == "none":  # the gradient needs the loss's own first: the backward pass has it
-        return run(hidden, weight, labels, options, rest[5], False, False)
-    return run(hidden, weight, labels, *_arguments(rest))
+def launch(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Our forward pass, whether or not it wins."""
+    rest = (*Options(), CHUNK_BYTES, False, False, False)
+    return _linear_cross_entropy.by_kernels(hidden, weight, labels, *rest)[0]  # type: ignore[no-any-return]
 
 
-def _cpu(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Results:
-    options = Options(*rest[:5])
-    if options.reduction == "none":
-        return run(hidden, weight, labels, options, rest[5], False, False, entropy=_composed)
-    return run(hidden, weight, labels, *_arguments(rest), entropy=_composed)
-
-
-def _fake(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Results:
-    options, _, wants_hidden, wants_weight, wide = _arguments(rest)
-    each = options.reduction == "none"
-    loss = hidden.new_empty(labels.shape if each else (), dtype=_loss_dtype(hidden, wide and not each))
-    dh, dw = _room(hidden, wants_hidden and not each), _room(weight, wants_weight and not each)
-    return loss, dh, dw, launches.new_count(hidden, options)
-
-
-def _room(x: torch.Tensor, wanted: bool) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else x.new_empty(0)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
-    hidden, weight, labels, *rest = inputs
-    ctx.save_for_backward(hidden, weight, labels)
-    ctx.rest = rest
-    ctx.gradients = output[1:] if Options(*rest[:5]).reduction != "none" else None
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dloss: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    nothing = (None,) * 10
-    if dloss is None:
-        return None, None, *nothing
-    hidden, weight, labels = ctx.saved_tensors
-    options = Options(*ctx.rest[:5])
-    wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-    # the gradients are scaled where they lie and then belong to whoever asked: a second backward pass needs others
-    found, ctx.gradients = ctx.gradients, None
-    if options.reduction == "none":
-        dh, dw = _gradients(dloss, hidden, weight, labels, *ctx.rest[:6], wants_hidden, wants_weight)
-    else:
-        if found is None or (wants_hidden and not found[0].numel()) or (wants_weight and not found[1].numel()):
-            again = (hidden.detach(), weight.detach(), labels)
-            found = _linear_cross_entropy(*again, *ctx.rest[:6], wants_hidden, wants_weight, False)[1:]
-        dh, dw, count = found
-        late = is_late(hidden, options)
-        if wants_hidden:
-            dh = cross_entropy.scaled(dh, dloss, count, late)
-        if wants_weight:
-            factor = 1.0 / _alpha(hidden.reshape(-1, hidden.shape[-1]), options)
-            dw = cross_entropy.scaled(dw, dloss, count, late, factor)
-    return dh if wants_hidden else None, dw if wants_weight else None, *nothing
-
-
-def _fake_gradients(
-    dloss: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _room(hidden, rest[6]), _room(weight, rest[7])
-
-
-def _gradients_by(entropy: Callable[..., None]) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    def gradients(
-        dloss: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *rest: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return run(hidden, weight, labels, *_arguments(rest), dloss=dloss, entropy=entropy)[1:3]
-
-    return gradients
-
-
-_OPTIONS = f"{OPTIONS_SCHEMA}, int chunk_bytes"
-_linear_cross_entropy = LIBRARY.op(
-    f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, {_OPTIONS}, "
-    "bool wants_hidden, bool wants_weight, bool wide=False) -> (Tensor, Tensor, Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=_cuda,
-    fake=_fake,
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_gradients = LIBRARY.op(
-    f"linear_cross_entropy_gradients(Tensor dloss, Tensor hidden, Tensor weight, Tensor labels, {_OPTIONS}, "
-    "bool wants_hidden, bool wants_weight) -> (Tensor, Tensor)",
-    cpu=_gradients_by(_composed),
-    cuda=_gradients_by(_kernels),
-    fake=_fake_gradients,
-)
+def launch_backward(dloss: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> Inputs:
+    """The gradients as the forward pass leaves them, then scaled."""
+    rest = (*Options(), CHUNK_BYTES, True, True, False)
+    _, dh, dw, count = _linear_cross_entropy.by_kernels(hidden, weight, labels, *rest)
+    late = is_late(hidden, Options())
+    finished.SCALE_IN_PLACE.by_kernels(dh, dloss, count, late, 1.0)
+    finished.SCALE_IN_PLACE.by_kernels(dw, dloss, count, late, 1.0 / alpha_of(labels.numel(), late=late))
+    return dh, dw
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -344,12 +283,10 @@ LINEAR_CROSS_ENTROPY = Op(
     summary="cross-entropy of a matrix product against labels, never holding all of it",
     reference=reference,
     call=linear_cross_entropy,
-    launch=launch,
-    launch_backward=launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=cross_entropy.KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=KERNELS,
     shapes=tuple(
         {"rows": rows, "cols": cols, "vocab": vocab}
         for rows, cols, vocab in (
@@ -363,5 +300,6 @@ LINEAR_CROSS_ENTROPY = Op(
     ),
     peers={"liger": _liger, "quack": _quack},
     directions=("fwd+bwd",),
+    batch="",  # a weight's gradient is a sum over all rows
     library_args=lambda *inputs: (*inputs, *Options(), CHUNK_BYTES, True, True, False),
 )

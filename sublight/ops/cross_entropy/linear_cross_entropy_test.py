@@ -12,14 +12,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight import correct
+from sublight.backend.launch import Step
 from sublight.errors import BadInput
-from sublight.ops.cross_entropy import launch as launches
 from sublight.ops.cross_entropy import linear_cross_entropy as module
-from sublight.ops.cross_entropy.launch import Options
-from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY, linear_cross_entropy, reference, run
-from sublight.ops.cross_entropy.linear_plan import chunks_of
+from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY, linear_cross_entropy, reference
+from sublight.ops.cross_entropy.linear_plan import alpha_of, chunks_of
+from sublight.ops.cross_entropy.options import Options
 
-SHAPE = {"rows": 300, "cols": 24, "vocab": 70}
+SHAPE = {"rows": 150, "cols": 24, "vocab": 70}
+SMALL = {"rows": 24, "cols": 24, "vocab": 70}  # one chunk: the interpreter takes its time for each row
 FEW = 128 * 70 * 4  # bytes of logits: 128 rows of them in fp32
 OPTIONS = (
     {},
@@ -30,14 +31,16 @@ OPTIONS = (
 EACH_OPTION = pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options)) or "plain")
 
 
-def drawn(dtype: str, device: str, options: dict[str, Any]) -> tuple[Any, ...]:
-    hidden, weight, labels = LINEAR_CROSS_ENTROPY.inputs(SHAPE, dtype, device, 0)
+def drawn(
+    dtype: str, device: str, options: dict[str, Any], seed: int = 0, *, shape: dict[str, int] = SHAPE
+) -> tuple[Any, ...]:
+    hidden, weight, labels = LINEAR_CROSS_ENTROPY.inputs(shape, dtype, device, seed)
     return hidden, weight, labels.where(labels >= 0, options.get("ignore_index", -100))
 
 
 def library(hidden: Any, weight: Any, labels: Any, chunk_bytes: int = FEW, **options: Any) -> Any:
     wants = (hidden.requires_grad, weight.requires_grad)
-    given = (*Options(**options), chunk_bytes, *wants)
+    given = (*Options(**options), chunk_bytes, *wants, False)
     return torch.ops.sublight.linear_cross_entropy(hidden, weight, labels, *given)[0]
 
 
@@ -64,63 +67,102 @@ def test_chunks_fill_whole_waves(rows: int, features: int, vocab: int, chunks: i
     assert len(list(chunks_of(rows, 2 * vocab, module.CHUNK_BYTES, features=features))) == chunks
 
 
+def pooled(errors: list[list[correct.Error]]) -> correct.Error:
+    total = errors[0]
+    for more in errors[1:]:
+        total = [one.merge(other) for one, other in zip(total, more, strict=True)]
+    return correct.worst(total)
+
+
 @EACH_OPTION
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_gradients_in_chunks_are_as_right_as_pytorch(options: dict[str, Any], dtype: str, device: str) -> None:
-    inputs = drawn(dtype, device, options)
-    assert len(list(chunks_of(SHAPE["rows"], 70 * inputs[0].element_size(), FEW // 2))) > 1
-
-    def ours(dloss: Any, hidden: Any, weight: Any, labels: Any) -> Any:
-        given = Options(**options)
-        if given.reduction == "none":
-            return run(hidden, weight, labels, given, FEW // 2, True, True, dloss=dloss)[1:3]
-        _, dh, dw, count = run(hidden, weight, labels, given, FEW // 2, True, True)
-        late = launches.is_late(hidden, given)
-        launches.launch_scale(dh, dloss, count, late)
-        launches.launch_scale(dw, dloss, count, late, 1.0 / module._alpha(hidden, given))
-        return dh, dw
-
-    def truth(*tensors: Any) -> Any:
-        return reference(*tensors, **options)
-
-    grads = correct.random_grads(truth, inputs)
-    errors = correct.backward_errors(ours, truth, inputs, grads)
-    assert correct.worst(errors).ok, errors
-    losses = run(*inputs, Options(**options), FEW // 2, False, False)[0]
-    exact = truth(*(x.double() if x.is_floating_point() else x for x in inputs))
-    torch.testing.assert_close(losses.double(), exact, rtol=1e-5 if dtype == "float32" else 5e-3, atol=2e-3)
+def test_chunks_are_as_right_as_pytorch(options: dict[str, Any], dtype: str, device: str) -> None:
+    ours, truth = partial(linear_cross_entropy, chunk_bytes=FEW // 2, **options), partial(reference, **options)
+    values, slopes = [], []
+    for seed in range(2):
+        inputs = drawn(dtype, device, options, seed)
+        assert len(list(chunks_of(SHAPE["rows"], 70 * inputs[0].element_size(), FEW // 2))) > 1
+        values.append(correct.forward_errors(ours, truth, inputs))
+        grads = correct.random_grads(truth, inputs, seed=seed)
+        slopes.append(
+            correct.backward_errors(lambda dloss, *x: correct.gradients(ours, x, (dloss,)), truth, inputs, grads)
+        )
+    assert pooled(values).ok, pooled(values)
+    assert pooled(slopes).ok, pooled(slopes)
 
 
 @EACH_OPTION
 @pytest.mark.parametrize("frozen", ["neither", "hidden", "weight"])
-def test_the_library_op_agrees_with_the_reference(options: dict[str, Any], frozen: str, device: str) -> None:
-    hidden, weight, labels = drawn("float32", device, options)
-    hidden = hidden.view(3, 100, -1)
-    labels = labels.view(3, 100)
-    if device == "cpu":
-        hidden, weight = hidden.double(), weight.double()
-    leaves = [(hidden.clone(), weight.clone()) for _ in range(2)]
-    for h, w in leaves:
-        h.requires_grad_(frozen != "hidden")
-        w.requires_grad_(frozen != "weight")
-    ours, theirs = library(*leaves[0], labels, **options), reference(*leaves[1], labels, **options)
-    torch.testing.assert_close(ours, theirs)
-    dloss = torch.randn_like(ours)
-    for _ in range(2):  # a second backward pass gets gradients of its own
-        ours.backward(dloss, retain_graph=True)
-        theirs.backward(dloss, retain_graph=True)
-    for one, other in zip(*leaves, strict=True):
-        assert (one.grad is None) == (other.grad is None)
-        if one.grad is not None:
-            torch.testing.assert_close(one.grad, other.grad)
+def test_only_what_is_not_frozen_has_a_gradient(options: dict[str, Any], frozen: str, device: str) -> None:
+    hidden, weight, labels = drawn("float32", device, options, shape=SMALL)
+    hidden, labels = hidden.view(3, 8, -1), labels.view(3, 8)
+    given = Options(**options)
+    dloss = torch.randn((3, 8) if given.reduction == "none" else (), device=device)
+    both = correct.gradients(partial(linear_cross_entropy, labels=labels, **options), (hidden, weight), (dloss,))
+    for call in (linear_cross_entropy, library):
+        leaves = hidden.clone().requires_grad_(frozen != "hidden"), weight.clone().requires_grad_(frozen != "weight")
+        y = call(*leaves, labels, chunk_bytes=module.CHUNK_BYTES, **options)
+        for _ in range(2):  # a second backward pass gets gradients of its own
+            y.backward(dloss, retain_graph=True)
+        for leaf, expected, name in zip(leaves, both, ("hidden", "weight"), strict=True):
+            assert (leaf.grad is None) == (frozen == name)
+            assert leaf.grad is None or torch.equal(leaf.grad, 2 * expected)
+
+
+@EACH_OPTION
+def test_a_second_derivative_is_as_right_as_pytorchs(options: dict[str, Any], device: str) -> None:
+    def second(call: Any, hidden: Any, weight: Any, labels: Any) -> Any:
+        leaves = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+        y = call(*leaves, labels, **options)
+        slopes = torch.autograd.grad((y * y).sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(slope.square().sum() for slope in slopes), leaves)
+
+    errors = []
+    for seed in range(4):
+        hidden, weight, labels = drawn("float32", device, options, seed, shape=SMALL)
+        results = (
+            second(linear_cross_entropy, hidden, weight, labels),
+            second(reference, hidden, weight, labels),
+            second(reference, hidden.double(), weight.double(), labels),
+        )
+        errors.append([correct.error("second derivative", *each) for each in zip(*results, strict=True)])
+    assert pooled(errors).ok, pooled(errors)
+
+
+@pytest.mark.parametrize("wants", [(False, False), (True, True)], ids=["eval", "train"])
+@pytest.mark.parametrize("vocab", [70, 4099])
+def test_the_plan_names_what_is_launched(
+    vocab: int, wants: tuple[bool, bool], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Step] = []
+    monkeypatch.setattr(Step, "_launch", lambda self, tensors, free: taken.append(self))  # nothing is computed
+    shape = {"rows": 140, "cols": 8, "vocab": vocab}
+    hidden, weight, labels = LINEAR_CROSS_ENTROPY.inputs(shape, "float32", device, 0)
+    hidden, weight = hidden.T.contiguous().T, torch.cat([weight, weight], -1)[:, :8]
+    hidden.requires_grad_(wants[0])
+    weight.requires_grad_(wants[1])
+    plan = module.plan(hidden, weight, labels, chunk_bytes=1)
+    assert plan.copies == ("hidden",)
+    linear_cross_entropy(hidden, weight, labels, chunk_bytes=1)
+    assert [step.name for step in plan.steps] == [step.name for step in taken]
+    row = "_tile_kernel" if vocab == 70 else "_trailing_kernel"
+    assert [step.name for step in taken].count(row) == 2 and taken[-1].name == "_total_kernel"
+    assert [step.numbers[0] for step in taken if step.name == row] == [128, 12]
+
+
+def test_a_compiler_gets_the_same_gradients(device: str) -> None:
+    torch._dynamo.reset()
+    inputs = drawn("float32", device, {}, shape=SMALL)
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    dloss = torch.tensor(3.0, device=device)
+    eager, traced = (correct.gradients(call, inputs, (dloss,)) for call in (linear_cross_entropy, compiled))
+    assert all(torch.equal(a, b) for a, b in zip(eager, traced, strict=True))
 
 
 @pytest.mark.parametrize("rows", [1024, 1 << 20])
 def test_a_sum_kept_in_fp16_neither_overflows_nor_vanishes(rows: int) -> None:
-    h = torch.empty(rows, 1, dtype=torch.float16, device="meta")
-    assert 128 <= module._alpha(h, Options()) * rows <= 256
-    assert module._alpha(h, Options(reduction="sum")) == 1.0
-    assert module._alpha(h.float(), Options()) == 1.0
+    assert 128 <= alpha_of(rows, late=True) * rows <= 256
+    assert alpha_of(rows, late=False) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,24 @@
-"""How linear_cross_entropy cuts its matrix products: rows into chunks, the vocabulary into parts."""
+"""How linear_cross_entropy cuts its matrix products, rows into chunks and the vocabulary into parts, and what is
+launched between them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
+
+from sublight.backend.device import facts
 from sublight.backend.jit import cdiv
+from sublight.backend.launch import Step
+from sublight.op import Buffer, Plan
+from sublight.ops.cross_entropy.batch import loss_buffers, total_step
+from sublight.ops.cross_entropy.cross_entropy import row_losses
+from sublight.ops.cross_entropy.finished import scale_step
+from sublight.ops.cross_entropy.options import Options, is_late
+from sublight.ops.kernels.rows import Rows, copies_of, rows_of
 
 MOST_ROUNDINGS = 8  # of the weight's gradient as it grows by chunks; past that, or where there is room, it is fp32
 ROW_STEP, TILE_FEATURES = 128, 256  # what a tile of a matrix product takes; rows of a chunk are a multiple
@@ -48,3 +62,88 @@ def parts_of(classes: int) -> list[slice]:
     """
     whole = classes // EVEN * EVEN
     return [slice(whole, classes), slice(0, whole)] if classes % 8 and whole else [slice(0, classes)]
+
+
+class Chunk(NamedTuple):
+    """Some rows, and what is launched between the products that give and take their logits."""
+
+    rows: slice
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedPlan(Plan):
+    """A plan whose launches stand between matrix products."""
+
+    chunks: tuple[Chunk, ...]
+    parts: tuple[slice, ...]  # of the vocabulary: a product each
+    alpha: float  # what the weight's gradient is multiplied by
+
+
+def plan_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    options: Options,
+    chunk_bytes: int,
+    wants: tuple[bool, bool],
+    *,
+    wide: bool = False,
+    dloss: torch.Tensor | None = None,
+    outputs: tuple[str, ...] = ("loss", "dh", "dw", "count"),
+) -> ChunkedPlan:
+    """Loss, gradients of hidden and weight (of no size where not wanted), count of labels.
+
+    With `dloss`, one number a row, the rows' gradients are scaled by it: what a loss without reduction needs.
+    """
+    h, w, gpu = rows_of(hidden), rows_of(weight), facts(hidden)
+    classes, item = w.rows, h.itemsize
+    wants_hidden, wants_weight = wants
+    sizes = {"features": h.cols, "multiprocessors": gpu.multiprocessors}
+    slices = list(chunks_of(h.rows, classes * item, chunk_bytes, **sizes))
+    room = 16 * cdiv(classes, 16)  # so that every row starts at a 16-byte boundary
+    losses = "loss" if options.reduction == "none" else "losses"
+    steps: dict[int, tuple[Step, ...]] = {}
+    words = 0
+    for rows in {each.stop - each.start for each in slices}:
+        x = Rows(rows, classes, room, item, is_aligned=True)
+        found = row_losses(x, x if any(wants) else None, options, hidden, losses=losses, is_counted=True)
+        steps[rows], words = found.steps, max(words, found.words)
+        if dloss is not None:
+            steps[rows] += (scale_step(x, dloss, late=False, on="logits dloss count"),)
+    often = len(slices) > MOST_ROUNDINGS or (len(slices) > 1 and 4 * weight.numel() <= chunk_bytes)
+    buffers = loss_buffers(hidden, labels, loss_dtype(hidden, wide), options) | {
+        "dh": Buffer(shape=tuple(hidden.shape) if wants_hidden else (0,), dtype=hidden.dtype),
+        "dw": Buffer(shape=tuple(weight.shape) if wants_weight else (0,), dtype=weight.dtype),
+        "logits": Buffer(shape=(max(steps), room), dtype=hidden.dtype),
+    }
+    if wants_weight and item == 2 and often:  # its gradient is added up in fp32, and rounded once
+        buffers["exact_dw"] = Buffer(shape=tuple(weight.shape), dtype=torch.float32)
+    if words:
+        buffers["part"] = Buffer(shape=(words,), dtype=torch.int64)
+    chunks = tuple(Chunk(each, steps[each.stop - each.start]) for each in slices)
+    total = () if options.reduction == "none" else (total_step(h.rows, options, is_counted=True),)
+    return ChunkedPlan(
+        provider="sublight",
+        reason="some rows' logits at a time, between torch's products",
+        copies=copies_of(hidden=h.is_copy, weight=w.is_copy, labels=not labels.is_contiguous()),
+        buffers=buffers,
+        steps=(*(step for chunk in chunks for step in chunk.steps), *total),
+        outputs=outputs,
+        chunks=chunks,
+        parts=tuple(parts_of(classes)),
+        alpha=alpha_of(h.rows, late=is_late(hidden, options)),
+    )
+
+
+def alpha_of(rows: int, *, late: bool) -> float:
+    """What the weight's gradient is multiplied by until the backward pass: a power of two, so exact.
+
+    Only where one over the count waits for that: fp16 then holds a sum over rows, which must neither overflow nor, with
+    a loss scale yet to come, vanish. This keeps it at 256 times a mean's gradient.
+    """
+    return 2.0 ** min(0, 8 - math.ceil(math.log2(rows))) if late else 1.0
+
+
+def loss_dtype(x: torch.Tensor, wide: bool) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32) if wide else x.dtype

@@ -68,6 +68,11 @@ class Rows(NamedTuple):
         whole = self.cols % 16 == 0 and self.apart % 16 == 0 and self.is_aligned
         return self.itemsize == 2 and whole and not is_interpreted()
 
+    @property
+    def in_one_piece(self) -> Rows:
+        """As many rows of a tensor that the call makes."""
+        return self._replace(apart=self.cols, is_aligned=True, is_copy=False)
+
 
 def rows_of(x: torch.Tensor) -> Rows:
     """
@@ -117,11 +122,10 @@ def sums_of(x: torch.Tensor) -> Literal["plain", "carried", "double"]:
     return "double" if is_interpreted() else "carried"
 
 
-def is_ragged(x: torch.Tensor, y: torch.Tensor) -> bool:
+def is_ragged(x: Rows, y: Rows) -> bool:
     """Rows that start anywhere, though both tensors start at a boundary: worth moving by vectors all the same."""
-    vector = 16 // x.element_size()
-    aligned = x.data_ptr() % 16 == 0 and y.data_ptr() % 16 == 0
-    return aligned and x.shape[1] % 16 != 0 and x.stride(0) % vector == y.stride(0) % vector
+    vector = 16 // x.itemsize
+    return x.is_aligned and y.is_aligned and x.cols % 16 != 0 and x.apart % vector == y.apart % vector
 
 
 def why_no_kernel(x: torch.Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:

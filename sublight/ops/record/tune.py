@@ -15,7 +15,7 @@ from sublight import timing
 from sublight.ops.kernels.rows import ELEMENTS, block_for, random_columns, random_rows
 from sublight.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from sublight.ops.record import tuning
-from sublight.ops.softmax import launch as softmax_launch
+from sublight.ops.softmax import plans as softmax_plans
 from sublight.ops.softmax import softmax
 from sublight.timing import Thunk
 
@@ -39,7 +39,7 @@ class Choice:
 def choices() -> tuple[Choice, ...]:
     forward = tuning.forward_tiles
     backward = partial(tuning.backward_tiles, itemsize=ITEMSIZE)
-    wide = tuple(cols for cols in WIDE if cols > softmax_launch.TILE_COLS)
+    wide = tuple(cols for cols in WIDE if cols > softmax_plans.TILE_COLS)
     return (
         Choice(kernel="layer_norm", candidates=forward, thunk=partial(_norm, center=True), widths=WIDE),
         Choice(kernel="rms_norm", candidates=forward, thunk=partial(_norm, center=False), widths=WIDE),
@@ -137,7 +137,7 @@ def _softmax(cols: int) -> Thunk:
 
 def _softmax_backward(cols: int) -> Thunk:
     y = softmax.launch(random_rows(_rows(cols), "bfloat16", "cuda", 0, scale=3.0))
-    return partial(softmax.launch_backward, random_rows(_rows(cols), "bfloat16", "cuda", 1), y)
+    return partial(softmax.SOFTMAX_BACKWARD.by_kernels, random_rows(_rows(cols), "bfloat16", "cuda", 1), y)
 
 
 def _norm(cols: int, *, center: bool) -> Thunk:

@@ -6,15 +6,13 @@ gradient needs only the sum of dy, so where a row is too wide to be held, the fi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from sublight.backend.jit import tl, triton
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.softmax import log_softmax as cost
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     chunk_places,
     collect,
@@ -26,8 +24,7 @@ from sublight.ops.kernels.rows import (
     sum_of,
     why_torch,
 )
-from sublight.ops.record.library import LIBRARY
-from sublight.ops.softmax.launch import TILE_COLS, Kernels, backward, forward, plan
+from sublight.ops.softmax.plans import Kernels, register
 from sublight.ops.softmax.softmax import SOFTMAX, exp_below, log_of
 
 
@@ -171,63 +168,45 @@ FORWARD = Kernels(tile=_tile_log_kernel, row=_row_log_kernel, trailing=_trailing
 BACKWARD = Kernels(tile=_tile_log_backward_kernel, row=_row_log_backward_kernel, trailing=_trailing_log_backward_kernel)
 
 
-def launch(x: torch.Tensor) -> torch.Tensor:
-    """Our forward kernel, whatever `choose` would say."""
-    return forward(FORWARD, x)
+KERNELS = (
+    Kernel(jit=_tile_log_kernel),
+    Kernel(jit=_row_log_kernel, spills="16 bytes a thread at 32,768 columns on a B200"),
+    Kernel(jit=_trailing_log_kernel),
+    *(Kernel(jit=jit) for jit in BACKWARD[:2]),
+    Kernel(jit=_trailing_log_backward_kernel, spills="8 bytes a thread of fp32 rows of odd width on an H200"),
+)
 
 
-def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Our backward kernel: dx = dy - exp(y) * sum(dy)."""
-    return backward(BACKWARD, dy, y)
+def _gradient(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """dx = dy - exp(y) * sum(dy), in fp32 at least."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    dy_wide = dy.to(wide)
+    return (dy_wide - y.to(wide).exp() * dy_wide.sum(-1, keepdim=True)).to(y.dtype)
 
 
-def choose(x: torch.Tensor) -> Choice:
-    """What `log_softmax(x)` runs, and why."""
-    if reason := why_torch(x):
-        return Choice(provider="torch", kernel="torch.log_softmax", reason=reason)
-    cols = x.shape[-1]
-    if cols <= TILE_COLS:
-        return Choice(provider="sublight", kernel="_tile_log_kernel", reason=f"{cols} columns: several rows a program")
-    if cols % 16 or plan("softmax", cols, x.element_size(), packed=x.element_size() == 2) is None:
-        reason = f"{cols} columns: chunks, second pass from L2"
-        return Choice(provider="sublight", kernel="_trailing_log_kernel", reason=reason)
-    return Choice(provider="sublight", kernel="_row_log_kernel", reason=f"{cols} columns: one row in registers")
+_log_softmax, _log_softmax_backward = register(
+    "log_softmax", forward=FORWARD, backward=BACKWARD, reference=reference, gradient=_gradient, why_torch=why_torch
+)
 
 
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
     """Log-softmax over the last dimension: our kernel where it wins, PyTorch's elsewhere (`sublight.why` says)."""
-    if why_torch(x):
-        return reference(x)
-    return _log_softmax(x)  # type: ignore[no-any-return]
+    return _log_softmax.call(x)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(output)
+def plan(x: torch.Tensor) -> Plan:
+    """What `log_softmax(x)` runs, and why."""
+    return _log_softmax.decide(x)
 
 
-def _backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-    (y,) = ctx.saved_tensors
-    return _log_softmax_backward(dy, y)  # type: ignore[no-any-return]
+def launch(x: torch.Tensor) -> torch.Tensor:
+    """Our forward kernel, whether or not it wins."""
+    return _log_softmax.by_kernels(x)  # type: ignore[no-any-return]
 
 
-def _cpu_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten._log_softmax_backward_data(dy, y, -1, y.dtype).contiguous()  # type: ignore[no-any-return]
-
-
-_log_softmax = LIBRARY.op(
-    "log_softmax(Tensor x) -> Tensor",
-    cpu=lambda x: reference(x).contiguous(),
-    cuda=launch,
-    fake=lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_log_softmax_backward = LIBRARY.op(
-    "log_softmax_backward(Tensor dy, Tensor y) -> Tensor",
-    cpu=_cpu_backward,
-    cuda=launch_backward,
-    fake=lambda dy, y: torch.empty_like(y, memory_format=torch.contiguous_format),
-)
+def launch_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
+    """Our backward kernel, on what the forward kernel gives."""
+    return (_log_softmax_backward.by_kernels(dy, launch(x)),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -240,18 +219,10 @@ LOG_SOFTMAX = Op(
     summary="logarithm of the softmax over the last dimension",
     reference=reference,
     call=log_softmax,
-    launch=launch,
-    launch_backward=lambda dy, x: (launch_backward(dy, launch(x)),),
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, backward=launch_backward, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=(
-        Kernel(jit=_tile_log_kernel),
-        Kernel(jit=_row_log_kernel, spills="16 bytes a thread at 32,768 columns on a B200"),
-        Kernel(jit=_trailing_log_kernel),
-        *(Kernel(jit=jit) for jit in BACKWARD[:2]),
-        Kernel(jit=_trailing_log_backward_kernel, spills="8 bytes a thread of fp32 rows of odd width on an H200"),
-    ),
     shapes=(*row_shapes(WIDTHS)[: len(WIDTHS)], *({"rows": rows, "cols": 4096} for rows in (1, 16, 128))),
     test_shapes=SOFTMAX.test_shapes,
 )

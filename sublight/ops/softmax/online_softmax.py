@@ -7,32 +7,35 @@ reduces one chunk and then writes one that was reduced some thousand programs ag
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.softmax import online_softmax as cost
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     MAX_COLS,
-    as_rows,
     collect,
+    copies_of,
     forget,
-    is_packed,
     publish,
     random_rows,
     row_shapes,
+    rows_of,
     sum_of,
     sums_of,
     why_torch,
 )
-from sublight.ops.record.library import LIBRARY
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
-from sublight.ops.softmax.launch import plan, trailing_units
+from sublight.ops.softmax.plans import in_python, tile_of, trailing_units
 from sublight.ops.softmax.softmax import LOG2_E, exp_below, log_of, share_of
 
 
@@ -147,20 +150,24 @@ def _chunks_backward_kernel(
         tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols, cache_modifier=".cs")
 
 
-def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Our forward kernels, whatever `choose` would say."""
-    x2 = as_rows(x)
-    rows, cols = x2.shape
-    y = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
-    lse = torch.empty(rows, dtype=torch.float32, device=x.device)
-    item, sums, capability = x.element_size(), sums_of(x), facts(x).capability
-    held = plan("softmax", cols, item, packed=is_packed(x2), capability=capability)
+def plan_forward(x: torch.Tensor) -> Plan:
+    """Rows that fit in registers, or chunks of rows that do not."""
+    layout = rows_of(x)
+    rows, cols, item, sums, capability = layout.rows, layout.cols, layout.itemsize, sums_of(x), facts(x).capability
+    buffers = {
+        "y": Buffer(shape=tuple(x.shape), dtype=x.dtype),
+        "lse": Buffer(shape=tuple(x.shape[:-1]), dtype=torch.float32),
+    }
+    held = tile_of("softmax", cols, item, packed=layout.is_packed, capability=capability)
     if held is not None:
-        _held_kernel[(cdiv(rows, held.rows),)](
-            x2, y, lse, rows, cols, x2.stride(0),
+        reason = f"{cols} columns: rows in registers"
+        step = Step(
+            _held_kernel, (cdiv(rows, held.rows),), rows, cols, layout.apart,
+            on="x y lse", tile=held,
             ROWS=held.rows, BLOCK=held.block, PACKED=held.packed, SUMS=sums, **held.options(),
         )  # fmt: skip
     else:
+        reason = f"{cols} columns: chunks, second look from the L2"
         # few columns a program, so that many are on their way; more in wide rows, whose chunks every program merges
         rule = Tile(block=4096, warps=4)
         if cols > 32 * 4096:
@@ -168,111 +175,137 @@ def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tile = tile_for("online_softmax", cols, item, packable=True, capability=capability, rule=rule)
         parts = cdiv(cols, tile.block)
         units, lag = trailing_units(rows, parts, tile.block * item)
-        part = torch.zeros(units, dtype=torch.int64, device=x.device)
-        _chunks_kernel[(units + lag,)](
-            x2, y, lse, part, cols, x2.stride(0), units, lag, parts,
+        buffers["part"] = Buffer(shape=(units,), dtype=torch.int64, is_zero=True)
+        step = Step(
+            _chunks_kernel, (units + lag,), cols, layout.apart, units, lag, parts,
+            on="x y lse part", tile=tile,
             BLOCK=tile.block, PARTS=next_power_of_2(parts), SUMS=sums, **tile.options(),
         )  # fmt: skip
-    return y.view(x.shape), lse.view(x.shape[:-1])
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(x=layout.is_copy),
+        buffers=buffers,
+        steps=(step,),
+        outputs=("y", "lse"),
+    )
 
 
-def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, kept: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """Our backward kernels: dx = y * (dy - sum(y * dy) + dlse); `kept` is y in fp32, x otherwise."""
-    dy2, kept2 = as_rows(dy), as_rows(kept)
-    rows, cols = kept2.shape
-    dlse, lse = dlse.reshape(-1).contiguous(), lse.reshape(-1).contiguous()
+def plan_backward(dy: torch.Tensor, dlse: torch.Tensor | None, kept: torch.Tensor, lse: torch.Tensor) -> Plan:
+    """dx = y * (dy - sum(y * dy) + dlse); `kept` is y in fp32, x otherwise; no `dlse` where nobody used the log."""
+    grads, layout = rows_of(dy), rows_of(kept)
+    rows, cols, sums, capability = layout.rows, layout.cols, sums_of(kept), facts(kept).capability
+    item, packed = 2 * layout.itemsize, grads.is_packed and layout.is_packed  # two tensors share the registers
     nothing = 0.0 if kept.dtype == torch.float32 else -float("inf")  # adds nothing to a sum
-    dx = torch.empty((rows, cols), dtype=kept.dtype, device=kept.device)
-    item = 2 * kept.element_size()  # two tensors share the registers
-    sums, capability = sums_of(kept), facts(kept).capability
-    held = plan("softmax_backward", cols, item, packed=is_packed(dy2, kept2), capability=capability)
+    buffers = {"dx": Buffer(shape=tuple(kept.shape), dtype=kept.dtype)}
+    if dlse is None:
+        buffers["no_dlse"] = Buffer(shape=(rows,), dtype=torch.float32, is_zero=True)
+    on = f"dy {'no_dlse' if dlse is None else 'dlse'} kept lse dx"
+    strides = (grads.apart, layout.apart)
+    held = tile_of("softmax_backward", cols, item, packed=packed, capability=capability)
     if held is not None:
-        _held_backward_kernel[(cdiv(rows, held.rows),)](
-            dy2, dlse, kept2, lse, dx, rows, cols, dy2.stride(0), kept2.stride(0),
+        reason = f"{cols} columns: rows in registers"
+        step = Step(
+            _held_backward_kernel, (cdiv(rows, held.rows),), rows, cols, *strides,
+            on=on, tile=held,
             ROWS=held.rows, BLOCK=held.block, PACKED=held.packed, SUMS=sums, NOTHING=nothing, **held.options(),
         )  # fmt: skip
     else:
+        reason = f"{cols} columns: chunks, second look from the L2"
         registers = 128 if capability == 80 else None  # left alone, the assembler stops at 80 there and spills
         rule = Tile(block=8192, warps=8, registers=registers)
         tile = tile_for("online_softmax_backward", cols, item, packable=True, capability=capability, rule=rule)
         parts = cdiv(cols, tile.block)
         units, lag = trailing_units(rows, parts, tile.block * item)
-        part = torch.zeros(units, dtype=torch.int64, device=kept.device)
-        _chunks_backward_kernel[(units + lag,)](
-            dy2, dlse, kept2, lse, dx, part, cols, dy2.stride(0), kept2.stride(0), units, lag, parts,
+        buffers["part"] = Buffer(shape=(units,), dtype=torch.int64, is_zero=True)
+        step = Step(
+            _chunks_backward_kernel, (units + lag,), cols, *strides, units, lag, parts,
+            on=f"{on} part", tile=tile,
             BLOCK=tile.block, PARTS=next_power_of_2(parts), SUMS=sums, NOTHING=nothing, **tile.options(),
         )  # fmt: skip
-    return dx.view(kept.shape)
+    return Plan(
+        provider="sublight",
+        reason=reason,
+        copies=copies_of(
+            dy=grads.is_copy,
+            dlse=dlse is not None and not dlse.is_contiguous(),
+            kept=layout.is_copy,
+            lse=not lse.is_contiguous(),
+        ),
+        buffers=buffers,
+        steps=(step,),
+        outputs=("dx",),
+    )
 
 
-def _why_torch(x: torch.Tensor) -> str:
-    return why_torch(x[..., :1] if x.dim() and x.shape[-1] > MAX_COLS else x)  # no row is too wide here
+def _gradient(dy: torch.Tensor, dlse: torch.Tensor | None, kept: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """The backward pass in PyTorch's ops; where x was kept, y is worked out again."""
+    y = kept if kept.element_size() > 2 else torch.softmax(kept, -1, dtype=torch.float32)
+    along = dy.to(y.dtype) - (y * dy).sum(-1, keepdim=True)
+    return (y * (along if dlse is None else along + dlse.unsqueeze(-1))).to(kept.dtype)
 
 
-def choose(x: torch.Tensor) -> Choice:
-    """What `online_softmax(x)` runs, and why."""
-    if reason := _why_torch(x):
-        return Choice(provider="torch", kernel="torch.softmax, torch.logsumexp", reason=reason)
-    cols, item = x.shape[-1], x.element_size()
-    if plan("softmax", cols, item, packed=item == 2) is not None:
-        return Choice(provider="sublight", kernel="_held_kernel", reason=f"{cols} columns: rows in registers")
-    reason = f"{cols} columns: chunks, second look from the L2"
-    return Choice(provider="sublight", kernel="_chunks_kernel", reason=reason)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _OneIsKept(Gradient):
+    """Keeps y of fp32 rows and x of 16-bit ones, so Python looks at each. Most callers use one of the two results."""
+
+    def set_up(self, ctx: Any, op: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
+        (x,), (y, lse) = inputs, outputs
+        ctx.save_for_backward(x if x.element_size() == 2 else y, lse)
+        ctx.others = {}
+        ctx.set_materialize_grads(False)
+
+    def backward(self, ctx: Any, op: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        dy, dlse = grads
+        if dy is None and dlse is not None:
+            dy = torch.zeros_like(ctx.saved_tensors[0])
+        return Gradient.backward(self, ctx, op, (dy, dlse))
+
+
+_online_softmax_backward = Registered(
+    schema="online_softmax_backward(Tensor dy, Tensor? dlse, Tensor kept, Tensor lse) -> Tensor dx",
+    reference=_gradient,
+    plan=plan_backward,
+    fake=lambda dy, dlse, kept, lse: torch.empty_like(kept, memory_format=torch.contiguous_format),
+)
+_online_softmax = Registered(
+    schema="online_softmax(Tensor x) -> (Tensor y, Tensor lse)",
+    reference=reference,
+    theirs="torch.softmax, torch.logsumexp",
+    why_torch=lambda x: why_torch(x[..., :1] if x.dim() and x.shape[-1] > MAX_COLS else x),  # no row is too wide here
+    plan=plan_forward,
+    fake=lambda x: (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        x.new_empty(x.shape[:-1], dtype=torch.float32),
+    ),
+    gradient=_OneIsKept(
+        by=in_python(_online_softmax_backward.call),
+        saves=("kept", "lse"),
+        gives=("x",),
+        by_torch=lambda saved, grads: (_gradient(grads[0], grads[1], saved["kept"], saved["lse"]),),
+    ),
+)
 
 
 def online_softmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over the last dimension, and the log of the sum of its exponentials in fp32."""
-    if _why_torch(x):
-        return reference(x)
-    y, lse = _online_softmax(x)
-    return y, lse
+    return _online_softmax.call(x)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.save_for_backward(inputs[0] if output[0].element_size() == 2 else output[0], output[1])
-    ctx.set_materialize_grads(False)  # most callers use one of the two
+def plan(x: torch.Tensor) -> Plan:
+    """What `online_softmax(x)` runs, and why."""
+    return _online_softmax.decide(x)
 
 
-def _backward(ctx: Any, dy: torch.Tensor | None, dlse: torch.Tensor | None) -> torch.Tensor | None:
-    kept, lse = ctx.saved_tensors
-    if dy is None and dlse is None:
-        return None
-    dy = torch.zeros_like(kept) if dy is None else dy
-    dlse = torch.zeros_like(lse) if dlse is None else dlse
-    return _online_softmax_backward(dy, dlse, kept, lse)  # type: ignore[no-any-return]
+def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our forward kernels, whether or not they win."""
+    return _online_softmax.by_kernels(x)  # type: ignore[no-any-return]
 
 
-def _cpu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    y, lse = reference(x)
-    return y.contiguous(), lse.to(torch.float32).contiguous()
-
-
-def _cpu_backward(dy: torch.Tensor, dlse: torch.Tensor, kept: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    y = torch.softmax(kept, -1) if kept.element_size() == 2 else kept
-    dx = torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype).float() + y.float() * dlse[..., None]
-    return dx.to(y.dtype).contiguous()  # type: ignore[no-any-return]
-
-
-_online_softmax = LIBRARY.op(
-    "online_softmax(Tensor x) -> (Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=launch,
-    fake=lambda x: (torch.empty_like(x, memory_format=torch.contiguous_format),
-                    x.new_empty(x.shape[:-1], dtype=torch.float32)),
-    backward=_backward,
-    setup_context=_setup_context,
-)  # fmt: skip
-_online_softmax_backward = LIBRARY.op(
-    "online_softmax_backward(Tensor dy, Tensor dlse, Tensor kept, Tensor lse) -> Tensor",
-    cpu=_cpu_backward,
-    cuda=launch_backward,
-    fake=lambda dy, dlse, kept, lse: torch.empty_like(kept, memory_format=torch.contiguous_format),
-)
-
-
-def _launch_backward(dy: torch.Tensor, dlse: torch.Tensor, x: torch.Tensor) -> Inputs:
+def launch_backward(dy: torch.Tensor, dlse: torch.Tensor, x: torch.Tensor) -> Inputs:
+    """Our backward kernels, on what the forward kernels give."""
     y, lse = launch(x)
-    return (launch_backward(dy, dlse, x if x.element_size() == 2 else y, lse),)
+    return (_online_softmax_backward.by_kernels(dy, dlse, x if x.element_size() == 2 else y, lse),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -285,17 +318,21 @@ ONLINE_SOFTMAX = Op(
     summary="softmax and the log of its sum, in one pass over chunks",
     reference=reference,
     call=online_softmax,
-    launch=launch,
-    launch_backward=_launch_backward,
-    choose=choose,
+    plan=plan,
+    providers={
+        "sublight": Provider(
+            launch=launch,
+            backward=launch_backward,
+            kernels=(
+                Kernel(jit=_held_kernel, spills="8 bytes a thread at 32,768 columns on a B200"),
+                Kernel(jit=_chunks_kernel),
+                Kernel(jit=_held_backward_kernel),
+                Kernel(jit=_chunks_backward_kernel),
+            ),
+        )
+    },
     inputs=inputs,
     cost=cost,
-    kernels=(
-        Kernel(jit=_held_kernel, spills="8 bytes a thread at 32,768 columns on a B200"),
-        Kernel(jit=_chunks_kernel),
-        Kernel(jit=_held_backward_kernel),
-        Kernel(jit=_chunks_backward_kernel),
-    ),
     shapes=(
         *row_shapes(WIDTHS)[: len(WIDTHS)],
         *({"rows": rows, "cols": 2**20} for rows in (128, 1)),

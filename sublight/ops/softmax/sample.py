@@ -8,64 +8,61 @@ CUDA graph a new seed is written into the tensor that the graph reads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.softmax import sample as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import why_torch
-from sublight.ops.record.library import LIBRARY
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels.philox import words
+from sublight.ops.kernels.rows import copies_of, rows_of, why_torch
+from sublight.ops.record.library import Registered
 from sublight.ops.softmax import softmax_topk
 from sublight.ops.softmax.softmax import exp_below
 
 TEMPERATURE, TOP_K, TOP_P = 1.0, 64, 1.0
 COLDEST = 1e-5  # a temperature below takes the most likely token: its probability is 1 in fp32 long before
 ROWS = 16  # that a program draws for
+ROUNDS = 10  # of Philox, as tl.rand makes them
 MASK = 0xFFFFFFFF
 SCALE = 4.6566127342e-10  # of 31 random bits, to just below 1: Triton's own
-
-
-def philox(seed: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
-    """Numbers in [0, 1), fp32, as tl.rand(seed, counter) has them: ten rounds of Philox-4x32 in whole numbers."""
-    key = [seed & MASK, (seed >> 32) & MASK]
-    zero = torch.zeros_like(counter)
-    c = [counter & MASK, counter >> 32, zero, zero]
-    for _ in range(10):
-        low, high = _product(0xD2511F53, c[0]), _product(0xCD9E8D57, c[2])
-        c = [high[1] ^ c[1] ^ key[0], high[0], low[1] ^ c[3] ^ key[1], low[0]]
-        key = [(key[0] + 0x9E3779B9) & MASK, (key[1] + 0xBB67AE85) & MASK]
-    drawn = torch.where(c[0] > MASK >> 1, MASK - c[0], c[0])
-    return drawn.float() * SCALE
-
-
-def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The low and high 32 bits of a product that int64 cannot hold."""
-    low, high = (a & 0xFFFF) * b, (a >> 16) * b
-    middle = (low >> 16) + (high & 0xFFFF)
-    return (low & 0xFFFF) | ((middle & 0xFFFF) << 16), ((high >> 16) + (middle >> 16)) & MASK
 
 
 def reference(
     logits: torch.Tensor, seed: torch.Tensor, temperature: float = TEMPERATURE, top_k: int = TOP_K, top_p: float = TOP_P
 ) -> torch.Tensor:
-    values, index = torch.topk(logits, _candidates(logits, temperature, top_k))
+    return _by_torch(logits, seed, *_terms(logits, temperature, top_k), top_p)
+
+
+def _terms(logits: torch.Tensor, temperature: float, top_k: int) -> tuple[int, float]:
+    """How many candidates there are, and what logits are multiplied by."""
+    k = 1 if temperature < COLDEST else min(top_k, logits.shape[-1])
+    return k, 1 / max(temperature, COLDEST)
+
+
+def _by_torch(logits: torch.Tensor, seed: torch.Tensor, k: int, sharpness: float, top_p: float) -> torch.Tensor:
+    values, index = torch.topk(logits, k)
     wide = values if values.dtype == torch.float64 else values.float()
-    p = torch.exp((wide - wide[..., :1]) * (1 / max(temperature, COLDEST)))
+    p = torch.exp((wide - wide[..., :1]) * sharpness)
     up_to = torch.cumsum(p, -1)
     kept = up_to - p < top_p * up_to[..., -1:]
     held = torch.where(kept, p, 0.0).sum(-1, keepdim=True)
-    row = torch.arange(values[..., 0].numel(), device=logits.device).view(values.shape[:-1])
-    passed = up_to <= philox(seed, row)[..., None] * held
+    level = uniform(seed, values[..., 0].numel()).view(values.shape[:-1])
+    passed = up_to <= level[..., None] * held
     slot = torch.minimum(passed.sum(-1, keepdim=True), kept.sum(-1, keepdim=True) - 1).clamp_(min=0)
     return index.gather(-1, slot)[..., 0]
 
 
-def _candidates(logits: torch.Tensor, temperature: float, top_k: int) -> int:
-    return 1 if temperature < COLDEST else min(top_k, logits.shape[-1])
+def uniform(seed: torch.Tensor, count: int) -> torch.Tensor:
+    """Numbers in [0, 1), fp32, one a row, as tl.rand(seed, row) has them: of four words at a counter the first."""
+    word = words(seed, 4 * count, ROUNDS)[::4]
+    return torch.where(word > MASK >> 1, MASK - word, word).float() * SCALE
 
 
 @triton.jit
@@ -88,28 +85,53 @@ def _draw_kernel(
     tl.store(token_ptr + row, token, mask=row < rows)
 
 
-def launch(
-    logits: torch.Tensor, seed: torch.Tensor, temperature: float = TEMPERATURE, top_k: int = TOP_K, top_p: float = TOP_P
-) -> torch.Tensor:
-    """Our kernels, whatever `choose` would say."""
-    k = _candidates(logits, temperature, top_k)
-    values, index = softmax_topk.largest(logits, k, probability=False)
-    return index.view(logits.shape[:-1]) if k == 1 else draw(values, index, seed, temperature, top_p)
-
-
-def draw(
-    values: torch.Tensor, index: torch.Tensor, seed: torch.Tensor, temperature: float, top_p: float
-) -> torch.Tensor:
-    """One of each row's candidates, which come with the largest logit first."""
-    k = values.shape[-1]
-    rows = values.numel() // k
-    tokens = torch.empty(values.shape[:-1], dtype=torch.int64, device=values.device)
+def draw_step(rows: int, k: int) -> Step:
+    """One of each row's k candidates, which come with the largest logit first."""
     each = 1024 if is_interpreted() else ROWS  # the interpreter takes its time for each program, not for each row
-    _draw_kernel[(cdiv(rows, each),)](
-        values, index, seed, tokens, rows, k, 1 / max(temperature, COLDEST), float(top_p),
-        ROWS=each, K=next_power_of_2(k), num_warps=4,
+    return Step(
+        _draw_kernel, (cdiv(rows, each),), rows, k, "sharpness", "top_p",
+        on="values index seed token", ROWS=each, K=next_power_of_2(k), num_warps=4,
     )  # fmt: skip
-    return tokens
+
+
+def plan_sample(logits: torch.Tensor, seed: torch.Tensor, k: int, sharpness: float, top_p: float) -> Plan:
+    """The k largest logits of each row, then the draw; of one candidate its place is the answer."""
+    index = "token" if k == 1 else "index"
+    steps, buffers = softmax_topk.find_largest(logits, "logits", k, probability=False, values="values", index=index)
+    token = Buffer(shape=tuple(logits.shape[:-1]), dtype=torch.int64)
+    return Plan(
+        provider="sublight",
+        reason="one pass over the logits, then a draw of few",
+        copies=copies_of(logits=rows_of(logits).is_copy),
+        buffers=buffers | {"token": token},
+        steps=steps if k == 1 else (*steps, draw_step(rows_of(logits).rows, k)),
+        outputs=("token",),
+    )
+
+
+_sample = Registered(
+    schema="sample(Tensor logits, Tensor seed, int k, float sharpness, float top_p) -> Tensor token",
+    reference=_by_torch,
+    theirs="torch.topk, torch.cumsum",
+    why_torch=lambda logits, *rest: why_torch(logits),
+    plan=plan_sample,
+    fake=lambda logits, *rest: logits.new_empty(logits.shape[:-1], dtype=torch.int64),
+    free=("sharpness", "top_p"),
+)
+
+
+def arguments(
+    logits: torch.Tensor,
+    seed: int | torch.Tensor,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
+) -> tuple[torch.Tensor, torch.Tensor, int, float, float]:
+    """What `sample` is given, as torch.ops.sublight.sample takes it."""
+    if not isinstance(seed, torch.Tensor):
+        seed = torch.full((), seed, dtype=torch.int64, device=logits.device)
+    check(logits, seed, temperature, top_k, top_p)
+    return logits.detach(), seed, *_terms(logits, temperature, top_k), float(top_p)
 
 
 def check(logits: torch.Tensor, seed: torch.Tensor, temperature: float, top_k: int, top_p: float) -> None:
@@ -125,13 +147,6 @@ def check(logits: torch.Tensor, seed: torch.Tensor, temperature: float, top_k: i
         raise BadInput(f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: give one int64 beside the logits")
 
 
-def choose(logits: torch.Tensor, seed: int | torch.Tensor = 0, *options: float) -> Choice:
-    """What `sample(logits, seed)` runs, and why."""
-    if reason := why_torch(logits):
-        return Choice(provider="torch", kernel="torch.topk, torch.cumsum", reason=reason)
-    return Choice(provider="sublight", kernel="_groups_kernel", reason="one pass over the logits, then a draw of few")
-
-
 def sample(
     logits: torch.Tensor,
     seed: int | torch.Tensor,
@@ -145,20 +160,17 @@ def sample(
     of these the fewest that together have `top_p` of their probability. The same seed gives the same tokens; a seed
     that lives on the GPU, one int64, may be changed between replays of a CUDA graph. Temperature 0: the most likely.
     """
-    logits = logits.detach()
-    if not isinstance(seed, torch.Tensor):
-        seed = torch.full((), seed, dtype=torch.int64, device=logits.device)
-    check(logits, seed, temperature, top_k, top_p)
-    run = reference if why_torch(logits) else _sample
-    return run(logits, seed, temperature, top_k, top_p)  # type: ignore[no-any-return]
+    return _sample.call(*arguments(logits, seed, temperature, top_k, top_p))  # type: ignore[no-any-return]
 
 
-_sample = LIBRARY.op(
-    "sample(Tensor logits, Tensor seed, float temperature, int top_k, float top_p) -> Tensor",
-    cpu=lambda *args: reference(*args).contiguous(),
-    cuda=launch,
-    fake=lambda logits, seed, temperature, top_k, top_p: logits.new_empty(logits.shape[:-1], dtype=torch.int64),
-)
+def plan(logits: torch.Tensor, seed: int | torch.Tensor, *options: Any) -> Plan:
+    """What `sample(logits, seed, …)` runs, and why."""
+    return _sample.decide(*arguments(logits, seed, *options))
+
+
+def launch(logits: torch.Tensor, seed: int | torch.Tensor, *options: Any, **named: Any) -> torch.Tensor:
+    """Our kernels, whether or not they win."""
+    return _sample.by_kernels(*arguments(logits, seed, *options, **named))  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -172,16 +184,14 @@ SAMPLE = Op(
     summary="draw a token a row: temperature, top-k, top-p",
     reference=reference,
     call=sample,
-    launch=launch,
-    launch_backward=None,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, kernels=(Kernel(jit=_draw_kernel), *softmax_topk.KERNELS))},
     inputs=inputs,
     cost=cost,
-    kernels=(Kernel(jit=_draw_kernel), *softmax_topk.SOFTMAX_TOPK.kernels),
-    # not rows and cols: a row's token depends on its number, so rows cannot be taken out and drawn again
     shapes=tuple({"rows": rows, "vocab": vocab} for rows in (1024, 128, 16, 1) for vocab in (32000, 128256, 151936)),
     test_shapes=tuple({"rows": rows, "vocab": vocab} for rows, vocab in ((1, 3000), (3, 4097), (2, 16385), (4, 5000))),
     wrt=(),
     directions=("fwd",),
-    library_args=lambda logits, seed: (logits, seed, TEMPERATURE, TOP_K, TOP_P),
+    batch="",  # a row's token depends on its number: rows cannot be taken out and drawn again
+    library_args=arguments,
 )

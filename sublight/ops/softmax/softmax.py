@@ -9,7 +9,6 @@ finishes a chunk that another reduced some thousand programs ago, which the L2 s
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from sublight.backend.jit import libdevice, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.softmax import softmax as cost
-from sublight.op import Choice, Kernel, Op
+from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import (
     chunk_places,
     collect,
@@ -30,8 +29,8 @@ from sublight.ops.kernels.rows import (
     sum_of,
     why_torch,
 )
-from sublight.ops.record.library import LIBRARY, peer
-from sublight.ops.softmax.launch import TILE_COLS, Kernels, backward, forward, plan
+from sublight.ops.record.library import peer
+from sublight.ops.softmax.plans import TILE_COLS, Kernels, register
 from sublight.timing import Thunk
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp2 is what the hardware has
@@ -206,14 +205,11 @@ FORWARD = Kernels(tile=_tile_kernel, row=_row_kernel, trailing=_trailing_kernel,
 BACKWARD = Kernels(tile=_tile_backward_kernel, row=_row_backward_kernel, trailing=_trailing_backward_kernel)
 
 
-def launch(x: torch.Tensor) -> torch.Tensor:
-    """Our forward kernel, whatever `choose` would say."""
-    return forward(FORWARD, x)
-
-
-def launch_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Our backward kernel: dx = y * (dy - sum(y * dy))."""
-    return backward(BACKWARD, dy, y)
+def _gradient(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """dx = y * (dy - sum(y * dy)), in fp32 at least."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    y_wide, dy_wide = y.to(wide), dy.to(wide)
+    return (y_wide * (dy_wide - (y_wide * dy_wide).sum(-1, keepdim=True))).to(y.dtype)
 
 
 def _why_torch(x: torch.Tensor) -> str:
@@ -223,54 +219,29 @@ def _why_torch(x: torch.Tensor) -> str:
     return reason
 
 
-def choose(x: torch.Tensor) -> Choice:
-    """What `softmax(x)` runs, and why."""
-    if reason := _why_torch(x):
-        return Choice(provider="torch", kernel="torch.softmax", reason=reason)
-    cols = x.shape[-1]
-    if plan("softmax", cols, x.element_size(), packed=x.element_size() == 2) is None:
-        return Choice(
-            provider="sublight", kernel="_trailing_kernel", reason=f"{cols} columns: chunks, second pass from L2"
-        )
-    if cols <= TILE_COLS:
-        return Choice(provider="sublight", kernel="_tile_kernel", reason=f"{cols} columns: several rows a program")
-    return Choice(provider="sublight", kernel="_row_kernel", reason=f"{cols} columns: one row in registers")
+_softmax, SOFTMAX_BACKWARD = register(
+    "softmax", forward=FORWARD, backward=BACKWARD, reference=reference, gradient=_gradient, why_torch=_why_torch
+)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last dimension: our kernel where it wins, PyTorch's elsewhere (`sublight.why` says which)."""
-    if _why_torch(x):
-        return reference(x)
-    return _softmax(x)  # type: ignore[no-any-return]
+    return _softmax.call(x)  # type: ignore[no-any-return]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(output)
+def plan(x: torch.Tensor) -> Plan:
+    """What `softmax(x)` runs, and why."""
+    return _softmax.decide(x)
 
 
-def _backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-    (y,) = ctx.saved_tensors
-    return _softmax_backward(dy, y)  # type: ignore[no-any-return]
+def launch(x: torch.Tensor) -> torch.Tensor:
+    """Our forward kernel, whether or not it wins."""
+    return _softmax.by_kernels(x)  # type: ignore[no-any-return]
 
 
-def _cpu_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)  # type: ignore[no-any-return]
-
-
-_softmax = LIBRARY.op(
-    "softmax(Tensor x) -> Tensor",
-    cpu=lambda x: reference(x).contiguous(),
-    cuda=launch,
-    fake=lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward=_backward,
-    setup_context=_setup_context,
-)
-_softmax_backward = LIBRARY.op(
-    "softmax_backward(Tensor dy, Tensor y) -> Tensor",
-    cpu=_cpu_backward,
-    cuda=launch_backward,
-    fake=lambda dy, y: torch.empty_like(y, memory_format=torch.contiguous_format),
-)
+def launch_backward(dy: torch.Tensor, x: torch.Tensor) -> Inputs:
+    """Our backward kernel, on what the forward kernel gives."""
+    return (SOFTMAX_BACKWARD.by_kernels(dy, launch(x)),)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -291,12 +262,16 @@ SOFTMAX = Op(
     summary="softmax over the last dimension",
     reference=reference,
     call=softmax,
-    launch=launch,
-    launch_backward=lambda dy, x: (launch_backward(dy, launch(x)),),
-    choose=choose,
+    plan=plan,
+    providers={
+        "sublight": Provider(
+            launch=launch,
+            backward=launch_backward,
+            kernels=tuple(Kernel(jit=jit) for jit in (*FORWARD[:3], *BACKWARD[:3])),
+        )
+    },
     inputs=inputs,
     cost=cost,
-    kernels=tuple(Kernel(jit=jit) for jit in (*FORWARD[:3], *BACKWARD[:3])),
     shapes=row_shapes(WIDTHS),
     test_shapes=(
         *({"rows": rows, "cols": cols} for rows, cols in ((1, 1), (3, 127), (65, 128), (17, 129), (5, 2048))),

@@ -12,19 +12,24 @@ it needs for that are missing to those that read (84 against 82 µs for 1024x131
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from sublight.backend.device import Facts, facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
+from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.softmax import TOP_K as K
 from sublight.cost.softmax import softmax_topk as cost
 from sublight.errors import BadInput
-from sublight.op import Choice, Kernel, Op
-from sublight.ops.kernels.rows import as_rows, generator_for, random_rows, sum_of, sums_of, why_torch
-from sublight.ops.record.library import LIBRARY
+from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels.rows import copies_of, generator_for, random_rows, rows_of, sum_of, sums_of, why_torch
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile, tile_for
+from sublight.ops.softmax.plans import in_python
 from sublight.ops.softmax.softmax import exp_below, share_of
 
 MAX_K = 64
@@ -154,31 +159,56 @@ def _finish_kernel(
     tl.store(index_ptr + row * k + slot, place_of(keys, WIDE).to(tl.int64), mask=slot < k)
 
 
-def largest(x: torch.Tensor, k: int, *, probability: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of each row, as probabilities or as they are, and their places; by our kernels."""
+KERNELS = (
+    Kernel(jit=_groups_kernel),
+    Kernel(
+        jit=_finish_kernel,
+        narrow="a row's maxima, 1/64 of its logits, begin anywhere; candidates lie where the data has them",
+    ),
+)
+
+
+class Largest(NamedTuple):
+    """The launches that find the k largest of each row, and what they hand to one another."""
+
+    steps: tuple[Step, Step]
+    buffers: dict[str, Buffer]
+
+
+def find_largest(x: torch.Tensor, name: str, k: int, *, probability: bool, values: str, index: str) -> Largest:
+    """The k largest of each row of the argument `name` into the buffers `values` and `index`, as probabilities or as
+    they are."""
     check(x, k)
-    x2 = as_rows(x)
-    (rows, cols), device = x2.shape, x.device
-    values = torch.empty((rows, k), dtype=x.dtype, device=device)
-    index = torch.empty((rows, k), dtype=torch.int64, device=device)
-    tile = plan(rows, cols, x.element_size(), facts(x))
+    layout = rows_of(x)
+    rows, cols, item = layout.rows, layout.cols, layout.itemsize
+    tile = tile_of(rows, cols, item, facts(x))
     parts, groups = cdiv(cols, tile.block), cdiv(cols, GROUP_COLS)
-    most = torch.empty((rows, groups), dtype=x.dtype, device=device)
-    top, total = torch.empty((2, rows * parts), dtype=torch.float32, device=device)
+    buffers = {
+        values: Buffer(shape=(*x.shape[:-1], k), dtype=x.dtype),
+        index: Buffer(shape=(*x.shape[:-1], k), dtype=torch.int64),
+        "most": Buffer(shape=(rows, groups), dtype=x.dtype),
+    }
+    sums = "most most"  # what is not used is not looked at
+    if probability:
+        buffers |= dict.fromkeys(("top", "total"), Buffer(shape=(rows * parts,), dtype=torch.float32))
+        sums = "top total"
     slots = max(2, next_power_of_2(k))
     whole = {"PROBABILITY": probability, "SUMS": sums_of(x)}
-    _groups_kernel[(rows * parts,)](
-        x2, most, top, total, cols, x2.stride(0), parts, groups, BLOCK=tile.block, **whole, **tile.options()
-    )
-    _finish_kernel[(rows,)](
-        x2, most, top, total, values, index, cols, x2.stride(0), parts, groups, k,
-        K=slots, BUNDLES=max(slots, next_power_of_2(cdiv(groups, BUNDLE_GROUPS))),
-        PARTS=next_power_of_2(parts), WIDE=x.element_size() == 4 or cols > 2**16, **whole, num_warps=4,
+    sizes = (cols, layout.apart, parts, groups)
+    find = Step(
+        _groups_kernel, (rows * parts,), *sizes,
+        on=f"{name} most {sums}", tile=tile, BLOCK=tile.block, **whole, **tile.options(),
     )  # fmt: skip
-    return values.view(*x.shape[:-1], k), index.view(*x.shape[:-1], k)
+    finish = Step(
+        _finish_kernel, (rows,), *sizes, k,
+        on=f"{name} most {sums} {values} {index}",
+        K=slots, BUNDLES=max(slots, next_power_of_2(cdiv(groups, BUNDLE_GROUPS))),
+        PARTS=next_power_of_2(parts), WIDE=item == 4 or cols > 2**16, **whole, num_warps=4,
+    )  # fmt: skip
+    return Largest((find, finish), buffers)
 
 
-def plan(rows: int, cols: int, itemsize: int, gpu: Facts) -> Tile:
+def tile_of(rows: int, cols: int, itemsize: int, gpu: Facts) -> Tile:
     """16 KB of a row a program, 128 bytes a thread: sums and sorts cost a warp the same whatever it holds. Less where
     that would leave multiprocessors idle."""
     block = 16384 // itemsize
@@ -190,36 +220,26 @@ def plan(rows: int, cols: int, itemsize: int, gpu: Facts) -> Tile:
     return tile_for("softmax_topk", cols, itemsize, packable=True, capability=gpu.capability, rule=rule)
 
 
-def check(x: torch.Tensor, k: int) -> None:
-    if not 1 <= k <= MAX_K:
-        raise BadInput(f"k is {k}: give 1 to {MAX_K}, or use torch.topk")
-    if x.dim() == 0 or x.shape[-1] < k:
-        raise BadInput(f"k is {k}, but x has the shape {tuple(x.shape)}: give a k of at most its last dimension")
+def plan_topk(x: torch.Tensor, k: int) -> Plan:
+    """One pass over the logits, then the sorts."""
+    steps, buffers = find_largest(x, "x", k, probability=True, values="values", index="index")
+    return Plan(
+        provider="sublight",
+        reason="one pass over the logits, then sorts of few",
+        copies=copies_of(x=rows_of(x).is_copy),
+        buffers=buffers,
+        steps=steps,
+        outputs=("values", "index"),
+    )
 
 
-def launch(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
-    """Our kernel, whatever `choose` would say."""
-    return largest(x, k, probability=True)
-
-
-def choose(x: torch.Tensor, k: int = K) -> Choice:
-    """What `softmax_topk(x, k)` runs, and why."""
-    if reason := why_torch(x):
-        return Choice(provider="torch", kernel="torch.softmax, torch.topk", reason=reason)
-    return Choice(provider="sublight", kernel="_groups_kernel", reason="one pass over the logits, then sorts of few")
-
-
-def softmax_topk(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of softmax(x) over the last dimension, the largest first, and their indices (int64).
-
-    Ours orders by the logits, of equal ones the first before the others; PyTorch's, where the call goes there, orders
-    equal probabilities as it likes. k is 1 to 64. There is no gradient: take one through `softmax`.
-    """
-    check(x, k)
-    if why_torch(x):
-        return reference(x.detach(), k)
-    values, index = _softmax_topk(x.detach(), k)
-    return values, index
+def _gradient(dvalues: torch.Tensor, dindex: None, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """A probability's gradient goes to its own logit, and less its share of all to every logit: in PyTorch's ops, which
+    can be differentiated again, and which need the whole softmax once more."""
+    y = torch.softmax(x, -1, dtype=torch.promote_types(x.dtype, torch.float32))
+    dy = dvalues.to(y.dtype)
+    along = (y.gather(-1, index) * dy).sum(-1, keepdim=True)
+    return (y * (torch.zeros_like(y).scatter(-1, index, dy) - along)).to(x.dtype)
 
 
 def _fake(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,17 +247,48 @@ def _fake(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, torch.empty_like(values, dtype=torch.int64)
 
 
-def _cpu(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    values, index = reference(x, k)
-    return values.contiguous(), index.contiguous()
-
-
-_softmax_topk = LIBRARY.op(
-    "softmax_topk(Tensor x, int k) -> (Tensor, Tensor)",
-    cpu=_cpu,
-    cuda=launch,
+_softmax_topk = Registered(
+    schema="softmax_topk(Tensor x, int k) -> (Tensor values, Tensor index)",
+    reference=reference,
+    theirs="torch.softmax, torch.topk",
+    why_torch=lambda x, k: why_torch(x),
+    plan=plan_topk,
     fake=_fake,
+    gradient=Gradient(
+        by=in_python(_gradient),  # index has no gradient, and the native path would give it one
+        saves=("x", "index"),
+        gives=("x",),
+        by_torch=lambda saved, grads: (_gradient(grads[0], None, saved["x"], saved["index"]),),
+    ),
 )
+
+
+def check(x: torch.Tensor, k: int) -> None:
+    if not 1 <= k <= MAX_K:
+        raise BadInput(f"k is {k}: give 1 to {MAX_K}, or use torch.topk")
+    if x.dim() == 0 or x.shape[-1] < k:
+        raise BadInput(f"k is {k}, but x has the shape {tuple(x.shape)}: give a k of at most its last dimension")
+
+
+def softmax_topk(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of softmax(x) over the last dimension, the largest first, and their indices (int64).
+
+    Ours orders by the logits, of equal ones the first before the others; PyTorch's, where the call goes there, orders
+    equal probabilities as it likes. k is 1 to 64.
+    """
+    check(x, k)
+    return _softmax_topk.call(x, k)  # type: ignore[no-any-return]
+
+
+def plan(x: torch.Tensor, k: int = K) -> Plan:
+    """What `softmax_topk(x, k)` runs, and why."""
+    check(x, k)
+    return _softmax_topk.decide(x, k)
+
+
+def launch(x: torch.Tensor, k: int = K) -> tuple[torch.Tensor, torch.Tensor]:
+    """Our kernels, whether or not they win."""
+    return _softmax_topk.by_kernels(x, k)  # type: ignore[no-any-return]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -264,18 +315,10 @@ SOFTMAX_TOPK = Op(
     summary="the k largest of a softmax, and their indices",
     reference=reference,
     call=softmax_topk,
-    launch=launch,
-    launch_backward=None,
-    choose=choose,
+    plan=plan,
+    providers={"sublight": Provider(launch=launch, kernels=KERNELS)},
     inputs=inputs,
     cost=cost,
-    kernels=(
-        Kernel(jit=_groups_kernel),
-        Kernel(
-            jit=_finish_kernel,
-            narrow="a row's maxima, 1/64 of its logits, begin anywhere; candidates lie where the data has them",
-        ),
-    ),
     shapes=tuple(
         {"rows": rows, "cols": cols}
         for rows, cols in (
@@ -284,7 +327,6 @@ SOFTMAX_TOPK = Op(
         )
     ),
     test_shapes=tuple({"rows": rows, "cols": cols} for rows, cols in ((2, 1000), (3, 4097), (2, 16385), (2, 70000))),
-    wrt=(),
     directions=("fwd",),
     library_args=lambda x: (x, K),
 )
