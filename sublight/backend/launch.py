@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +63,7 @@ class Step:
         grid: tuple[int, ...],
         *numbers: float | str,
         on: str = "",
-        views: Mapping[int, View] | None = None,
+        views: Any = None,
         tile: Any = None,
         **constants: Any,
     ) -> None:
