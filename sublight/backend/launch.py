@@ -86,7 +86,7 @@ class Step:
         """Launch on the current device and stream; the tensors are the kernel's pointers, `free` the values of the
         numbers that go by a name, all in their order."""
         quick = self._quick
-        if quick is None or WATCHERS or not quick(tensors, free):
+        if quick is None or WATCHERS or CHECKED.get() or not quick(tensors, free):
             self._launch(tensors, free)
 
     def _launch(self, tensors: tuple[Any, ...], free: tuple[float, ...]) -> None:
