@@ -270,7 +270,7 @@ def shapes_of(found: list[bench.Case]) -> list[tuple[str, str, str, tuple[int, .
 
 def test_what_needs_no_kernel_has_no_case() -> None:
     assert shapes_of(cases([ADD, SOFTMAX], CPU, [], ["fp16"], ["bwd"], True)) == [
-        ("softmax", "bwd", "float16", (bench.CPU_BYTES // (2 * 4 * 768), 768)  # as a forward pass in float32 fills it)
+        ("softmax", "bwd", "float16", (bench.CPU_BYTES // (2 * 4 * 768), 768))  # as a forward pass in float32 fills it
     ]
     assert shapes_of(cases([ADD], CPU, ["8"], [], ["fwd", "bwd"], True)) == [("add", "fwd", "float32", (8,))]
 
