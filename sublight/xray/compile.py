@@ -253,7 +253,7 @@ def check(
             kernel = kernel_of(op, launch.kernel)
             if target not in kernel.targets:
                 continue
-            # an odd size explains narrow accesses, if there is an even one that cannot be excused so; a size of one does
+            # a size of one explains narrow accesses; an odd one does if there is an even one that has no such excuse
             look = not kernel.narrow and not has_ones(launch) and not (is_odd(launch) and _group(launch) in even)
             compiled = compiler(launch, target, look_for_narrow=look)
             yield op.name, compiled, compiled.problem(kernel)
