@@ -271,7 +271,7 @@ def _backend() -> list[Check]:
     if not is_cuda or not AVAILABLE:
         return checks
     try:
-        launch.self_check()
+        launch.self_check(torch.cuda.current_device())
         slow = launch.why_slow()
     except Exception as error:
         slow = _first_line(error)

@@ -189,6 +189,7 @@ _linear_cross_entropy = Registered(
     reference=_reference,
     theirs="torch.nn.functional.linear, torch.nn.functional.cross_entropy",
     why_torch=lambda hidden, weight, *rest: _why_torch(hidden, weight),
+    theirs_bytes=lambda hidden, weight, *rest: hidden.numel() // hidden.shape[-1] * weight.shape[0] * hidden.itemsize,
     plan=_plan,
     fake=_fake,
     launch=lambda plan, *args: _run(plan, None, *args),
