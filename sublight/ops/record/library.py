@@ -40,9 +40,7 @@ class Registered:
     results: int | None = None  # so many of the outputs are the caller's; None: all
     plan_results: Callable[..., Plan] | None = None  # a plan of the results alone, where no gradient is wanted
     gradient: Gradient | None = None
-    theirs_bytes: Callable[..., int] | None = (
-        None  # moved by PyTorch's, where ours costs the host more anyway
-    )
+    theirs_bytes: Callable[..., int] | None = None  # moved by PyTorch's, where ours costs the host more anyway
     free: tuple[str, ...] = ()  # arguments whose values no plan depends on: launches get them by name
     launch: Callable[..., Values] | None = None  # (plan, *args) -> outputs, where there is more to do than launches
     name: str = field(init=False)
