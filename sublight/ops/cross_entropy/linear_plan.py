@@ -20,8 +20,8 @@ from sublight.ops.cross_entropy.finished import scale_step
 from sublight.ops.cross_entropy.options import Options, is_late
 from sublight.ops.kernels.rows import Rows, copies_of, rows_of
 
-# Of the weight's gradient as it grows by chunks; past that, or where there is room, it is fp32. On an H200 in bf16, four
-# roundings had up to 1.75 times PyTorch's largest error, five to eight 1.6 to 2.03.
+# Of the weight's gradient as it grows by chunks; past that, or where there is room, it is fp32. On an H200 in bf16 four
+# roundings have up to 1.75 times PyTorch's largest error, five to eight 1.6 to 2.03.
 MOST_ROUNDINGS = 4
 ROW_STEP, TILE_FEATURES = 128, 256  # what a tile of a matrix product takes; rows of a chunk are a multiple
 EVEN = 64  # a vocabulary that 8 does not divide is cut where this does
