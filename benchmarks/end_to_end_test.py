@@ -64,3 +64,15 @@ def test_a_patched_model_learns_as_two_seeds_do(family: str) -> None:
     for part in (slice(None), slice(-10, None)):
         assert statistics.mean(ours[part]) <= statistics.mean(seeds[part])
     assert max(ours) <= max(seeds)
+
+
+def test_calls_in_c_plus_plus_cost_the_host_little() -> None:
+    run = json.loads((HERE / "end_to_end_h200_calls.json").read_text())
+    rows = {(row["part"], row["variant"]): row["median_s"] * 1e3 for row in run["rows"]}
+    assert rows["gpt2-train", "patched"] <= 33 and rows["llama-decode", "patched"] <= 12
+    for figure in (
+        f"{rows['gpt2-train', 'patched']:.1f} ms",
+        f"{rows['llama-decode', 'patched']:.1f} ± ",
+        run["commit"],
+    ):
+        assert figure in DOCS
