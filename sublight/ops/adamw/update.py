@@ -20,7 +20,7 @@ from sublight.backend.launch import Step
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Plan
 from sublight.ops.adamw.tables import Batch, Group
-from sublight.ops.kernels.by_name import buffers_of, take
+from sublight.ops.record.by_name import buffers_of, take
 
 FACTORS = 5  # a tensor's step size, 1 / sqrt(1 - beta2**step), what decay and clipping leave, its key
 CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it

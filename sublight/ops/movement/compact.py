@@ -22,10 +22,10 @@ from sublight.cost import Shape
 from sublight.cost.movement import compact as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.kernels.by_name import take, tensors_of
 from sublight.ops.kernels.rows import copies_of, generator_for, why_no_kernel
-from sublight.ops.kernels.sized_gradient import SizedGradient
+from sublight.ops.record.by_name import take, tensors_of
 from sublight.ops.record.library import Registered
+from sublight.ops.record.sized_gradient import SizedGradient
 from sublight.ops.record.tuning import Tile, tile_for
 
 DTYPES = (

@@ -18,10 +18,10 @@ from sublight.cost.movement import embedding as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import copies_of, generator_for, rows_of, why_no_kernel
-from sublight.ops.kernels.sized_gradient import SizedGradient
 from sublight.ops.movement import embedding_gradient
 from sublight.ops.movement.embedding_gradient import NO_PADDING, embedding_backward, launch_backward, trial
 from sublight.ops.record.library import Registered
+from sublight.ops.record.sized_gradient import SizedGradient
 from sublight.ops.record.tuning import Tile
 
 BLOCK = 256  # vectors of a program

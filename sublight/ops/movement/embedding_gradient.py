@@ -16,8 +16,8 @@ import torch
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.op import Buffer, Kernel, Plan
-from sublight.ops.kernels.by_name import take, tensors_of
 from sublight.ops.kernels.rows import add_pairs, block_for, copies_of, rows_of, sums_of
+from sublight.ops.record.by_name import take, tensors_of
 from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import TRIAL, Tile
 

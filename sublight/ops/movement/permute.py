@@ -21,8 +21,8 @@ from sublight.cost.movement import permute as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.kernels.sized_gradient import gradient_by
 from sublight.ops.record.library import Registered
+from sublight.ops.record.sized_gradient import gradient_by
 from sublight.ops.record.tuning import Tile, tile_for
 
 MAX_DIMS = 5

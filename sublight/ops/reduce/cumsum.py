@@ -25,8 +25,8 @@ from sublight.cost.reduce import cumsum as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import Rows, block_for, copies_of, random_rows, rows_of, why_no_kernel
-from sublight.ops.kernels.sized_gradient import gradient_by
 from sublight.ops.record.library import Registered
+from sublight.ops.record.sized_gradient import gradient_by
 from sublight.ops.record.tuning import Tile, tile_for
 
 TILE_BYTES = 16 * 1024  # a row of more is cut in parts

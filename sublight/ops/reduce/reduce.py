@@ -22,8 +22,8 @@ from sublight.cost.reduce import reduce_sum as sum_cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import block_for, copies_of, generator_for, sums_of, why_no_kernel
-from sublight.ops.kernels.sized_gradient import SizedGradient, gradient_by
 from sublight.ops.record.library import Registered
+from sublight.ops.record.sized_gradient import SizedGradient, gradient_by
 from sublight.ops.record.tuning import Tile
 from sublight.ops.reduce.reduction import KERNELS, plan_reduction
 
