@@ -26,7 +26,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 -q --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/python -m pytest -q -m alone
 
-# Every test of the ops on the CPU, of which `test` takes a third: about three minutes on two cores.
+# Every test of the ops on the CPU, of which `test` draws a quarter, others at each commit: ten minutes on two cores.
 thorough: $(READY)
 	SUBLIGHT_THOROUGH=1 $(BIN)/python -m pytest -n 2 -q sublight/ops
 

@@ -40,10 +40,11 @@ def test_any_order_of_any_layout(
     assert torch.equal(result, x.permute(dims)) and result.is_contiguous()
 
 
-def test_every_order_of_five_dimensions(device: str) -> None:
+@pytest.mark.parametrize("last", range(5))
+def test_every_order_of_five_dimensions(last: int, device: str) -> None:
     x = torch.arange(2 * 3 * 4 * 5 * 6, device=device).view(2, 3, 4, 5, 6)
-    for dims in itertools.permutations(range(5)):
-        assert torch.equal(permute.launch(x, dims), x.permute(dims))
+    for dims in itertools.permutations([dim for dim in range(5) if dim != last]):
+        assert torch.equal(permute.launch(x, (*dims, last)), x.permute(*dims, last))
 
 
 def test_repeated_values(device: str) -> None:
