@@ -9,7 +9,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia/version \
 	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test thorough gpu check-compile docs clean
+.PHONY: demo test rest thorough gpu check-compile docs clean
 
 demo: $(READY)
 	$(BIN)/sublight explain examples/unfused_attention.py --html demo/this-machine.html
@@ -28,7 +28,11 @@ test: $(READY)
 
 # Every test of the ops on the CPU, of which `test` draws a quarter, others at each commit: ten minutes on two cores.
 thorough: $(READY)
-	SUBLIGHT_THOROUGH=1 $(BIN)/python -m pytest -n 2 -q sublight/ops
+	SUBLIGHT_CASES=all $(BIN)/python -m pytest -n 2 -q sublight/ops
+
+# Those that `test` left out at this commit.
+rest: $(READY)
+	SUBLIGHT_CASES=rest $(BIN)/python -m pytest -n 2 -q sublight/ops
 
 # On a machine with a GPU, with the Python that is there: installs nothing.
 gpu:
