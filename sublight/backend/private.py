@@ -40,6 +40,7 @@ PARTS = {
     "make_backend": Part("triton.compiler.compiler:make_backend", "compiling for a GPU that is not here"),
     "CompilationError": Part("triton.compiler.errors:CompilationError", "complaints of the compiler by line"),
     "ir": Part("triton._C.libtriton:ir", "checking that a kernel compiles without compiling it to the end"),
+    "cublas": Part("triton._C.libtriton.nvidia:cublas", "other people's scripts that compare with cuBLAS"),
     "AsyncCompileMode": Part("triton.runtime._async_compile:AsyncCompileMode", "compiling kernels side by side"),
     "active_mode": Part("triton.runtime._async_compile:active_mode", "compiling kernels side by side"),
     "knobs": Part("triton:knobs", "hooks around launches and compiler stages"),

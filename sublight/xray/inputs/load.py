@@ -216,7 +216,7 @@ def _of_python(
     for gpu in gpus:
         compilable(gpu)  # said before anything of the user's runs
     if record:
-        launches = _recorded(file, kernel, arguments, compilable(gpus[0]), tell)
+        launches = _recorded(file, kernel, arguments, gpus[0], tell)
     else:
         tell(f"importing {file.name} runs it")
         launches = _in_file(file, kernel, signature, constants)
@@ -247,13 +247,11 @@ def _in_file(file: Path, kernel: str, signature: str, constants: Sequence[str]) 
     return launches_in(file, kernel, signature, constants)
 
 
-def _recorded(
-    file: Path, kernel: str, arguments: Sequence[str], capability: int, tell: Callable[[str], None]
-) -> list[Launch]:
+def _recorded(file: Path, kernel: str, arguments: Sequence[str], gpu: Gpu, tell: Callable[[str], None]) -> list[Launch]:
     """Each specialisation once: its first launch."""
     from sublight.xray.inputs.recorded import record
 
-    launches = record(file, arguments, capability=capability, tell=tell)
+    launches = record(file, arguments, gpu=gpu, tell=tell)
     distinct: dict[str, Launch] = {}
     for launch in launches:
         if kernel in ("", launch.kernel):
