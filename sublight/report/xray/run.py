@@ -23,5 +23,7 @@ def page(report: Report) -> RenderableType:
         parts.append(Text(f"the script itself ended with {report.failure}", style="dim"))
     launches = f"{report.launches:,} launch{'' if report.launches == 1 else 'es'} of {', '.join(report.kernels)}"
     verdict = f"{len(wrong)} finding{'' if len(wrong) == 1 else 's'}" if wrong else "nothing wrong was found"
-    parts.append(Text(f"{launches}: {verdict}", style="bold" if wrong else "bold green"))
+    if not report.is_whole:
+        verdict = f"{verdict if wrong else 'nothing wrong'} until it stopped; the rest was not looked at"
+    parts.append(Text(f"{launches}: {verdict}", style="bold green" if report.is_whole and not wrong else "bold"))
     return Group(*parts)

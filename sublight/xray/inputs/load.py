@@ -29,6 +29,7 @@ def load(
     *,
     signature: str = "",
     constants: Sequence[str] = (),
+    numbers: Mapping[str, int | float] | None = None,
     arguments: Sequence[str] = (),
     shape: str = "",
     dtype: str = "bfloat16",
@@ -41,7 +42,7 @@ def load(
 ) -> tuple[Code, ...]:
     """Every kernel that the target names, for every GPU; `NAME:KERNEL` picks one.
 
-    A Python file takes `signature` and `constants`, or with `record` is run as a script with `arguments`; an op takes
+    A Python file takes `signature`, `constants` and the `numbers` of a launch, or with `record` is run as a script with `arguments`; an op takes
     `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` (256, or sides: "32x8") and
     dynamic `shared_bytes` takes those. `tell` gets what the user should know beside the result, else stderr does.
     """
@@ -61,7 +62,9 @@ def load(
         return codes_of_cache(path, kernel, gpus, tell=say)
     _takes(path, signature=signature, constants=constants, record=record)
     if path.suffix == ".py":
-        return _of_python(path, kernel, gpus, signature, constants, arguments, record=record, tell=say)
+        if record:
+            return _of_script(path, kernel, gpus, arguments, tell=say)
+        return _of_python(path, kernel, gpus, signature, constants, numbers or {}, tell=say)
     from sublight.xray.inputs import binary_files
 
     sides = sides_of(threads)
@@ -206,21 +209,32 @@ def _of_python(
     gpus: Sequence[Gpu],
     signature: str,
     constants: Sequence[str],
-    arguments: Sequence[str],
+    numbers: Mapping[str, int | float],
     *,
-    record: bool,
     tell: Callable[[str], None],
 ) -> tuple[Code, ...]:
+    from sublight.xray.inputs.python import launches_in
+
+    _must_compile(gpus)
+    tell(f"importing {file.name} runs it")
+    launches = launches_in(file, kernel, signature, constants, numbers)
+    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+
+
+def _of_script(
+    file: Path, kernel: str, gpus: Sequence[Gpu], arguments: Sequence[str], *, tell: Callable[[str], None]
+) -> tuple[Code, ...]:
+    _must_compile(gpus)
+    launches = _recorded(file, kernel, arguments, gpus[0], tell)
+    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+
+
+def _must_compile(gpus: Sequence[Gpu]) -> None:
+    """Said before anything of the user's runs."""
     from sublight.backend.record import compilable
 
     for gpu in gpus:
-        compilable(gpu)  # said before anything of the user's runs
-    if record:
-        launches = _recorded(file, kernel, arguments, gpus[0], tell)
-    else:
-        tell(f"importing {file.name} runs it")
-        launches = _in_file(file, kernel, signature, constants)
-    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+        compilable(gpu)
 
 
 def _compiled(wanted: Sequence[tuple[Launch, Gpu]], tell: Callable[[str], None]) -> tuple[Code, ...]:
@@ -239,12 +253,6 @@ def _compiled(wanted: Sequence[tuple[Launch, Gpu]], tell: Callable[[str], None])
     for words in dict.fromkeys(map(str, failures)):
         tell(f"left out: {words}")
     return tuple(found)
-
-
-def _in_file(file: Path, kernel: str, signature: str, constants: Sequence[str]) -> list[Launch]:
-    from sublight.xray.inputs.python import launches_in
-
-    return launches_in(file, kernel, signature, constants)
 
 
 def _recorded(file: Path, kernel: str, arguments: Sequence[str], gpu: Gpu, tell: Callable[[str], None]) -> list[Launch]:

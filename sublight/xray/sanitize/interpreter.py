@@ -104,16 +104,22 @@ class Watch:
 
 
 class Compiled:
-    """In place of the compiled kernel that a launch gives back: scripts ask for its registers, and launch it again."""
+    """In place of the compiled kernel that a launch gives back: scripts ask for its registers, and launch it again.
+
+    They divide by what they get, so that nothing is zero.
+    """
 
     n_regs, n_spills, n_max_threads = 32, 0, 1024
 
     def __init__(self, jit: Any, num_warps: int) -> None:
         self.jit, self.name = jit, jit.__name__
-        self.metadata = SimpleNamespace(shared=0, num_warps=num_warps, num_stages=1, name=self.name)
+        self.metadata = SimpleNamespace(shared=1024, num_warps=num_warps, num_stages=1, name=self.name)
         self.asm: dict[str, str] = defaultdict(str)
 
     def _init_handles(self) -> None: ...
+
+    def result(self) -> Compiled:
+        return self
 
     def __getitem__(self, grid: Any) -> Any:
         return self.jit[grid]
