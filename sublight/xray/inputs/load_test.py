@@ -313,8 +313,8 @@ BAD = {
     "missing": "plain in kernels.py needs a type for x_ptr, y_ptr and a value for BLOCK: add --sig 'x_ptr:*bf16, "
     "y_ptr:*bf16, n:i64' --const BLOCK=1024",
     "which": "kernels.py has 7 kernels, name one of plain, tuned, guessed, laid, mislaid, calls_wrong, no_instruction; "
-    "plain in kernels.py needs a type for x_ptr, y_ptr, n and a value for BLOCK: sublight xray --record SCRIPT.py takes "
-    "them from a script that calls plain, or add --sig 'x_ptr:*bf16, y_ptr:*bf16, n:i32' --const BLOCK=1024",
+    "plain in kernels.py needs a type for x_ptr, y_ptr, n and a value for BLOCK: sublight xray --record SCRIPT.py "
+    "takes them from a script that calls plain, or add --sig 'x_ptr:*bf16, y_ptr:*bf16, n:i32' --const BLOCK=1024",
     "too_large": "--arg n=5000000000 does not fit i32: write n:i64 in --sig",
     "no_multiple": "--arg n=100 is no multiple of 16, as --sig has it: leave :16 out there",
     "no_kernel": "kernels.py has no kernel 'plane': it has plain",

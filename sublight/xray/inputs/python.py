@@ -146,7 +146,9 @@ def specialised(
         elif kind.is_one:
             given.setdefault(name, 1)  # written so
     types = {name: kind for name, kind in typed.items() if isinstance(kind, Typed)}
-    by_name = {names[int(name)] if name.isdecimal() and int(name) < len(names) else name: numbers[name] for name in numbers}
+    by_name = {
+        names[int(name)] if name.isdecimal() and int(name) < len(names) else name: numbers[name] for name in numbers
+    }
     return launch_as_told(found, types, given, where=file.name, numbers=by_name)
 
 
@@ -219,7 +221,9 @@ def _what_is_missing(found: Found, missing: list[Any], types: Mapping[str, Typed
     ordered = [each.name for each in found.jit.params if each.name in kinds]
     example = [f"--sig '{', '.join(f'{name}:{kinds[name]}' for name in ordered)}'"] * bool(untyped)
     example += [f"--const {name}={guessed_value(name)}" for name in unset]
-    recorded = "" if types else f"sublight xray --record SCRIPT.py takes them from a script that calls {found.name}, or "
+    recorded = (
+        "" if types else f"sublight xray --record SCRIPT.py takes them from a script that calls {found.name}, or "
+    )
     return f"{found.name} in {where} needs {' and '.join(needs)}: {recorded}add {' '.join(example)}"
 
 

@@ -21,9 +21,9 @@ from sublight.xray.pretend.torch_cuda import cuda_of
 from sublight.xray.pretend.triton_driver import driver_of, nothing_timed
 from sublight.xray.record import Finding, Place
 from sublight.xray.sanitize import children
-from sublight.xray.sanitize import compile as sanitize_compile
 from sublight.xray.sanitize import torch_hooks as sanitize_torch
 from sublight.xray.sanitize.interpreter import Session, Watch
+from sublight.xray.sanitize.job import describe
 from sublight.xray.sanitize.notes import Stack
 
 GPU = find_gpu("h100")  # that scripts find, whatever machine this is
@@ -31,7 +31,7 @@ GPU = find_gpu("h100")  # that scripts find, whatever machine this is
 
 def main(order_file: str) -> None:
     order = json.loads(Path(order_file).read_text(encoding="utf-8"))
-    watch = Watch(Stack.of_libraries(), sanitize_compile.describe)
+    watch = Watch(Stack.of_libraries(), describe)
     watch.install()
     with cuda_of(GPU), driver_of(GPU), nothing_timed(leave_out):
         answers, jobs = _run_all(order, watch)
