@@ -52,9 +52,8 @@ class Typed:
         """
         if self.kind.startswith("fp") or isinstance(value, float):
             return self
-        if (bits := re.fullmatch(r"[iu](\d+)", self.kind)) and not -(2 ** (int(bits[1]) - 1)) <= value < 2 ** int(
-            bits[1]
-        ):
+        bits = re.fullmatch(r"[iu](\d+)", self.kind)
+        if bits and not -(2 ** (int(bits[1]) - 1)) <= value < 2 ** (int(bits[1]) - self.kind.startswith("i")):
             raise BadInput(f"--arg {name}={value} does not fit {self.kind}: write {name}:i64 in --sig")
         if self.divisor == 16 and value % 16:
             raise BadInput(f"--arg {name}={value} is no multiple of 16, as --sig has it: leave :16 out there")
