@@ -44,7 +44,8 @@ def load(
 
     A Python file takes `signature`, `constants` and the `numbers` of a launch, or with `record` is run as a script with
     `arguments`; an op takes `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` (256,
-    or sides: "32x8") and dynamic `shared_bytes` takes those. `tell` gets what the user should know beside the result, else stderr does.
+    or sides: "32x8") and dynamic `shared_bytes` takes those. `tell` gets what the user should know beside the result,
+    else stderr does.
     """
     say = tell or _to_stderr
     path, kernel = parted(target)
