@@ -54,13 +54,19 @@ def driver_of(gpu: Gpu) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def nothing_timed(run_benchmark: Callable[..., None]) -> Iterator[None]:
-    """Autotune takes its first configuration, `do_bench` runs once, and `run_benchmark` gets benchmarks."""
+def nothing_timed(
+    run_benchmark: Callable[..., None], tried: Callable[[Any], None] = lambda tuner: None
+) -> Iterator[None]:
+    """Autotune takes its first configuration, `do_bench` runs once, and `run_benchmark` gets benchmarks.
+
+    `tried` hears of autotuners that would have tried configurations.
+    """
     import triton
 
     Autotuner = private.Autotuner
 
     def first_wins(self: Any, *args: Any, **kwargs: Any) -> list[float]:
+        tried(self)
         return [1.0, 1.0, 1.0]  # all are alike: the first
 
     def unkept(self: Any, key: Any, configs: Any, bench_fn: Callable[[], None]) -> bool:

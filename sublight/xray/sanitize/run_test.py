@@ -150,6 +150,7 @@ assert y.sum().item() == 96
 def k(x_ptr, byte_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(byte_ptr + at, tl.full((BLOCK,), 1, tl.int8))  # planted: unwritten-output
+    tl.debug_barrier()
     tl.store(x_ptr, tl.load(x_ptr) + tl.load(x_ptr + BLOCK // 4))  # planted: uninitialised-read
 x = torch.empty(64)
 k[(1,)](x, x.view(torch.int8), BLOCK=64)

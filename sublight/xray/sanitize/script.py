@@ -25,6 +25,8 @@ from sublight.xray.sanitize import torch_hooks as sanitize_torch
 from sublight.xray.sanitize.interpreter import Session, Watch
 from sublight.xray.sanitize.job import describe
 from sublight.xray.sanitize.notes import Stack
+from sublight.xray.sanitize.order import LockKept
+from sublight.xray.sanitize.tuned import Tuned
 
 GPU = find_gpu("h100")  # that scripts find, whatever machine this is
 
@@ -33,7 +35,12 @@ def main(order_file: str) -> None:
     order = json.loads(Path(order_file).read_text(encoding="utf-8"))
     watch = Watch(Stack.of_libraries(), describe)
     watch.install()
-    with cuda_of(GPU), driver_of(GPU), nothing_timed(leave_out):
+
+    def tried(tuner: Any) -> None:
+        assert watch.session is not None
+        watch.session.tuned[tuner.base_fn] = Tuned.of(tuner)
+
+    with cuda_of(GPU), driver_of(GPU), nothing_timed(leave_out, tried):
         answers, jobs = _run_all(order, watch)
     sys.stdout.flush()
     Path(order["answers"]).write_text(json.dumps(answers), encoding="utf-8")
@@ -94,6 +101,8 @@ def _note_failure(failed: BaseException, file: Path, session: Session, stack: St
     if isinstance(cause, SyntaxError) and cause.filename:
         place = Place(file=cause.filename, line=cause.lineno or 0)
     kernel = "" if type(failed).__name__ != "InterpreterError" else next(reversed(session.names), "")
+    if isinstance(cause, LockKept):
+        return "a kernel that waits for ever"  # noted where it waits
     if isinstance(cause, NotImplementedError) and "interpreter" in words:
         detail = f"Triton's interpreter cannot run this, so the rest was not looked at: {words}"
         session.notes.add("not-interpreted", kernel, place, detail, is_information=True)
