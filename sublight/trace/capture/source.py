@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from sublight.backend import private
 from sublight.trace.capture.steps import leave_uncompiled
 
 MARK = "sublight@"
@@ -33,7 +34,7 @@ class SourceTracer:
 
         self.places: list[tuple[str, str]] = []  # (source, module) by the number in a mark
         self._marks = 0
-        self._mark: Any = torch._C._profiler._RecordFunctionFast
+        self._mark: Any = private.RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
         self._call_code: CodeType = torch.nn.Module._call_impl.__code__
         self._user: dict[str, str] = {script: _shown(script)} if script else {}  # by file; "" is not the user's
