@@ -56,7 +56,7 @@ def load(
     if not gpus and (path is None or path.suffix in (".py", ".cu", ".ptx")):
         raise BadInput(f"{target} is compiled for a GPU, and none is named: add --gpu h100, or another")
     if path is None:
-        return _of_op(target, gpus, shape=shape, dtype=dtype)
+        return _of_op(target, gpus, shape=shape, dtype=dtype, tell=say)
     if path.is_dir():
         from sublight.xray.inputs.binary_files import codes_of_cache
 
@@ -191,17 +191,29 @@ def _takes(path: Path, *, signature: str, constants: Sequence[str], record: bool
         raise BadInput(f"--sig, --const and --record are for Python files, {path.name} is none: leave them out")
 
 
-def _of_op(target: str, gpus: Sequence[Gpu], *, shape: str, dtype: str) -> tuple[Code, ...]:
+def _of_op(
+    target: str, gpus: Sequence[Gpu], *, shape: str, dtype: str, tell: Callable[[str], None]
+) -> tuple[Code, ...]:
+    from sublight.cost import shape_text
     from sublight.ops import find
     from sublight.xray.inputs.op import launches_of_op
 
     name, _, kernel = target.partition(":")
     op, dtype = find(name), parse_dtype(dtype)
-    return tuple(
-        build.code_of(launch, gpu)
-        for gpu in gpus
-        for launch in launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
-    )
+    codes: list[Code] = []
+    for gpu in gpus:
+        found = launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
+        codes += [
+            replace(build.code_of(launch, gpu), at=f"{shape_text(at)} {dtype}")
+            for launch, at in zip(found.launches, found.shapes, strict=True)
+        ]
+        if found.unmet:
+            rare = ", ".join(f"{each} ({shape_text(at)})" for each, at in found.unmet.items())
+            tell(
+                f"not shown, for calls hardly ever meet them: {rare} on {gpu.key}; "
+                f"{name}:{next(iter(found.unmet))} shows one, --shape another shape"
+            )
+    return tuple(codes)
 
 
 def _of_python(
