@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sublight import units
+from sublight.report.xray.causes import causes
 from sublight.report.xray.facts import bytes_text, labels, over_ideal, same_kernels
 from sublight.report.xray.view import KernelView
 
@@ -45,7 +46,7 @@ def _row(view: KernelView, at: int, label: str) -> Row:
     used = view.code.resources
     ratio = max((each for each in map(over_ideal, view.accesses) if each is not None), default=None)
     conflict = max((each.bank_conflict for each in view.accesses if each.bank_conflict is not None), default=None)
-    wrong = sum(not finding.is_information for finding in view.findings)
+    wrong = sum(not cause.lead.is_information for cause in causes(view.findings))
     cells = {
         "GPU": view.code.gpu.key,
         "at": view.code.at,

@@ -207,12 +207,10 @@ def _of_op(
             replace(build.code_of(launch, gpu), at=f"{shape_text(at)} {dtype}")
             for launch, at in zip(found.launches, found.shapes, strict=True)
         ]
-        if found.unmet:
-            rare = ", ".join(f"{each} ({shape_text(at)})" for each, at in found.unmet.items())
-            tell(
-                f"not shown, for calls hardly ever meet them: {rare} on {gpu.key}; "
-                f"{name}:{next(iter(found.unmet))} shows one, --shape another shape"
-            )
+        for why, kernels in (("other shapes run", found.others), ("calls hardly ever meet", found.unmet)):
+            if kernels:
+                named = ", ".join(f"{each} ({shape_text(at)})" for each, at in kernels.items())
+                tell(f"{why} {named}: not shown; {name}:{next(iter(kernels))} or --shape shows them")
     return tuple(codes)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublight.backend.record import Launch, compilable, no_interpreter
@@ -33,15 +33,16 @@ class OfOp:
 
     launches: tuple[Launch, ...]
     shapes: tuple[Shape, ...]  # of each launch
-    unmet: Mapping[str, Shape]  # kernels that no such call launches, each with a shape of the tests that does
+    others: Mapping[str, Shape] = field(default_factory=dict)  # kernels of the benchmark's other shapes
+    unmet: Mapping[str, Shape] = field(default_factory=dict)  # kernels that only shapes of the tests launch
 
 
 def launches_of_op(op: Op, gpu: Gpu, *, kernel: str = "", shape: str = "", dtype: str = "bfloat16") -> OfOp:
-    """The kernels of plain calls, forward and backward, at the shapes that the benchmark times or at the one given.
+    """The kernels of a plain call, forward and backward, at the shape given, else at a typical one of the benchmark's.
 
-    Each kernel comes once, as its most demanding shape has it. A kernel that is named and that no such call launches
-    comes from the shapes of the tests, with gaps between rows and options. Launches have tensors of the CPU for
-    arguments, or, of what a kernel before computes, without data.
+    A kernel that is named comes as the most demanding shape of the benchmark has it, or of the tests, with gaps between
+    rows and options. Launches have tensors of the CPU for arguments, or, of what a kernel before computes, without
+    data.
     """
     no_interpreter()
     capability = compilable(gpu)
@@ -56,16 +57,34 @@ def launches_of_op(op: Op, gpu: Gpu, *, kernel: str = "", shape: str = "", dtype
     if kernel not in ("", *met) or not (shape or kernel):
         every = _largest_launches(op, shapes if shape else (*op.shapes, *op.test_shapes), dtype, gpu, make)
         unmet = {name: each for name, each in every.items() if name not in met and name in own}
-    wanted = {name: each for name, each in ({**met, **unmet} if kernel else met).items() if kernel in ("", name)}
-    best = {name: each for name, each in wanted.items() if name in own}
+    if kernel:
+        shown = {name: each for name, each in {**met, **unmet}.items() if name == kernel}
+    else:
+        shown = met if shape else _largest_launches(op, (_typical(op, dtype, gpu),), dtype, gpu, _call)
+    best = {name: each for name, each in shown.items() if name in own}
     if not best:
         raise BadInput(_why_none(op, gpu, kernel, shape, dtype, sorted(met)))
     found = [best[name] for name in names if name in best]
+    launches = tuple(_with_arguments(op, launch, at, dtype, gpu) for launch, at in found)
+    of_found = tuple(at for _, at in found)
+    if kernel or shape:
+        return OfOp(launches=launches, shapes=of_found)
     return OfOp(
-        launches=tuple(_with_arguments(op, launch, at, dtype, gpu) for launch, at in found),
-        shapes=tuple(at for _, at in found),
-        unmet={} if kernel or shape else {name: at for name, (_, at) in unmet.items()},
+        launches=launches,
+        shapes=of_found,
+        others={name: at for name, (_, at) in met.items() if name not in best and name in own},
+        unmet={name: at for name, (_, at) in unmet.items()},
     )
+
+
+def _typical(op: Op, dtype: str, gpu: Gpu) -> Shape:
+    """Of the benchmark's shapes that launch the same kernels as most of them do, one of middle size."""
+    by_kernels: dict[tuple[str, ...], list[Shape]] = {}
+    for each in op.shapes:
+        kernels = tuple(sorted({launch.kernel for launch in _recorded(op, each, dtype, gpu, "meta", _call)}))
+        by_kernels.setdefault(kernels, []).append(each)
+    alike = max(by_kernels.values(), key=len)
+    return sorted(alike, key=lambda shape: _elements(op, shape, dtype))[len(alike) // 2]
 
 
 def _largest_launches(
