@@ -253,7 +253,11 @@ def _told(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
 
 def _takes(code: Code, name: str) -> bool:
     """By its name where the source is at hand, else by its place: PTX and cubins keep no names."""
-    return name in code.signature or name in code.constants or (name.isdecimal() and (not code.signature or int(name) < len(code.signature)))
+    return (
+        name in code.signature
+        or name in code.constants
+        or (name.isdecimal() and (not code.signature or int(name) < len(code.signature)))
+    )
 
 
 def _grid(words: str) -> tuple[int, ...]:
