@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sublight.xray.record import Place
+from sublight.xray.sanitize.launch import Launch
 from sublight.xray.sanitize.memory import Array
 from sublight.xray.sanitize.order import Kind
 from sublight.xray.sanitize.undefined import Lanes
-
-if TYPE_CHECKING:
-    from sublight.xray.sanitize.interpreter import Watch
 
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
     """Loads, stores and atomics, each checked before it is made."""
 
-    watch: Watch
     interpreter: Any
+    launch: Callable[[], Launch | None]  # the one that is on
+    place: Callable[[], Place]  # the user's line that runs
     undefined: Lanes
 
     def install(self, builder: Any) -> None:
@@ -38,16 +38,16 @@ class Accesses:
 
     def _barrier(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            if launch := self.watch.launch:
+            if launch := self.launch():
                 launch.barriers.since = launch.event
             return original(*args, **kwargs)
 
         return method
 
     def _access(self, kind: Kind, ptr: Any, mask: Any, size: int, **more: Any) -> tuple[Array, Array]:
-        launch = self.watch.launch
+        launch = self.launch()
         assert launch is not None
-        place = self.watch.stack.place()
+        place = self.place()
         lanes = np.broadcast_to(_data(mask), ptr.data.shape).astype(bool)
         if stray := ptr.attr.get("strayed"):
             wrong = lanes & np.broadcast_to(stray.lanes, lanes.shape)
@@ -123,10 +123,10 @@ class Accesses:
             if not lanes.all():  # it has no mask of its own; what it would compare is not there
                 return handle(cmp.data.copy(), cmp.dtype.scalar)
             result = original(builder, handle(true, ptr.dtype), cmp, val, sem, scope)
-            if lanes.size == 1 and self.watch.launch:
+            if lanes.size == 1 and (launch := self.launch()):
                 expected, put, before = (int(each.data.reshape(-1)[0]) for each in (cmp, val, result))
-                place = self.watch.stack.place()
-                self.watch.launch.order.compared(
+                place = self.place()
+                launch.order.compared(
                     int(true.reshape(-1)[0]), place, expected=expected, put=put, before=before
                 )
             return result

@@ -95,7 +95,7 @@ class Watch:
         Offsets(interpreter, self.stack.place).install(builder)
         lanes = Lanes(interpreter, self.stack.place, self.note)
         lanes.install(builder)
-        Accesses(self, interpreter, lanes).install(builder)
+        Accesses(interpreter, lambda: self.launch, self.stack.place, lanes).install(builder)
         sanitize_libdevice.install(interpreter)
         # Triton checks every sum by a second one in 64 bits, and throws the answer away outside of debug mode
         options = interpreter.interpreter_builder.options
