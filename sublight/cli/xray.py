@@ -153,7 +153,7 @@ def compare(wanted: Wanted) -> int:
 
 
 def run_script(wanted: Wanted) -> int:
-    """Run a script on the CPU under watch; 1 where something is to be mended, 3 where it was not looked at to its end."""
+    """Run a script on the CPU under watch; 1: something is to be mended, 3: it was not run to its end."""
     from sublight.report.xray import run as xray_run
     from sublight.xray.sanitize import run as sanitize
 

@@ -126,9 +126,7 @@ class Accesses:
             if lanes.size == 1 and (launch := self.launch()):
                 expected, put, before = (int(each.data.reshape(-1)[0]) for each in (cmp, val, result))
                 place = self.place()
-                launch.order.compared(
-                    int(true.reshape(-1)[0]), place, expected=expected, put=put, before=before
-                )
+                launch.order.compared(int(true.reshape(-1)[0]), place, expected=expected, put=put, before=before)
             return result
 
         return create_atomic_cas
