@@ -75,6 +75,7 @@ PARTS = {
     "eval_frame": Part("torch._C._dynamo:eval_frame", "whether torch.compile is compiling"),
     "int_mm": Part("torch:_int_mm", "int8 products by cuBLAS"),
     "scaled_mm": Part("torch:_scaled_mm", "fp8 products by cuBLAS"),
+    "comparison": Part("torch.testing._comparison:", "comparing plain tensors without loading distributed ones"),
     "dynamo": Part("torch._dynamo:", "torch.compile's settings, and modules that it wraps"),
 }
 

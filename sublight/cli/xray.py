@@ -154,7 +154,6 @@ def compare(wanted: Wanted) -> int:
 
 def run_script(wanted: Wanted) -> int:
     """Run a script on the CPU under watch; 1: something is to be mended, 3: it was not run to its end."""
-    from sublight.report.xray import run as xray_run
     from sublight.xray.sanitize import run as sanitize
 
     if not wanted.target or Path(wanted.target).suffix != ".py":
@@ -162,6 +161,8 @@ def run_script(wanted: Wanted) -> int:
         raise BadInput(f"--run takes a Python script: sublight xray --run script.py{given}")
     with cli_output.stdout_kept():
         found = sanitize.run(Path(wanted.target), wanted.args, at=sanitize.parse_sizes(wanted.at))
+    from sublight.report.xray import run as xray_run  # the script runs first: this takes as long as a short one
+
     cli_output.show(xray_run.page(found), found.to_json(), wanted.json)
     return 1 if not found.is_clean else 0 if found.is_whole else 3
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sublight.backend.record import Launch
 from sublight.cost import parse_dtype
@@ -16,6 +16,9 @@ from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray import build
 from sublight.xray.record import Code
+
+if TYPE_CHECKING:
+    from sublight.op import Op
 
 MOST_THREADS = 1024  # of a block, on every GPU
 MOST_LAUNCHES = 32  # of one recorded script
@@ -204,7 +207,7 @@ def _of_op(
     for gpu in gpus:
         found = launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
         codes += [
-            replace(build.code_of(launch, gpu), at=f"{shape_text(at)} {dtype}")
+            replace(build.code_of(launch, gpu), at=f"{shape_text(at)} {dtype}", accepted=_accepted(op, launch.kernel))
             for launch, at in zip(found.launches, found.shapes, strict=True)
         ]
         for why, kernels in (("other shapes run", found.others), ("calls hardly ever meet", found.unmet)):
@@ -212,6 +215,13 @@ def _of_op(
                 named = ", ".join(f"{each} ({shape_text(at)})" for each, at in kernels.items())
                 tell(f"{why} {named}: not shown; {name}:{next(iter(kernels))} or --shape shows them")
     return tuple(codes)
+
+
+def _accepted(op: Op, kernel: str) -> dict[str, str]:
+    """What the op's record says of its spills and narrow accesses."""
+    record = next(each for each in op.kernels if each.name == kernel)
+    words = {"spill": record.spills, "narrow-load": record.narrow, "narrow-store": record.narrow}
+    return {name: why for name, why in words.items() if why}
 
 
 def _of_python(

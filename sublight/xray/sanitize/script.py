@@ -40,7 +40,7 @@ def main(order_file: str) -> None:
         assert watch.session is not None
         watch.session.tuned[tuner.base_fn] = Tuned.of(tuner)
 
-    with cuda_of(GPU), driver_of(GPU), nothing_timed(leave_out, tried):
+    with cuda_of(GPU), driver_of(GPU), nothing_timed(leave_out, tried), sanitize_torch.plain_comparisons():
         answers, jobs = _run_all(order, watch)
     sys.stdout.flush()
     Path(order["answers"]).write_text(json.dumps(answers), encoding="utf-8")

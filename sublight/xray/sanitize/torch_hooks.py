@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sublight.backend import private
+from sublight.xray.pretend.replaced import replaced
 from sublight.xray.pretend.torch_cuda import OnCpu, modes_in_threads
 from sublight.xray.sanitize.memory import Memory
 
@@ -18,6 +21,10 @@ _SIZES_ONLY = ("_like", "is_same_size", "size", "stride", "numel", "new_zeros", 
 
 class Reads(TorchDispatchMode):
     """Tells the shadow of every operation that makes, writes or reads a tensor."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch loads Dynamo at the first operation, which takes as long as all the rest
 
     def __init__(self, memory: Memory) -> None:
         super().__init__()
@@ -62,6 +69,21 @@ def _tensors(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _tensors(part)
+
+
+@contextlib.contextmanager
+def plain_comparisons() -> Iterator[None]:
+    """torch.testing loads torch.distributed.tensor to compare, which takes a second: not where nobody else has."""
+    comparison = private.comparison
+    name = "_unwrap_dtensor_for_comparison"
+    original = getattr(comparison, name, None)
+
+    def unwrapped(actual: Any, expected: Any) -> Any:
+        is_loaded = "torch.distributed.tensor" in sys.modules
+        return original(actual, expected) if original and is_loaded else (actual, expected)
+
+    with replaced(comparison, {name: unwrapped} if original else {}):
+        yield
 
 
 @contextlib.contextmanager
