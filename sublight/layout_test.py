@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,75 @@ def test_imports_point_down(path: Path) -> None:
 )
 def test_the_checker_finds_wrong_imports(part: str, source: str, found: list[str]) -> None:
     assert upward(part, source) == found
+
+
+def module_of(path: Path) -> str:
+    """sublight.report.bench; a folder's __init__.py is the folder."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_imported(source: str, known: Collection[str]) -> set[str]:
+    """Of these modules, those that a file imports, inside functions and for type checkers too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name and name not in known:
+                name = name.rpartition(".")[0]
+            found |= {name} - {"", "sublight"}
+    return found
+
+
+def cycles(imports: Mapping[str, Collection[str]]) -> set[frozenset[str]]:
+    """Modules that import one another, however far round.
+
+    >>> [sorted(each) for each in cycles({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]})]
+    [['a', 'b', 'c']]
+    """
+    reached: dict[str, set[str]] = {}
+    for name in imports:
+        seen: set[str] = set()
+        ahead = list(imports[name])
+        while ahead:
+            each = ahead.pop()
+            if each not in seen:
+                seen.add(each)
+                ahead += imports.get(each, ())
+        reached[name] = seen
+    return {
+        frozenset({name, *(each for each in reached[name] if name in reached.get(each, ()))})
+        for name in imports
+        if any(name in reached.get(each, ()) for each in reached[name] - {name})
+    }
+
+
+RECORD = "sublight.ops.record."
+KNOWN_CYCLES = {frozenset({f"{RECORD}call", f"{RECORD}gradient", f"{RECORD}library"})}  # take it out with the cycle
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    files = {module_of(path): path for path in sources()}
+    found = cycles(
+        {name: modules_imported(path.read_text(encoding="utf-8"), files) - {name} for name, path in files.items()}
+    )
+    assert found == KNOWN_CYCLES
+
+
+@pytest.mark.parametrize(
+    ("imports", "found"),
+    [
+        ({"a": ["b"], "b": [], "c": ["a", "b"]}, set()),
+        ({"a": ["b"], "b": ["a"], "c": ["a"]}, {frozenset("ab")}),
+        ({"a": ["b"], "b": ["c"], "c": ["d"], "d": ["b"], "e": ["f"], "f": ["e"]}, {frozenset("bcd"), frozenset("ef")}),
+    ],
+)
+def test_the_checker_finds_cycles(imports: dict[str, list[str]], found: set[frozenset[str]]) -> None:
+    assert cycles(imports) == found
 
 
 def defining(folder: str, record: str) -> set[str]:

@@ -40,6 +40,7 @@ PARTS = {
     "make_backend": Part("triton.compiler.compiler:make_backend", "compiling for a GPU that is not here"),
     "CompilationError": Part("triton.compiler.errors:CompilationError", "complaints of the compiler by line"),
     "ir": Part("triton._C.libtriton:ir", "checking that a kernel compiles without compiling it to the end"),
+    "cublas": Part("triton._C.libtriton.nvidia:cublas", "other people's scripts that compare with cuBLAS"),
     "AsyncCompileMode": Part("triton.runtime._async_compile:AsyncCompileMode", "compiling kernels side by side"),
     "active_mode": Part("triton.runtime._async_compile:active_mode", "compiling kernels side by side"),
     "knobs": Part("triton:knobs", "hooks around launches and compiler stages"),
@@ -74,6 +75,7 @@ PARTS = {
     "eval_frame": Part("torch._C._dynamo:eval_frame", "whether torch.compile is compiling"),
     "int_mm": Part("torch:_int_mm", "int8 products by cuBLAS"),
     "scaled_mm": Part("torch:_scaled_mm", "fp8 products by cuBLAS"),
+    "comparison": Part("torch.testing._comparison:", "comparing plain tensors without loading distributed ones"),
     "dynamo": Part("torch._dynamo:", "torch.compile's settings, and modules that it wraps"),
 }
 

@@ -153,12 +153,12 @@ def bench(
     from sublight import results
     from sublight.cli import bench as cli_bench
     from sublight.report import bench as report
-    from sublight.report.draw import roofline
+    from sublight.report.draw import plot as draw_plot
 
     if tune:
         return cli_bench.tune(json)
     cli_output.check_writable(plot, json)
-    roofline.check(plot)
+    draw_plot.check(plot)
     old = results.read_run(Path(compare)) if compare else None
     whole = results.read_run(Path(into)) if into else None  # before an hour is spent
     if show:
@@ -177,9 +177,9 @@ def bench(
         words = (shape or (), _split(dtype), _split(against), _split(direction))
         run, interrupted = cli_bench.measure(ops or (), _kind(device), *words, quick)
     if plot:
-        roofline.write(run, Path(plot))
+        draw_plot.write(run, Path(plot))
     changes = results.compare(old.rows, run.rows) if old else None
-    cli_output.show(report.everything(run, changes), report.to_json(run, changes), json)
+    cli_output.show(report.everything(run, changes, draw_plot.terminal(run)), report.to_json(run, changes), json)
     if whole:
         results.write_json(whole.merged(run).to_json(), Path(into))
     if interrupted:

@@ -153,8 +153,7 @@ def compare(wanted: Wanted) -> int:
 
 
 def run_script(wanted: Wanted) -> int:
-    """Run a script on the CPU under watch; 1 where something is to be mended."""
-    from sublight.report.xray import run as xray_run
+    """Run a script on the CPU under watch; 1: something is to be mended, 3: it was not run to its end."""
     from sublight.xray.sanitize import run as sanitize
 
     if not wanted.target or Path(wanted.target).suffix != ".py":
@@ -162,8 +161,10 @@ def run_script(wanted: Wanted) -> int:
         raise BadInput(f"--run takes a Python script: sublight xray --run script.py{given}")
     with cli_output.stdout_kept():
         found = sanitize.run(Path(wanted.target), wanted.args, at=sanitize.parse_sizes(wanted.at))
+    from sublight.report.xray import run as xray_run  # the script runs first: this takes as long as a short one
+
     cli_output.show(xray_run.page(found), found.to_json(), wanted.json)
-    return 0 if found.is_clean else 1
+    return 1 if not found.is_clean else 0 if found.is_whole else 3
 
 
 def _refuse(what: str, wanted: Wanted, flags: Iterable[str]) -> None:
@@ -205,6 +206,7 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
         _gpus(wanted.gpus, target),
         signature=wanted.signature,
         constants=wanted.constants,
+        numbers=dict(map(_number, wanted.numbers)),
         arguments=args,
         shape=wanted.shape,
         dtype=parse_dtype(wanted.dtype or DEFAULT_DTYPE),
@@ -252,7 +254,11 @@ def _told(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
 
 def _takes(code: Code, name: str) -> bool:
     """By its name where the source is at hand, else by its place: PTX and cubins keep no names."""
-    return name in code.signature or (name.isdecimal() and (not code.signature or int(name) < len(code.signature)))
+    return (
+        name in code.signature
+        or name in code.constants
+        or (name.isdecimal() and (not code.signature or int(name) < len(code.signature)))
+    )
 
 
 def _grid(words: str) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sublight import units
+from sublight.limits.folder import cache_folder
 from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit, Samples
 
@@ -194,8 +195,6 @@ def scratch_folder() -> Path:
     """SUBLIGHT_DISK, else where the cache lies or would lie, else the folder for temporary files."""
     if chosen := os.environ.get("SUBLIGHT_DISK"):
         return Path(chosen)
-    from sublight.limits.run import cache_folder  # which lists the probes, this one among them
-
     cache = cache_folder().absolute()
     there = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
     return there if os.access(there, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())

@@ -8,7 +8,6 @@ import hashlib
 import os
 import platform
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from sublight import gpus, nvml, units
 from sublight.errors import BadInput, nearest
 from sublight.limits import LIMITS
+from sublight.limits.folder import cache_folder
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
 from sublight.results import Limit, Limits, read_limits, write_json
@@ -38,18 +38,6 @@ class Machine:
     def cache_path(self) -> Path:
         safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.uuid}-{self.driver}")
         return cache_folder() / "limits" / f"{safe}.json"
-
-
-def cache_folder() -> Path:
-    """Where measured limits are kept: SUBLIGHT_CACHE, else the user's cache folder."""
-    if chosen := os.environ.get("SUBLIGHT_CACHE"):
-        return Path(chosen)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "sublight"
-    try:
-        return Path.home() / ".cache" / "sublight"
-    except RuntimeError:  # a user without a home, as some containers have
-        return Path(tempfile.gettempdir()) / "sublight"
 
 
 def this_machine(kind: Kind | None = None) -> Machine:

@@ -173,14 +173,12 @@ def compare_page(changes: Sequence[Change]) -> RenderableType:
     return Group(out, words)
 
 
-def everything(run: Run, changes: Sequence[Change] | None) -> RenderableType:
+def everything(run: Run, changes: Sequence[Change] | None, drawn: RenderableType | None) -> RenderableType:
     """What `sublight bench` prints: the table, the roofline, and what changed where that was asked."""
     from rich.console import Group
     from rich.text import Text
 
-    from sublight.report.draw import roofline
-
-    parts = [page(run), roofline.terminal(run), compare_page(changes) if changes is not None else None]
+    parts = [page(run), drawn, compare_page(changes) if changes is not None else None]
     shown = [part for part in parts if part is not None]
     return Group(*(item for part in shown for item in (part, Text(""))))
 

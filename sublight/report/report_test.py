@@ -16,7 +16,7 @@ from sublight import gpus, results
 from sublight.errors import BadInput
 from sublight.report import bench, fakes, limits, markdown, pictures
 from sublight.report import gpus as gpus_report
-from sublight.report.draw import canvas, console, page, roofline, svg
+from sublight.report.draw import canvas, console, page, plot, roofline, svg
 from sublight.results import write_file
 
 
@@ -37,7 +37,11 @@ def many() -> results.Run:
 @pytest.mark.parametrize("columns", [80, 100, 140])
 @pytest.mark.parametrize(
     "renderable",
-    [limits.page(fakes.limits()), bench.everything(many(), []), gpus_report.overview(gpus.all_gpus())],
+    [
+        limits.page(fakes.limits()),
+        bench.everything(many(), [], plot.terminal(many())),
+        gpus_report.overview(gpus.all_gpus()),
+    ],
     ids=["limits", "bench", "gpus"],
 )
 def test_tables_fit_and_cut_only_notes(renderable: Any, columns: int) -> None:
@@ -117,9 +121,9 @@ def test_no_arithmetic_no_chart(tmp_path: Path) -> None:
     run = fakes.run()
     bare = dataclasses.replace(run, rows=tuple(dataclasses.replace(row, flops=0.0) for row in run.rows))
     assert roofline.chart(bare) is None
-    assert roofline.terminal(bare) is None
+    assert plot.terminal(bare) is None
     with pytest.raises(BadInput, match="nothing to plot"):
-        roofline.write(bare, tmp_path / "x.svg")
+        plot.write(bare, tmp_path / "x.svg")
     assert not list(tmp_path.iterdir())
 
 
@@ -171,7 +175,7 @@ def test_terminal_chart_fits_and_marks_every_provider() -> None:
 def test_png_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
     with pytest.raises(BadInput, match=r"pip install 'sublight\[plot\]'"):
-        roofline.check("x.png")
+        plot.check("x.png")
 
 
 # ------------------------------------------------------------------------------------------------ docs and files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublight.errors import BadInput
@@ -90,7 +90,7 @@ def examine(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None
         code=code,
         mix=counted,
         accesses=seen,
-        findings=(*code_findings(code), *access_findings(code, followed)),
+        findings=tuple(_judged(code, finding) for finding in (*code_findings(code), *access_findings(code, followed))),
         roof=roof_of(
             code,
             turns=turns_of(code, instructions, paths, file, seen, warps),
@@ -109,6 +109,12 @@ def examine(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None
         in_flight=in_flight,
         notes=tuple(notes),
     )
+
+
+def _judged(code: Code, finding: Finding) -> Finding:
+    """What the kernel's author accepts, and says why, is information."""
+    why = code.accepted.get(finding.id)
+    return replace(finding, detail=f"{finding.detail}; accepted: {why}", is_information=True) if why else finding
 
 
 def _occupancy(code: Code) -> tuple[Occupancy | None, list[str]]:

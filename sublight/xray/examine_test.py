@@ -137,3 +137,17 @@ def test_the_measured_time_beside_the_bounds(answers: dict[str, Any]) -> None:
 def test_one_block(answers: dict[str, Any]) -> None:
     (words,) = answers["words"]
     assert re.fullmatch(r"1 block is less than one wave of \d+: 131 of 132 SMs stay idle", words), words
+
+
+def test_what_an_author_accepts_is_information() -> None:
+    from dataclasses import replace
+
+    from sublight.report.xray import fakes
+    from sublight.xray.examine import _judged
+    from sublight.xray.record import Finding
+
+    spill = Finding(id="spill", kernel="k", place=None, detail="8 bytes")
+    plain = fakes.code()
+    assert _judged(plain, spill) == spill
+    accepted = _judged(replace(plain, accepted={"spill": "quicker so"}), spill)
+    assert accepted.is_information and accepted.detail == "8 bytes; accepted: quicker so"

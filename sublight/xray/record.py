@@ -60,6 +60,8 @@ class Code:
     grid: tuple[int, ...] = ()  # of the launch that was recorded; empty: unknown
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of that launch: tensors and numbers by name
     function: Any = None  # Triton's, to launch it again; None where only the code is at hand
+    at: str = ""  # of an op of ours: the shape and data type of the call that launched it
+    accepted: Mapping[str, str] = field(default_factory=dict)  # id of a finding -> why its author accepts it
 
     @property
     def capability(self) -> int:

@@ -20,6 +20,13 @@ def note(words: str, style: str = "dim") -> Text:
     return Text(words, style=style, no_wrap=True, overflow="ellipsis")
 
 
+def wrapped(words: str, style: str = "dim") -> Text:
+    """A last cell that takes as many lines as it needs: it says why, or what to do."""
+    from rich.text import Text
+
+    return Text(words, style=style)
+
+
 @dataclass(frozen=True, slots=True)
 class Fitting:
     """The first of these that fits the terminal, else the last: columns are left out before figures are cut."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sublight.errors import BadInput
 from sublight.report.draw.tables import note, plain
+from sublight.report.xray.causes import causes
 from sublight.report.xray.facts import counted, facts
-from sublight.report.xray.terminal import finding_lines
+from sublight.report.xray.terminal import cause_lines
 from sublight.xray.examine import Page
 from sublight.xray.record import Finding
 from sublight.xray.sass.asm_lines import read
@@ -164,9 +165,9 @@ def _pair(pair: Pair) -> list[RenderableType]:
         ("new", "bold red", pair.caused),
         ("still there", "dim", pair.still),
     ):
-        for finding in findings:
+        for cause in causes(findings):
             parts.append(Text(f"  {word}:", style=style))
-            parts += finding_lines(finding, indent=4)
+            parts += cause_lines(cause, indent=4)
     return parts
 
 

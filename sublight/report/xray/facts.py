@@ -73,10 +73,11 @@ def _told(code: Code) -> dict[str, str]:
 
 
 def specialised(code: Code) -> str:
-    """Constants, options and grid of the launch."""
+    """Constants, options and grid of the launch; of an op the shape of the call."""
     given = {name: value for name, value in {**code.constants, **code.options}.items() if NO_NEWS.get(name) != value}
     words = [f"{name}={value}" for name, value in given.items()]
-    return " ".join(words + [f"grid={'x'.join(map(str, code.grid))}"] * bool(code.grid))
+    at = [f"at {code.at}:"] * bool(code.at)
+    return " ".join([*at, *words, *[f"grid={'x'.join(map(str, code.grid))}"] * bool(code.grid)])
 
 
 def facts(page: Page) -> dict[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublight.report.xray.terminal import finding_lines
+from sublight.report.xray.causes import causes
+from sublight.report.xray.terminal import cause_lines
 from sublight.xray.sanitize.run import Report
 
 if TYPE_CHECKING:
@@ -15,13 +16,16 @@ def page(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    wrong = [finding for finding in report.findings if not finding.is_information]
+    found = sorted(causes(report.findings), key=lambda cause: cause.lead.is_information)
+    wrong = [cause for cause in found if not cause.lead.is_information]
     parts: list[RenderableType] = []
-    for finding in (*wrong, *(each for each in report.findings if each.is_information)):
-        parts += finding_lines(finding, of=finding.kernel, indent=0)
+    for cause in found:
+        parts += cause_lines(cause, of=cause.lead.kernel, indent=0)
     if report.failure:
         parts.append(Text(f"the script itself ended with {report.failure}", style="dim"))
     launches = f"{report.launches:,} launch{'' if report.launches == 1 else 'es'} of {', '.join(report.kernels)}"
     verdict = f"{len(wrong)} finding{'' if len(wrong) == 1 else 's'}" if wrong else "nothing wrong was found"
-    parts.append(Text(f"{launches}: {verdict}", style="bold" if wrong else "bold green"))
+    if not report.is_whole:
+        verdict = f"{verdict if wrong else 'nothing wrong'} until it stopped; the rest was not looked at"
+    parts.append(Text(f"{launches}: {verdict}", style="bold green" if report.is_whole and not wrong else "bold"))
     return Group(*parts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sublight import units
+from sublight.report.xray.causes import causes
 from sublight.report.xray.facts import bytes_text, labels, over_ideal, same_kernels
 from sublight.report.xray.view import KernelView
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 UNKNOWN = "–"
 BAD_RATIO = 1.25  # of the ideal: from here on it is marked
 HEADINGS = (
-    "GPU", "regs", "spilled", "shared", "occupancy", "limited by", "tensor cores", "sectors", "conflict", "to mend",
+    *("GPU", "at", "regs", "spilled", "shared", "occupancy", "limited by", "tensor cores", "sectors", "conflict"),
+    "to mend",
 )  # fmt: skip
 GIVE_WAY = ("limited by", "shared", "tensor cores")  # in this order, where the terminal is narrow
 AT_LAST = ("conflict", "sectors")  # after the kernels' names are broken: `to mend` counts what is wrong with them
@@ -44,9 +46,10 @@ def _row(view: KernelView, at: int, label: str) -> Row:
     used = view.code.resources
     ratio = max((each for each in map(over_ideal, view.accesses) if each is not None), default=None)
     conflict = max((each.bank_conflict for each in view.accesses if each.bank_conflict is not None), default=None)
-    wrong = sum(not finding.is_information for finding in view.findings)
+    wrong = sum(not cause.lead.is_information for cause in causes(view.findings))
     cells = {
         "GPU": view.code.gpu.key,
+        "at": view.code.at,
         "regs": str(used.registers),
         "spilled": f"{used.spill_bytes} B" if used.spill_bytes else "none",
         "shared": bytes_text(used.shared_bytes) if used.shared_bytes else "none",
@@ -66,6 +69,7 @@ def shown(found: Sequence[Row]) -> list[str]:
     """The headings that tell something: one GPU is named above the table, and unused tensor cores are no news."""
     silent = {"GPU"} if len({row.cells["GPU"] for row in found}) == 1 else set()
     silent |= {"tensor cores"} if all(row.cells["tensor cores"] in ("none", UNKNOWN) for row in found) else set()
+    silent |= set() if any(row.cells["at"] for row in found) else {"at"}
     return [name for name in HEADINGS if name not in silent]
 
 
@@ -86,7 +90,7 @@ def table(views: Sequence[KernelView]) -> RenderableType:
 def _drawn(found: Sequence[Row], headings: Sequence[str], *, fold: Sequence[str]) -> Table:
     from sublight.report.draw.tables import plain
 
-    right = [name for name in headings if name not in ("GPU", "limited by", "tensor cores")]
+    right = [name for name in headings if name not in ("GPU", "at", "limited by", "tensor cores")]
     out = plain(("kernel", *headings), right=right, fold=fold)
     before = ""
     for row in found:

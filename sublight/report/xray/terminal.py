@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sublight import units
-from sublight.report.draw.tables import Fitting, note, plain
+from sublight.report.draw.tables import Fitting, note, plain, wrapped
 from sublight.report.xray import summary as xray_summary
+from sublight.report.xray.causes import Cause, causes
 from sublight.report.xray.facts import (
     counted,
     facts,
@@ -20,10 +21,8 @@ from sublight.report.xray.facts import (
     sentences,
     specialised,
     view,
-    where,
 )
 from sublight.xray.examine import Page
-from sublight.xray.record import Finding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -181,7 +180,7 @@ def _roof(group: Sequence[Page]) -> Iterator[RenderableType]:
     floor = times[0]["floor"].seconds if "floor" in times[0] else None
     for name, bound in times[0].items():
         over = f"{bound.seconds / floor:.2f}" if floor and bound.seconds is not None and name != "floor" else ""
-        out.add_row(name, units.text(bound.seconds, "s"), over, note(bound.detail))
+        out.add_row(name, units.text(bound.seconds, "s"), over, wrapped(bound.detail))
     yield out
 
 
@@ -203,7 +202,7 @@ def _mix(rows: Sequence[tuple[str, ...]], keys: str) -> RenderableType:
         shown = [at for at, name in enumerate(heads) if name not in left_out]
         out = plain([heads[at] for at in shown], right=("count", "clocks"), fold=("what they are",))
         for row in rows:
-            cells: list[RenderableType] = [*row[:-1], note(row[-1])]
+            cells: list[RenderableType] = [*row[:-1], wrapped(row[-1])]
             out.add_row(*(cells[at] for at in shown))
         choices.append(out)
     return Fitting(tuple(choices))
@@ -222,7 +221,7 @@ def _access_rows(each: Page) -> list[tuple[RenderableType, ...]]:
                 "" if per is None else _marked(f"{per:.3g}", is_bad=(ratio or 1) > WORTH_MARKING),
                 "" if per is None else f"{row.ideal_sectors / row.requests:.3g}",
                 "" if conflict is None else _conflict(conflict),
-                note(row.unknown),
+                wrapped(row.unknown),
             )
         )
     return rows
@@ -248,38 +247,37 @@ def _marked(words: str, *, is_bad: bool) -> str:
     return f"[bold red]{words}[/]" if is_bad else words
 
 
-def _held(group: Sequence[Page]) -> list[tuple[Finding, str]]:
-    """Each finding once, what is to be mended first, with the GPUs that it is true of where not of all."""
-    held: dict[tuple[str, int, str], tuple[Finding, list[str]]] = {}
+def _held(group: Sequence[Page]) -> list[tuple[Cause, str]]:
+    """Each cause once, what is to be mended first, with the GPUs that it is true of where not of all."""
+    held: dict[tuple[str, str, str], tuple[Cause, list[str]]] = {}
     for each in group:
-        for finding in each.findings:
-            key = (finding.id, finding.place.line if finding.place else 0, finding.detail)
-            held.setdefault(key, (finding, []))[1].append(each.code.gpu.key)
-    found = [(finding, f" ({', '.join(keys)})" if len(keys) < len(group) else "") for finding, keys in held.values()]
-    return sorted(found, key=lambda item: item[0].is_information)
+        for cause in causes(each.findings):
+            held.setdefault((cause.ids, cause.where, cause.lead.detail), (cause, []))[1].append(each.code.gpu.key)
+    found = [(cause, f" ({', '.join(keys)})" if len(keys) < len(group) else "") for cause, keys in held.values()]
+    return sorted(found, key=lambda item: item[0].lead.is_information)
 
 
-def finding_lines(finding: Finding, *, of: str = "", only: str = "", indent: int = 2) -> list[RenderableType]:
+def cause_lines(cause: Cause, *, of: str = "", only: str = "", indent: int = 2) -> list[RenderableType]:
     """What and where, then the sentence below it."""
     from rich.text import Text
 
-    style = "dim" if finding.is_information else "bold red"
-    at = f"  {where(finding)}" if finding.place else ""
-    head = Text.assemble((finding.id, style), at, (f"  {of}" if of else "", "bold"))
-    return [_indented(head, indent), _indented(Text(f"{finding.detail}{only}"), indent + 2)]
+    style = "dim" if cause.lead.is_information else "bold red"
+    at = f"  {cause.where}" if cause.where else ""
+    head = Text.assemble((cause.ids, style), at, (f"  {of}" if of else "", "bold"))
+    return [_indented(head, indent), _indented(Text(f"{cause.lead.detail}{only}"), indent + 2)]
 
 
 def _findings(group: Sequence[Page]) -> Iterator[RenderableType]:
     from rich.text import Text
 
     held = _held(group)
-    if all(finding.is_information for finding, _ in held):
+    if all(cause.lead.is_information for cause, _ in held):
         yield Text("  nothing to mend in the code", style="green")
-    for finding, only in held:
-        yield from finding_lines(finding, only=only)
+    for cause, only in held:
+        yield from cause_lines(cause, only=only)
 
 
 def _to_mend(group: Sequence[Page]) -> Iterator[RenderableType]:
-    for finding, only in _held(group):
-        if not finding.is_information:
-            yield from finding_lines(finding, of=group[0].code.name, only=only)
+    for cause, only in _held(group):
+        if not cause.lead.is_information:
+            yield from cause_lines(cause, of=group[0].code.name, only=only)

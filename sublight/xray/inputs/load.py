@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sublight.backend.record import Launch
 from sublight.cost import parse_dtype
@@ -16,6 +16,9 @@ from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray import build
 from sublight.xray.record import Code
+
+if TYPE_CHECKING:
+    from sublight.op import Op
 
 MOST_THREADS = 1024  # of a block, on every GPU
 MOST_LAUNCHES = 32  # of one recorded script
@@ -29,6 +32,7 @@ def load(
     *,
     signature: str = "",
     constants: Sequence[str] = (),
+    numbers: Mapping[str, int | float] | None = None,
     arguments: Sequence[str] = (),
     shape: str = "",
     dtype: str = "bfloat16",
@@ -41,9 +45,10 @@ def load(
 ) -> tuple[Code, ...]:
     """Every kernel that the target names, for every GPU; `NAME:KERNEL` picks one.
 
-    A Python file takes `signature` and `constants`, or with `record` is run as a script with `arguments`; an op takes
-    `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` (256, or sides: "32x8") and
-    dynamic `shared_bytes` takes those. `tell` gets what the user should know beside the result, else stderr does.
+    A Python file takes `signature`, `constants` and the `numbers` of a launch, or with `record` is run as a script with
+    `arguments`; an op takes `shape` and `dtype`; CUDA C++ takes nvcc's `flags`; what does not say its `threads` (256,
+    or sides: "32x8") and dynamic `shared_bytes` takes those. `tell` gets what the user should know beside the result,
+    else stderr does.
     """
     say = tell or _to_stderr
     path, kernel = parted(target)
@@ -54,14 +59,16 @@ def load(
     if not gpus and (path is None or path.suffix in (".py", ".cu", ".ptx")):
         raise BadInput(f"{target} is compiled for a GPU, and none is named: add --gpu h100, or another")
     if path is None:
-        return _of_op(target, gpus, shape=shape, dtype=dtype)
+        return _of_op(target, gpus, shape=shape, dtype=dtype, tell=say)
     if path.is_dir():
         from sublight.xray.inputs.binary_files import codes_of_cache
 
         return codes_of_cache(path, kernel, gpus, tell=say)
     _takes(path, signature=signature, constants=constants, record=record)
     if path.suffix == ".py":
-        return _of_python(path, kernel, gpus, signature, constants, arguments, record=record, tell=say)
+        if record:
+            return _of_script(path, kernel, gpus, arguments, tell=say)
+        return _of_python(path, kernel, gpus, signature, constants, numbers or {}, tell=say)
     from sublight.xray.inputs import binary_files
 
     sides = sides_of(threads)
@@ -187,17 +194,34 @@ def _takes(path: Path, *, signature: str, constants: Sequence[str], record: bool
         raise BadInput(f"--sig, --const and --record are for Python files, {path.name} is none: leave them out")
 
 
-def _of_op(target: str, gpus: Sequence[Gpu], *, shape: str, dtype: str) -> tuple[Code, ...]:
+def _of_op(
+    target: str, gpus: Sequence[Gpu], *, shape: str, dtype: str, tell: Callable[[str], None]
+) -> tuple[Code, ...]:
+    from sublight.cost import shape_text
     from sublight.ops import find
     from sublight.xray.inputs.op import launches_of_op
 
     name, _, kernel = target.partition(":")
     op, dtype = find(name), parse_dtype(dtype)
-    return tuple(
-        build.code_of(launch, gpu)
-        for gpu in gpus
-        for launch in launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
-    )
+    codes: list[Code] = []
+    for gpu in gpus:
+        found = launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
+        codes += [
+            replace(build.code_of(launch, gpu), at=f"{shape_text(at)} {dtype}", accepted=_accepted(op, launch.kernel))
+            for launch, at in zip(found.launches, found.shapes, strict=True)
+        ]
+        for why, kernels in (("other shapes run", found.others), ("calls hardly ever meet", found.unmet)):
+            if kernels:
+                named = ", ".join(f"{each} ({shape_text(at)})" for each, at in kernels.items())
+                tell(f"{why} {named}: not shown; {name}:{next(iter(kernels))} or --shape shows them")
+    return tuple(codes)
+
+
+def _accepted(op: Op, kernel: str) -> dict[str, str]:
+    """What the op's record says of its spills and narrow accesses."""
+    record = next(each for each in op.kernels if each.name == kernel)
+    words = {"spill": record.spills, "narrow-load": record.narrow, "narrow-store": record.narrow}
+    return {name: why for name, why in words.items() if why}
 
 
 def _of_python(
@@ -206,21 +230,32 @@ def _of_python(
     gpus: Sequence[Gpu],
     signature: str,
     constants: Sequence[str],
-    arguments: Sequence[str],
+    numbers: Mapping[str, int | float],
     *,
-    record: bool,
     tell: Callable[[str], None],
 ) -> tuple[Code, ...]:
+    from sublight.xray.inputs.python import launches_in
+
+    _must_compile(gpus)
+    tell(f"importing {file.name} runs it")
+    launches = launches_in(file, kernel, signature, constants, numbers)
+    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+
+
+def _of_script(
+    file: Path, kernel: str, gpus: Sequence[Gpu], arguments: Sequence[str], *, tell: Callable[[str], None]
+) -> tuple[Code, ...]:
+    _must_compile(gpus)
+    launches = _recorded(file, kernel, arguments, gpus[0], tell)
+    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+
+
+def _must_compile(gpus: Sequence[Gpu]) -> None:
+    """Said before anything of the user's runs."""
     from sublight.backend.record import compilable
 
     for gpu in gpus:
-        compilable(gpu)  # said before anything of the user's runs
-    if record:
-        launches = _recorded(file, kernel, arguments, compilable(gpus[0]), tell)
-    else:
-        tell(f"importing {file.name} runs it")
-        launches = _in_file(file, kernel, signature, constants)
-    return _compiled([(launch, gpu) for gpu in gpus for launch in launches], tell)
+        compilable(gpu)
 
 
 def _compiled(wanted: Sequence[tuple[Launch, Gpu]], tell: Callable[[str], None]) -> tuple[Code, ...]:
@@ -241,19 +276,11 @@ def _compiled(wanted: Sequence[tuple[Launch, Gpu]], tell: Callable[[str], None])
     return tuple(found)
 
 
-def _in_file(file: Path, kernel: str, signature: str, constants: Sequence[str]) -> list[Launch]:
-    from sublight.xray.inputs.python import launches_in
-
-    return launches_in(file, kernel, signature, constants)
-
-
-def _recorded(
-    file: Path, kernel: str, arguments: Sequence[str], capability: int, tell: Callable[[str], None]
-) -> list[Launch]:
+def _recorded(file: Path, kernel: str, arguments: Sequence[str], gpu: Gpu, tell: Callable[[str], None]) -> list[Launch]:
     """Each specialisation once: its first launch."""
     from sublight.xray.inputs.recorded import record
 
-    launches = record(file, arguments, capability=capability, tell=tell)
+    launches = record(file, arguments, gpu=gpu, tell=tell)
     distinct: dict[str, Launch] = {}
     for launch in launches:
         if kernel in ("", launch.kernel):

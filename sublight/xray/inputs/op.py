@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublight.backend.record import Launch, compilable, no_interpreter
+from sublight.correct import Inputs
 from sublight.cost import Shape, shape_text
 from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu
 from sublight.op import Op
-from sublight.xray.compile import TARGETS, kernel_of, make, recording
+from sublight.xray.compile import TARGETS, make, recording
 
 MAX_ELEMENTS = 2**22  # of all inputs, up to which they are made in full
 MAX_INTEGERS = 2**26  # of one tensor
@@ -26,10 +27,22 @@ MAX_BYTES = 2**33  # of one tensor that is hardly touched: its pages are never t
 _FILL = "fill_uninitialized_memory"
 
 
-def launches_of_op(op: Op, gpu: Gpu, *, kernel: str = "", shape: str = "", dtype: str = "bfloat16") -> list[Launch]:
-    """Every kernel of the op once, as its most demanding shape has it; with a shape, the kernels of that one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfOp:
+    """What a typical call of an op launches, and what it does not."""
 
-    They come with tensors of the CPU for arguments, or, of what a kernel before computes, without data.
+    launches: tuple[Launch, ...]
+    shapes: tuple[Shape, ...]  # of each launch
+    others: Mapping[str, Shape] = field(default_factory=dict)  # kernels of the benchmark's other shapes
+    unmet: Mapping[str, Shape] = field(default_factory=dict)  # kernels that only shapes of the tests launch
+
+
+def launches_of_op(op: Op, gpu: Gpu, *, kernel: str = "", shape: str = "", dtype: str = "bfloat16") -> OfOp:
+    """The kernels of a plain call, forward and backward, at the shape given, else at a typical one of the benchmark's.
+
+    A kernel that is named comes as the most demanding shape of the benchmark has it, or of the tests, with gaps between
+    rows and options. Launches have tensors of the CPU for arguments, or, of what a kernel before computes, without
+    data.
     """
     no_interpreter()
     capability = compilable(gpu)
@@ -37,18 +50,63 @@ def launches_of_op(op: Op, gpu: Gpu, *, kernel: str = "", shape: str = "", dtype
     if kernel and kernel not in names:
         raise BadInput(f"{op.name} has no kernel {kernel!r}: it has {nearest(kernel, names)}")
     family = max((target for target in TARGETS if target <= capability), default=min(TARGETS))
+    own = {each.name for each in op.kernels if family in each.targets}
+    shapes = (op.parse_shape(shape),) if shape else op.shapes
+    met = _largest_launches(op, shapes, dtype, gpu, _call)
+    unmet: dict[str, tuple[Launch, Shape]] = {}
+    if kernel not in ("", *met) or not (shape or kernel):
+        every = _largest_launches(op, shapes if shape else (*op.shapes, *op.test_shapes), dtype, gpu, make)
+        unmet = {name: each for name, each in every.items() if name not in met and name in own}
+    if kernel:
+        shown = {name: each for name, each in {**met, **unmet}.items() if name == kernel}
+    else:
+        shown = met if shape else _largest_launches(op, (_typical(op, dtype, gpu),), dtype, gpu, _call)
+    best = {name: each for name, each in shown.items() if name in own}
+    if not best:
+        raise BadInput(_why_none(op, gpu, kernel, shape, dtype, sorted(met)))
+    found = [best[name] for name in names if name in best]
+    launches = tuple(_with_arguments(op, launch, at, dtype, gpu) for launch, at in found)
+    of_found = tuple(at for _, at in found)
+    if kernel or shape:
+        return OfOp(launches=launches, shapes=of_found)
+    return OfOp(
+        launches=launches,
+        shapes=of_found,
+        others={name: at for name, (_, at) in met.items() if name not in best and name in own},
+        unmet={name: at for name, (_, at) in unmet.items()},
+    )
+
+
+def _typical(op: Op, dtype: str, gpu: Gpu) -> Shape:
+    """Of the benchmark's shapes that launch the same kernels as most of them do, one of middle size."""
+    by_kernels: dict[tuple[str, ...], list[Shape]] = {}
+    for each in op.shapes:
+        kernels = tuple(sorted({launch.kernel for launch in _recorded(op, each, dtype, gpu, "meta", _call)}))
+        by_kernels.setdefault(kernels, []).append(each)
+    alike = max(by_kernels.values(), key=len)
+    return sorted(alike, key=lambda shape: _elements(op, shape, dtype))[len(alike) // 2]
+
+
+def _largest_launches(
+    op: Op, shapes: Iterable[Shape], dtype: str, gpu: Gpu, run: Callable[[Op, Inputs], None]
+) -> dict[str, tuple[Launch, Shape]]:
+    """By kernel: the launch that holds most, and its shape."""
     best: dict[str, tuple[Launch, Shape]] = {}
-    launched: list[str] = []
-    for each in (op.parse_shape(shape),) if shape else (*op.shapes, *op.test_shapes):
-        for launch in _recorded(op, each, dtype, gpu, "meta"):
-            launched.append(launch.kernel)
-            if family not in kernel_of(op, launch.kernel).targets or kernel not in ("", launch.kernel):
-                continue
+    for each in shapes:
+        for launch in _recorded(op, each, dtype, gpu, "meta", run):
             if launch.kernel not in best or launch.size > best[launch.kernel][0].size:
                 best[launch.kernel] = launch, each
-    if not best:
-        raise BadInput(_why_none(op, gpu, kernel, shape, dtype, sorted(set(launched))))
-    return [_with_arguments(op, *best[name], dtype, gpu) for name in names if name in best]
+    return best
+
+
+def _call(op: Op, inputs: Inputs) -> None:
+    """What one plain call launches, forward and backward."""
+    import torch
+
+    result = op.launch(*inputs)
+    if op.launch_backward:
+        outputs = result if isinstance(result, tuple) else (result,)
+        op.launch_backward(*(torch.ones_like(y) for y in outputs if y.is_floating_point()), *inputs)
 
 
 def launches_at(op: Op, gpu: Gpu, shape: Shape, dtype: str = "bfloat16") -> list[Launch]:
@@ -59,9 +117,11 @@ def launches_at(op: Op, gpu: Gpu, shape: Shape, dtype: str = "bfloat16") -> list
     return [_with_arguments(op, launch, shape, dtype, gpu) for launch in launches]
 
 
-def _recorded(op: Op, shape: Shape, dtype: str, gpu: Gpu, device: str) -> list[Launch]:
+def _recorded(
+    op: Op, shape: Shape, dtype: str, gpu: Gpu, device: str, run: Callable[[Op, Inputs], None] = make
+) -> list[Launch]:
     with recording(compilable(gpu), gpu) as launches:
-        make(op, op.inputs(shape, dtype, device, 0))
+        run(op, op.inputs(shape, dtype, device, 0))
     return launches
 
 

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from sublight.backend import private
-from sublight.backend.record import OPTIONS, Launch, no_interpreter, noting
+from sublight.backend.record import OPTIONS, Launch, no_interpreter
 from sublight.errors import BadInput, nearest
+from sublight.gpus import find as find_gpu
 from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
-from sublight.xray.inputs.without_gpu import without_gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,9 @@ class Found:
     heuristics: Mapping[str, Any] = field(default_factory=dict)  # name -> function of the arguments
 
 
-def launches_in(file: Path, kernel: str, signature: str, constants: Sequence[str]) -> list[Launch]:
+def launches_in(
+    file: Path, kernel: str, signature: str, constants: Sequence[str], numbers: Mapping[str, int | float]
+) -> list[Launch]:
     """What is to be compiled of that file: the kernel named, or every one for which enough is said."""
     module = imported(file)
     found = kernels_in(module, file)
@@ -40,14 +42,14 @@ def launches_in(file: Path, kernel: str, signature: str, constants: Sequence[str
     if kernel:
         if kernel not in found:
             raise BadInput(f"{file} has no kernel {kernel!r}: it has {nearest(kernel, list(found))}")
-        return [specialised(found[kernel], signature, constants, module, file)]
+        return [specialised(found[kernel], signature, constants, numbers, module, file)]
     wanted = _not_called_by_another(found)
     if len(wanted) == 1:
-        return [specialised(wanted[0], signature, constants, module, file)]
+        return [specialised(wanted[0], signature, constants, numbers, module, file)]
     launches, complaints = [], []
     for each in wanted:
         try:
-            launches.append(specialised(each, signature, constants, module, file))
+            launches.append(specialised(each, signature, constants, numbers, module, file))
         except BadInput as error:
             complaints.append(str(error))
     if not launches:
@@ -122,7 +124,14 @@ def unwrapped(value: Any) -> Found | None:
     return None
 
 
-def specialised(found: Found, signature: str, constants: Sequence[str], module: ModuleType, file: Path) -> Launch:
+def specialised(
+    found: Found,
+    signature: str,
+    constants: Sequence[str],
+    numbers: Mapping[str, int | float],
+    module: ModuleType,
+    file: Path,
+) -> Launch:
     """The launch that the user describes; what is missing is named, with an example for this very kernel."""
     jit = found.jit
     names = [parameter.name for parameter in jit.params]
@@ -135,13 +144,27 @@ def specialised(found: Found, signature: str, constants: Sequence[str], module: 
         if isinstance(kind, str):
             given.setdefault(name, parse_value(kind, vars(module)))
         elif kind.is_one:
-            given.setdefault(name, 1)
+            given.setdefault(name, 1)  # written so
     types = {name: kind for name, kind in typed.items() if isinstance(kind, Typed)}
-    return launch_as_told(found, types, given, where=file.name)
+    by_name = {
+        names[int(name)] if name.isdecimal() and int(name) < len(names) else name: numbers[name] for name in numbers
+    }
+    return launch_as_told(found, types, given, where=file.name, numbers=by_name)
 
 
-def launch_as_told(found: Found, types: Mapping[str, Typed], given: Mapping[str, Any], *, where: str) -> Launch:
-    """From types and constants by name, what the decorators say, annotations and defaults, in this order."""
+def launch_as_told(
+    found: Found,
+    types: Mapping[str, Typed],
+    given: Mapping[str, Any],
+    *,
+    where: str,
+    numbers: Mapping[str, int | float] | None = None,
+) -> Launch:
+    """From types and constants by name, what the decorators say, annotations and defaults, in this order.
+
+    A number that is known is specialised on, as a launch would: on 1, and on being a multiple of 16.
+    """
+    numbers = numbers or {}
     options = {**found.options, **{name: value for name, value in given.items() if name in OPTIONS}}
     signature: dict[str, str] = {}
     aligned: list[str] = []
@@ -154,8 +177,12 @@ def launch_as_told(found: Found, types: Mapping[str, Typed], given: Mapping[str,
         if name in given:
             constants[name] = given[name]
         elif name in types and not parameter.is_constexpr:
-            signature[name] = types[name].kind
-            if types[name].is_aligned and not parameter.do_not_specialize_on_alignment:
+            kind = types[name].known_as(numbers[name], name) if name in numbers else types[name]
+            if kind.is_one and not parameter.do_not_specialize:
+                constants[name] = 1
+                continue
+            signature[name] = kind.kind
+            if kind.is_aligned and not (parameter.do_not_specialize_on_alignment or parameter.do_not_specialize):
                 aligned.append(name)
         elif name in found.constants:
             constants[name] = found.constants[name]
@@ -163,7 +190,8 @@ def launch_as_told(found: Found, types: Mapping[str, Typed], given: Mapping[str,
             continue
         elif not parameter.is_constexpr and parameter.annotation_type:
             signature[name] = parameter.annotation_type
-            if parameter.annotation_type.startswith("*"):
+            kind = Typed(kind=parameter.annotation_type)
+            if (kind.known_as(numbers[name], name) if name in numbers else kind).is_aligned:
                 aligned.append(name)
         elif parameter.is_constexpr and parameter.has_default:
             constants[name] = parameter.default
@@ -193,7 +221,10 @@ def _what_is_missing(found: Found, missing: list[Any], types: Mapping[str, Typed
     ordered = [each.name for each in found.jit.params if each.name in kinds]
     example = [f"--sig '{', '.join(f'{name}:{kinds[name]}' for name in ordered)}'"] * bool(untyped)
     example += [f"--const {name}={guessed_value(name)}" for name in unset]
-    return f"{found.name} in {where} needs {' and '.join(needs)}: add {' '.join(example)}"
+    recorded = (
+        "" if types else f"sublight xray --record SCRIPT.py takes them from a script that calls {found.name}, or "
+    )
+    return f"{found.name} in {where} needs {' and '.join(needs)}: {recorded}add {' '.join(example)}"
 
 
 def guessed_type(name: str) -> str:
@@ -254,8 +285,9 @@ def _guarded(file: Path) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # stdout is the report's
             if _names_torch(file) and not _has_gpu():
-                stack.enter_context(without_gpu(90))
-                stack.enter_context(noting(90, launches))
+                from sublight.xray.inputs.pretended import gpu_pretended
+
+                stack.enter_context(gpu_pretended(find_gpu("h100"), launches))
             yield
     except SyntaxError as error:
         raise BadInput(f"{error.filename or file}:{error.lineno}: {file.name} does not import: {error.msg}") from error

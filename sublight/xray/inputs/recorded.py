@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,35 +11,46 @@ from pathlib import Path
 from typing import Any
 
 from sublight.backend import private
-from sublight.backend.record import Launch, no_interpreter, noting
+from sublight.backend.listen import listening
+from sublight.backend.record import Launch, no_interpreter
 from sublight.errors import BadInput
+from sublight.gpus import Gpu
+from sublight.gpus import find as find_gpu
+from sublight.xray.inputs.pretended import gpu_pretended, note
 from sublight.xray.inputs.python import place_of, said
-from sublight.xray.inputs.without_gpu import without_gpu
+from sublight.xray.pretend.replaced import replaced
+
+Tell = Callable[[str], None]
 
 
 def record(
-    script: str | Path, args: Sequence[str] = (), *, capability: int = 90, tell: Callable[[str], None] | None = None
+    script: str | Path, args: Sequence[str] = (), *, gpu: Gpu | None = None, tell: Tell | None = None
 ) -> list[Launch]:
     """Run the script as `python script args` would, and note every Triton launch, its imports' too.
 
     On a GPU launches are made as well, for that GPU. Without one they change nothing, the script's "cuda" is the CPU,
-    and autotune takes its first configuration. What was noted before a failure is kept, and the failure told.
+    comparisons of results hold, autotune takes its first configuration, and a benchmark runs once at its first size if
+    nothing was launched before.
+    What was noted before a failure is kept, and the failure told.
     """
     no_interpreter()
-    file = Path(script)
+    file, gpu = Path(script), gpu or find_gpu("h100")
     if not file.is_file():
         raise BadInput(f"no script {str(script)!r}: --record runs a Python file")
     import torch
 
     has_gpu = torch.cuda.is_available()
     launches: list[Launch] = []
+    if tell and not has_gpu:
+        tell(f"no GPU here, {gpu.key} is pretended: launches are noted and not made, so results mean nothing")
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_as_script(file, args))
-            if not has_gpu:
-                stack.enter_context(without_gpu(capability))
-            stack.enter_context(_untimed(launches, has_gpu=has_gpu))
-            stack.enter_context(noting(capability, launches, also_made=has_gpu))
+            if has_gpu:
+                stack.enter_context(_without_trials(launches))
+                stack.enter_context(listening(functools.partial(note, gpu, launches, proceeds=True)))
+            else:
+                stack.enter_context(gpu_pretended(gpu, launches))
             runpy.run_path(str(file), run_name="__main__")
     except SyntaxError as error:
         raise BadInput(f"{error.filename}:{error.lineno}: {file.name} does not run: {error.msg}") from error
@@ -52,7 +64,9 @@ def record(
             if tell:
                 tell(f"{failure}; kept are the {len(launches)} launches before it")
     if not launches:
-        raise BadInput(f"{file.name} launches no Triton kernel: does it need an argument, or a GPU?")
+        raise BadInput(
+            f"{file.name} launches no Triton kernel on {gpu.key}: does it need an argument, or another GPU (--gpu)?"
+        )
     return launches
 
 
@@ -68,31 +82,16 @@ def _as_script(file: Path, args: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _untimed(launches: list[Launch], *, has_gpu: bool) -> Iterator[None]:
-    """Autotune's trials are no launches of the script's; without a GPU there are none, and the first one wins."""
-    Autotuner = private.Autotuner
-
-    bench, disk = Autotuner._bench, getattr(Autotuner, "check_disk_cache", None)
+def _without_trials(launches: list[Launch]) -> Iterator[None]:
+    """On a GPU: what autotune tries is no launch of the script's."""
+    bench = private.Autotuner._bench
 
     def tried(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not has_gpu:
-            return [1.0, 1.0, 1.0]
         count = len(launches)
         try:
             return bench(self, *args, **kwargs)
         finally:
             del launches[count:]
 
-    def measured(self: Any, key: Any, configs: Any, bench_fn: Callable[[], None]) -> bool:
-        bench_fn()
-        return False
-
-    Autotuner._bench = tried  # type: ignore[method-assign]
-    if not has_gpu and disk is not None:
-        Autotuner.check_disk_cache = measured  # type: ignore[method-assign]  # what was not timed is not to be kept
-    try:
+    with replaced(private.Autotuner, {"_bench": tried}):
         yield
-    finally:
-        Autotuner._bench = bench  # type: ignore[method-assign]
-        if disk is not None:
-            Autotuner.check_disk_cache = disk  # type: ignore[method-assign]

@@ -44,6 +44,22 @@ class Typed:
         """`i32:1` is the number one, which Triton makes a constant; of a pointer it says that nothing is known."""
         return self.divisor == 1 and not self.kind.startswith("*")
 
+    def known_as(self, value: int | float, name: str) -> Typed:
+        """With the value of one launch, which must fit what is written.
+
+        >>> Typed(kind="i32").known_as(4096, "n"), Typed(kind="i32").known_as(1000, "n").is_aligned
+        (Typed(kind='i32', divisor=16), False)
+        """
+        if self.kind.startswith("fp") or isinstance(value, float):
+            return self
+        bits = re.fullmatch(r"[iu](\d+)", self.kind)
+        if bits and not -(2 ** (int(bits[1]) - 1)) <= value < 2 ** (int(bits[1]) - self.kind.startswith("i")):
+            raise BadInput(f"--arg {name}={value} does not fit {self.kind}: write {name}:i64 in --sig")
+        if self.divisor == 16 and value % 16:
+            raise BadInput(f"--arg {name}={value} is no multiple of 16, as --sig has it: leave :16 out there")
+        divisor = 16 if value % 16 == 0 else 1 if value == 1 else 2
+        return self if self.divisor is not None else Typed(kind=self.kind, divisor=divisor)
+
 
 def parse_signature(words: str, names: Sequence[str]) -> dict[str, Typed | str]:
     """By argument: a type, or what stands for a constant where the types are in order.

@@ -14,7 +14,7 @@ from sublight.xray.ptx.transactions import PASS_BYTES
 from sublight.xray.record import AccessKind
 
 if TYPE_CHECKING:
-    from sublight.xray.ptx.access_steps import Accessor
+    from sublight.xray.ptx.addresses import Addresses
     from sublight.xray.ptx.entry import Instruction
     from sublight.xray.ptx.machine import Step
 
@@ -27,7 +27,7 @@ _K_BYTES = 32  # of a row of either operand, whatever its type
 class Copier:
     """Makes their steps."""
 
-    def __init__(self, accessor: Accessor) -> None:
+    def __init__(self, accessor: Addresses) -> None:
         self.accessor, self.machine, self.builder = accessor, accessor.machine, accessor.builder
 
     def step(self, index: int, instruction: Instruction) -> Step | None:

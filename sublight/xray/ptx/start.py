@@ -54,16 +54,23 @@ def start_of(code: Code, entry: Entry, *, blocks: int) -> Start | str:
     )
 
 
+_STEP = (5**0.5 - 1) / 2  # of the golden ratio: its multiples fall evenly between 0 and 1, and repeat no grid's width
+
+
 def chosen_blocks(grid: tuple[int, int, int], count: int) -> tuple[tuple[int, int, int], ...]:
-    """The first, the last, and those evenly between.
+    """One out of each of so many equal parts of the grid, at another place in each.
+
+    So each kind of block is followed about as often as the launch has it: the last block of a row, which may be
+    half empty, is one of many, and weighs no more than that.
 
     >>> chosen_blocks((5, 2, 1), 3)
-    ((0, 0, 0), (4, 0, 0), (4, 1, 0))
+    ((2, 0, 0), (4, 0, 0), (4, 1, 0))
     """
     x, y, z = grid
     total = x * y * z
     count = min(count, total)
-    numbers = sorted({round(i * (total - 1) / max(1, count - 1)) for i in range(count)})
+    numbers = [int((part + (part + 1) * _STEP % 1) * total / count) for part in range(count)]
+    numbers = numbers if count < total else list(range(total))
     return tuple((number % x, number // x % y, number // (x * y)) for number in numbers)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from sublight.xray.occupancy.sm import WARP
 from sublight.xray.ptx.access_steps import Accessor
 from sublight.xray.ptx.arithmetic import BOOLEANS, compared, meaning, three_way
 from sublight.xray.ptx.conversion import Meaning
-from sublight.xray.ptx.entry import BYTES, Entry, Instruction
+from sublight.xray.ptx.entry import Entry, Instruction
 from sublight.xray.ptx.machine import (
     BARRIER,
     BRANCH,
@@ -27,9 +25,10 @@ from sublight.xray.ptx.machine import (
     Stop,
     joined,
 )
-from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_REGION, SHARED_START
+from sublight.xray.ptx.memory import LOCAL_REGION, REGION_SHIFT, SHARED_REGION
 from sublight.xray.ptx.needed import Needed, everything
-from sublight.xray.ptx.numbers import BITS, SIGNED, Array, Kind, immediate
+from sublight.xray.ptx.numbers import BITS, Array, Kind
+from sublight.xray.ptx.operands import Operands, named
 from sublight.xray.ptx.warp import WarpSteps
 
 _IGNORED = (  # change no register or memory that is followed here, unless a vector is their first operand
@@ -51,116 +50,16 @@ def follow(
     return machine.run(Builder(machine, only or everything(entry)).program(), most_steps=most_steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where an operand lies, and the width it is read with."""
-
-    slot: int
-    dtype: np.dtype[np.generic]
-    is_negated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A register that is written: its slot (-1: nobody reads it) and how narrow results are widened."""
-
-    slot: int
-    bytes: int = 0
-
-
-class Builder:
-    """Knows names: registers, symbols, special registers and constants all have slots."""
+class Builder(Operands):
+    """Makes a step of every instruction."""
 
     def __init__(self, machine: Machine, needed: Needed) -> None:
-        self.machine = machine
-        self.entry = machine.entry
-        self.needed = needed
-        self._slots: dict[str, int] = {}
-        self.symbols = dict(machine.start.symbols)
-        self._assigned = {name for one in machine.entry.instructions for name in _named(one)}
-        self._unwritten = np.full(machine.lanes, machine.reason("a register that nobody wrote"), np.uint8)
-        self._lay_out()
+        super().__init__(machine, needed)
         self.accessor = Accessor(machine, self)
         self.warp = WarpSteps(machine, self)
 
     def program(self) -> list[Line]:
         return [self._line(index, instruction) for index, instruction in enumerate(self.entry.instructions)]
-
-    def _lay_out(self) -> None:
-        """Addresses of shared and local variables; what the launch sizes comes last."""
-        shared, local = SHARED_START, 0
-        for variable in sorted(self.entry.variables, key=lambda variable: variable.bytes == 0):
-            if variable.space == "shared":
-                align = max(variable.align, 1024 if variable.bytes == 0 else 1)
-                shared = -(-shared // align) * align
-                self.symbols[variable.name] = shared
-                shared += variable.bytes
-            elif variable.space == "local":
-                local = -(-local // variable.align) * variable.align
-                self.symbols[variable.name] = local
-                local += variable.bytes
-        self.machine.local_bytes = local = -(-local // 16) * 16
-        if local:
-            size = local * self.machine.lanes
-            memory = self.machine.local
-            memory.data, memory.is_ours = np.zeros(size, np.uint8), True
-            memory.why = np.full(size, memory.reason, np.uint8)
-
-    # -------------------------------------------------------------------------------------------- operands
-
-    def source(self, text: str, kind: Kind) -> Source:
-        dtype = np.dtype(np.bool_) if kind.family == "pred" else BITS[kind.bytes]
-        if text.startswith("!"):
-            return Source(self._register(text[1:]), dtype, True)
-        if text in self.entry.registers:
-            return Source(self._register(text), dtype)
-        key = f"{text}:{kind.name}"
-        if key not in self._slots:
-            self._slots[key] = self._fresh(self._constant(text, kind).astype(dtype), None)
-        return Source(self._slots[key], dtype)
-
-    def read(self, source: Source) -> Array:
-        bits = self.machine.values[source.slot]
-        if bits.dtype != source.dtype:
-            bits = bits.astype(source.dtype)
-        return ~bits if source.is_negated else bits
-
-    def target(self, text: str) -> Target:
-        if text in self.entry.registers:
-            return Target(self._register(text), BYTES.get(self.entry.registers[text], 0))
-        return Target(-1)
-
-    def write(self, target: Target, bits: Array, why: Array | None, *, is_signed: bool = False) -> None:
-        if target.slot >= 0 and bits.dtype != np.bool_ and bits.dtype.itemsize != target.bytes:
-            if is_signed:
-                bits = bits.view(SIGNED[bits.dtype.itemsize]).astype(SIGNED[target.bytes])
-            bits = bits.astype(BITS[target.bytes])
-        self.machine.put(target.slot, bits, why)
-
-    def _register(self, name: str) -> int:
-        if name not in self._slots:
-            kind = self.entry.registers[name]
-            dtype = np.dtype(np.bool_) if kind == "pred" else BITS.get(BYTES.get(kind, 8), BITS[8])
-            why = self._unwritten if name in self._assigned else None  # never written: any value will do
-            self._slots[name] = self._fresh(np.zeros(self.machine.lanes, dtype), why)
-        return self._slots[name]
-
-    def _fresh(self, bits: Array, why: Array | None) -> int:
-        self.machine.values.append(bits)
-        self.machine.whys.append(why)
-        return len(self.machine.values) - 1
-
-    def _constant(self, text: str, kind: Kind) -> Array:
-        name, _, offset = text.partition("+")
-        if name in self.symbols:
-            return np.array([self.symbols[name] + int(offset or 0)], np.uint64)
-        if text.startswith("%"):
-            return self.machine.special(text)
-        if text.upper().startswith("WARP_SZ"):
-            return np.array([WARP], np.uint32)
-        return immediate(text, kind)
-
-    # -------------------------------------------------------------------------------------------- instructions
 
     def _line(self, index: int, instruction: Instruction) -> Line:
         name = instruction.parts[0]
@@ -217,7 +116,7 @@ class Builder:
         return join, self._written(body)
 
     def _written(self, body: Sequence[Instruction]) -> tuple[int, ...]:
-        names = (word for one in body for word in _named(one) if word in self.entry.registers)
+        names = (word for one in body for word in named(one) if word in self.entry.registers)
         return tuple(dict.fromkeys(self._register(name) for name in names))
 
     def _barrier(self, instruction: Instruction) -> tuple[int, Step | None, int, int]:
@@ -238,7 +137,7 @@ class Builder:
     def _unknown(self, instruction: Instruction) -> Step:
         """Results that are not known; its registers are the first operand's, vectors and pairs included."""
         why = np.array([self.machine.reason(f"{instruction.opcode}, which is not emulated")], np.uint8)
-        targets = [self.target(word) for word in _named(instruction)]
+        targets = [self.target(word) for word in named(instruction)]
 
         def step() -> None:
             for target in targets:
@@ -387,8 +286,3 @@ class Builder:
             self.write(target, told, self.machine.whys[a.slot])
 
         return step
-
-
-def _named(instruction: Instruction) -> list[str]:
-    """The registers of the first operand, which is the result's."""
-    return instruction.operands[0].strip("{}").replace("|", ",").split(",") if instruction.operands else []

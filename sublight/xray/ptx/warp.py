@@ -13,7 +13,7 @@ from sublight.xray.ptx.numbers import Array, Kind
 if TYPE_CHECKING:
     from sublight.xray.ptx.entry import Instruction
     from sublight.xray.ptx.machine import Machine, Step
-    from sublight.xray.ptx.steps import Builder
+    from sublight.xray.ptx.operands import Operands
 
 _VOTES: dict[str, Callable[[Array], object]] = {"popc": np.sum, "and": np.all, "or": np.any}
 
@@ -95,7 +95,7 @@ def spread(whys: Array) -> Array:
 class WarpSteps:
     """Makes the steps of the instructions that join lanes."""
 
-    def __init__(self, machine: Machine, builder: Builder) -> None:
+    def __init__(self, machine: Machine, builder: Operands) -> None:
         self.machine, self.builder = machine, builder
 
     def step(self, instruction: Instruction) -> Step | None:

@@ -19,29 +19,23 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sublight.backend import private
+from sublight.gpus import find as find_gpu
+from sublight.xray.sanitize.job import Job
 
 TARGETS = (80, 90)
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _DIAGNOSIS = re.compile(
     r"^(?:loc\(\")?(?P<file>[^\s\"]+?)\"?:(?P<line>\d+):\d+\)?: error: (?P<words>.*)$", re.MULTILINE
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One specialisation of a kernel; pickles into bytes, and names no class of the script's."""
-
-    kernel: str
-    functions: bytes  # see _Pickler
-    signature: Mapping[str, str | tuple[str, ...]]
-    constants: bytes
-    options: Mapping[str, Any]
+class NotSent(Exception):
+    """A global that the kernel uses and that could not be sent: whether the compiler takes it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,118 +48,6 @@ class Refusal:
     targets: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class _Functions:
-    """The jit functions that a kernel needs, itself first, each with its code and its globals."""
-
-    known: dict[int, int] = field(default_factory=dict)
-    queue: list[Any] = field(default_factory=list)
-
-    def number(self, jit: Any) -> int:
-        if id(jit) not in self.known:
-            self.known[id(jit)] = len(self.queue)
-            self.queue.append(jit)
-        return self.known[id(jit)]
-
-
-class _Pickler(pickle.Pickler):
-    """Jit functions go by number and modules by name."""
-
-    def __init__(self, file: Any, functions: _Functions) -> None:
-        super().__init__(file)
-        self.functions = functions
-
-    def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, types.ModuleType):
-            return ("module", obj.__name__)
-        if type(obj).__name__ in ("InterpretedFunction", "JITFunction", "ConstexprFunction"):
-            if obj.fn.__module__.startswith("triton."):
-                return ("library", obj.fn.__module__, obj.fn.__qualname__)
-            return ("function", self.functions.number(obj))
-        return None
-
-
-def describe(jit: Any, bound: dict[str, Any], options: dict[str, Any]) -> tuple[str, Job] | None:
-    """A key for this specialisation, and the job; None for arguments that cannot be told to a compiler from here."""
-    mangle_type = private.mangle_type
-
-    parameters = inspect.signature(jit.fn).parameters
-    signature: dict[str, str | tuple[str, ...]] = {}
-    constants: dict[str, Any] = {}
-    for name, value in bound.items():
-        is_constant = "constexpr" in str(parameters[name].annotation) or value is None
-        if is_constant or (type(value) is int and value == 1):
-            signature[name] = "constexpr"
-            constants[name] = value
-        elif isinstance(value, tuple):
-            if not all(hasattr(part, "data_ptr") for part in value):  # the rest may be constants, by Triton's own rules
-                return None
-            signature[name] = tuple(map(mangle_type, value))
-        else:
-            signature[name] = mangle_type(value)
-    used = {name: value for name, value in options.items() if name in _OPTIONS}
-    functions = _Functions()
-    try:
-        told = _told(jit, functions)
-        frozen = _frozen(constants, functions)
-    except Exception:  # a global or constant that cannot be sent
-        return None
-    job = Job(kernel=jit.__name__, functions=told, signature=signature, constants=frozen, options=used)
-    return f"{jit.__name__} {id(jit)} {signature} {constants} {used}", job
-
-
-def _frozen(value: Any, functions: _Functions) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, functions).dump(value)
-    return file.getvalue()
-
-
-def _told(jit: Any, functions: _Functions) -> bytes:
-    """The code and the globals of the kernel and of all it calls."""
-    functions.number(jit)
-    told = []
-    for current in functions.queue:  # grows as globals name further functions
-        fn = current.fn
-        # the compiler reads the source, and in it the annotations, which the code does not name
-        names = {*_names(fn.__code__), *re.findall(r"\w+", inspect.getsource(fn))}
-        scope = {name: _sent(value, functions) for name, value in fn.__globals__.items() if name in names}
-        cells = [_sent(cell.cell_contents, functions) for cell in fn.__closure__ or ()]
-        told.append(
-            {
-                "kind": type(current).__name__,
-                "code": marshal.dumps(fn.__code__),
-                "name": fn.__name__,
-                "qualname": fn.__qualname__,
-                "module": fn.__module__,
-                "globals": scope,
-                "closure": cells,
-                "defaults": _sent(fn.__defaults__, functions),
-                "kwdefaults": _sent(fn.__kwdefaults__, functions),
-                "annotations": {name: _annotation(value) for name, value in fn.__annotations__.items()},
-                "noinline": bool(getattr(current, "kwargs", {}).get("noinline")),
-            }
-        )
-    return pickle.dumps(told)
-
-
-def _sent(value: Any, functions: _Functions) -> bytes | None:
-    try:
-        return _frozen(value, functions)
-    except Exception:
-        return None  # the compiler will miss it by name if it needs it
-
-
-def _annotation(value: Any) -> str:
-    return value if isinstance(value, str) else "constexpr" if "constexpr" in str(value) else ""
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, functions: list[Any]) -> None:
         super().__init__(io.BytesIO(data))
@@ -175,10 +57,25 @@ class _Unpickler(pickle.Unpickler):
         import importlib
 
         if pid[0] == "module":
-            return importlib.import_module(pid[1])
+            return _imported(pid[1])
         if pid[0] == "library":
             return getattr(importlib.import_module(pid[1]), pid[2])
         return self.functions[pid[1]]
+
+
+def _imported(name: str) -> Any:
+    """A module of the user's may want a GPU to be imported."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except Exception:
+        from sublight.xray.pretend.torch_cuda import OnCpu, cuda_of
+        from sublight.xray.pretend.triton_driver import driver_of
+
+        gpu = find_gpu("h100")
+        with cuda_of(gpu), driver_of(gpu), OnCpu():
+            return importlib.import_module(name)
 
 
 def _rebuilt(job: Job) -> tuple[Any, dict[str, Any], list[Any]]:
@@ -214,7 +111,10 @@ def _rebuilt(job: Job) -> tuple[Any, dict[str, Any], list[Any]]:
         fn.__globals__["__unsent__"] = [name for name, data in one["globals"].items() if data is None]
         for name, data in one["globals"].items():
             if data is not None:
-                fn.__globals__[name] = _Unpickler(data, functions).load()
+                try:
+                    fn.__globals__[name] = _Unpickler(data, functions).load()
+                except Exception:  # nothing, unless the compiler asks for it
+                    fn.__globals__["__unsent__"].append(name)
         for cell, data in zip(fn.__closure__ or (), one["closure"], strict=True):
             if data is not None:
                 cell.cell_contents = _Unpickler(data, functions).load()
@@ -281,8 +181,8 @@ def _said(error: BaseException, kernel: Any, functions: list[Any], printed: str)
             words = str(at)
         at = at.__cause__ or (at.__context__ if not at.__suppress_context__ else None)
     if deepest is not None:
-        if any(f"{name} is not defined" in words for name in _unsent(functions)):
-            return None
+        if unsent := [name for name in _unsent(functions) if f"{name} is not defined" in words]:
+            raise NotSent(f"{unsent[0]} could not be sent to the compiler")
         owner = next((jit for jit in functions if jit.src == deepest.src), None)
         if owner is not None:
             return (
@@ -341,12 +241,14 @@ def _errors_of_the_compiler() -> Iterator[Any]:
 def main(jobs_file: str, answers_file: str) -> None:
     jobs = pickle.loads(Path(jobs_file).read_bytes())
     answers: list[Any] = []
+    own = list(sys.path)
     for job in jobs:
+        sys.path[:] = job.path or own
         try:
             refused = refusal(job)
             answers.append(None if refused is None else dataclasses.asdict(refused))
         except Exception as error:  # it could not be rebuilt here: say so, and blame nobody
-            answers.append({"unknown": repr(error)})
+            answers.append({"unknown": str(error) if isinstance(error, NotSent) else repr(error)})
     Path(answers_file).write_text(json.dumps(answers), encoding="utf-8")
 
 

@@ -22,12 +22,16 @@ import numpy as np
 from sublight.backend import private
 from sublight.xray.record import Place
 from sublight.xray.sanitize import libdevice as sanitize_libdevice
+from sublight.xray.sanitize.accesses import Accesses
 from sublight.xray.sanitize.at import Pretended, ends_of, pretend
 from sublight.xray.sanitize.bf16 import Right
-from sublight.xray.sanitize.launch import Enough, Kind, Launch
-from sublight.xray.sanitize.memory import Array, Memory
+from sublight.xray.sanitize.launch import Enough, Launch
+from sublight.xray.sanitize.memory import Argument, Memory
 from sublight.xray.sanitize.notes import Notes, Stack
 from sublight.xray.sanitize.offset import Offsets
+from sublight.xray.sanitize.order import LockKept
+from sublight.xray.sanitize.tuned import Tuned, changed_again, kept
+from sublight.xray.sanitize.undefined import Lanes
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Session:
     arguments: dict[str, None] = field(default_factory=dict)  # names that --at could have used
     replaced: set[str] = field(default_factory=set)  # names of --at that some launch had
     pretended: set[str] = field(default_factory=set)  # kernels that were run at pretended sizes
+    tuned: dict[Any, Tuned] = field(default_factory=dict)  # by function: autotune would have tried it just now
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.notes)
@@ -79,8 +84,8 @@ class Watch:
     turn: Any = field(default_factory=threading.RLock)  # one launch at a time, whatever thread makes it
 
     def note(self, id: str, place: Place, detail: str) -> None:
-        if self.session and self.launch:
-            self.session.notes.add(id, self.launch.kernel, place, detail)
+        if self.launch:
+            self.launch.notes.add(id, self.launch.kernel, place, detail)
 
     def install(self) -> None:
         interpreter = private.interpreter
@@ -88,7 +93,9 @@ class Watch:
         builder = interpreter.InterpreterBuilder
         Right(interpreter, self.stack.instruction, self.note).install(builder)
         Offsets(interpreter, self.stack.place).install(builder)
-        _Accesses(self, interpreter).install(builder)
+        lanes = Lanes(interpreter, self.stack.place, self.note)
+        lanes.install(builder)
+        Accesses(interpreter, lambda: self.launch, self.stack.place, lanes).install(builder)
         sanitize_libdevice.install(interpreter)
         # Triton checks every sum by a second one in 64 bits, and throws the answer away outside of debug mode
         options = interpreter.interpreter_builder.options
@@ -104,16 +111,22 @@ class Watch:
 
 
 class Compiled:
-    """In place of the compiled kernel that a launch gives back: scripts ask for its registers, and launch it again."""
+    """In place of the compiled kernel that a launch gives back: scripts ask for its registers, and launch it again.
+
+    They divide by what they get, so that nothing is zero.
+    """
 
     n_regs, n_spills, n_max_threads = 32, 0, 1024
 
     def __init__(self, jit: Any, num_warps: int) -> None:
         self.jit, self.name = jit, jit.__name__
-        self.metadata = SimpleNamespace(shared=0, num_warps=num_warps, num_stages=1, name=self.name)
+        self.metadata = SimpleNamespace(shared=1024, num_warps=num_warps, num_stages=1, name=self.name)
         self.asm: dict[str, str] = defaultdict(str)
 
     def _init_handles(self) -> None: ...
+
+    def result(self) -> Compiled:
+        return self
 
     def __getitem__(self, grid: Any) -> Any:
         return self.jit[grid]
@@ -126,6 +139,7 @@ class _Run:
     watch: Watch
     interpreter: Any
     jit: Any
+    warps: int = 4
 
     def launch(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session = self.watch.session
@@ -150,7 +164,15 @@ class _Run:
         else:
             detail = "whether the compiler takes it was not asked: an argument is a tuple of numbers, or cannot be sent"
             session.notes.add("not-compiled", self.jit.__name__, None, detail, is_information=True)
-        self._execute(fn, bound, constants, shape, itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
+        self.warps = options.get("num_warps") or bound.get("num_warps") or 4
+        programs = list(itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
+        tuned = session.tuned.pop(self.jit.fn, None)
+        before = kept(session.memory, bound, tuned.restored) if tuned else {}
+        arguments = self._execute(fn, bound, constants, shape, iter(programs))
+        if tuned and not tuned.has_hooks:
+            again = lambda: self._execute(fn, bound, constants, shape, iter(programs), is_muted=True)  # noqa: E731
+            for argument, detail in changed_again(arguments, before, tuned.restored, again):
+                session.notes.add("autotuned-in-place", self.jit.__name__, argument.stored_at, detail)
         if session.at and self.jit.__name__ not in session.pretended:
             self._execute_at(session, fn, bound, constants, shape)
 
@@ -174,15 +196,19 @@ class _Run:
         shape: tuple[int, int, int],
         programs: Iterator[tuple[int, int, int]],
         plan: Pretended | None = None,
-    ) -> None:
+        *,
+        is_muted: bool = False,
+    ) -> list[Argument]:
+        """Run these programs; the tensors that they got."""
         watch, interpreter = self.watch, self.interpreter
         assert watch.session is not None
         launch = Launch(
             self.jit.__name__,
-            watch.session.notes,
+            Notes() if is_muted else watch.session.notes,
             watch.session.memory,
             (1, 1, 1) if plan else shape,
             is_virtual=plan is not None,
+            has_many_warps=self.warps > 1,
         )
         scope = interpreter._patch_lang(fn)
         watch.launch, outer = launch, watch.launch
@@ -202,8 +228,12 @@ class _Run:
                 builder.set_grid_idx(*index)
                 launch.begin(0 if plan else number, index)
                 fn(**args)
+            launch.end()
         except Enough:
             pass
+        except LockKept as error:
+            watch.note("lock-kept", self.watch.stack.place_of(error) or Place(file="?", line=0), str(error))
+            raise interpreter.InterpreterError(repr(error)) from error
         except Exception as error:
             raise interpreter.InterpreterError(repr(error)) from error
         finally:
@@ -216,6 +246,7 @@ class _Run:
             for argument in launch.arguments:
                 argument.storage.forget_marks()
                 argument.storage.settle()
+        return launch.arguments
 
     def _converted(self, launch: Launch, name: str, value: Any) -> Any:
         """An argument as the kernel sees it; as the interpreter does it, but for the addresses."""
@@ -247,100 +278,3 @@ class _Run:
         if type(value) is float:  # the interpreter leaves it a constant, which would take on the other side's type
             return tl.tensor(interpreter.TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
         return interpreter._implicit_cvt(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Accesses:
-    """Loads, stores and atomics, each checked before it is made."""
-
-    watch: Watch
-    interpreter: Any
-
-    def install(self, builder: Any) -> None:
-        builder.create_masked_load = self._load
-        builder.create_masked_store = self._store
-        builder.create_atomic_rmw = self._rmw(builder.create_atomic_rmw)
-        builder.create_atomic_cas = self._cas(builder.create_atomic_cas)
-        if hasattr(builder, "create_atomic_store"):  # Triton 3.9
-            builder.create_atomic_store = lambda _, ptr, val, mask, *rest: self._put("atomic store", ptr, val, mask)
-
-    def _access(self, kind: Kind, ptr: Any, mask: Any, size: int, **more: Any) -> tuple[Array, Array]:
-        launch = self.watch.launch
-        assert launch is not None
-        place = self.watch.stack.place()
-        lanes = np.broadcast_to(_data(mask), ptr.data.shape).astype(bool)
-        if stray := ptr.attr.get("strayed"):
-            wrong = lanes & np.broadcast_to(stray.lanes, lanes.shape)
-            if wrong.any():
-                detail = (
-                    f"an int32 offset wraps here: {stray.exact:,} becomes {stray.got:,}, and line {place.line} uses it "
-                    f"({int(wrong.sum())} lanes of program {launch.index}): make it int64 before this"
-                )
-                launch.notes.add("offset-overflow", launch.kernel, stray.place, detail)
-                lanes = lanes & ~wrong
-        if known := getattr(mask, "attr", {}).get("wrapped"):
-            wrong = _data(mask) != known.exact
-            if not stray and wrong.any():
-                detail = (
-                    f"{known.words()}, and the mask of line {place.line} is wrong by it ({int(wrong.sum())} lanes of "
-                    f"program {launch.index}): make it int64 before this"
-                )
-                launch.notes.add("offset-overflow", launch.kernel, known.place, detail)
-        return launch.access(kind, ptr.data, lanes, size, place, **more)
-
-    def _load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
-        kind = ptrs.get_element_ty()
-        element = self.interpreter._get_np_dtype(kind)
-        is_volatile = named.get("is_volatile", policy[-1] if policy else False)
-        true, lanes = self._access("atomic load" if is_volatile else "load", ptrs, mask, element.itemsize)
-        filler = np.zeros(ptrs.data.shape, element) if other is None else other.data
-        return self.interpreter.TensorHandle(self.interpreter._interpreter.load(true, lanes, filler, element), kind)
-
-    def _store(self, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> Any:
-        return self._put("store", ptrs, value, mask)
-
-    def _put(self, kind: Kind, ptrs: Any, value: Any, mask: Any) -> Any:
-        element = self.interpreter._get_np_dtype(ptrs.get_element_ty())
-        data = value.data if value.data.dtype.itemsize == element.itemsize else value.data.astype(element)
-        true, lanes = self._access(
-            kind, ptrs, mask, element.itemsize, values=data, current=lambda at: self._peek(at, data.dtype)
-        )
-        return self.interpreter._interpreter.store(true, data, lanes)
-
-    def _peek(self, addresses: Array, kind: Any) -> Array:
-        addresses = np.ascontiguousarray(addresses)
-        yes, filler = np.ones(addresses.shape, bool), np.zeros(addresses.shape, kind)
-        got: Array = self.interpreter._interpreter.load(addresses, yes, filler, kind)
-        return got
-
-    def _rmw(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        ops = self.interpreter._ir.ATOMIC_OP
-
-        def create_atomic_rmw(builder: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-            kind = ptr.get_element_ty()
-            size = self.interpreter._get_np_dtype(kind).itemsize
-            true, lanes = self._access(
-                "atomic", ptr, mask, size, reads=op != ops.XCHG, is_float_add=op == ops.FADD and kind.is_floating()
-            )
-            handle = self.interpreter.TensorHandle
-            if not lanes.any():
-                return handle(np.zeros(val.data.shape, val.data.dtype), val.dtype.scalar)
-            return original(builder, op, handle(true, ptr.dtype), val, handle(lanes, mask.dtype), sem, scope)
-
-        return create_atomic_rmw
-
-    def _cas(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def create_atomic_cas(builder: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-            size = self.interpreter._get_np_dtype(ptr.get_element_ty()).itemsize
-            everywhere = self.interpreter.TensorHandle(np.ones(ptr.data.shape, bool), self.interpreter.tl.int1)
-            true, lanes = self._access("atomic", ptr, everywhere, size)
-            handle = self.interpreter.TensorHandle
-            if not lanes.all():  # it has no mask of its own; what it would compare is not there
-                return handle(cmp.data.copy(), cmp.dtype.scalar)
-            return original(builder, handle(true, ptr.dtype), cmp, val, sem, scope)
-
-        return create_atomic_cas
-
-
-def _data(mask: Any) -> Array:
-    return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data)  # Triton 3.6 passes bare arrays at times

@@ -18,59 +18,18 @@ from typing import Any, Literal
 import numpy as np
 
 from sublight.xray.record import Place
-from sublight.xray.sanitize.memory import Argument, Array, Memory, Storage, Stored, describe, reach_of, span_of
+from sublight.xray.sanitize.access import VERBS, Access, Group, lanes_text
+from sublight.xray.sanitize.barriers import Barriers
+from sublight.xray.sanitize.memory import Argument, Array, Memory, Stored, describe, reach_of, span_of
 from sublight.xray.sanitize.notes import Notes
+from sublight.xray.sanitize.order import Kind, Order
 
 WINDOW_BITS = 44
 FIRST = 1 << 62  # no true address is as high
-MOST_WAITS = 10_000  # scalar atomics of one program: more are a loop that waits
-Kind = Literal["load", "store", "atomic", "atomic load", "atomic store"]
-_VERBS: dict[Kind, str] = {
-    "load": "reads",
-    "store": "writes",
-    "atomic": "updates",
-    "atomic load": "reads",
-    "atomic store": "writes",
-}
 
 
 class Enough(Exception):
     """A launch at pretended sizes has run long enough."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """The lanes of one access that belong to one tensor."""
-
-    argument: Argument | None
-    storage: Storage
-    lanes: Array
-    offsets: Array  # in bytes, from the storage's beginning
-
-    def spot(self, number: int) -> str:
-        """What the lane of that number in this group touches, in words."""
-        byte = int(self.offsets[number])
-        if self.argument is None:
-            return f"byte {byte} of a tensor that is no argument"
-        return f"{self.argument.spot(byte)} ({self.argument.text})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Access:
-    """What one instruction of one program does."""
-
-    kind: Kind
-    size: int  # bytes of an element
-    place: Place
-    values: Array | None  # that it stores, by lane
-    current: Callable[[Array], Array] | None  # reads memory at true addresses
-    reads: bool
-    is_float_add: bool
-    true: Array  # addresses by lane, as they become known
-
-    @property
-    def is_atomic(self) -> bool:
-        return self.kind.startswith("atomic")
 
 
 @dataclass(slots=True)
@@ -87,9 +46,12 @@ class Launch:
     program_of: Array = field(default_factory=lambda: np.zeros(1024, np.int32))
     kinds: list[Kind] = field(default_factory=lambda: ["load"])
     places: list[Place | None] = field(default_factory=lambda: [None])
-    clock: Array | None = None  # by program: the last event that happened before now, through atomics
-    released: dict[int, Array] = field(default_factory=dict)  # by address: what its last atomic passes on
-    waits: int = 0  # scalar atomics of one program in a row
+    has_many_warps: bool = True  # one warp's lanes see each other's stores
+    order: Order = field(init=False)
+    barriers: Barriers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order, self.barriers = Order(self.shape), Barriers()
 
     def pointer(self, name: str, tensor: Any) -> int:
         """The address that the kernel gets to see for a tensor."""
@@ -113,7 +75,15 @@ class Launch:
         return virtual
 
     def begin(self, program: int, index: tuple[int, int, int]) -> None:
-        self.program, self.index, self.clock, self.waits = program, index, None, 0
+        self.program, self.index = program, index
+        self.order.begin(program, index)
+        self.barriers.since = self.event
+
+    def end(self) -> None:
+        """Every program has run: a tensor that some programs never came to store to may have gaps on purpose."""
+        for argument in self.arguments:
+            if 0 < argument.storing_programs <= self.program:
+                argument.storage.is_passed_by = True
 
     def access(
         self,
@@ -138,7 +108,7 @@ class Launch:
                 raise Enough
             return true.reshape(shape), np.zeros(shape, bool)
         flat = addresses.reshape(-1)
-        access = _Access(
+        access = Access(
             kind=kind,
             size=size,
             place=place,
@@ -152,7 +122,8 @@ class Launch:
         for group in self._groups(access, flat, allowed):
             self._check(access, group)
         if allowed.size == 1 and access.is_atomic:
-            self._synchronise(int(true[0]), kind)
+            self.order.pass_on(int(true[0]), kind, self.event)
+            self.barriers.since = self.event
         return true.reshape(shape), allowed.reshape(shape)
 
     def _next_event(self, kind: Kind, place: Place) -> None:
@@ -172,6 +143,9 @@ class Launch:
             return
         argument = self.arguments[which]
         storage = argument.storage
+        if argument.last_program != self.program:
+            argument.last_program, argument.storing_programs = self.program, argument.storing_programs + 1
+            argument.stored_at = argument.stored_at or place
         if argument.is_stored_to or storage.claimed is None:
             return
         argument.is_stored_to = True
@@ -189,7 +163,7 @@ class Launch:
                 itemsize=argument.itemsize,
             )
 
-    def _groups(self, access: _Access, flat: Array, allowed: Array) -> Iterator[_Group]:
+    def _groups(self, access: Access, flat: Array, allowed: Array) -> Iterator[Group]:
         lanes = np.flatnonzero(allowed)
         if not lanes.size:
             return
@@ -204,7 +178,7 @@ class Launch:
             mine = which == owner
             yield from self._group(access, owner, used[mine], lanes[mine], allowed)
 
-    def _group(self, access: _Access, owner: int, used: Array, lanes: Array, allowed: Array) -> Iterator[_Group]:
+    def _group(self, access: Access, owner: int, used: Array, lanes: Array, allowed: Array) -> Iterator[Group]:
         if not 0 <= owner < len(self.arguments):
             yield from self._true_addresses(access, used, lanes, allowed)
             return
@@ -218,37 +192,37 @@ class Launch:
         starts = offsets + argument.start
         access.true[lanes] = (starts + argument.storage.address).astype(np.uint64)
         if lanes.size:
-            yield _Group(argument=argument, storage=argument.storage, lanes=lanes, offsets=starts)
+            yield Group(argument=argument, storage=argument.storage, lanes=lanes, offsets=starts)
 
-    def _true_addresses(self, access: _Access, used: Array, lanes: Array, allowed: Array) -> Iterator[_Group]:
+    def _true_addresses(self, access: Access, used: Array, lanes: Array, allowed: Array) -> Iterator[Group]:
         """Addresses that the kernel did not get from an argument: data_ptr() kept in a tensor, or a stray."""
         storage = self.memory.at(int(used[0]))
         offsets = used.astype(np.int64) - (storage.address if storage else 0)
         if storage is not None and (offsets >= 0).all() and (offsets < storage.byte_count).all():
             access.true[lanes] = used
-            yield _Group(argument=None, storage=storage, lanes=lanes, offsets=offsets)
+            yield Group(argument=None, storage=storage, lanes=lanes, offsets=offsets)
         elif int(used.min()) < 4096 or int(used.max()) >= 1 << 47:
             allowed[lanes] = False
             detail = (
-                f"program {self.index} {_VERBS[access.kind]} address {int(used[0]):#x}, which belongs to no tensor: "
+                f"program {self.index} {VERBS[access.kind]} address {int(used[0]):#x}, which belongs to no tensor: "
                 "pass the tensor itself, or mend the offset"
             )
             self.notes.add("out-of-bounds", self.kernel, access.place, detail)
         else:
             access.true[lanes] = used  # memory that we do not know: trust it, as Triton does
 
-    def _out_of_bounds(self, access: _Access, argument: Argument, offset: int, lanes: int) -> None:
+    def _out_of_bounds(self, access: Access, argument: Argument, offset: int, lanes: int) -> None:
         element = offset // argument.itemsize
         is_between = 0 <= offset < argument.span
         detail = (
-            f"program {self.index} {_VERBS[access.kind]} at offset {element} of {argument.name}, "
+            f"program {self.index} {VERBS[access.kind]} at offset {element} of {argument.name}, "
             + ("in a gap between the elements of that view, " if is_between else "")
-            + f"{argument.text} that ends at {argument.span // argument.itemsize}{_lanes(lanes)}: "
+            + f"{argument.text} that ends at {argument.span // argument.itemsize}{lanes_text(lanes)}: "
             + ("mend the strides" if is_between else "mask it off, or mend the stride")
         )
         self.notes.add("out-of-bounds", self.kernel, access.place, detail)
 
-    def _check(self, access: _Access, group: _Group) -> None:
+    def _check(self, access: Access, group: Group) -> None:
         storage, size = group.storage, access.size
         if size % storage.granule or (storage.granule > 1 and (group.offsets % storage.granule).any()):
             storage.refine(int(np.gcd.reduce([size, storage.granule, *np.unique(group.offsets % storage.granule)])))
@@ -272,14 +246,18 @@ class Launch:
             if access.values is not None and access.kind == "store":
                 self._check_duplicates(access, group, granules[::each])
             last_write[granules] = self.event
+            if self.has_many_warps and access.kind == "store":
+                self.barriers.stored(storage, granules, group.lanes, each, self.event, access.true.size)
             if storage.written is not None:
                 storage.written[granules] = True
         else:
+            if self.has_many_warps and access.kind == "load":
+                self._check_barrier(access, group, granules, writers, each)
             fresh = granules[first_read[granules] == 0]
             first_read[fresh] = self.event
             last_read[granules] = self.event
 
-    def _check_written(self, access: _Access, group: _Group, granules: Array, each: int) -> None:
+    def _check_written(self, access: Access, group: Group, granules: Array, each: int) -> None:
         storage = group.storage
         assert storage.written is not None and storage.consumed is not None
         missing = ~storage.written[granules]
@@ -287,10 +265,22 @@ class Launch:
         if missing.any():
             lanes = np.unique(np.flatnonzero(missing) // each)
             detail = (
-                f"program {self.index} {_VERBS[access.kind]} {group.spot(int(lanes[0]))}, which torch.empty made and "
-                f"nobody wrote{_lanes(len(lanes))}: write it first, or begin with torch.zeros"
+                f"program {self.index} {VERBS[access.kind]} {group.spot(int(lanes[0]))}, which torch.empty made and "
+                f"nobody wrote{lanes_text(len(lanes))}: write it first, or begin with torch.zeros"
             )
             self.notes.add("uninitialised-read", self.kernel, access.place, detail)
+
+    def _check_barrier(self, access: Access, group: Group, granules: Array, writers: Array, each: int) -> None:
+        """Somebody else's store of this very program, with no barrier since."""
+        others = self.barriers.unseen(group.storage, granules, writers, group.lanes, each, access.true.size)
+        if others.any():
+            first = int(np.flatnonzero(others)[0])
+            at = self.places[int(writers[first])]
+            detail = (
+                f"program {self.index} reads {group.spot(first // each)}, which other lanes of it wrote at line "
+                f"{at.line if at else 0}: they may not have done so yet; put tl.debug_barrier() between"
+            )
+            self.notes.add("missing-barrier", self.kernel, access.place, detail)
 
     def _all_atomic(self, events: Array) -> bool:
         return all(self.kinds[event].startswith("atomic") for event in np.unique(events))
@@ -302,9 +292,9 @@ class Launch:
             return met
         other = self.program_of[events]
         met &= other != self.program
-        return met if self.clock is None else met & (events > self.clock[other])
+        return met & self.order.is_open(events, other)
 
-    def _write_meets(self, access: _Access, group: _Group, met: Array, events: Array, each: int) -> None:
+    def _write_meets(self, access: Access, group: Group, met: Array, events: Array, each: int) -> None:
         """Somebody wrote what this program now reads or writes."""
         if access.is_atomic and self._all_atomic(events[met]):
             if access.is_float_add:
@@ -326,8 +316,8 @@ class Launch:
 
     def _race(
         self,
-        access: _Access,
-        group: _Group,
+        access: Access,
+        group: Group,
         met: Array,
         events: Array,
         each: int,
@@ -351,12 +341,10 @@ class Launch:
         if at is not None and at != access.place:
             told.append((other, theirs, here, mine, at, access.place.line))
         for one, does, another, did, place, line in told:
-            detail = (
-                f"program {one} {_VERBS[does]} {spot}, which program {another} {_VERBS[did]} (line {line}): {advice}"
-            )
+            detail = f"program {one} {VERBS[does]} {spot}, which program {another} {VERBS[did]} (line {line}): {advice}"
             self.notes.add("race", self.kernel, place, detail, is_information=same == "flag")
 
-    def _check_duplicates(self, access: _Access, group: _Group, elements: Array) -> None:
+    def _check_duplicates(self, access: Access, group: Group, elements: Array) -> None:
         """One store of one program that names an address twice, with different values."""
         if elements.size < 2 or (elements[1:] > elements[:-1]).all():
             return
@@ -373,27 +361,3 @@ class Launch:
                     "from two lanes, with different values: make the addresses differ, or use tl.atomic_add"
                 )
                 self.notes.add("race", self.kernel, access.place, detail)
-
-    def _synchronise(self, address: int, kind: Kind) -> None:
-        self.waits += 1
-        if self.waits > MOST_WAITS:
-            raise NotImplementedError(
-                f"program {self.index} waits for a later one, and the interpreter runs one after another"
-            )
-        if self.clock is None:
-            self.clock = np.zeros(int(np.prod(self.shape)), np.int64)
-        if kind != "atomic store" and address in self.released:
-            self.clock = np.maximum(self.clock, self.released[address])
-        if kind != "atomic load":
-            passed_on = self.clock.copy()
-            passed_on[self.program] = self.event
-            self.released[address] = passed_on
-
-
-def _lanes(count: int) -> str:
-    """How many more do so.
-
-    >>> _lanes(1), _lanes(32)
-    ('', ' (32 lanes do)')
-    """
-    return f" ({count} lanes do)" if count > 1 else ""

@@ -52,6 +52,8 @@ class Storage:
     last_write: Array | None = None  # event of this launch, 0: none
     first_read: Array | None = None
     last_read: Array | None = None
+    writer_lane: Array | None = None  # of the last plain store in this launch
+    is_passed_by: bool = False  # some programs ended before they came to store here
 
     def granules(self) -> int:
         return -(-self.byte_count // self.granule)
@@ -62,7 +64,7 @@ class Storage:
             return
         times = self.granule // granule
         self.granule = granule
-        for name in ("written", "consumed", "claimed", "last_write", "first_read", "last_read"):
+        for name in ("written", "consumed", "claimed", "last_write", "first_read", "last_read", "writer_lane"):
             if (array := getattr(self, name)) is not None:
                 setattr(self, name, np.repeat(array, times)[: self.granules()])
 
@@ -73,7 +75,7 @@ class Storage:
         return self.last_write, self.first_read, self.last_read
 
     def forget_marks(self) -> None:
-        self.last_write = self.first_read = self.last_read = None
+        self.last_write = self.first_read = self.last_read = self.writer_lane = None
 
     def track(self) -> None:
         """Nothing in it has a value yet."""
@@ -116,6 +118,9 @@ class Argument:
     virtual: int  # the address that the kernel sees
     inside: Array | None  # bool over the span's elements; None: the view reaches all of them
     is_stored_to: bool = False  # in this launch
+    last_program: int = -1  # that came to a store to it
+    storing_programs: int = 0
+    stored_at: Place | None = None  # the first such line
 
     def spot(self, byte: int) -> str:
         """The element that lies at a byte of the storage: y[3, 0]."""
@@ -260,7 +265,8 @@ class Memory:
     def judge(self, storage: Storage) -> None:
         """At the end of a tensor's life: was all that the kernel was given written?
 
-        A buffer that is larger than what it holds is fine where the part that was written has been read, and no more.
+        A buffer that is larger than what it holds is fine where the part that was written has been read, and no more;
+        and where programs return early, as behind the end of a short row, and nobody reads what they left out.
         """
         if storage.written is None or storage.stored is None or storage.claimed is None or storage.consumed is None:
             return
@@ -278,7 +284,7 @@ class Memory:
             has_reader = has_reader or bool((lacking & consumed).any())
             has_written = has_written or bool((mine & written).any())
             is_all_read = is_all_read and not bool((mine & written & ~consumed).any())
-        if not missing or (has_written and is_all_read and not has_reader):
+        if not missing or (has_written and not has_reader and (is_all_read or storage.is_passed_by)):
             return
         each = max(1, storage.stored.itemsize // storage.granule)
         spot = storage.stored.spot(first * storage.granule)

@@ -64,7 +64,7 @@ class Stack:
         import triton
 
         folders = [os.path.dirname(module.__file__ or "") + os.sep for module in (torch, triton)]
-        ours = os.path.dirname(__file__) + os.sep
+        ours = os.path.dirname(os.path.dirname(__file__)) + os.sep  # all of xray
         return cls(foreign=(*folders, ours, "<", os.path.dirname(os.__file__) + os.sep))
 
     def is_foreign(self, file: str) -> bool:

@@ -19,7 +19,7 @@ from sublight.xray.sanitize.memory import Array
 _EXACT_OPS = (np.add, np.subtract, np.multiply, np.left_shift, np.minimum, np.maximum)
 _COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 _LOGICAL = (*_COMPARISONS, np.bitwise_and, np.bitwise_or, np.bitwise_xor)
-_SHAPES = (
+SHAPES = (
     "create_reshape",
     "create_expand_dims",
     "create_broadcast",
@@ -59,7 +59,7 @@ class Offsets:
     place: Callable[[], Place]
 
     def install(self, builder: Any) -> None:
-        for name in _SHAPES:
+        for name in SHAPES:
             setattr(builder, name, self._follow_shape(getattr(builder, name)))
         builder.binary_op = self._follow_binary(builder.binary_op)
         builder.create_idiv = self._follow_division(builder.create_idiv)

@@ -49,8 +49,13 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing to mend."""
+        """Nothing to mend in what was looked at."""
         return all(finding.is_information for finding in self.findings)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the script was looked at to its end."""
+        return not self.failure and all(finding.id != "not-interpreted" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return {"findings": [finding.to_json() for finding in self.findings]}

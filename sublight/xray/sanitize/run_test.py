@@ -39,6 +39,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, sanitize.Repo
     for name, source in OWN.items():
         (folder / f"{name}.py").write_text(HEAD + source, encoding="utf-8")
         own.append(folder / f"{name}.py")
+    (folder / "more").mkdir()
+    (folder / "more" / "beside.py").write_text(HEAD + BESIDE, encoding="utf-8")
     files = [*WRONG, *RIGHT, *own]
     return {file.stem: report for file, report in zip(files, sanitize.run_all(list(map(order, files))), strict=True)}
 
@@ -75,6 +77,12 @@ def test_right_kernels_are_left_alone(file: Path, reports: dict[str, sanitize.Re
 
 
 HEAD = "import torch, triton\nimport triton.language as tl\n"
+BESIDE = """
+MOST = tl.constexpr(torch.cuda.get_device_properties(0).warp_size * 32)
+@triton.jit
+def twice(x):
+    return x + x
+"""
 OWN = {
     "same_value": """
 @triton.jit
@@ -142,6 +150,7 @@ assert y.sum().item() == 96
 def k(x_ptr, byte_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(byte_ptr + at, tl.full((BLOCK,), 1, tl.int8))  # planted: unwritten-output
+    tl.debug_barrier()
     tl.store(x_ptr, tl.load(x_ptr) + tl.load(x_ptr + BLOCK // 4))  # planted: uninitialised-read
 x = torch.empty(64)
 k[(1,)](x, x.view(torch.int8), BLOCK=64)
@@ -167,6 +176,28 @@ def k(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, 1.0, mask=at <= n)  # planted: out-of-bounds
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda _: k[(1,)](torch.zeros(10, device="cuda"), 10, BLOCK=16), range(4)))
+""",
+    "configs_of_a_call": """
+def configs():
+    return [triton.Config({"BLOCK": 64})]
+@triton.autotune(configs=configs(), key=["n"])
+@triton.jit
+def k(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    at = tl.arange(0, n)  # planted: does-not-compile, script-failed
+    tl.store(x_ptr + at, 1.0, mask=at < n)
+k[(1,)](torch.zeros(64), 64)
+""",
+    "module_beside": """
+import os, sys
+sys.path.append(os.path.join(os.path.dirname(__file__), "more"))
+import beside
+@triton.jit
+def k(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, beside.twice(tl.load(x_ptr + at)))
+    tl.static_assert(BLOCK <= beside.MOST)
+k[(1,)](torch.zeros(64), BLOCK=64)
 """,
     "benchmark": """
 @triton.jit

@@ -13,7 +13,7 @@ from sublight.xray.sass.loops import Flow
 from sublight.xray.sass.mix import Pipe, pipes_of
 from sublight.xray.sass.path import MOVES, path_outside
 
-_COUNTED: tuple[Kind, ...] = (*MOVES, "shared load", "shared store", "matrix load")
+_COUNTED: tuple[Kind, ...] = (*MOVES, "shared load", "shared store", "shared atomic", "matrix load", "matrix store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,7 @@ def turns_of(
     warps: int,
 ) -> Turns:
     """From how often the followed warps (so many; 0: none was followed to its end) made the loops' memory accesses."""
-    requests: dict[Place | None, int] = {}
-    for access in accesses:
-        if access.kind == "matrix operand":  # no instruction that loads or stores
-            continue
-        requests[access.place] = requests.get(access.place, 0) + access.requests
+    requests = _requests(accesses)
     turns = _turns(instructions, flow, file, requests, warps)
     way = path_outside(instructions, flow, _outside(instructions, flow, file, requests, warps) if warps else None)
     parts = [(way, 1.0)]
@@ -58,6 +54,25 @@ def turns_of(
     lost = [loop.place(instructions, file) for loop, turn in zip(flow.loops, turns, strict=True) if turn is None]
     unknown = tuple(f"loop at line {place.line}" if place else "loop without a line" for place in lost)
     return Turns(clocks=total, limit=limit, loops=turns, unknown=unknown)
+
+
+def _requests(accesses: Iterable[Access]) -> dict[Place | None, int]:
+    """How often the warps issued the instructions of each line that load or store.
+
+    A `matrix operand` is read by a product, which is neither. An asynchronous copy is one instruction with two
+    accesses, to global and to shared memory: the half with more requests counts (lanes that are off fetch nothing from
+    global memory, and still write zeros to shared memory).
+    """
+    by_line: dict[tuple[Place | None, str], int] = {}
+    for access in accesses:
+        if access.kind != "matrix operand":
+            half = access.space if access.kind == "async copy" else ""
+            by_line[access.place, half] = by_line.get((access.place, half), 0) + access.requests
+    found: dict[Place | None, int] = {}
+    for place in {place for place, _ in by_line}:
+        copies = max(by_line.get((place, space), 0) for space in ("global", "shared"))
+        found[place] = by_line.get((place, ""), 0) + copies
+    return found
 
 
 def _turns(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from sublight.gpus import find
-from sublight.xray.record import Access, Code, Place, Resources
+from sublight.xray.record import Access, Code, Place, Resources, Space
 from sublight.xray.sass.instruction import parse
 from sublight.xray.sass.loops import flow
 from sublight.xray.sass.turns import Turns, turns_of
@@ -56,6 +58,32 @@ def test_what_tensor_cores_read_is_no_load_of_its_line() -> None:
         place=Place(file="k.py", line=5), space="shared", kind="matrix operand", bytes_per_thread=48, requests=999
     )
     assert turns({5: 20, 9: 2}, *a_loop(1), *END, also=[operand]).loops == (10.0,)
+
+
+COPY = "LDGSTS.E.BYPASS.128 [R8], desc[UR4][R2.64]"
+
+
+def copies(line: int, *, fetched: int, written: int) -> list[Access]:
+    """An asynchronous copy as it is followed: its global half and its shared half."""
+    halves: tuple[tuple[Space, int], ...] = (("global", fetched), ("shared", written))
+    return [
+        Access(place=Place(file="k.py", line=line), space=space, kind="async copy", bytes_per_thread=16, requests=count)
+        for space, count in halves
+    ]
+
+
+@pytest.mark.parametrize(("fetched", "written"), [(20, 20), (12, 20), (20, 0)])
+def test_an_asynchronous_copy_is_one_instruction(fetched: int, written: int) -> None:
+    """12: its last turns fetch nothing and write zeros; 0: where in shared memory it writes is not known."""
+    loop = (".L_1:", (5, COPY), (6, ADD), (4, "@P0 BRA `(.L_1)"))
+    assert turns({9: 2}, *loop, *END, also=copies(5, fetched=fetched, written=written)).loops == (10.0,)
+
+
+def test_a_store_of_a_matrix_is_an_instruction_of_its_line() -> None:
+    line = Place(file="k.py", line=5)
+    also = [Access(place=line, space="shared", kind="matrix store", bytes_per_thread=16, requests=20)]
+    loop = (".L_1:", (5, LOAD.format(4)), (5, "STSM.16.M88.4 [R8], R4"), (4, "@P0 BRA `(.L_1)"))
+    assert turns({5: 20, 9: 2}, *loop, *END, also=also).loops == (10.0,)
 
 
 def test_an_unrolled_loop_turns_less_often() -> None:

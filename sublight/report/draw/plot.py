@@ -1,0 +1,56 @@
+"""The roofline of a run: as a page, a picture or pixels in a file, and in characters in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sublight.errors import BadInput
+from sublight.report.draw import canvas, page, roofline, svg
+from sublight.results import Run, write_file
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SUFFIXES = (".html", ".svg", ".png")
+
+
+def check(name: str) -> None:
+    """Before anything is measured: can a plot of this name be written?"""
+    if not name:
+        return
+    if Path(name).suffix.lower() not in SUFFIXES:
+        raise BadInput(f"cannot plot to {name!r}: the name must end in {', '.join(SUFFIXES)}")
+    if Path(name).suffix.lower() == ".png":
+        _resvg()
+
+
+def _resvg() -> object:
+    try:
+        import resvg_py
+    except ImportError:
+        raise BadInput("a PNG needs resvg-py: pip install 'sublight[plot]', or plot to .svg or .html") from None
+    return resvg_py
+
+
+def write(run: Run, path: Path) -> None:
+    """The plot as a page, a picture that follows the reader's light or dark theme, or pixels."""
+    check(path.name)
+    drawn = roofline.chart(run)
+    if drawn is None:
+        raise BadInput(
+            "nothing to plot: no timed row has both arithmetic and a measured limit; the table has every row"
+        )
+    if path.suffix.lower() == ".html":
+        write_file(page.bench(run, svg.roofline(drawn)), path)
+    elif path.suffix.lower() == ".svg":
+        write_file(svg.roofline(drawn), path)
+    else:
+        pixels = _resvg().svg_to_bytes(svg_string=svg.roofline(drawn, themes=("light",)), zoom=2)  # type: ignore[attr-defined]
+        write_file(bytes(pixels), path)
+
+
+def terminal(run: Run, *, columns: int = 96, lines: int = 20) -> RenderableType | None:
+    """The same chart in characters; None where there is nothing to draw."""
+    drawn = roofline.chart(run)
+    return canvas.roofline(drawn, columns=columns, lines=lines) if drawn else None

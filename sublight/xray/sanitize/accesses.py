@@ -1,0 +1,136 @@
+"""The interpreter's loads, stores and atomics, each checked before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sublight.xray.record import Place
+from sublight.xray.sanitize.launch import Launch
+from sublight.xray.sanitize.memory import Array
+from sublight.xray.sanitize.order import Kind
+from sublight.xray.sanitize.undefined import Lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """Loads, stores and atomics, each checked before it is made."""
+
+    interpreter: Any
+    launch: Callable[[], Launch | None]  # the one that is on
+    place: Callable[[], Place]  # the user's line that runs
+    undefined: Lanes
+
+    def install(self, builder: Any) -> None:
+        builder.create_masked_load = self._load
+        builder.create_masked_store = self._store
+        builder.create_atomic_rmw = self._rmw(builder.create_atomic_rmw)
+        builder.create_atomic_cas = self._cas(builder.create_atomic_cas)
+        builder.create_barrier = self._barrier(builder.create_barrier)
+        builder.create_dot = self._barrier(builder.create_dot)
+        for kind in (self.interpreter.ReduceOps, self.interpreter.ScanOps):
+            kind.apply_impl = self._barrier(kind.apply_impl)
+        if hasattr(builder, "create_atomic_store"):  # Triton 3.9
+            builder.create_atomic_store = lambda _, ptr, val, mask, *rest: self._put("atomic store", ptr, val, mask)
+
+    def _barrier(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if launch := self.launch():
+                launch.barriers.since = launch.event
+            return original(*args, **kwargs)
+
+        return method
+
+    def _access(self, kind: Kind, ptr: Any, mask: Any, size: int, **more: Any) -> tuple[Array, Array]:
+        launch = self.launch()
+        assert launch is not None
+        place = self.place()
+        lanes = np.broadcast_to(_data(mask), ptr.data.shape).astype(bool)
+        if stray := ptr.attr.get("strayed"):
+            wrong = lanes & np.broadcast_to(stray.lanes, lanes.shape)
+            if wrong.any():
+                detail = (
+                    f"an int32 offset wraps here: {stray.exact:,} becomes {stray.got:,}, and line {place.line} uses it "
+                    f"({int(wrong.sum())} lanes of program {launch.index}): make it int64 before this"
+                )
+                launch.notes.add("offset-overflow", launch.kernel, stray.place, detail)
+                lanes = lanes & ~wrong
+        if known := getattr(mask, "attr", {}).get("wrapped"):
+            wrong = _data(mask) != known.exact
+            if not stray and wrong.any():
+                detail = (
+                    f"{known.words()}, and the mask of line {place.line} is wrong by it ({int(wrong.sum())} lanes of "
+                    f"program {launch.index}): make it int64 before this"
+                )
+                launch.notes.add("offset-overflow", launch.kernel, known.place, detail)
+        return launch.access(kind, ptr.data, lanes, size, place, **more)
+
+    def _load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
+        kind = ptrs.get_element_ty()
+        element = self.interpreter._get_np_dtype(kind)
+        is_volatile = named.get("is_volatile", policy[-1] if policy else False)
+        true, lanes = self._access("atomic load" if is_volatile else "load", ptrs, mask, element.itemsize)
+        filler = np.zeros(ptrs.data.shape, element) if other is None else other.data
+        result = self.interpreter.TensorHandle(self.interpreter._interpreter.load(true, lanes, filler, element), kind)
+        if other is None:
+            self.undefined.masked_off(result, np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool))
+        return result
+
+    def _store(self, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> Any:
+        return self._put("store", ptrs, value, mask)
+
+    def _put(self, kind: Kind, ptrs: Any, value: Any, mask: Any) -> Any:
+        self.undefined.stored(value, np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool))
+        element = self.interpreter._get_np_dtype(ptrs.get_element_ty())
+        data = value.data if value.data.dtype.itemsize == element.itemsize else value.data.astype(element)
+        true, lanes = self._access(
+            kind, ptrs, mask, element.itemsize, values=data, current=lambda at: self._peek(at, data.dtype)
+        )
+        return self.interpreter._interpreter.store(true, data, lanes)
+
+    def _peek(self, addresses: Array, kind: Any) -> Array:
+        addresses = np.ascontiguousarray(addresses)
+        yes, filler = np.ones(addresses.shape, bool), np.zeros(addresses.shape, kind)
+        got: Array = self.interpreter._interpreter.load(addresses, yes, filler, kind)
+        return got
+
+    def _rmw(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        ops = self.interpreter._ir.ATOMIC_OP
+
+        def create_atomic_rmw(builder: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+            kind = ptr.get_element_ty()
+            size = self.interpreter._get_np_dtype(kind).itemsize
+            self.undefined.stored(val, np.broadcast_to(_data(mask), ptr.data.shape).astype(bool))
+            true, lanes = self._access(
+                "atomic", ptr, mask, size, reads=op != ops.XCHG, is_float_add=op == ops.FADD and kind.is_floating()
+            )
+            handle = self.interpreter.TensorHandle
+            if not lanes.any():
+                return handle(np.zeros(val.data.shape, val.data.dtype), val.dtype.scalar)
+            return original(builder, op, handle(true, ptr.dtype), val, handle(lanes, mask.dtype), sem, scope)
+
+        return create_atomic_rmw
+
+    def _cas(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_atomic_cas(builder: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
+            size = self.interpreter._get_np_dtype(ptr.get_element_ty()).itemsize
+            everywhere = self.interpreter.TensorHandle(np.ones(ptr.data.shape, bool), self.interpreter.tl.int1)
+            true, lanes = self._access("atomic", ptr, everywhere, size)
+            handle = self.interpreter.TensorHandle
+            if not lanes.all():  # it has no mask of its own; what it would compare is not there
+                return handle(cmp.data.copy(), cmp.dtype.scalar)
+            result = original(builder, handle(true, ptr.dtype), cmp, val, sem, scope)
+            if lanes.size == 1 and (launch := self.launch()):
+                expected, put, before = (int(each.data.reshape(-1)[0]) for each in (cmp, val, result))
+                place = self.place()
+                launch.order.compared(int(true.reshape(-1)[0]), place, expected=expected, put=put, before=before)
+            return result
+
+        return create_atomic_cas
+
+
+def _data(mask: Any) -> Array:
+    return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data)  # Triton 3.6 passes bare arrays at times
