@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublight.diagnose.model import COMMUNICATION, COMPUTE, COPY, WAITS, Model
+from sublight.diagnose.events import WAITS
+from sublight.diagnose.model import COMMUNICATION, COMPUTE, COPY, Model
 from sublight.diagnose.record import BREAKDOWN
 from sublight.diagnose.replay import Replay
 from sublight.diagnose.work import Item
@@ -97,13 +98,14 @@ def _idle_by_cause(model: Model, replay: Replay, idle: Intervals) -> dict[str, f
 
 def _host_intervals(model: Model, replay: Replay) -> dict[str, Intervals]:
     """What the host did when; inside the time before a call, its causes one after the other."""
-    causes = ("data", "communication", "python", "allocator", "copy", "sync")
+    causes = ("data", "start_up", "communication", "python", "allocator", "copy", "sync")
     spans: dict[str, list[tuple[Floats, Floats]]] = {cause: [] for cause in causes}
     at = replay.host_start.copy()
     for cause, part in (
         ("data", "data"),
-        ("communication", "communication"),
         ("compile", "python"),
+        ("start_up", "start_up"),
+        ("communication", "communication"),
         ("python", "python"),
     ):
         end = at + model.before_s[cause][replay.call]

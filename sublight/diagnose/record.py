@@ -21,6 +21,7 @@ BREAKDOWN = {  # every part of a step, in the order of the bar; they add up to s
     "copy": "idle: copies not hidden",
     "allocator": "idle: allocator",
     "communication": "idle: communication not hidden",
+    "start_up": "idle: start-up, once",
     "other": "idle: other",
 }
 

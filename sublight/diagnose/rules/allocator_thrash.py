@@ -8,7 +8,8 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.model import WAITS, Model
+from sublight.diagnose.events import WAITS
+from sublight.diagnose.model import Model
 from sublight.fix.cure.cache import CACHE
 from sublight.trace.record import NONE
 

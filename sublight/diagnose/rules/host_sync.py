@@ -8,7 +8,8 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, no_wait
-from sublight.diagnose.model import COPY, SMALL_COPY, WAITS, Model
+from sublight.diagnose.events import SMALL_COPY, WAITS
+from sublight.diagnose.model import COPY, Model
 from sublight.trace.record import NONE, Ints
 
 SELDOM = 0.5  # a step: a wait every few steps is how to do it

@@ -6,7 +6,8 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule
-from sublight.diagnose.model import COPY, SMALL_COPY, Model
+from sublight.diagnose.events import SMALL_COPY
+from sublight.diagnose.model import COPY, Model
 from sublight.fix.cure.pinned import PINNED
 from sublight.trace.record import NONE, Ints
 

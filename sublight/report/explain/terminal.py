@@ -34,9 +34,10 @@ COLOURS = {
     "copy": "blue",
     "allocator": "dark_goldenrod",
     "communication": "cyan",
+    "start_up": "bright_yellow",
     "other": "white",
 }
-LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNO", strict=True))  # of the bar where the terminal has no colours
+LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNTO", strict=True))  # of the bar where the terminal has no colours
 
 
 def page(explanation: Explanation) -> RenderableType:
