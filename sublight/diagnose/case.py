@@ -44,7 +44,7 @@ class Case:
     groups: list[Group]  # what could be one kernel
     split: Split
     profiled_step_s: float
-    traced: Split  # the same of the step as it was recorded, with the profiler's cost in it
+    model_off: float = 0.0  # how far the model was off the measured step, of that, before it was fitted to it
     others: tuple[Trace, ...] = ()  # the other ranks
     too_good: tuple[str, ...] = ()  # ops that beat their floor, though no cache holds their bytes
 
@@ -116,6 +116,17 @@ class Case:
         """Which events are work of the tensor cores."""
         heavy = np.array([item.family in PRODUCTS for item in self.items], dtype=bool)
         return heavy[self.model.item] if len(self.items) else np.zeros(0, dtype=bool)
+
+    def floor_after_s(self, model: Model) -> float:
+        """The step's floor after a change: an item that takes less than its floor has lost work to do."""
+        spent = np.bincount(model.item, weights=model.duration_s, minlength=len(self.items)) / model.steps
+        number = np.arange(len(self.items))
+        for group in self.groups:
+            number[list(group.items)] = group.items[0]  # one kernel of them has the work of all
+        floor, left = (
+            np.bincount(number, weights=column, minlength=len(self.items)) for column in (self.split.floor_s, spent)
+        )
+        return float(np.minimum(floor, left).sum())
 
     def _share(self, model: Model, step_s: float) -> float:
         return float(model.duration_s[self._products].sum()) / model.steps / max(step_s, 1e-12)

@@ -25,7 +25,7 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
     if gpu:
         return of_gpu(gpus.find(gpu))
     if not trace.on_gpu:
-        return _of_this_cpu()
+        return _of_cpu(trace)
     name = device_name(trace)
     if nvml.health() is not None and (here := run.this_machine()).gpu is not None:  # else torch is not worth loading
         cached = run.cached(here) if _same(here.device, here.gpu, name) else None
@@ -99,8 +99,23 @@ def _same(device: str, gpu: Gpu, name: str) -> bool:
         return False
 
 
-def _of_this_cpu() -> tuple[Limits, str]:
+def device_of(trace: Trace, limits: Limits) -> str:
+    """What the steps ran on, in words."""
+    if trace.on_gpu:
+        return device_name(trace) or limits.device
+    return str(trace.meta.get("cpu") or limits.device)
+
+
+def _of_cpu(trace: Trace) -> tuple[Limits, str]:
+    """This machine's limits, if the trace is of this machine: a recording that does not name its CPU is of any."""
+    cpu, cores = trace.meta.get("cpu"), trace.meta.get("cores")
+    if not isinstance(cpu, str) or not cpu:
+        limits = Limits(device="a CPU that the trace does not name", kind="cpu", source="none", limits=())
+        return limits, "none: the trace does not say which CPU it is of; --limits FILE gives floors"
     machine = run.this_machine("cpu")
+    if machine.device != cpu and not machine.device.startswith(f"{cpu} ({cores} core" if cores else f"{cpu} ("):
+        limits = Limits(device=cpu, kind="cpu", source="none", limits=())
+        return limits, f"none: the trace is of another CPU, {cpu}; --limits FILE gives floors"
     cached = run.cached(machine)
     if cached:
         return cached, f"measured on this machine, {cached.date[:10]}"

@@ -57,6 +57,12 @@ class Model:
     def replace(self, **columns: Any) -> Model:
         return dataclasses.replace(self, **columns)
 
+    def scaled(self, factor: float) -> Model:
+        """The same, every time of it so many times as long."""
+        times = ("cost_s", "tail_s", "duration_s", "latency_s", "delay_s")
+        before = {cause: factor * column for cause, column in self.before_s.items()}
+        return self.replace(before_s=before, **{name: factor * getattr(self, name) for name in times})
+
     def without(self, cause: str, calls: Any = slice(None)) -> Model:
         """The same without the host's time of this cause, everywhere or before these calls."""
         column = self.before_s[cause].copy()
@@ -109,10 +115,9 @@ def start_up(trace: Trace, calls: Ints, around: Ints, steps: Steps) -> Ints:
     start, end = trace.span_s(rows)
     idle = intervals.overlaps(start, end, events.busy(trace, around)) < 0.1 * (end - start)
     rows = rows[idle]
-    if steps.count < 2:
-        return rows
     often = np.bincount(trace.name[rows], minlength=len(trace.names)) >= steps.count / 2
-    return rows[~often[trace.name[rows]]]
+    kept: Ints = rows[~often[trace.name[rows]]] if steps.count > 1 else rows
+    return kept
 
 
 def build_cpu(trace: Trace, steps: Steps, items: list[Item]) -> Model:

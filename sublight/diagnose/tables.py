@@ -27,9 +27,10 @@ def ops(case: Case) -> tuple[OpRow, ...]:
     rows = []
     for (name, shape, dtype, module, source), members in together.items():
         items = [case.items[at] for at in members]
-        # of an op that ran beside another one only the time that counts is compared, so of its floor no more either
+        # of an op that ran beside another one only the time that counts is compared, so of its floor no more either;
+        # a floor that is wrong is not hidden by that
         floors = [
-            min(item.floor_s / steps, float(busy[at]))
+            item.floor_s / steps if item.too_good else min(item.floor_s / steps, float(busy[at]))
             for at, item in zip(members, items, strict=True)
             if item.floor_s is not None
         ]
@@ -48,7 +49,7 @@ def ops(case: Case) -> tuple[OpRow, ...]:
                 cpu_s=float((trace.end_ns[own] - trace.start_ns[own]).sum()) * 1e-9 / steps,
                 device_s=float(busy[members].sum()),
                 floor_s=sum(floors) if len(floors) == len(items) else None,
-                bound=items[0].bound,
+                bound="cache" if items[0].cached else items[0].bound,
                 flops=sum(cost.total_flops for cost in costs) / steps,
                 bytes=sum(cost.bytes for cost in costs) / steps,
                 kernels=tuple(kernels),

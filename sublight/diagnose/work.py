@@ -36,6 +36,8 @@ class Item:
     family: str = "other"
     floor_s: float | None = None  # None: not known
     bound: str = ""
+    cached: bool = False  # it was faster than memory allows: it read from a cache, and what it took is its floor
+    too_good: bool = False  # it was faster than its floor, and no cache explains that
 
     def took_s(self, trace: Trace) -> float:
         """In the trace, its kernels one after the other."""
