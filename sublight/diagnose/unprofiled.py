@@ -17,6 +17,7 @@ MOST_S = 20e-6  # that the profiler can cost an event
 EVENT_S, MEMORY_S = 2e-6, 1e-6  # of the host's time: an op or an API call with its shapes; with its allocations
 STACKS, PYTHON_S = 1.5, 0.7e-6  # times as much where stacks are recorded; and each Python function
 SLOWER = 4.0  # times as long, at most: the host in the steps that were timed, against those that were recorded
+NUDGE = 0.03  # of the host's time, to see whether the step grows with it
 CLOSE = 0.01  # to the measured step
 EXACT = 0.001
 ROUNDS = 14  # of narrowing down
@@ -42,10 +43,15 @@ def corrected(model: Model, trace: Trace) -> tuple[Model, float]:
         cheaper = model
         model, step_s = _fitted(lambda share: _faster(cheaper, share), measured, 1 - LEFT, step_s)
     off = step_s / measured - 1
-    if step_s < measured * (1 - EXACT):
+    if off < -EXACT and _host_bound(model, step_s):
         short = model
         model, step_s = _fitted(lambda more: _faster(short, -more), measured, SLOWER - 1, step_s)
     return (model.scaled(measured / step_s) if step_s > measured else model), off
+
+
+def _host_bound(model: Model, step_s: float) -> bool:
+    """Whether the step grows with the host's time."""
+    return replay.run(_faster(model, -NUDGE)).step_s > step_s * (1 + NUDGE / 3)
 
 
 def _estimated(model: Model, trace: Trace) -> Model:
