@@ -162,6 +162,7 @@ class Change:
     rows: Ints | tuple[int, ...] = ()  # where it shows, as rows of the trace
     ops: tuple[str, ...] = ()
     saving_s: float | None = None  # where the replay cannot tell, with the reason in the evidence
+    floor_saving_s: float = 0.0  # of that, what lowers the floor, too: work that others get
     most_s: float = math.inf  # what it may claim: time that is not this cause's own is another finding's
 
 

@@ -181,14 +181,14 @@ def _judged(case: Case, rules: Sequence[Rule], step_s: float) -> Judged:
     found: list[tuple[Finding, Change]] = []
     for rule in rules:
         change = rule.check(case)
-        if change is not None and (saving := _saving_s(case, change)) > SHOWN * step_s:
+        if change is not None and (saving := _saving_s(case, change, step_s)) > SHOWN * step_s:
             found.append((_finding(case, rule.id, change, saving), change))
     model = _changed(case, [change for _, change in _largest_first(found)])
     if rules is RULES and (change := idle.unexplained(case, model, [finding.id for finding, _ in found], step_s)):
-        found.append((_finding(case, idle.ID, change, _saving_s(case, change)), change))
+        found.append((_finding(case, idle.ID, change, _saving_s(case, change, step_s)), change))
     found = _largest_first(found)
     apart_s = sum(finding.saving_s for finding, change in found if change.saving_s is not None)
-    floor_s = case.floor_after_s(model)
+    floor_s = max(case.floor_after_s(model) - sum(change.floor_saving_s for _, change in found), 0.0)
     savings = [finding.saving_s for finding, _ in found]
     combined = max(case.step_s - case.replayed_s(model), 0.0) + apart_s
     combined = min(max([combined, *savings]), sum(savings), max([step_s - floor_s, *savings]))
@@ -199,10 +199,11 @@ def _largest_first(found: list[tuple[Finding, Change]]) -> list[tuple[Finding, C
     return sorted(found, key=lambda pair: -pair[0].saving_s)
 
 
-def _saving_s(case: Case, change: Change) -> float:
+def _saving_s(case: Case, change: Change, step_s: float) -> float:
     """By the replay, or as the rule counts it; never more than what the step has above the floor after this change."""
     if change.saving_s is not None:
-        return max(min(change.saving_s, change.most_s, case.step_s - case.floor_after_s(case.model)), 0.0)
+        most_s = step_s - case.floor_after_s(case.model) + change.floor_saving_s
+        return max(min(change.saving_s, change.most_s, most_s, step_s), 0.0)
     least_s = case.floor_after_s(_changed(case, [change]))
     saving = case.saving_s(change.edit, given=change.given)
     return max(min(saving, change.most_s, case.step_s - least_s), 0.0)

@@ -47,20 +47,22 @@ _WHY = {
 def unexplained(case: Case, fixed: Model, found: Sequence[str], step_s: float) -> Change | None:
     """The largest part of the idle time that is still there after everything found is `fixed`."""
     left = breakdown.split(fixed, replay.run(fixed), case.items, fusion.saved(case.items, case.groups)).parts
+    missing_s = max(step_s - case.step_s, 0.0)  # of the step that was timed: the recording does not have it
+    now = {**case.split.parts, "other": case.split.parts["other"] + missing_s}
     parts = {
-        name: min(left[name], case.split.parts[name])
+        name: min(left[name] + (missing_s if name == "other" else 0.0), now[name])
         for name in BREAKDOWN
         if name not in BUSY and not set(EXPLAINED.get(name, ())) & set(found)
     }
     worst = max(parts, key=lambda name: parts[name], default="")
     if not worst or parts[worst] <= LEAST * step_s:
         return None
-    idle_s = sum(seconds for name, seconds in case.split.parts.items() if name not in BUSY)
+    idle_s = sum(seconds for name, seconds in now.items() if name not in BUSY)
     rows, lines = _longest(case)
     what = "the device is idle" if case.on_gpu else "no op runs"
     return Change(
         title=f"{what} for {units.percent(idle_s / step_s)} of the step: {_WHY[worst]}",
-        evidence=(f"{BREAKDOWN[worst]}: {units.text(case.split.parts[worst], 's')} a step", *lines),
+        evidence=(f"{BREAKDOWN[worst]}: {units.text(now[worst], 's')} a step", *lines),
         fix=_FIX,
         edit=lambda model: model,
         saving_s=parts[worst],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def _of_cpu(trace: Trace) -> tuple[Limits, str]:
         limits = Limits(device="a CPU that the trace does not name", kind="cpu", source="none", limits=())
         return limits, "none: the trace does not say which CPU it is of; --limits FILE gives floors"
     machine = run.this_machine("cpu")
-    if machine.device != cpu and not machine.device.startswith(f"{cpu} ({cores} core" if cores else f"{cpu} ("):
+    if not machine.device.startswith(cpu) or cores not in (None, os.cpu_count()):
         limits = Limits(device=cpu, kind="cpu", source="none", limits=())
         return limits, f"none: the trace is of another CPU, {cpu}; --limits FILE gives floors"
     cached = run.cached(machine)

@@ -33,6 +33,7 @@ def check(case: Case) -> Change | None:
         fix=_FIX,
         edit=lambda model: model,
         saving_s=lost,
+        floor_saving_s=lost,
     )
 
 
