@@ -184,7 +184,8 @@ def _judged(case: Case, rules: Sequence[Rule], step_s: float) -> Judged:
         if change is not None and (saving := _saving_s(case, change, step_s)) > SHOWN * step_s:
             found.append((_finding(case, rule.id, change, saving), change))
     model = _changed(case, [change for _, change in _largest_first(found)])
-    if rules is RULES and (change := idle.unexplained(case, model, [finding.id for finding, _ in found], step_s)):
+    named = [finding.id for finding, _ in found if finding.saving_s > NAMED * step_s]
+    if rules is RULES and (change := idle.unexplained(case, model, named, step_s)):
         found.append((_finding(case, idle.ID, change, _saving_s(case, change, step_s)), change))
     found = _largest_first(found)
     apart_s = sum(finding.saving_s for finding, change in found if change.saving_s is not None)
