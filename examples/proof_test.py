@@ -50,7 +50,7 @@ def test_the_planted_cause_comes_first_with_its_saving(machine: str, name: str, 
     found = explained(machine, name)
     assert found.verdict == finding
     assert contradictions(found) == []
-    assert 0 < found.floor_s
+    assert found.floor_s > 0
     if finding != "healthy":
         real_s = found.step_s - times(machine)[name]["fixed_s"]
         assert found.findings[0].saving_s == pytest.approx(real_s, rel=WITHIN)

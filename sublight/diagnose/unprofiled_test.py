@@ -94,7 +94,9 @@ def test_a_measured_time_that_no_host_could_reach_shortens_everything() -> None:
     plain = fakes.case(loop(us=0.5, host=12.0))
     before, after = (one.model.before_s["launch"].sum() for one in (plain, case))
     assert case.step_s == pytest.approx(1e-6, rel=0.01) and case.model_off > 10
-    assert case.model.duration_s.sum() / plain.model.duration_s.sum() == pytest.approx(1 / (1 + case.model_off), rel=0.02)
+    assert case.model.duration_s.sum() / plain.model.duration_s.sum() == pytest.approx(
+        1 / (1 + case.model_off), rel=0.02
+    )
     assert after * (1 + case.model_off) >= unprofiled.LEFT**2 * before * 0.99
 
 

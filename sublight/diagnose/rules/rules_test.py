@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -360,6 +361,42 @@ def test_pinned_copies_hold_up_nobody() -> None:
     finding = found("pageable-copy", traces)
     assert finding is not None
     assert finding.saving_s * 1e6 == pytest.approx(2907.5 - 1000, rel=0.02)
+
+
+def checking(*ops: str, sequence: int = -1) -> Planted:
+    """A value is read each step, behind ops over the whole tensor."""
+
+    def body(m: Machine, step: int) -> None:
+        m.lookups(10, us=100.0)
+        for name in ops:
+            m.op(f"aten::{name}", BIG, us=100.0, sequence=sequence + step if sequence >= 0 else -1)
+        m.item()
+        m.python(90.0)
+        if sequence >= 0:
+            m.op("autograd::engine::evaluate_function: MeanBackward0", us=1.0, sequence=sequence + step)
+
+    return steps(body)
+
+
+@pytest.mark.parametrize(
+    ("ops", "sequence", "fed"),
+    [
+        (("isnan", "any"), -1, ["isnan", "any"]),
+        (("eq", "to", "mean"), -1, ["eq", "to", "mean"]),
+        (("relu", "isnan", "any"), -1, ["isnan", "any"]),  # the check begins where the work ends
+        (("norm",), -1, []),  # what is logged can wait on the device
+        (("pow", "mean"), -1, []),
+        (("eq", "mean"), 7, []),  # the mean is the loss: the backward pass needs it
+    ],
+)
+def test_ops_that_only_feed_a_read_go_with_it(ops: tuple[str, ...], sequence: int, fed: list[str]) -> None:
+    finding = found("host-sync", checking(*ops, sequence=sequence))
+    assert finding is not None
+    (line,) = [line for line in finding.evidence if "only feed these reads" in line] or [""]
+    assert sorted(re.findall(r"aten::(\w+)", line)) == sorted(fed)
+    lookups = found("host-sync", checking())
+    assert lookups is not None
+    assert (finding.saving_s - lookups.saving_s) * 1e6 == pytest.approx(100 * len(fed), abs=3)
 
 
 def test_a_wait_that_finds_the_device_idle_is_no_sync() -> None:

@@ -16,7 +16,14 @@ LONG_S = 8e-6  # a shorter kernel is a launch's matter
 REACHED = 0.6
 MOST_BODY, LEAST_REPEATS, MOSTLY = 12, 8, 0.8  # of a loop over pieces: events in its body, rounds a step, regular ones
 SLICES = ("aten::select", "aten::slice", "aten::narrow", "aten::index", "aten::index_select")  # one a round
-PIECES = ("aten::unbind", "aten::split", "aten::chunk", "aten::tensor_split", "aten::split_with_sizes", "aten::unsafe_split")
+PIECES = (
+    "aten::unbind",
+    "aten::split",
+    "aten::chunk",
+    "aten::tensor_split",
+    "aten::split_with_sizes",
+    "aten::unsafe_split",
+)
 TOGETHER = ("aten::stack", "aten::cat")
 GATES = ("aten::tanh", "aten::sigmoid")  # with a product, a recurrent cell: its rounds wait for each other
 
