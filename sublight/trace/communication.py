@@ -1,4 +1,4 @@
-"""Which kernels talk to other devices, by their names: collectives of NCCL and its kin, and those that engines bring."""
+"""Which kernels talk to other devices, by their names: collectives of NCCL and its kin, and those of engines."""
 
 from __future__ import annotations
 

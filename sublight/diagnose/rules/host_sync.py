@@ -25,12 +25,16 @@ PYTHON_NAMES = {  # an op as it is written
     "aten::to": ".to() or .cpu()",
     "aten::copy_": ".copy_() or .cpu()",
 }
-_CHECKS = tuple(["isnan", "isinf", "isfinite", "any", "all", "eq", "ne", "lt", "gt", "le", "ge", "count_nonzero", "argmax", "topk"])
-_FEEDS = (  # what turns tensors into the one value that is read
-    *_CHECKS,
-    *["logical_and", "logical_or", "logical_not", "abs", "norm", "linalg_vector_norm", "mean", "sum", "amax", "amin", "max", "min", "to", "_to_copy", "sqrt", "div", "mul", "sub", "stack"],
+_CHECKS = frozenset(
+    ("isnan", "isinf", "isfinite", "any", "all", "eq", "ne", "lt", "gt", "le", "ge", "count_nonzero", "argmax", "topk")
 )
-_VIEWS = tuple(["detach", "select", "view", "reshape", "squeeze", "unsqueeze", "flatten", "_unsafe_view", "alias", "t", "expand"])
+_FEEDS = _CHECKS | {  # what turns tensors into the one value that is read
+    *("logical_and", "logical_or", "logical_not", "abs", "norm", "linalg_vector_norm", "mean", "sum", "amax", "amin"),
+    *("max", "min", "to", "_to_copy", "sqrt", "div", "mul", "sub", "stack"),
+}
+_VIEWS = frozenset(
+    ("detach", "select", "view", "reshape", "squeeze", "unsqueeze", "flatten", "_unsafe_view", "alias", "t", "expand")
+)
 
 
 def check(case: Case) -> Change | None:
@@ -45,9 +49,10 @@ def check(case: Case) -> Change | None:
     fed = feeding(case, rows[rows != NONE])
     names = Counter(case.trace.name_of(row) for row in fed)
     feeds = ", ".join(f"{name} ×{_times(times / case.model.steps)}" for name, times in names.most_common(4))
-    main = ops.most_common(1)[0][0] if ops else ""
+    main = ops.most_common(1)[0][0] if ops else "API"
+    which = f"{PYTHON_NAMES.get(main, main)} call{'s' if count > 1.5 else ''}"
     return Change(
-        title=f"the host waits on {count:.0f} {PYTHON_NAMES.get(main, main) or 'API'} call{'s' if count > 1.5 else ''} a step",
+        title=f"the host waits on {count:.0f} {which} a step",
         evidence=(
             f"calls that waited, a step: {often}",
             *((f"at {lines}",) if lines else ()),
@@ -94,10 +99,10 @@ def feeding(case: Case, rows: Ints) -> list[int]:
             for row in line[max(place - LOOKED_BACK, 0) : place][::-1].tolist():
                 name = trace.name_of(row).removeprefix("aten::")
                 elsewhere = bool(source) and case.attribution.place(row)[0] != source
-                if row in kept or row in reads or elsewhere or name not in (*_FEEDS, *_VIEWS):
+                if row in kept or row in reads or elsewhere or name not in _FEEDS | _VIEWS:
                     break
                 chain[row] = name
-            if set(chain.values()) & set(_CHECKS):
+            if set(chain.values()) & _CHECKS:
                 found |= {row for row, name in chain.items() if name not in _VIEWS}
     return sorted(found)
 

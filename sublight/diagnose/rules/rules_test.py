@@ -396,7 +396,7 @@ def test_ops_that_only_feed_a_read_go_with_it(ops: tuple[str, ...], sequence: in
     assert sorted(re.findall(r"aten::(\w+)", line)) == sorted(fed)
     lookups = found("host-sync", checking())
     assert lookups is not None
-    assert (finding.saving_s - lookups.saving_s) * 1e6 == pytest.approx(100 * len(fed), abs=3)
+    assert (finding.saving_s - lookups.saving_s) * 1e6 == pytest.approx(100 * len(fed), abs=10)
 
 
 def test_a_wait_that_finds_the_device_idle_is_no_sync() -> None:

@@ -90,7 +90,7 @@ def _loop(case: Case, chosen: np.ndarray) -> np.ndarray:
 
 
 def _over_pieces(case: Case, rounds: float) -> bool:
-    """Whether a tensor is taken apart for these rounds: a slice in each, or all pieces before or together after them."""
+    """Whether a tensor is taken apart for these rounds: a slice in each, all pieces before them, or together after."""
     trace = case.trace
     rows = case.inside(case.attribution.top_ops)
     rows = rows[trace.start_ns[rows] >= case.steps.spans_ns[-1][0]]
