@@ -22,6 +22,8 @@ QUEUE_FULL = 1000  # launches under way: from here on a call may wait for room
 SLOW_CALL_S = 100e-6  # a launch that takes longer, with the device at work, waits for room
 SMALL_COPY = 1 << 16  # a blocking copy of less is there for the sync, not for the bytes
 MOST_LOOKED_AT = 64  # events that ended just before a late one, of which one may have held it back
+LONG_KERNEL_S, FEW_LAUNCHES, ALL_BLOCK = 100e-6, 5, 0.9  # kernels that end inside their own launch call: of those so
+# long, at least so many, and this share of all
 NOT_IN_MODEL = -2  # an event of before the steps, or of before the recording
 
 SYNCS = (
@@ -173,9 +175,15 @@ def waits(trace: Trace, calls: Ints, start: Floats, end: Floats, events: Events,
     if len(events.rows):
         rows = events.rows[own]
         within = (events.start[own] < end) & (events.end[own] <= end + NEAR_S / 2)
-        # a kernel's launch never waits for its kernel, however late it returns
         blocking = launching & within & (trace.kind[rows] == Kind.MEMCPY) & (end - start > 2 * NEAR_S)
         small = (trace.bytes[rows] >= 0) & (trace.bytes[rows] < SMALL_COPY)
+        # a kernel's launch does not wait for its kernel, however late it returns, unless they all do
+        kernels = launching & (trace.kind[rows] == Kind.KERNEL)
+        inside = kernels & (events.start[own] < end) & (events.end[own] <= end + WIDE_S)  # two clocks may differ
+        long = kernels & (events.duration[own] > LONG_KERNEL_S)
+        if long.sum() >= FEW_LAUNCHES and (long & inside).sum() > ALL_BLOCK * long.sum():
+            blocking |= inside
+            small |= kernels
         waits_for[blocking] = own[blocking]
         kind[blocking] = np.where(small[blocking], WAITS.index("sync"), WAITS.index("copy"))
         tail[blocking] = np.maximum(end[blocking] - events.end[own[blocking]], 0.0)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublight.diagnose import fakes, replay
-from sublight.diagnose.fakes import BIG, Machine
+from sublight.diagnose import explain, fakes, replay
+from sublight.diagnose.fakes import BIG, LATENCY_US, Machine
 from sublight.diagnose.model import COMMUNICATION
 from sublight.diagnose.replay_test import products
+from sublight.diagnose.rules.host_sync import HOST_SYNC
 from sublight.trace import communication
 from sublight.trace.record import NONE, Kind
 
@@ -220,3 +221,18 @@ def test_calls_that_bring_something_up(body: Callable[[Machine], Any], part: str
         products(machine, 3, 10.0)
     parts = parts_us(machine)
     assert parts[part] > 400 and parts[part] == max(parts.values())
+
+
+def test_launches_that_all_wait_for_their_kernels() -> None:
+    """CUDA_LAUNCH_BLOCKING=1: each call returns after its kernel's end, and the device waits for the next."""
+    machine = Machine()
+    for _ in range(4):
+        with machine.step():
+            for _ in range(20):
+                machine.python(50.0)
+                machine.launch("elementwise", 120.0, blocking=True)
+    case = fakes.case(machine.trace())
+    assert case.step_s * 1e6 == pytest.approx(20 * (50 + LATENCY_US + 120 + 1), rel=0.01)
+    finding = explain._findings(case, [HOST_SYNC])[0][0]
+    assert finding.title == "All 20 launches a step wait for their kernels" and "CUDA_LAUNCH_BLOCKING" in finding.fix
+    assert finding.saving_s * 1e6 == pytest.approx(20 * 55, rel=0.02)

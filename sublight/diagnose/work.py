@@ -200,7 +200,7 @@ def gpu_items(attribution: Attribution, rows: Ints, limits: Limits) -> tuple[lis
 def _owner(attribution: Attribution, book: Book, row: int) -> tuple[tuple[int, int], int]:
     """The op that a device row is counted to, and what makes its item distinct."""
     trace = attribution.trace
-    if trace.name_of(row).startswith(COPIES):
+    if trace.name_of(row).startswith(COPIES) or trace.tool == "jax":  # XLA's kernels are its ops
         return (row, NONE), row
     chain = attribution.ops_above(row)
     if not chain:
@@ -250,7 +250,8 @@ def cpu_items(attribution: Attribution, spans_ns: tuple[tuple[int, int], ...], l
     while waiting:
         row = waiting.pop()
         name = trace.name_of(row)
-        unknown = row not in above_known and "::" in name and not name.startswith(ENGINE) and not costs.no_cost(name)
+        is_op = "::" in name if trace.tool != "jax" else bool(trace.detail_of(row).module)
+        unknown = row not in above_known and is_op and not name.startswith(ENGINE) and not costs.no_cost(name)
         if book.has_cost(row) or unknown:
             item = Item(row=row, name=trace.name_of(row), rows=[row])
             book.settle(item)

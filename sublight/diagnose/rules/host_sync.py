@@ -9,7 +9,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, no_wait
 from sublight.diagnose.events import SMALL_COPY, WAITS
-from sublight.diagnose.model import COPY, Model
+from sublight.diagnose.model import COMPUTE, COPY, Model
 from sublight.trace.attribute import ENGINE
 from sublight.trace.record import NONE, Ints
 
@@ -51,15 +51,17 @@ def check(case: Case) -> Change | None:
     feeds = ", ".join(f"{name} ×{_times(times / case.model.steps)}" for name, times in names.most_common(4))
     main = ops.most_common(1)[0][0] if ops else "API"
     which = f"{PYTHON_NAMES.get(main, main)} call{'s' if count > 1.5 else ''}"
+    launches = 2 * np.isin(calls, np.unique(case.model.call[case.model.kind == COMPUTE])).sum() > len(calls)
+    waits = f"all {count:.0f} launches a step wait for their kernels" if launches else ""
     return Change(
-        title=f"the host waits on {count:.0f} {which} a step",
+        title=waits or f"the host waits on {count:.0f} {which} a step",
         evidence=(
             f"calls that waited, a step: {often}",
             *((f"at {lines}",) if lines else ()),
             f"idle after a wait: {units.text(case.split.parts['sync'], 's')} a step: the device has nothing queued",
             *((f"ops that only feed these reads, a step: {feeds}",) if feeds else ()),
         ),
-        fix=_FIX,
+        fix=_UNBLOCK if launches else _FIX,
         edit=_edit(case, calls, fed),
         rows=rows[rows != NONE],
         ops=tuple(name for name, _ in ops.most_common(5)),
@@ -169,5 +171,9 @@ losses.append(loss.detach())            # not loss.item(), float(loss), print(lo
 if step % 100 == 0:
     print(torch.stack(losses).mean().item()); losses.clear()
 # torch.cuda.set_sync_debug_mode("warn") names every one that is left"""
+
+_UNBLOCK = """\
+# CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING, AMD_SERIALIZE_KERNEL) is for finding errors: unset it
+unset CUDA_LAUNCH_BLOCKING"""
 
 HOST_SYNC = Rule(id="host-sync", check=check)
