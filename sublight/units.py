@@ -45,6 +45,16 @@ def part_of(part: float, whole: float, unit: str) -> str:
     return f"{scaled:.{decimals}f} of {figures} {prefixed}"
 
 
+def count(number: float) -> str:
+    """How many of something there are a step: it need not be whole.
+
+    >>> count(12.0), count(0.3333), count(10.04), count(1.5), count(0)
+    ('12', '0.33', '10', '1.5', '0')
+    """
+    near = abs(number - round(number)) < 0.05 and (number == 0 or round(number) != 0)
+    return f"{number:.0f}" if near or number >= 9.95 else f"{number:.2g}"
+
+
 def percent(fraction: float | None) -> str:
     """A share of a whole.
 

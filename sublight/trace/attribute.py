@@ -107,6 +107,9 @@ class Attribution:
 
     def place(self, row: int) -> tuple[str, str]:
         """The source line and the module of a row; empty where the trace does not tell."""
+        own = self.trace.detail_of(row)
+        if self.trace.tool == "jax" and (own.stack or own.module):  # XLA writes it with each kernel
+            return user_frame(own.stack), own.module
         chain = self.ops_above(row)
         start = chain[-1] if chain else row
         source, module = self._recorded.get(start, ("", ""))

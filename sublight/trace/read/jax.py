@@ -27,6 +27,7 @@ MOST_S = 24 * 3600.0
 _DEVICE = re.compile(r"/device:(?P<kind>[A-Z]+):(?P<index>\d+)(?:\s*\(?(?P<name>[^()]*)\)?)?")
 _API = re.compile(r"^(cu|cuda|hip)[A-Z]")
 _DETAILS = re.compile(r"(\w+):(\S+)")
+_EMPTY_LAST = re.compile(rb",\s*+\{\s*+\}$")
 _NOTHING = Raw()
 
 
@@ -111,7 +112,9 @@ def load(path: Path) -> Trace:
     for text, last in pieces:
         read.add(_closed(text) if last else text, pieces.boundary)
     lost = list(pieces.lost)
-    spans = [span for span in read.spans if np.isfinite(span.ts) and 0 <= span.dur < MOST_S * 1e6]
+    timed = [span.ts for span in read.spans if np.isfinite(span.ts)]
+    middle_us, most_us = float(np.median(timed)) if timed else 0.0, MOST_S * 1e6
+    spans = [span for span in read.spans if abs(span.ts - middle_us) < most_us and 0 <= span.dur < most_us]
     if dropped := len(read.spans) - len(spans):
         lost.append(f"{dropped:,} event{'s' * (dropped > 1)} had no usable time.")
     if read.broken:
@@ -123,7 +126,7 @@ def _closed(text: bytes) -> bytes:
     """The last array, up to the bracket that closes it: the events end with an empty one."""
     for end in (b"}]", b"} ]", b"}\n]", b"}\r\n]"):
         if (at := text.rfind(end)) >= 0:
-            return text[: at + 1] + b"]"
+            return _EMPTY_LAST.sub(b"", text[: at + 1]) + b"]"
     return text.rstrip(b", \t\r\n") + b"]"
 
 
@@ -134,7 +137,8 @@ class _Columns:
         self.read = read
         self.names: dict[str, int] = {}
         self.lanes: dict[Lane, int] = {}
-        self.details: dict[Detail, int] = {EMPTY: 0}
+        self.details = [EMPTY]
+        self.detail_of: dict[tuple[bytes, ...], int] = {}  # by the texts that it is made of
         self.rows: list[tuple[float, ...]] = []
         self.devices: dict[int, Device] = {}
         self.kinds: Counter[str] = Counter()
@@ -151,7 +155,8 @@ class _Columns:
                 return
             index = int(device["index"])
             self.devices.setdefault(index, Device(index=index, name=(device["name"] or "").strip()))
-            kind, lane = _device_kind(span.name), Lane(kind="stream", process=process, number=_stream(thread, span.tid), device=index)
+            kind = _device_kind(span.name)
+            lane = Lane(kind="stream", process=process, number=_stream(thread, span.tid), device=index)
         else:
             kind = _host_kind(span.name, args)
             lane = Lane(kind="thread", process=process or str(span.pid), number=str(span.tid), label=thread)
@@ -173,6 +178,9 @@ class _Columns:
     def _detail(self, kind: Kind, args: _Args) -> int:
         if kind not in (Kind.KERNEL, Kind.OP):
             return 0
+        texts = tuple(map(bytes, (args.kernel, args.tf_op, args.name, args.hlo_module, args.hlo_op, args.source)))
+        if texts in self.detail_of:
+            return self.detail_of[texts]
         facts = _facts(args.kernel)
         path = _text(args.tf_op) or _text(args.name)
         file, _, line = _text(args.source).rpartition(":")
@@ -181,9 +189,11 @@ class _Columns:
             block=_sizes(facts.get("block", "")),
             registers=_whole(facts.get("regs", "")),
             module=path if path and not path.startswith("XlaModule") else _text(args.hlo_module),
-            stack=f"{file}({line}): {_text(args.hlo_op)}" if file and line.isdecimal() else "",
+            stack=f"{file}({line}): {path.rpartition('/')[2]}" if file and line.isdecimal() else "",
         )
-        return self.details.setdefault(detail, len(self.details))
+        self.details.append(detail)
+        self.detail_of[texts] = len(self.details) - 1
+        return self.detail_of[texts]
 
     def trace(self, source: str, lost: list[str]) -> Trace:
         if not self.rows:
@@ -201,7 +211,7 @@ class _Columns:
             lane_ids=whole[2].astype(np.int32),
             lanes=list(self.lanes),
             detail_ids=whole[3].astype(np.int32),
-            details=list(self.details),
+            details=self.details,
             start_ns=start,
             end_ns=end,
             correlation=whole[4],
@@ -215,7 +225,9 @@ def _is_work(kind: str, thread: str, args: _Args) -> bool:
     """Whether a device's thread holds its work itself, rather than groups of it."""
     if kind == "TPU":
         return thread == "XLA Ops"
-    return thread.startswith("Stream #") or (not thread and bool(args.kernel or args.memcpy or args.memset or args.hlo_op))
+    if thread:
+        return thread.startswith("Stream #")
+    return bool(args.kernel or args.memcpy or args.memset or args.hlo_op)
 
 
 def _stream(thread: str, tid: int | str | None) -> str:
