@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sublight import units
 from sublight.diagnose import replay
 from sublight.diagnose.breakdown import Split
 from sublight.diagnose.fusion import Group
@@ -95,6 +96,10 @@ class Case:
 
     def per_step(self, count: float) -> float:
         return count / self.model.steps
+
+    def often(self, count: float) -> str:
+        """How many that are a step, in words."""
+        return units.count(self.per_step(count))
 
     def saving_s(self, edit: Edit, *, given: Edit | None = None) -> float:
         """What the step loses by a change, on top of another one where that is given."""

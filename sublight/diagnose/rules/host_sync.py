@@ -43,18 +43,19 @@ def check(case: Case) -> Change | None:
         return None
     rows = case.model.call_row[calls]
     count = case.per_step(len(calls))
+    times = units.count(count)
     ops = Counter(_op(case, int(row)) for row in rows.tolist() if row != NONE)
     lines = case.lines(rows.tolist())
-    often = ", ".join(f"{name} ×{_times(times / case.model.steps)}" for name, times in ops.most_common(3))
+    often = ", ".join(f"{name} ×{case.often(count)}" for name, count in ops.most_common(3))
     fed = feeding(case, rows[rows != NONE])
     names = Counter(case.trace.name_of(row) for row in fed)
-    feeds = ", ".join(f"{name} ×{_times(times / case.model.steps)}" for name, times in names.most_common(4))
+    feeds = ", ".join(f"{name} ×{case.often(count)}" for name, count in names.most_common(4))
     main = ops.most_common(1)[0][0] if ops else "API"
     which = f"{PYTHON_NAMES.get(main, main)} call{'s' if count > 1.5 else ''}"
     launches = 2 * np.isin(calls, np.unique(case.model.call[case.model.kind == COMPUTE])).sum() > len(calls)
-    waits = f"all {count:.0f} launches a step wait for their kernels" if launches else ""
+    waits = f"all {times} launches a step wait for their kernels" if launches else ""
     return Change(
-        title=waits or f"the host waits on {count:.0f} {which} a step",
+        title=waits or f"the host waits on {times} {which} a step",
         evidence=(
             f"calls that waited, a step: {often}",
             *((f"at {lines}",) if lines else ()),
@@ -66,10 +67,6 @@ def check(case: Case) -> Change | None:
         rows=rows[rows != NONE],
         ops=tuple(name for name, _ in ops.most_common(5)),
     )
-
-
-def _times(count: float) -> str:
-    return f"{count:.0f}" if count >= 0.95 else f"{count:.2g}"
 
 
 def syncs(case: Case) -> Ints:

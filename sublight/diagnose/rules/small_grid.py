@@ -62,9 +62,9 @@ def check(case: Case) -> Change | None:
     names = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
     lines = case.lines(rows.tolist())
     return Change(
-        title=f"kernels of {typical:.0f} blocks run {units.text(spent, 's')} a step on {sms} SMs: the rest is empty",
+        title=f"kernels of {typical:.0f} block{'s' if typical > 1 else ''} leave most of the {sms} SMs empty",
         evidence=(
-            f"{case.per_step(len(chosen)):.0f} such kernels a step, for instance {names[0][:80]}",
+            f"{case.often(len(chosen))} such kernels a step take {units.text(spent, 's')}, for instance {names[0][:80]}",
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX,

@@ -12,11 +12,9 @@ def check(case: Case) -> Change | None:
     return propose(case, "norm", _title, _FIX, NORMS.line)
 
 
-def _title(ops: float, groups: float, spent: float, fused: float) -> str:
-    return (
-        f"a norm written out as {ops:.0f} ops a step takes {units.text(spent, 's')}; "
-        f"as one kernel it takes about {units.text(fused, 's')}"
-    )
+def _title(ops: float, groups: float) -> str:
+    many = f"{units.count(groups)} norms a step are" if groups > 1.5 else "a norm is"
+    return f"{many} written out as {units.count(ops)} ops"
 
 
 _FIX = """\
