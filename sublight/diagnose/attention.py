@@ -22,6 +22,11 @@ _FILLS = ("aten::masked_fill", "aten::masked_fill_")
 _ADDS = ("aten::add", "aten::add_")
 _SCALES = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
 _DROPS = ("aten::dropout", "aten::native_dropout", "aten::dropout_")
+_MAKES = tuple(
+    f"aten::{name}"
+    for name in ("bitwise_not", "logical_not", "bitwise_or", "logical_or", "eq", "ne", "lt", "gt", "le", "ge", "full",
+                 "ones", "zeros", "fill", "arange", "tril", "triu", "full_like", "ones_like", "zeros_like")
+)  # fmt: skip
 _MADE = {("aten::tril", "0"), ("aten::triu", "1")}  # what makes a causal mask, and from which diagonal
 _WORDS: dict[How, tuple[str, str]] = {
     "fill": ("attn_mask=~mask", "mask is what your masked_fill gets (True: left out), so its opposite is kept"),
@@ -52,7 +57,7 @@ def call_for(case: Case, members: Sequence[int]) -> Call:
             masks.append(mask)
         if item.name == "aten::baddbmm" or _scales(trace, item):
             scaled = True
-        elif not mask and item.family != "matmul" and item.name not in CASTS:
+        elif not mask and item.family != "matmul" and item.name not in CASTS and not _of_the_mask(trace, item, square):
             return _unknown(item)
     behind = [item for item in items[softmax + 1 :] if item.family != "matmul" and item.name not in CASTS]
     if other := next((item for item in behind if item.name not in _DROPS), None):
@@ -70,6 +75,12 @@ def call_for(case: Case, members: Sequence[int]) -> Call:
     call = f"out = torch.nn.functional.scaled_dot_product_attention({', '.join(('q', 'k', 'v', *arguments))})"
     lines = ("# q, k, v as they enter your products: (batch, heads, length, dim)", *(f"# {line}" for line in why), call)
     return Call(code="\n".join(lines), mask=kind)
+
+
+def _of_the_mask(trace: Trace, item: Item, scores: Shape) -> bool:
+    """An op that makes the mask, and leaves the scores alone."""
+    largest = max((math.prod(shape) for shape in _shapes(trace, item)), default=0)
+    return item.name.rstrip("_") in _MAKES or (0 < largest < math.prod(scores))
 
 
 def _unknown(item: Item) -> Call:
@@ -111,8 +122,8 @@ def _mask(trace: Trace, item: Item, scores: Shape) -> tuple[How, Shape] | None:
 
 
 def _is_causal(trace: Trace, mask: Shape, scores: Shape) -> bool:
-    """Whether a square of the mask's size was made by tril from the diagonal down, or by triu from above it, and none by
-    another of the kind.
+    """Whether a square of the mask's size was made by tril from the diagonal down, or by triu from above it, and none
+    by another of the kind.
     """
     if len(scores) < 2 or len(mask) < 2 or scores[-1] != scores[-2] or mask[-2:] != scores[-2:]:
         return False

@@ -91,8 +91,8 @@ class Case:
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def device_s(self, events: Ints) -> float:
-        """Device time of these events per step."""
-        return float(self.model.duration_s[events].sum()) / self.model.steps
+        """Device time of these events per step; on several streams at once, no more than the step has."""
+        return min(float(self.model.duration_s[events].sum()) / self.model.steps, self.step_s)
 
     def per_step(self, count: float) -> float:
         return count / self.model.steps

@@ -87,7 +87,11 @@ def _finding(found: Explanation, finding: Finding) -> Iterator[str]:
             yield f"holds no number: {words!r}"
         if found.steps > 1 or found.traced_step_s <= found.step_s * 1.01:  # a place may be of another step
             for figure in (float(number) * _PREFIX[prefix] for number, prefix in _TIME.findall(words)):
-                if "a step" in words and "up to" not in words and figure > max(step, found.traced_step_s) * 1.01 + 5e-10:
+                if (
+                    "a step" in words
+                    and "up to" not in words
+                    and figure > max(step, found.traced_step_s) * 1.01 + 5e-10
+                ):
                     yield f"has more than the step in it: {words!r}"
                     break
 

@@ -89,7 +89,7 @@ def test_the_verdict_wants_five_percent(explain: Explain, python_us: float, verd
     consistent(found)
     assert found.verdict == verdict
     if verdict == "healthy":
-        assert found.sentence.startswith("Healthy: the device is at work for ") and "% of the limit" in found.sentence
+        assert found.sentence.startswith("Healthy: the device works for ") and "% of the limit" in found.sentence
 
 
 @settings(max_examples=40, deadline=None)

@@ -23,7 +23,13 @@ from sublight.trace.record import NONE, Ints, Kind, Trace
 from sublight.trace.steps import Steps
 
 PYTHON_S = 100e-6  # host time with no torch event in it: shorter is the glue between ops, longer is the user's Python
-TALKING = ("gloo:", "mpi:", "nccl:", "hccl:", "xccl:")  # where there is no device, the collective is the host's own time
+TALKING = (
+    "gloo:",
+    "mpi:",
+    "nccl:",
+    "hccl:",
+    "xccl:",
+)  # where there is no device, the collective is the host's own time
 COMPUTE, COPY, COMMUNICATION = 0, 1, 2
 START_UP_S = 2e-3  # an API call that takes longer, with the device idle, brings something up
 LAUNCH_S = 5e-6  # of a launch call, where it has to be guessed

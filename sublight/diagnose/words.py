@@ -32,17 +32,13 @@ def _cause(found: Explanation) -> str:
 
 
 def _healthy(found: Explanation) -> str:
-    step = units.text(found.step_s, "s")
-    busy = units.percent(1 - found.idle_s / found.step_s)
-    best = f" (the largest: {units.percent(found.findings[0].saving_s / found.step_s)})" if found.findings else ""
-    what = "the device is" if found.kind == "cuda" else "ops are"
-    words = f"Healthy: {what} at work for {busy} of the {step} step, and no fix that has a name saves 5 %{best}"
-    if found.unsure:
-        words = words.replace("Healthy:", "Probably healthy:", 1)
+    busy, step = units.percent(1 - found.idle_s / found.step_s), units.text(found.step_s, "s")
+    what = "the device works" if found.kind == "cuda" else "ops run"
+    words = f"{'Probably healthy' if found.unsure else 'Healthy'}: {what} for {busy} of the {step} step"
     if found.fraction is not None:
-        return f"{words}; {units.percent(found.fraction)} of the limit"
+        return f"{words}, at {units.percent(found.fraction)} of the limit"
     unknown = units.percent(found.unknown_s / found.step_s)
-    return f"{words}; how near its kernels are to the limit is not known ({unknown} of the step has no known cost)"
+    return f"{words}; how near it is to the limit is not known (no cost is known for {unknown} of it)"
 
 
 def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> tuple[tuple[str, ...], bool]:

@@ -12,10 +12,10 @@ from sublight.trace.record import Trace
 ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _SQLITE = b"SQLite format 3\x00"
 FOREIGN = {  # by ending: what it is, and what to do
-    ".xplane.pb": "an XPlane profile of JAX or TensorFlow, not a Chrome trace: JAX writes *.trace.json.gz beside it, and "
-    "jax.profiler.trace(..., create_perfetto_trace=True) perfetto_trace.json.gz; name one of these",
+    ".xplane.pb": "an XPlane profile of JAX or TensorFlow, not a Chrome trace: JAX writes *.trace.json.gz beside it, "
+    "and jax.profiler.trace(..., create_perfetto_trace=True) perfetto_trace.json.gz; name one of these",
     ".pftrace": "a Perfetto trace in its binary form, not a Chrome trace: `traceconv json FILE out.json` converts it",
-    ".ncu-rep": "a report of Nsight Compute, on single kernels: explain takes a whole step, from torch.profiler or nsys",
+    ".ncu-rep": "a report of Nsight Compute, on single kernels: explain takes a step, from torch.profiler or nsys",
     ".qdrep": "a report of an old Nsight Systems: `nsys export --type sqlite FILE` converts it",
 }
 FOREIGN[".perfetto-trace"] = FOREIGN[".pftrace"]

@@ -42,12 +42,14 @@ def check(case: Case) -> Change | None:
     said = [str(reason)[:160] for reason in reasons] if isinstance(reasons, dict) else []
     apart = case.often(sum(len(group.items) for group in groups))
     fused_s = sum(case.device_s(events) for events, _ in parts)
+    kept_apart = (
+        f"{apart} kernels a step, {units.text(fused_s, 's')}, which a whole graph would fuse, are kept apart",
+    )
     return Change(
         title=f"the compiled model runs in {case.often(len(rows))} pieces a step",
         evidence=(
             f"{units.text(host_s, 's')} of Python a step between the pieces",
-            *((f"{apart} kernels a step, {units.text(fused_s, 's')}, stand next to one that a whole graph would fuse them "
-               "with",) if groups else ()),
+            *(kept_apart if groups else ()),
             *said[:3],
         ),
         fix=_FIX,

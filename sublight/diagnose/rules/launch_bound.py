@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sublight import units
-from sublight.diagnose.advice import no_compiling
+from sublight.diagnose.advice import no_compiling, shapes_change
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.model import COMPUTE, Model
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
@@ -29,7 +29,7 @@ def check(case: Case) -> Change | None:
     host_s = float((model.before_s["launch"] + model.cost_s)[calls].sum()) / len(calls)
     events = np.flatnonzero(model.kind == COMPUTE)
     mean_s = float(np.mean(model.duration_s[events]))
-    against = no_compiling(case)
+    against, varies = no_compiling(case), shapes_change(case)
     return Change(
         title=_title(case, events, idle_s),
         evidence=(
@@ -37,7 +37,7 @@ def check(case: Case) -> Change | None:
             f"{'idle meanwhile' if case.on_gpu else 'between ops'}: {units.text(idle_s, 's')} a step",
             *((f"torch.compile is no advice: {against}",) if against else ()),
         ),
-        fix=_CPU_FIX if not case.on_gpu else _GRAPH if against else _COMPILE + _GRAPH,
+        fix=_CPU_FIX if not case.on_gpu else _PADDED if varies else _GRAPH if against else _COMPILE + _GRAPH,
         cure=GRAPH.line if case.on_gpu else "",
         edit=_graphed if case.on_gpu else _compiled,
         most_s=idle_s * (1 - _of_optimizer(case)),
@@ -100,6 +100,12 @@ graph = torch.cuda.CUDAGraph()                           # captured once, with i
 with torch.cuda.graph(graph):
     output = model(static_input)
 static_input.copy_(batch); graph.replay()"""
+_PADDED = (
+    """\
+# shapes differ from step to step, which a graph cannot: pad them to a few sizes, and capture one graph for each
+"""
+    + _GRAPH
+)
 _CPU_FIX = """\
 # fewer, larger ops: a larger batch; one op over all rows instead of a loop over them"""
 

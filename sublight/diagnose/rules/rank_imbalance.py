@@ -25,7 +25,8 @@ def check(case: Case) -> Change | None:
     slow = found[int(compute.argmax())] if by_work >= by_wait / 2 else found[int(talk.argmin())]
     return Change(
         title=_title(slow, float(compute.mean()), by_work >= by_wait / 2, lost),
-        evidence=tuple(_line(rank) for rank in found[:16]) + ((f"and {len(found) - 16} more",) if len(found) > 16 else ()),
+        evidence=tuple(_line(rank) for rank in found[:16])
+        + ((f"and {len(found) - 16} more",) if len(found) > 16 else ()),
         fix=_FIX,
         edit=lambda model: model,
         saving_s=lost,
@@ -39,7 +40,7 @@ def _title(slow: Rank, mean_s: float, by_work: bool, lost_s: float) -> str:
             f"rank {name(slow.trace)} computes {units.text(slow.compute_s, 's')} a step, the average rank "
             f"{units.text(mean_s, 's')}"
         )
-    return f"rank {name(slow.trace)} comes late to the collectives: the others wait {units.text(lost_s, 's')} a step for it"
+    return f"rank {name(slow.trace)} comes late to the collectives: others wait {units.text(lost_s, 's')} a step for it"
 
 
 def _line(rank: Rank) -> str:

@@ -23,7 +23,7 @@ def check(case: Case) -> Change | None:
     return Change(
         title="the model is compiled again in the steps",
         evidence=(
-            f"{case.often(np.count_nonzero(case.model.before_s['compile']))} stretches of compiling a step take "
+            f"{case.often(int(np.count_nonzero(case.model.before_s['compile'])))} stretches of compiling a step take "
             f"{units.text(spent, 's')}",
             *((f"{counted} compilations in the steps that were watched",) if counted else ()),
             *(f"because: {reason}" for reason in said[:2]),

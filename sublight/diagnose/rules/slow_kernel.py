@@ -45,7 +45,7 @@ def check(case: Case) -> Change | None:
     return Change(
         title=f"{name} reaches {units.percent(floor / spent)} of its limit",
         evidence=(
-            f"{case.often(len(chosen))} calls a step take {units.text(spent, 's')}, where {units.text(floor, 's')} would do"
+            f"{case.often(len(chosen))} calls a step take {units.text(spent, 's')}; {units.text(floor, 's')} would do"
             + (f": {known.shape} {known.dtype}" if known else ""),
             f"kernels: {', '.join(kernel[:60] for kernel in kernels[:2])}",
             *((f"at {lines}",) if lines else ()),

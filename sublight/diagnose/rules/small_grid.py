@@ -64,7 +64,7 @@ def check(case: Case) -> Change | None:
     return Change(
         title=f"kernels of {typical:.0f} block{'s' if typical > 1 else ''} leave most of the {sms} SMs empty",
         evidence=(
-            f"{case.often(len(chosen))} such kernels a step take {units.text(spent, 's')}, for instance {names[0][:80]}",
+            f"{case.often(len(chosen))} such kernels a step take {units.text(spent, 's')}, such as {names[0][:80]}",
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX,

@@ -13,8 +13,7 @@ def check(case: Case) -> Change | None:
 
 
 def _title(ops: float, groups: float) -> str:
-    many = f"{units.count(groups)} norms a step are" if groups > 1.5 else "a norm is"
-    return f"{many} written out as {units.count(ops)} ops"
+    return f"norms are written out as {units.count(ops)} ops a step"
 
 
 _FIX = """\

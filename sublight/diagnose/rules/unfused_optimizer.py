@@ -42,8 +42,8 @@ def check(case: Case) -> Change | None:
     return Change(
         title=f"{name} updates its parameters with {case.often(len(events))} kernels a step",
         evidence=(
-            f"{units.text(spent, 's')} of device time a step for {units.text(elements, '')}parameters; fused, with a few "
-            f"kernels, about {units.text(fused_s, 's')}",
+            f"{units.text(spent, 's')} of device time a step for {units.text(elements, '')}parameters; fused, about "
+            f"{units.text(fused_s, 's')}",
             f"{case.often(len(chosen))} ops a step to launch from the host",
         ),
         fix=_FUSED.format(name=name) if name in HAVE_FUSED else _OTHER,

@@ -33,8 +33,8 @@ def propose(case: Case, kind: Kind, title: Callable[[float, float], str], fix: s
     parts = [(events, seconds) for events, seconds in parts if len(events)]
     if not parts:
         return None
-    spent = sum(case.device_s(events) for events, _ in parts)
-    fused = sum(min(case.device_s(events), case.per_step(seconds)) for events, seconds in parts)
+    spent = min(sum(case.device_s(events) for events, _ in parts), case.step_s)
+    fused = min(sum(min(case.device_s(events), case.per_step(seconds)) for events, seconds in parts), spent)
     if spent - fused < LEAST * case.step_s:
         return None
     names = Counter(case.items[at].name for group in groups for at in group.items)
@@ -65,7 +65,7 @@ _COMPILE = """\
 model = torch.compile(model)             # or only the function with the chain, or without compiling:
 """
 _WRITE = """\
-y = F.gelu(x, approximate="tanh")        # F.gelu, F.silu, torch.addcmul, F.layer_norm: one kernel where they say the same
-x = x.mul_(scale).add_(bias)             # in place, where nothing else needs x: half the bytes"""
+y = F.gelu(x, approximate="tanh")        # F.gelu, F.silu, torch.addcmul: one kernel, where they say the same
+x = x.mul_(scale).add_(bias)             # in place, where nothing else needs x"""
 
 UNFUSED_POINTWISE = Rule(id="unfused-pointwise", check=check)

@@ -1,4 +1,4 @@
-"""A Chrome trace as XLA's profiler writes it for JAX: no categories, labels that tell what is what, an empty event last."""
+"""A Chrome trace as XLA's profiler writes it for JAX: no categories, labels that tell them, an empty event last."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def step(number: int, at: float) -> list[Json]:
              memcpy_details="kind_src:pageable kind_dst:device size:65536 dest:0 async:1"),
         span("gemm_fusion_dot_general_7", DEVICE, 13, at + 110, 800.0, correlation_id=str(n + 1),
              hlo_op="gemm_fusion_dot_general.7",
-             kernel_details="regs:226 static_shared:0 dynamic_shared:98304 grid:128,1,1 block:256,1,1 occ_pct:12.5", **kernel),
+             kernel_details="regs:226 static_shared:0 dynamic_shared:98304 grid:128,1,1 block:256,1,1", **kernel),
         span("loop_add_fusion_3", DEVICE, 13, at + 910, 400.0, correlation_id=str(n + 2), hlo_op="loop_add_fusion.3",
-             kernel_details="regs:16 static_shared:0 dynamic_shared:0 grid:4096,1,1 block:128,1,1 occ_pct:100", **kernel),
+             kernel_details="regs:16 static_shared:0 dynamic_shared:0 grid:4096,1,1 block:128,1,1", **kernel),
         span("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", DEVICE, 15, at + 1310, 600.0, correlation_id=str(n + 3)),
         span("jit_train_step", DEVICE, 20, at + 110, 1800.0, run_id=str(number)),
         span("gemm_fusion_dot_general.7", DEVICE, 21, at + 110, 800.0, hlo_op="gemm_fusion_dot_general.7"),
