@@ -12,11 +12,12 @@ import numpy as np
 from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, words
 from sublight.diagnose import model as models
 from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.items import cpu_items, gpu_items
 from sublight.diagnose.model import Model
 from sublight.diagnose.record import BUSY, Explanation, Finding, Place
 from sublight.diagnose.rules import RULES
 from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_times_s
-from sublight.diagnose.work import Item, cpu_items, device_rows, gpu_items
+from sublight.diagnose.work import Item, device_rows
 from sublight.errors import BadInput
 from sublight.results import TOO_GOOD, Limits
 from sublight.trace import steps
@@ -103,7 +104,7 @@ def _case(trace: Trace, found: Steps, limits: Limits, others: tuple[Trace, ...])
     attribution = attribute(trace)
     model, items = _model(attribution, found, limits)
     profiled_step_s = replay.run(model).step_s
-    too_good = _settle_floors(trace, items)
+    too_good = _settle_floors(items)
     groups = fusion.groups(attribution, items, _order(model), limits)
     model, model_off = corrected(model, trace)
     base = replay.run(model)
@@ -124,13 +125,13 @@ def _case(trace: Trace, found: Steps, limits: Limits, others: tuple[Trace, ...])
     )
 
 
-def _settle_floors(trace: Trace, items: list[Item]) -> tuple[str, ...]:
+def _settle_floors(items: list[Item]) -> tuple[str, ...]:
     """An op that beat its floor may have read from a cache: what it took is its floor then. One too large for that
     keeps its floor, which shows in its row as an error, and is named: its cost or a limit is wrong.
     """
     wrong: list[str] = []
     for item in items:
-        took = item.took_s(trace)
+        took = item.took_s
         if item.floor_s is None or item.floor_s <= took:
             continue
         uncached = 1 - CACHE_BYTES / max(item.cost.bytes, 1) if item.cost is not None else 0.0

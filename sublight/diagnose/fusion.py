@@ -144,7 +144,7 @@ def _run(trace: Trace, items: Sequence[Item], sizes: list[int], members: list[in
     )
     floor = limits.floor(cost)
     seconds = floor.seconds if floor else 0.0
-    longest = max(items[at].took_s(trace) for at in members)
+    longest = max(items[at].took_s for at in members)
     kind = _kind(items, members)
     fused = seconds / NORM_REACHED["forward"] if kind == "norm" else max(seconds / REACHED, LIKE_ITS_LONGEST * longest)
     return Group(kind=kind, items=tuple(members), fused_s=fused, floor_s=seconds)
