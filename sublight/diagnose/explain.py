@@ -20,6 +20,7 @@ from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_tim
 from sublight.diagnose.work import Item, device_rows
 from sublight.errors import BadInput
 from sublight.results import TOO_GOOD, Limits
+from sublight.trace import cut as cuts
 from sublight.trace import steps
 from sublight.trace.attribute import Attribution, attribute
 from sublight.trace.record import Trace
@@ -41,7 +42,9 @@ def explain(
     others = [
         other for other in others if other.on_gpu == trace.on_gpu and (other.rank is not None or not trace.on_gpu)
     ]
-    case = _case(trace, found, limits, tuple(others))
+    chosen = cuts.typical(trace, found)
+    part = trace if chosen is found else cuts.cut(trace, chosen.spans_ns[0][0], chosen.spans_ns[-1][1])
+    case = _case(part, chosen, limits, tuple(others))
     step_s = unprofiled_s(trace) or case.step_s
     parts = _adding_up_to(step_s, case.split.parts)
     floor_s = parts["floor"] + parts["unknown"]
@@ -55,7 +58,7 @@ def explain(
         kind="cuda" if trace.on_gpu else "cpu",
         limits=limits,
         limits_from=limits_from,
-        steps=found.count,
+        steps=chosen.count,
         steps_from=str(trace.meta.get("steps_from") or found.found_by),
         step_s=step_s,
         step_spread_s=spread_s,
@@ -72,10 +75,10 @@ def explain(
         ranges=tables.ranges(case),
         caveats=caveats,
         unsure=unsure,
-        notes=words.notes(case, limits_from, left_out=len(traces) - 1 - len(others)),
+        notes=words.notes(case, limits_from, recorded=found.count, left_out=len(traces) - 1 - len(others)),
         trace=trace,
         meta={"steps_s": [(start * 1e-9, end * 1e-9) for start, end in found.spans_ns]},
-        window_s=(found.spans_ns[-1][0] * 1e-9, _window_end(case)),
+        window_s=(chosen.spans_ns[-1][0] * 1e-9, _window_end(case)),
     )
     return words.with_sentence(explanation)
 

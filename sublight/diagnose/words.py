@@ -76,7 +76,7 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
     return (*doubts, *milder), bool(doubts)
 
 
-def notes(case: Case, limits_from: str, *, left_out: int) -> tuple[str, ...]:
+def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tuple[str, ...]:
     """What a reader should know, and need not doubt."""
     trace = case.trace
     lines: list[str] = []
@@ -84,7 +84,12 @@ def notes(case: Case, limits_from: str, *, left_out: int) -> tuple[str, ...]:
         lines.append("The trace names a GPU but holds nothing that ran on it: only the host's side can be explained.")
     if case.steps.skipped:
         lines.append(f"{case.steps.skipped} step at the front was left out as warm-up.")
-    if trace.on_gpu and (old := backlog(case.attribution)).any():
+    cut = recorded > case.steps.count
+    if cut:
+        lines.append(
+            f"{recorded} steps were recorded; the figures are of {case.steps.count} in a row, as long as most."
+        )
+    if trace.on_gpu and not cut and (old := backlog(case.attribution)).any():
         spent = units.text(float((trace.end_ns - trace.start_ns)[old].sum()) * 1e-9, "s")
         lines.append(
             f"{int(old.sum())} kernels and copies at the start ({spent}) were launched before the recording began: "
