@@ -112,7 +112,8 @@ class Writer:
         copy = next(self.ids)
         events.append(self.span("cuda_runtime", "cudaMemcpyAsync", self.now, 6.0, MAIN, {"correlation": copy}))
         args = {"device": 0, "stream": STREAM, "correlation": copy, "bytes": 1 << 20, "memory bandwidth (GB/s)": 50.0}
-        events.append(self.span("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", self.now + 5, 20.0, STREAM, args, pid=0))
+        name = "Memcpy HtoD (Pinned -> Device)"
+        events.append(self.span("gpu_memcpy", name, self.now + 5, 20.0, STREAM, args, pid=0))
         self.now += 10.0
         done: list[tuple[str, int]] = []
         for _ in range(LAYERS):
@@ -133,7 +134,8 @@ class Writer:
         start = self.now
         for _ in range(60):
             events += self.op("aten::_foreach_addcdiv_", (), FOREACH, 40.0, MAIN)
-        events.append(self.span("user_annotation", "Optimizer.step#AdamW.step", start - 1, self.now - start + 1, MAIN, {}))
+        name = "Optimizer.step#AdamW.step"
+        events.append(self.span("user_annotation", name, start - 1, self.now - start + 1, MAIN, {}))
         start = self.now
         self.now += 2.0
         events += self.launch("void at::native::reduce_kernel<512, 1>", 5.0, MAIN)
@@ -152,7 +154,7 @@ def write(path: Path, size_bytes: int, seed: int = 0) -> int:
     writer = Writer(seed)
     with path.open("w", encoding="utf-8") as file:
         _head(file)
-        for steps in itertools.count(1):  # noqa: B007
+        for steps in itertools.count(1):
             file.write(",\n  ".join(writer.step(steps)))
             if file.tell() >= size_bytes:
                 break

@@ -6,14 +6,15 @@ import dataclasses
 
 import numpy as np
 
-from sublight.trace.record import NONE, ON_DEVICE, Ints, Kind, Trace
+from sublight.trace.record import NONE, ON_DEVICE, Ints, Kind, Mask, Trace
 from sublight.trace.steps import Steps
 
 MOST_ROWS = 60_000  # that are explained; Python frames are not counted
 LEAST_STEPS = 3
 COLUMNS = (
-    "kind", "name", "lane", "detail", "start_ns", "end_ns", "correlation", "external", "sequence", "bytes", "graph_node",
-)  # fmt: skip
+    *("kind", "name", "lane", "detail", "start_ns", "end_ns"),
+    *("correlation", "external", "sequence", "bytes", "graph_node"),
+)
 
 
 def typical(trace: Trace, found: Steps, most_rows: int = MOST_ROWS) -> Steps:
@@ -52,7 +53,8 @@ def cut(trace: Trace, begin_ns: int, end_ns: int) -> Trace:
     return dataclasses.replace(trace, **{name: getattr(trace, name)[rows] for name in COLUMNS})
 
 
-def _launched_later(trace: Trace, end_ns: int) -> np.ndarray:
+def _launched_later(trace: Trace, end_ns: int) -> Mask:
     later = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.start_ns >= end_ns))
     numbers = trace.correlation[later]
-    return np.isin(trace.correlation, numbers[numbers != NONE]) & (trace.correlation != NONE)
+    found: Mask = np.isin(trace.correlation, numbers[numbers != NONE]) & (trace.correlation != NONE)
+    return found
