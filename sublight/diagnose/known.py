@@ -8,7 +8,6 @@ from pathlib import Path
 
 from sublight import gpus, nvml
 from sublight.gpus import Gpu
-from sublight.limits import run
 from sublight.results import Limit, Limits, read_limits_file
 from sublight.trace.record import Trace
 
@@ -28,16 +27,24 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
     if not trace.on_gpu:
         return _of_cpu(trace)
     name = device_name(trace)
-    if nvml.health() is not None and (here := run.this_machine()).gpu is not None:  # else torch is not worth loading
-        cached = run.cached(here) if _same(here.device, here.gpu, name) else None
-        if cached:
-            return cached, f"measured on this machine, {cached.date[:10]}"
+    if (measured := _measured_here(name)) is not None:
+        return measured, f"measured on this machine, {measured.date[:10]}"
     found = find(name, trace)
     if found is None:
         known = f"the trace's GPU, {name}, is not in the table" if name else "the trace does not name its GPU"
         limits = Limits(device=name or "unknown GPU", kind="cuda", source="none", limits=())
         return limits, f"none: {known}; --gpu NAME or --limits FILE gives floors"
     return of_gpu(found)
+
+
+def _measured_here(name: str) -> Limits | None:
+    """This machine's limits, if it has such a GPU and was measured; where there is none, torch is not worth loading."""
+    if nvml.health() is None:
+        return None
+    from sublight.limits import run
+
+    here = run.this_machine()
+    return run.cached(here) if here.gpu is not None and _same(here.device, here.gpu, name) else None
 
 
 def device_name(trace: Trace) -> str:
@@ -113,6 +120,8 @@ def _of_cpu(trace: Trace) -> tuple[Limits, str]:
     if not isinstance(cpu, str) or not cpu:
         limits = Limits(device="a CPU that the trace does not name", kind="cpu", source="none", limits=())
         return limits, "none: the trace does not say which CPU it is of; --limits FILE gives floors"
+    from sublight.limits import run  # loads torch
+
     machine = run.this_machine("cpu")
     if not machine.device.startswith(cpu) or cores not in (None, os.cpu_count()):
         limits = Limits(device=cpu, kind="cpu", source="none", limits=())
