@@ -169,7 +169,7 @@ def waits(trace: Trace, calls: Ints, start: Floats, end: Floats, events: Events,
     cost, waits_for = end - start, np.full(count, NONE, dtype=np.int64)
     tail, kind = np.zeros(count), np.zeros(count, dtype=np.int64)
     own = np.full(count, NONE, dtype=np.int64)
-    own[events.call] = np.arange(len(events.call))  # a call's last event
+    own[events.call[::-1]] = np.arange(len(events.call))[::-1]  # a call's first event
     launching = own != NONE
     _room(trace, calls, start, end, events, around, cost, launching)
     if len(events.rows):
