@@ -11,6 +11,7 @@ import numpy as np
 
 from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, words
 from sublight.diagnose import model as models
+from sublight.diagnose import source as sources
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.items import cpu_items, gpu_items
 from sublight.diagnose.model import Model
@@ -246,6 +247,7 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         cure=change.cure,
         places=places,
         ops=change.ops,
+        sources=sources.lines(case.attribution, rows, case.model.steps, name),
     )
 
 

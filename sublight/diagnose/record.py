@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sublight.diagnose.source import SourceLine
 from sublight.results import Limits
 from sublight.trace.record import Trace
 
@@ -49,6 +50,7 @@ class Finding:
     places: tuple[Place, ...] = ()  # the first ones in the step that is drawn
     ops: tuple[str, ...] = ()  # names of the ops concerned
     cure: str = ""  # the line that has us do it, where one has
+    sources: tuple[SourceLine, ...] = ()  # the user's own lines, the most frequent first
 
     @property
     def code(self) -> str:
@@ -65,6 +67,7 @@ class Finding:
             "cure": self.cure,
             "places": [{"start_s": place.start_s, "end_s": place.end_s} for place in self.places],
             "ops": list(self.ops),
+            "sources": [{"place": line.place, "count": line.count} for line in self.sources],
         }
 
 
