@@ -38,7 +38,7 @@ def _card(index: int, finding: Finding, explanation: Explanation, room: Room) ->
     """The first one's title and saving are the headline's: they stand there once."""
     share = explain.share(finding.saving_s, explanation) or 0.0
     long = 12 * room.characters
-    evidence = "".join(f"<li>{escape(words[:long])}</li>" for words in finding.evidence[:30])
+    evidence = "".join(f"<li>{escape(words[:long])}</li>" for words in explain.shown_evidence(finding)[:30])
     head = ""
     if not explain.is_headline(finding, explanation):
         saved = f"{escape(units.text(finding.saving_s, 's'))}</b> · {escape(units.percent(share))}"
@@ -89,8 +89,8 @@ def _source(line: SourceLine, room: Room) -> str:
 def coloured(code: str) -> str:
     """Python with its comments, strings and keywords marked.
 
-    >>> coloured("for x in '<b>': pass  # end")
-    '<span class="k">for</span> x <span class="k">in</span> <span class="s">&#x27;&lt;b&gt;&#x27;</span>: <span class="k">pass</span>  <span class="c"># end</span>'
+    >>> coloured("if x: y = '<b>'  # end")
+    '<span class="k">if</span> x: y = <span class="s">&#x27;&lt;b&gt;&#x27;</span>  <span class="c"># end</span>'
     """
     return "".join(_coloured(code))
 

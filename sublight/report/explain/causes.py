@@ -29,8 +29,8 @@ CAUSES = {
     "fp32-where-bf16-serves": "above_floor",
 }
 _WORDS = (  # of a finding that is not listed, the first that its name holds
-    ("data", "data"), ("loader", "data"), ("worker", "data"), ("copy", "copy"), ("sync", "sync"), ("rank", "communication"),
-    ("communication", "communication"), ("allocator", "allocator"), ("memory", "allocator"), ("launch", "launch"),
+    ("data", "data"), ("loader", "data"), ("worker", "data"), ("copy", "copy"), ("sync", "sync"), ("launch", "launch"),
+    ("rank", "communication"), ("communication", "communication"), ("allocator", "allocator"), ("memory", "allocator"),
     ("repeat", "launch"), ("loop", "launch"), ("python", "python"), ("host", "python"), ("compil", "python"),
     ("anomaly", "launch"), ("fus", "fusable"), ("unrolled", "launch"),
 )  # fmt: skip

@@ -117,9 +117,9 @@ def _time(seconds: float | None) -> str:
 
 def _header(explanation: Explanation, room: Room) -> str:
     """The headline, what limits trust in it, and four figures."""
-    links = ("findings", "timeline", "ops", "roofline", "memory")
-    links += ("ranges",) if explain.shown_ranges(explanation) else ()
-    nav = "".join(f'<a href="#{name}">{name}</a>' for name in (*links, "notes"))
+    ranges = ("ranges",) if explain.shown_ranges(explanation) else ()
+    links = ("findings", "timeline", "ops", "roofline", "memory", *ranges, "notes")
+    nav = "".join(f'<a href="#{name}">{name}</a>' for name in links)
     colour = "floor" if explanation.verdict == "healthy" else cause(explanation.verdict)
     return (
         '<header><div class="top"><span class="brand">sublight explain</span>'

@@ -247,7 +247,7 @@ def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterato
         yield Padding(Text(printable(finding.title)), (0, 0, 0, 3), expand=False)
     else:
         yield head
-    for words in finding.evidence:
+    for words in shown_evidence(finding):
         bullet = Table.grid(padding=(0, 1, 0, 0))
         bullet.add_row(Text("·", style="dim"), Text(printable(words), style="dim"))
         yield Padding(bullet, (0, 0, 0, 3), expand=False)
@@ -259,6 +259,12 @@ def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterato
     yield Text("")
 
 
+def shown_evidence(finding: Finding) -> list[str]:
+    """What was seen; places go without saying where their lines are shown."""
+    shown = any(line.before for line in finding.sources)
+    return [words for words in finding.evidence if not (shown and words.startswith(("at ", "the longest end at ")))]
+
+
 def is_headline(finding: Finding, explanation: Explanation) -> bool:
     return bool(explanation.findings) and finding is explanation.findings[0] and explanation.verdict == finding.id
 
@@ -268,7 +274,8 @@ def _source(line: SourceLine) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
-    yield Padding(Text(f"{printable(line.place)}, {units.count(line.count)} a step:", style="dim"), (0, 0, 0, 3))
+    place = Text(f"{printable(line.place)}, {units.count(line.count)} a step:", style="dim")
+    yield Padding(place, (0, 0, 0, 3), expand=False)
     shown = [("-" if line.after else " ", line.before, "red" if line.after else "")]
     shown += [("+", line.after, "green")] if line.after else []
     for sign, words, style in shown:
@@ -291,8 +298,8 @@ def _op_table(explanation: Explanation) -> RenderableType:
 
 
 def together(rows: Sequence[OpRow]) -> list[tuple[OpRow, list[OpRow]]]:
-    """One row an op, shape and type, wherever in the model it ran, and the rows that it stands for, longest first; those
-    of no time are left out.
+    """One row an op, shape and type, wherever in the model it ran, and the rows that it stands for, longest first;
+    those of no time are left out.
     """
     groups: dict[tuple[str, str, str], list[OpRow]] = {}
     for row in rows:
@@ -351,8 +358,10 @@ def where_text(row: OpRow) -> str:
 
     >>> from sublight.report.explain import fakes
     >>> row = fakes.explanation().ops[0]
-    >>> where_text(replace(row, source="train.py:41", module="Net/mlp")), where_text(replace(row, source="", module="3"))
-    ('train.py:41 in Net/mlp', 'module 3')
+    >>> where_text(replace(row, source="train.py:41", module="Net/mlp"))
+    'train.py:41 in Net/mlp'
+    >>> where_text(replace(row, source="", module="3"))
+    'module 3'
     """
     module = f"module {row.module}" if row.module.replace(".", "").isdecimal() else row.module
     return f"{row.source} in {module}" if row.source and module else row.source or module
