@@ -92,11 +92,11 @@ def _compiled(model: Model) -> Model:
 
 
 _COMPILE = """\
-model = torch.compile(model, mode="reduce-overhead")     # replays the step as CUDA graphs
+model = torch.compile(model, mode="reduce-overhead")   # replays the step as CUDA graphs
 # or, without compiling:
 """
 _GRAPH = """\
-graph = torch.cuda.CUDAGraph()                           # captured once, with inputs in buffers that stay
+graph = torch.cuda.CUDAGraph()                         # captured once, its inputs in buffers that stay
 with torch.cuda.graph(graph):
     output = model(static_input)
 static_input.copy_(batch); graph.replay()"""

@@ -62,10 +62,10 @@ def _title(ops: float, groups: float) -> str:
 
 
 _COMPILE = """\
-model = torch.compile(model)             # or only the function with the chain, or without compiling:
+model = torch.compile(model)        # or only the function with the chain; or by hand:
 """
 _WRITE = """\
-y = F.gelu(x, approximate="tanh")        # F.gelu, F.silu, torch.addcmul: one kernel, where they say the same
-x = x.mul_(scale).add_(bias)             # in place, where nothing else needs x"""
+y = F.gelu(x, approximate="tanh")   # one kernel: F.gelu, F.silu, torch.addcmul, where they say the same
+x = x.mul_(scale).add_(bias)        # in place, where nothing else needs x"""
 
 UNFUSED_POINTWISE = Rule(id="unfused-pointwise", check=check)

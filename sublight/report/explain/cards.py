@@ -14,7 +14,7 @@ from sublight.report.explain import timeline
 from sublight.report.explain.causes import cause
 from sublight.report.explain.room import Room
 
-OPEN_FINDINGS = 3  # the rest are there, folded
+OPEN_FINDINGS = 1  # the rest are there, folded: their titles and savings are read at a glance
 SHOWN_PLACES = 8
 _TOKENS = re.compile(
     r"(?P<c>#[^\n]*)|(?P<s>\"[^\"\n]*\"|'[^'\n]*')"

@@ -13,7 +13,7 @@ from sublight import units
 from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow, RangeRow
 from sublight.diagnose.source import SourceLine
 from sublight.report.bench import dtype_text
-from sublight.report.draw.tables import Fitting, note, plain, titled
+from sublight.report.draw.tables import Fitting, plain, titled
 from sublight.report.explain.causes import cause
 from sublight.results import TOO_GOOD
 
@@ -309,12 +309,10 @@ def together(rows: Sequence[OpRow]) -> list[tuple[OpRow, list[OpRow]]]:
     for members in groups.values():
         first = members[0]  # the longest of them
         known = all(row.floor_s is not None for row in members)
-        places = dict.fromkeys(where_text(row) for row in members if where_text(row))
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         whole = replace(
             first,
             module="",
-            source=next(iter(places), "") + more,
+            source=_places(members),
             calls=sum(row.calls for row in members),
             cpu_s=sum(row.cpu_s for row in members),
             device_s=sum(row.device_s for row in members),
@@ -324,6 +322,15 @@ def together(rows: Sequence[OpRow]) -> list[tuple[OpRow, list[OpRow]]]:
         )
         merged.append((whole, members))
     return sorted(merged, key=lambda pair: -pair[0].device_s)
+
+
+def _places(rows: Sequence[OpRow]) -> str:
+    """Where equal calls come from, in a few words."""
+    sources = dict.fromkeys(row.source for row in rows if row.source)
+    places = dict.fromkeys(where for row in rows if (where := where_text(row)))
+    if len(sources) == 1 and len(places) > 1:
+        return f"{next(iter(sources))}, {len(places)} modules"
+    return next(iter(places), "") + (f" and {len(places) - 1} more" if len(places) > 1 else "")
 
 
 def _ops(explanation: Explanation, rows: Sequence[OpRow], *, op: int, shape: int, dtype: bool, where: bool) -> Table:
@@ -342,10 +349,8 @@ def _ops(explanation: Explanation, rows: Sequence[OpRow], *, op: int, shape: int
         ]
         cells += [units.percent(row.fraction), shortened(bound_text(row), 14)]
         too_good = row.fraction is not None and row.fraction > TOO_GOOD
-        style = "bold red" if too_good else ""
-        out.add_row(
-            *(Text(cell, style=style) for cell in cells), *([note(printable(where_text(row)))] if where else [])
-        )
+        place = [Text(printable(where_text(row)), style="dim", overflow="fold")] if where else []
+        out.add_row(*(Text(cell, style="bold red" if too_good else "") for cell in cells), *place)
     return out
 
 

@@ -131,8 +131,8 @@ def bands(explanation: Explanation) -> list[dict[str, Any]]:
             start_ns, end_ns = round(1e9 * place.start_s), round(1e9 * place.end_s)
             if end_ns >= begin and start_ns <= end:
                 words = place.label[:MOST_CHARACTERS]
-                place = {"f": number, "p": index, "c": cause(finding.id), "s": start_ns - begin, "e": end_ns - begin}
-                found.append({**place, "label": words})
+                band = {"f": number, "p": index, "c": cause(finding.id), "s": start_ns - begin, "e": end_ns - begin}
+                found.append({**band, "label": words})
     return found
 
 
