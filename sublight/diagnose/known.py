@@ -21,7 +21,7 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
     """The limits, and where they come from, in words."""
     if file:
         limits = read_limits_file(Path(file))
-        return limits, f"from {file}: {limits.device}, measured {limits.date}"
+        return limits, f"from {file}: {limits.device}, measured {limits.date[:10]}"
     if gpu:
         return of_gpu(gpus.find(gpu))
     if not trace.on_gpu:
