@@ -19,7 +19,7 @@ from sublight.diagnose.replay import Replay
 from sublight.diagnose.work import Item
 from sublight.results import Limits
 from sublight.trace import intervals
-from sublight.trace.attribute import Attribution
+from sublight.trace.attribute import ENGINE, Attribution
 from sublight.trace.intervals import Floats
 from sublight.trace.record import NONE, Ints, Kind, Trace
 from sublight.trace.steps import Steps
@@ -74,10 +74,10 @@ class Case:
 
     @functools.cached_property
     def in_optimizer(self) -> frozenset[int]:
-        """The items whose op ran inside an optimizer's step."""
+        """The items whose op is an optimizer's own: inside its step, after what a closure does there."""
         trace = self.trace
         ranges = trace.rows_named(lambda name: name.startswith("Optimizer.step"))
-        inside = intervals.union(trace.start_ns[ranges], trace.end_ns[ranges])
+        inside = intervals.union(self._after_closure(ranges), trace.end_ns[ranges])
         rows = np.array([item.row for item in self.items], dtype=np.int64)
         if not len(rows) or not len(inside):
             return frozenset()
@@ -85,6 +85,17 @@ class Case:
         rows = np.where((trace.kind[rows] == Kind.OP) | (launch == NONE), rows, launch)
         found = intervals.contain(inside, trace.start_ns[rows])
         return frozenset(np.flatnonzero(found).tolist())
+
+    def _after_closure(self, ranges: Ints) -> Ints:
+        """Where the optimizer's own work begins in each of its steps: a closure's forward and backward come before."""
+        trace, starts = self.trace, self.trace.start_ns[ranges].copy()
+        nodes = trace.rows_named(lambda name: name.startswith(ENGINE))
+        ends = trace.end_ns[nodes]
+        first = np.searchsorted(trace.start_ns[nodes], starts)
+        last = np.searchsorted(trace.start_ns[nodes], trace.end_ns[ranges])
+        for at in np.flatnonzero(last > first).tolist():
+            starts[at] = max(int(starts[at]), int(ends[first[at] : last[at]].max()))
+        return np.minimum(starts, trace.end_ns[ranges])
 
     def events(self, items: Iterable[int]) -> Ints:
         found = [self.events_of[item] for item in items]

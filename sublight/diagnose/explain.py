@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, wo
 from sublight.diagnose import model as models
 from sublight.diagnose import source as sources
 from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.consistency import contradictions
 from sublight.diagnose.items import cpu_items, gpu_items
 from sublight.diagnose.model import Model
 from sublight.diagnose.record import BUSY, Explanation, Finding, Place
@@ -81,7 +83,11 @@ def explain(
         meta={"steps_s": [(start * 1e-9, end * 1e-9) for start, end in found.spans_ns]},
         window_s=(chosen.spans_ns[-1][0] * 1e-9, _window_end(case)),
     )
-    return words.with_sentence(explanation)
+    explanation = words.with_sentence(explanation)
+    if os.environ.get("SUBLIGHT_CHECK"):  # the tests set it: no report of theirs contradicts itself
+        wrong = contradictions(explanation)
+        assert not wrong, wrong
+    return explanation
 
 
 def _adding_up_to(step_s: float, parts: Mapping[str, float]) -> dict[str, float]:

@@ -8,9 +8,31 @@ import numpy as np
 
 from sublight.diagnose.case import Case
 from sublight.diagnose.record import OpRow, RangeRow
+from sublight.trace import costs
 from sublight.trace.record import Kind
 
+_OP, _KERNEL = int(Kind.OP), int(Kind.KERNEL)
+_KERNELS = {  # what people call a kernel's work
+    "matmul": "GEMM", "attention": "attention", "norm": "norm", "conv": "convolution", "softmax": "softmax",
+    "pointwise": "elementwise", "reduction": "reduction", "copy": "copy", "communication": "collective",
+    "fused": "fused elementwise", "embedding": "embedding", "sort": "sort", "index": "index", "dropout": "dropout",
+    "optimizer": "optimizer", "loss": "loss",
+}  # fmt: skip
 MOST_PLACES = 20_000  # rows whose source is looked up, the longest first
+
+
+def kernel_words(kernel: str, family: str) -> tuple[str, str, str]:
+    """A kernel that no op launched, as an op: what it does, its own name in the place of a shape, its data type.
+
+    >>> kernel_words("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x32x64_MI16x16x1", "matmul")
+    ('GEMM', 'Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_User', 'bfloat16')
+    >>> kernel_words("my_kernel(float*)", "other")
+    ('my_kernel(float*)', '', 'float32')
+    """
+    name = _KERNELS.get(family, "")
+    dtype = costs.kernel_dtype(kernel) or ""
+    short = kernel.removeprefix("void ").partition("(")[0][:40]
+    return (name, short, dtype) if name else (kernel, "", dtype)
 
 
 def ops(case: Case) -> tuple[OpRow, ...]:
@@ -19,10 +41,15 @@ def ops(case: Case) -> tuple[OpRow, ...]:
     together: dict[tuple[str, ...], list[int]] = defaultdict(list)
     looked_up = np.zeros(len(case.items), dtype=bool)
     looked_up[np.argsort(-busy, kind="stable")[:MOST_PLACES]] = True
+    kinds = trace.kind[[item.row for item in case.items]].tolist() if case.items else []
     for at, (item, look) in enumerate(zip(case.items, looked_up.tolist(), strict=True)):
         source, module = case.attribution.place(item.row) if look else ("", "")
-        shape = item.known.shape if item.known else ""
-        together[item.name, shape, item.dtype, module, source].append(at)
+        name, shape, dtype = item.name, item.known.shape if item.known else "", item.dtype
+        if (
+            kinds[at] == _KERNEL and trace.tool != "jax"
+        ):  # that no op launched, as those of a graph: by what its name tells
+            name, shape, dtype = kernel_words(item.name, item.family)
+        together[name, shape, dtype, module, source].append(at)
     rows = np.array([item.row for item in case.items], dtype=np.int64)
     host_s = np.where(trace.kind[rows] == Kind.OP, (trace.end_ns - trace.start_ns)[rows] * 1e-9, 0.0)
     # of an op that ran beside another one only the time that counts is compared, so of its floor no more either; a
@@ -34,8 +61,8 @@ def ops(case: Case) -> tuple[OpRow, ...]:
     table = []
     for (name, shape, dtype, module, source), members in together.items():
         items = [case.items[at] for at in members]
-        costs = [item.cost for item in items if item.cost is not None]
-        ran = [row for item in items for row in item.rows if row != item.row]
+        known_costs = [item.cost for item in items if item.cost is not None]
+        ran = [row for item in items for row in item.rows if trace.kind[row] != _OP]
         kernels = dict.fromkeys(trace.name[ran].tolist() if ran else ())
         table.append(
             OpRow(
@@ -50,8 +77,8 @@ def ops(case: Case) -> tuple[OpRow, ...]:
                 device_s=float(busy[members].sum()),
                 floor_s=float(floor_s[members].sum()) if known[members].all() else None,
                 bound="cache" if items[0].cached else items[0].bound,
-                flops=sum(cost.total_flops for cost in costs) / steps,
-                bytes=sum(cost.bytes for cost in costs) / steps,
+                flops=sum(cost.total_flops for cost in known_costs) / steps,
+                bytes=sum(cost.bytes for cost in known_costs) / steps,
                 kernels=tuple(trace.names[number] for number in kernels),
             )
         )

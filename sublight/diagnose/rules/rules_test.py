@@ -327,6 +327,23 @@ def test_bfloat16_is_counted_on_top_of_the_tensor_cores() -> None:
     assert finding.saving_s * 1e6 == pytest.approx(10 * 2000 / 8 * (1 - 0.55), rel=0.1)
 
 
+def test_a_closures_ops_are_not_the_optimizers() -> None:
+    """optimizer.step(closure): forward and backward run inside the optimizer's range, and are the model's."""
+
+    def body(m: Machine, step: int) -> None:
+        with m.range("Optimizer.step#LBFGS.step"):
+            for n in range(30):
+                m.op("aten::addmm", (100, 100), (100, 100), us=20.0, dtype=FP32, sequence=100 * step + n)
+            for n in range(30):
+                m.op("autograd::engine::evaluate_function: AddmmBackward0", us=20.0, sequence=100 * step + n)
+            for _ in range(20):
+                m.op("aten::add_", (100, 100), us=5.0, host=20.0, dtype=FP32)
+
+    case = fakes.case(*steps(body))
+    assert {case.items[at].name for at in case.in_optimizer} == {"aten::add_"}
+    assert len(case.in_optimizer) == 20 * 4
+
+
 def test_an_optimizers_launches_are_its_own_finding() -> None:
     """Half of the host's launching is the optimizer's: launch-bound claims no more than the other half."""
 
