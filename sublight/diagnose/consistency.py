@@ -18,6 +18,7 @@ IDLE = 0.1  # of the step: more of it in one part that no finding names is no he
 UNEVEN, MODEL_OFF = 0.25, 0.1
 _PREFIX = {"n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1.0}
 _TIME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([nµm]?)s\b(?! each)")
+_NO_NUMBER = re.compile(r"\b(?:nan|inf) (?:[nµm]?s\b|%|[kMGT]?B\b)")
 _NOTHING = re.compile(r"(?<![\d.])0 (calls|times|kernels|ops|copies|casts|collectives|pieces|such kernels)\b")
 
 
@@ -83,8 +84,10 @@ def _finding(found: Explanation, finding: Finding) -> Iterator[str]:
     for words in (finding.title, *finding.evidence):
         if nothing := _NOTHING.search(words):
             yield f"counts nothing: {nothing[0]!r} in {words!r}"
-        if re.search(r"\bnan\b|\binf\b", words):
+        if _NO_NUMBER.search(words):
             yield f"holds no number: {words!r}"
+        if finding.id == "rank-imbalance":
+            continue  # which speaks of other ranks' steps
         if found.steps > 1 or found.traced_step_s <= found.step_s * 1.01:  # a place may be of another step
             for figure in (float(number) * _PREFIX[prefix] for number, prefix in _TIME.findall(words)):
                 if (
@@ -132,7 +135,7 @@ def _words(found: Explanation) -> Iterator[str]:
     if not found.sentence or "\n" in found.sentence:
         yield "the sentence is none"
     for words in (found.sentence, *found.caveats, *found.notes):
-        if re.search(r"\bnan\b|\binf\b", words):
+        if _NO_NUMBER.search(words):
             yield f"holds no number: {words!r}"
     if len(set(found.caveats) | set(found.notes)) < len(found.caveats) + len(found.notes):
         yield "something is said twice"

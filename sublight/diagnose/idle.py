@@ -45,12 +45,14 @@ _WHY = {
 
 
 def unexplained(case: Case, fixed: Model, found: Sequence[str], step_s: float) -> Change | None:
-    """The largest part of the idle time that is still there after everything found is `fixed`."""
+    """The largest part of the idle time that is still there after everything found is `fixed`; where nothing that was
+    found is worth its name, the largest of all.
+    """
     left = breakdown.split(fixed, replay.run(fixed), case.items, fusion.saved(case.items, case.groups)).parts
     missing_s = max(step_s - case.step_s, 0.0)  # of the step that was timed: the recording does not have it
     now = {**case.split.parts, "other": case.split.parts["other"] + missing_s}
     parts = {
-        name: min(left[name] + (missing_s if name == "other" else 0.0), now[name])
+        name: min(left[name] + (missing_s if name == "other" else 0.0), now[name]) if found else now[name]
         for name in BREAKDOWN
         if name not in BUSY and not set(EXPLAINED.get(name, ())) & set(found)
     }

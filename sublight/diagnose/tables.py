@@ -45,10 +45,9 @@ def ops(case: Case) -> tuple[OpRow, ...]:
     for at, (item, look) in enumerate(zip(case.items, looked_up.tolist(), strict=True)):
         source, module = case.attribution.place(item.row) if look else ("", "")
         name, shape, dtype = item.name, item.known.shape if item.known else "", item.dtype
-        if (
-            kinds[at] == _KERNEL and trace.tool != "jax"
-        ):  # that no op launched, as those of a graph: by what its name tells
-            name, shape, dtype = kernel_words(item.name, item.family)
+        # a kernel that no op is known behind, as those of a graph, goes by what its name tells
+        if kinds[at] == _KERNEL and trace.tool != "jax" and name == trace.name_of(item.row):
+            name, shape, dtype = kernel_words(name, item.family)
         together[name, shape, dtype, module, source].append(at)
     rows = np.array([item.row for item in case.items], dtype=np.int64)
     host_s = np.where(trace.kind[rows] == Kind.OP, (trace.end_ns - trace.start_ns)[rows] * 1e-9, 0.0)
