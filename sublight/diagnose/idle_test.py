@@ -17,8 +17,8 @@ from sublight.diagnose.replay_test import products, steps
 
 def only_copies(m: Machine) -> None:
     """Nothing to hide them behind: a stream of their own would save nothing."""
-    m.copy(900.0, 10_000_000, "Pinned")
-    products(m, 1, 50.0)
+    m.copy(900.0, 50_000_000, "Pinned")
+    products(m, 1, 20.0)
 
 
 def waiting_for_nobody_knows_what(m: Machine) -> None:
