@@ -246,7 +246,7 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
     )
     return Finding(
         id=name,
-        title=change.title[:1].upper() + change.title[1:],
+        title=_sentence_case(change.title),
         saving_s=saving_s,
         evidence=change.evidence,
         fix=change.fix,
@@ -255,6 +255,16 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         ops=change.ops,
         sources=sources.lines(case.attribution, rows, case.model.steps, name),
     )
+
+
+def _sentence_case(title: str) -> str:
+    """With a capital, unless it begins with a name.
+
+    >>> _sentence_case("the host waits"), _sentence_case("aten::mm reaches 2 %"), _sentence_case("torch.compile loses")
+    ('The host waits', 'aten::mm reaches 2 %', 'torch.compile loses')
+    """
+    first = title.partition(" ")[0]
+    return title if any(sign in first for sign in ":._`(") else title[:1].upper() + title[1:]
 
 
 def _spread(trace: Trace, found: Steps) -> float:
