@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import numpy as np
@@ -18,6 +19,7 @@ _KERNELS = {  # what people call a kernel's work
     "fused": "fused elementwise", "embedding": "embedding", "sort": "sort", "index": "index", "dropout": "dropout",
     "optimizer": "optimizer", "loss": "loss",
 }  # fmt: skip
+_NVJET = re.compile(r"^nvjet_sm\d+[a-z]?_")  # newer names say the architecture before the data types
 MOST_PLACES = 20_000  # rows whose source is looked up, the longest first
 
 
@@ -26,11 +28,13 @@ def kernel_words(kernel: str, family: str) -> tuple[str, str, str]:
 
     >>> kernel_words("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x32x64_MI16x16x1", "matmul")
     ('GEMM', 'Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_User', 'bfloat16')
+    >>> kernel_words("nvjet_sm90_tst_256x128_64x4", "matmul")[2]
+    'bfloat16'
     >>> kernel_words("my_kernel(float*)", "other")
     ('my_kernel(float*)', '', 'float32')
     """
     name = _KERNELS.get(family, "")
-    dtype = costs.kernel_dtype(kernel) or ""
+    dtype = costs.kernel_dtype(_NVJET.sub("nvjet_", kernel)) or ""
     short = kernel.removeprefix("void ").partition("(")[0][:40]
     return (name, short, dtype) if name else (kernel, "", dtype)
 
