@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -286,62 +285,10 @@ def test_a_break_takes_the_host_time_between_the_pieces_and_no_other() -> None:
     assert finding.saving_s * 1e6 == pytest.approx(2 * (300 + 4 * 27), rel=0.1)
 
 
-def looping(*, sliced: bool = False, apart: bool = False, joined: bool = False, gate: bool = False) -> Planted:
-    """16 small products a step, over the pieces of a tensor, or as the layers of a network."""
-
-    def body(m: Machine, _: int) -> None:
-        m.lookups(10)
-        if apart:
-            m.op("aten::unbind", (16, 64, 64), us=0.0)
-        for _ in range(16):
-            if sliced:
-                with m.range("aten::select", Kind.OP):
-                    m.python(0.1)
-            m.op("aten::mm", (64, 64), (64, 64), us=40.0, kernel=GEMM, grid=4)
-            m.op("aten::tanh" if gate else "aten::add", (64, 64), (64, 64), us=30.0)
-        if joined:
-            m.op("aten::stack", ((64, 64),) * 16, us=5.0)
-
-    return steps(body)
-
-
-@pytest.mark.parametrize("over", [{"sliced": True}, {"joined": True}])
-def test_a_loop_of_small_kernels_is_done_at_once(over: dict[str, bool]) -> None:
-    finding = found("small-grid", looping(**over))
-    assert finding is not None
-    # side by side, the products take 4 of 132 SMs each; the sums, at 60 % of a launch's floor, 1 / 0.6 µs
-    assert finding.saving_s * 1e6 == pytest.approx(16 * (70 - 1 / 0.6 - 1 / 0.6), rel=0.05)
-
-
-@pytest.mark.parametrize("over", [{}, {"sliced": True, "gate": True}])
-def test_layers_and_recurrent_cells_are_no_loop_that_could_be_batched(over: dict[str, bool]) -> None:
-    """Each needs the one before: only the time of the small kernels themselves could be less."""
-    finding = found("small-grid", looping(**over))
-    assert finding is not None
-    assert finding.saving_s * 1e6 == pytest.approx(16 * (40 - 1 / 0.6), rel=0.05)
-
-
 def test_bfloat16_is_counted_on_top_of_the_tensor_cores() -> None:
     finding = found("fp32-where-bf16-serves", single(SGEMM, 2000.0))
     assert finding is not None
     assert finding.saving_s * 1e6 == pytest.approx(10 * 2000 / 8 * (1 - 0.55), rel=0.1)
-
-
-def test_a_closures_ops_are_not_the_optimizers() -> None:
-    """optimizer.step(closure): forward and backward run inside the optimizer's range, and are the model's."""
-
-    def body(m: Machine, step: int) -> None:
-        with m.range("Optimizer.step#LBFGS.step"):
-            for n in range(30):
-                m.op("aten::addmm", (100, 100), (100, 100), us=20.0, dtype=FP32, sequence=100 * step + n)
-            for n in range(30):
-                m.op("autograd::engine::evaluate_function: AddmmBackward0", us=20.0, sequence=100 * step + n)
-            for _ in range(20):
-                m.op("aten::add_", (100, 100), us=5.0, host=20.0, dtype=FP32)
-
-    case = fakes.case(*steps(body))
-    assert {case.items[at].name for at in case.in_optimizer} == {"aten::add_"}
-    assert len(case.in_optimizer) == 20 * 4
 
 
 def test_an_optimizers_launches_are_its_own_finding() -> None:
@@ -378,42 +325,6 @@ def test_pinned_copies_hold_up_nobody() -> None:
     finding = found("pageable-copy", traces)
     assert finding is not None
     assert finding.saving_s * 1e6 == pytest.approx(2907.5 - 1000, rel=0.02)
-
-
-def checking(*ops: str, sequence: int = -1) -> Planted:
-    """A value is read each step, behind ops over the whole tensor."""
-
-    def body(m: Machine, step: int) -> None:
-        m.lookups(10, us=100.0)
-        for name in ops:
-            m.op(f"aten::{name}", BIG, us=100.0, sequence=sequence + step if sequence >= 0 else -1)
-        m.item()
-        m.python(90.0)
-        if sequence >= 0:
-            m.op("autograd::engine::evaluate_function: MeanBackward0", us=1.0, sequence=sequence + step)
-
-    return steps(body)
-
-
-@pytest.mark.parametrize(
-    ("ops", "sequence", "fed"),
-    [
-        (("isnan", "any"), -1, ["isnan", "any"]),
-        (("eq", "to", "mean"), -1, ["eq", "to", "mean"]),
-        (("relu", "isnan", "any"), -1, ["isnan", "any"]),  # the check begins where the work ends
-        (("norm",), -1, []),  # what is logged can wait on the device
-        (("pow", "mean"), -1, []),
-        (("eq", "mean"), 7, []),  # the mean is the loss: the backward pass needs it
-    ],
-)
-def test_ops_that_only_feed_a_read_go_with_it(ops: tuple[str, ...], sequence: int, fed: list[str]) -> None:
-    finding = found("host-sync", checking(*ops, sequence=sequence))
-    assert finding is not None
-    (line,) = [line for line in finding.evidence if "only feed these reads" in line] or [""]
-    assert sorted(re.findall(r"aten::(\w+)", line)) == sorted(fed)
-    lookups = found("host-sync", checking())
-    assert lookups is not None
-    assert (finding.saving_s - lookups.saving_s) * 1e6 == pytest.approx(100 * len(fed), abs=10)
 
 
 def test_a_wait_that_finds_the_device_idle_is_no_sync() -> None:
