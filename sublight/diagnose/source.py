@@ -18,6 +18,10 @@ from sublight.trace.record import Ints, Trace
 MOST_LINES = 3  # of a finding
 MOST_ROWS = 300  # whose place is looked up
 AROUND = 1  # lines above and below
+_NEEDED = re.compile(  # by Python itself: a branch, a text, an index
+    r"""^\s*(?:if|elif|while|assert|return|print|yield)\b|\bf["']|\brange\(|json"""
+    r"""|[\w\])]\[[^\]]*\.item\(\)"""
+)
 _PLACE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?: \((?P<function>.*)\))?$")
 
 
@@ -39,9 +43,17 @@ def lines(attribution: Attribution, rows: Ints, steps: int, finding: str) -> tup
     if not len(rows):
         return ()
     sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_ROWS)).astype(np.int64)]
-    places = Counter(source for row in sample.tolist() if (source := attribution.place(row)[0]))
+    trace, places = attribution.trace, Counter[str]()
+    back: set[str] = set()  # places that copy from the device: what waits for the bytes must go on waiting
+    for row in sample.tolist():
+        if source := attribution.place(row)[0]:
+            places[source] += 1
+            back |= {source} if trace.name_of(row).startswith("Memcpy DtoH") else set()
     each = len(rows) / len(sample) / steps
-    found = (_line(attribution.trace, place, count * each, finding) for place, count in places.most_common(MOST_LINES))
+    found = (
+        _line(trace, place, count * each, "" if place in back else finding)
+        for place, count in places.most_common(MOST_LINES)
+    )
     return tuple(line for line in found if line is not None)
 
 
@@ -83,11 +95,14 @@ def _unchanged(trace: Trace, file: str) -> bool:
 
 
 def _stays_on_device(line: str) -> str:
+    """A value that is only kept may stay a tensor; one that Python itself needs may not.
+
+    >>> _stays_on_device("total += loss.item()"), _stays_on_device("log.append([loss.item(), 1])")
+    ('total += loss.detach()', 'log.append([loss.detach(), 1])')
+    >>> [_stays_on_device(line) for line in ("if loss.item() > 3:", "print(f'{loss.item():.3f}')", "w[at.item()] = 1")]
+    ['if loss.item() > 3:', "print(f'{loss.item():.3f}')", 'w[at.item()] = 1']
     """
-    >>> _stays_on_device("total += loss.item()")
-    'total += loss.detach()'
-    """
-    return line.replace(".item()", ".detach()")
+    return line if _NEEDED.search(line) else line.replace(".item()", ".detach()")
 
 
 def _not_blocking(line: str) -> str:
@@ -97,7 +112,7 @@ def _not_blocking(line: str) -> str:
     >>> _not_blocking("x = x.to(device, non_blocking=True)")
     'x = x.to(device, non_blocking=True)'
     """
-    if "non_blocking" in line:
+    if "non_blocking" in line or "cpu" in line:
         return line
     line = re.sub(r"\.to\(([^()]+)\)", r".to(\1, non_blocking=True)", line)
     return line.replace(".cuda()", ".cuda(non_blocking=True)")
@@ -105,10 +120,10 @@ def _not_blocking(line: str) -> str:
 
 def _strided(line: str) -> str:
     """
-    >>> _strided("y = x.transpose(1, 2).contiguous()")
-    'y = x.transpose(1, 2)'
+    >>> _strided("y = x.transpose(1, 2).contiguous()"), _strided("y = x.t().contiguous().view(-1)")
+    ('y = x.transpose(1, 2)', 'y = x.t().contiguous().view(-1)')
     """
-    return line.replace(".contiguous()", "")
+    return re.sub(r"\.contiguous\(\)(?!\.view\()", "", line)
 
 
 _REWRITES: dict[str, Callable[[str], str]] = {

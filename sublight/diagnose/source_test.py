@@ -74,6 +74,19 @@ def test_a_file_that_was_changed_since_is_not_shown(script: Path, tmp_path: Path
     assert not found(trace)[0].before
 
 
+@pytest.mark.parametrize(("way", "after"), [("HtoD", "x = x.to(there, non_blocking=True)"), ("DtoH", "")])
+def test_a_copy_back_goes_on_waiting(script: Path, way: str, after: str) -> None:
+    """Without the wait, what reads the result would read it too early."""
+    script.write_text("x = x.to(there)\n")
+    machine = Machine()
+    for _ in range(2):
+        with machine.step(), machine.range("train.py(1): <module>", Kind.PYTHON):
+            machine.copy(900.0, 10_000_000, way=way, blocking=True)
+    trace = machine.trace()
+    (line,) = source.lines(attribute(trace), trace.device_rows, 2, "pageable-copy")
+    assert line.before == "x = x.to(there)" and line.after == after
+
+
 def test_an_explanation_carries_them(script: Path) -> None:
     (finding,) = [each for each in explain([traced()]).findings if each.id == "host-sync"]
     assert finding.sources[0].place == "train.py:3"
