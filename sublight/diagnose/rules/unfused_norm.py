@@ -17,7 +17,8 @@ def _title(ops: float, groups: float) -> str:
 
 
 _FIX = """\
-y = torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias)     # or rms_norm(x, (x.shape[-1],), weight)
-y = sublight.layer_norm(x, weight, bias)                                # the same as one kernel of ours"""
+# over the last dimension, with your eps
+y = F.layer_norm(x, x.shape[-1:], weight, bias, eps)   # with a mean; F.rms_norm(x, x.shape[-1:], weight, eps) without
+y = sublight.layer_norm(x, weight, bias, eps)          # the same as one kernel of ours"""
 
 UNFUSED_NORM = Rule(id="unfused-norm", check=check)
