@@ -311,6 +311,8 @@ def memory(
     from sublight.trace.memory import report as analysis
 
     cli_output.check_writable(html, json)
+    if Path(file).is_dir():
+        raise BadInput(f"{file} is a folder: name one file, a memory snapshot (.pickle) or a trace (.json.gz)")
     if not Path(file).is_file():
         raise BadInput(f"there is no file {file}: record one with torch.cuda.memory._record_memory_history()")
     found = analysis.read(Path(file))

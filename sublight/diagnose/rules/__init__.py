@@ -13,12 +13,12 @@ from sublight.diagnose.rules.host_sync import HOST_SYNC
 from sublight.diagnose.rules.launch_bound import LAUNCH_BOUND
 from sublight.diagnose.rules.no_tensor_cores import NO_TENSOR_CORES
 from sublight.diagnose.rules.pageable_copy import PAGEABLE_COPY
-from sublight.diagnose.rules.profiler_distorted import PROFILER_DISTORTED
 from sublight.diagnose.rules.rank_imbalance import RANK_IMBALANCE
 from sublight.diagnose.rules.recompilation import RECOMPILATION
 from sublight.diagnose.rules.redundant_copy import REDUNDANT_CAST_OR_COPY
 from sublight.diagnose.rules.slow_kernel import SLOW_KERNEL
 from sublight.diagnose.rules.small_grid import SMALL_GRID
+from sublight.diagnose.rules.start_up import START_UP
 from sublight.diagnose.rules.unfused_attention import UNFUSED_ATTENTION
 from sublight.diagnose.rules.unfused_norm import UNFUSED_NORM
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
@@ -45,5 +45,5 @@ RULES = (
     RECOMPILATION,
     GRAPH_BREAK,
     FP32_WHERE_BF16_SERVES,
-    PROFILER_DISTORTED,
+    START_UP,
 )

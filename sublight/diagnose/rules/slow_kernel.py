@@ -43,10 +43,10 @@ def check(case: Case) -> Change | None:
     kernels = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
     lines = case.lines([case.items[at].row for at in chosen][:200])
     return Change(
-        title=f"{name} reaches {units.percent(floor / spent)} of its limit: {units.text(spent, 's')} a step, "
-        f"where {units.text(floor, 's')} would do",
+        title=f"{name} reaches {units.percent(floor / spent)} of its limit",
         evidence=(
-            f"{case.per_step(len(chosen)):.0f} calls a step" + (f", {known.shape} {known.dtype}" if known else ""),
+            f"{case.often(len(chosen))} calls a step take {units.text(spent, 's')}; {units.text(floor, 's')} would do"
+            + (f": {known.shape} {known.dtype}" if known else ""),
             f"kernels: {', '.join(kernel[:60] for kernel in kernels[:2])}",
             *((f"at {lines}",) if lines else ()),
         ),
@@ -59,7 +59,7 @@ def check(case: Case) -> Change | None:
 
 
 _FIX = """\
-# another kernel for the same op: torch.compile(mode="max-autotune"), another layout (channels_last, contiguous rows),
-# sizes that are multiples of 64"""
+# another kernel for the same op: another layout (channels_last, contiguous rows), sizes that are multiples of 64,
+# a library's kernel; `sublight bench` and `sublight why` show what reaches the limit here"""
 
 SLOW_KERNEL = Rule(id="slow-kernel", check=check)
