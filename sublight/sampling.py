@@ -17,7 +17,7 @@ from typing import Any
 
 DEEPEST = 200  # frames of a stack that are kept, from the inside
 MOST_ROWS = 200_000  # after that only every other look is made, then every fourth, …
-MOST_STACKS = 50_000  # distinct ones; a program that has more is sampled on, and those count as "many"
+MOST_STACKS = 50_000  # distinct ones; a program that has more is sampled on, and those count as MANY
 WAITS = 0.1  # of the time since the last look: a thread that ran for less has waited
 UNKNOWN = -1
 
@@ -30,6 +30,9 @@ class Frame:
     function: str
     line: int
     first_line: int = 0  # where the function begins
+
+
+MANY = Frame("", "many different stacks", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +227,13 @@ class Sampler:
             key.append(at.f_lasti)
             at = at.f_back
         number = self._known.get(instructions := tuple(key))
+        if number is None and len(self._known) >= MOST_STACKS:
+            return self._stacks.number((self._frames.number(MANY),))
         if number is None:
             number = self._known[instructions] = self._stacks.number(self._resolve(frame))
         return number
 
     def _resolve(self, frame: FrameType) -> tuple[int, ...]:
-        if len(self._known) >= MOST_STACKS:
-            return (self._frames.number(Frame("", "many different stacks", 0)),)
         numbers: list[int] = []
         at: FrameType | None = frame
         while at is not None and len(numbers) < DEEPEST:
