@@ -23,6 +23,7 @@ INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C ended
 TOO_EARLY = "interrupted before the script began: there is no report"
 AGAIN = "the report is being made; Ctrl-C again gives it up"
 HEARD = "heard: the script ends as soon as the profiler has stopped"
+LATER_S = 0.02
 Stage = Literal["", "before", "script", "report"]
 _exit = os._exit  # the script's may be watched
 
@@ -162,8 +163,10 @@ def not_swallowed() -> Iterator[None]:
     theirs = sys.unraisablehook
 
     def hook(unraisable: Any, /) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):  # later: this hook, too, would swallow it
+            timer = threading.Timer(LATER_S, os.kill, (os.getpid(), signal.SIGINT))
+            timer.daemon = True
+            timer.start()
         else:
             theirs(unraisable)
 

@@ -4,6 +4,7 @@ few without the profiler and profile a few more. `step` and `range` are for code
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sublight.errors import BadInput
 from sublight.trace.capture.folder import Folder
@@ -117,7 +118,7 @@ def run_script(
         with capture_script.watching_exit(leave):
             ended = capture_script.run(checked, stages)
         if os.getpid() != process:  # a child that the script forked came out at its end: it has nothing to report
-            raise SystemExit(ended.exit_code)
+            _end_child(ended.exit_code)
     try:
         return _captured(recorder, start, exit_code=ended.exit_code, error=ended.error, interrupted=ended.interrupted)
     finally:
@@ -247,6 +248,15 @@ def _forget() -> None:
         in_a_child()
         _Current.recorder.abandon()
         _Current.recorder = None
+
+
+def _end_child(status: int) -> NoReturn:
+    """As Python ends it, but for C++'s destructors: the profiler's waits for a thread that stayed with the parent."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status)
 
 
 def _captured(
