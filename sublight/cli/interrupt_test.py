@@ -91,9 +91,7 @@ def command(folder: Path, *words: str, answer: dict[str, int] | None = None) -> 
     assert not waiting, f"these lines never came: {waiting}"
     done = Run(process.returncode, (folder / "out").read_text(), "".join(err))
     assert "Traceback" not in done.err and "Exception ignored" not in done.err, done.err
-    left = [
-        name for name in os.listdir(temporary) if not name.startswith("torchinductor")
-    ]
+    left = [name for name in os.listdir(temporary) if not name.startswith("torchinductor")]
     assert left == []
     return done
 

@@ -367,6 +367,7 @@ class Recorder:
         elif phase == "profiled":
             if self._range is not None:
                 self._range.__exit__(None, None, None)
+                self.recording.cut_short = True
             self._end_window()
         elif phase == "sources":
             self._tracer.stop()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight.sampling import Samples
+from sublight.trace.capture.device import cuda_ready
 from sublight.trace.capture.file import Counters, dynamo_meta, machine, peak_memory_bytes, write
 from sublight.trace.capture.folder import Folder
 from sublight.trace.capture.graphs import ops_of_kernels, replays
@@ -32,6 +33,7 @@ class Recording:
     kind: Kind | None = None  # that marks the steps
     window: Path | None = None  # what the profiled steps' profile saw
     steps: int = 0  # profiled to their end
+    cut_short: bool = False  # and another one, that has no end
     step_s: list[float] = field(default_factory=list)  # of the steps that were timed
     total_s: float = 0.0
     sources: Sources = field(default_factory=Sources)
@@ -47,9 +49,9 @@ class Recording:
         if self.written:
             return
         if self.window is not None and self.steps:
-            unfinished = {f"ProfilerStep#{self.steps + 1}": ""}
+            unfinished = {f"ProfilerStep#{self.steps + 1}": ""} if self.cut_short else {}
             meta = dict(self._meta())
-            if self.first is not None and replays(self.window):
+            if self.first is not None and cuda_ready() and replays(self.window):
                 meta["graph_kernels"] = ops_of_kernels(self.first)
             write(self.window, self.folder.trace, meta, rename=unfinished)
         elif self.first is not None:
