@@ -28,7 +28,7 @@ class Folder:
         """A new one; those that a killed process of this user left behind go first."""
         for left in Path(tempfile.gettempdir()).iterdir():
             name = _NAME.fullmatch(left.name)
-            if name and not _lives(int(name[1])) and _is_ours(left):
+            if name and not is_alive(int(name[1])) and _is_ours(left):
                 cls(left).remove()
         return cls(Path(tempfile.mkdtemp(prefix=f"sublight-{os.getpid()}-")))
 
@@ -56,7 +56,8 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-def _lives(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Whether there is such a process on this machine."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

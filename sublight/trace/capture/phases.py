@@ -37,7 +37,7 @@ from sublight.trace.capture.device import (
 )
 from sublight.trace.capture.file import Counters
 from sublight.trace.capture.folder import Folder
-from sublight.trace.capture.guard import Watch
+from sublight.trace.capture.guard import ProcessGroups, Watch
 from sublight.trace.capture.interrupt import Shield
 from sublight.trace.capture.profiler import Profiler
 from sublight.trace.capture.recording import Recording, candidate_name
@@ -86,6 +86,7 @@ class Recorder:
         self._cost = Cost(say, show)
         self._shield, self._thread = Shield(), threading.get_ident()
         self._profiler = Profiler(folder, notes=self.recording.notes, give_way=self._yield_to_script)
+        self._groups = ProcessGroups()
         self._tracer = SourceTracer(script=script)
         self._sampler = Sampler(hz=HZ)
         self._watch: Watch | None = None
@@ -98,10 +99,16 @@ class Recorder:
         self._times_s: list[float] = []
         self._marks: list[Any] = []  # CUDA events at the same boundaries
 
+    @property
+    def kept(self) -> list[Any]:
+        """What must not end before the report is out."""
+        return self._groups.kept
+
     def start(self) -> None:
         with self._shield:
             self.recording.start = Counters.now()
             self._profiler.install()
+            self._groups.install()
             self.finder.install()
             self._sample("finding")
             if not self._wait or cuda_ready():
@@ -113,6 +120,7 @@ class Recorder:
         """The script ended, was interrupted, or failed."""
         with self._shield:
             self.finder.remove()
+            self._groups.remove()
             self._profiler.remove()
             self._give_way()
             self._write()

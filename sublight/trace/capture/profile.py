@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,6 +46,7 @@ class Captured:
     interrupted: bool = False
     steps_from: str = ""
     notes: tuple[str, ...] = ()
+    kept: tuple[Any, ...] = ()  # of the script, for as long as Python keeps it: its module, its process groups
 
     @property
     def trace_file(self) -> Path:
@@ -120,7 +121,8 @@ def run_script(
         if os.getpid() != process:  # a child that the script forked came out at its end: it has nothing to report
             _end_child(ended.exit_code)
     try:
-        return _captured(recorder, start, exit_code=ended.exit_code, error=ended.error, interrupted=ended.interrupted)
+        found = _captured(recorder, start, exit_code=ended.exit_code, error=ended.error, interrupted=ended.interrupted)
+        return replace(found, kept=(ended.module, *recorder.kept))
     finally:
         if interrupts is None:
             stages.put_back()

@@ -57,6 +57,7 @@ class Ended:
     exit_code: int = 0
     error: BaseException | None = None
     interrupted: bool = False
+    module: ModuleType | None = None  # what the script made is in it: to be let go of last
 
 
 def check(name: str, args: Sequence[str], *, module: bool) -> Target:
@@ -113,6 +114,7 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
     From the script's end on, signals are `interrupts`' to answer; without one, they do what they did before.
     """
     stages = interrupts or Interrupts()
+    main = ModuleType("__main__")
     before = sys.argv
     folder = os.getcwd() if target.module else os.path.dirname(target.file)
     sys.argv = [target.name, *target.args]
@@ -123,19 +125,20 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
                 if target.module:
                     runpy.run_module(target.name, run_name="__main__", alter_sys=True)
                 else:
-                    _run_file(target)
+                    _run_file(target, main)
                 _wait_for_threads()
         finally:
             while stages.stage != "report":
                 with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a second one, right behind the first
                     stages.hold()
     except SystemExit as exit:
-        return Ended(exit_code=_exit_code(exit), error=exit, interrupted=isinstance(exit, Terminated))
+        was_signal = isinstance(exit, Terminated)
+        return Ended(exit_code=_exit_code(exit), error=exit, interrupted=was_signal, module=main)
     except KeyboardInterrupt as error:
-        return Ended(exit_code=INTERRUPTED, error=error, interrupted=True)
+        return Ended(exit_code=INTERRUPTED, error=error, interrupted=True, module=main)
     except BaseException as error:
         _print(error)
-        return Ended(exit_code=1, error=error)
+        return Ended(exit_code=1, error=error, module=main)
     finally:
         sys.argv = before
         for stream in (sys.stdout, sys.stderr):
@@ -143,7 +146,7 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
                 stream.flush()
         if interrupts is None:
             stages.put_back()
-    return Ended()
+    return Ended(module=main)
 
 
 def _wait_for_threads() -> None:
@@ -172,9 +175,8 @@ def watching_exit(leave: Callable[[int], None]) -> Iterator[None]:
         os._exit = exit_now
 
 
-def _run_file(target: Target) -> None:
+def _run_file(target: Target, main: ModuleType) -> None:
     """As `python script.py`: `__file__` is absolute and sys.argv[0] as typed, where runpy has one for both."""
-    main = ModuleType("__main__")
     main.__file__ = os.path.abspath(target.name)
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     main.__dict__["__builtins__"] = builtins
