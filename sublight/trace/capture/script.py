@@ -152,7 +152,7 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
 def _wait_for_threads() -> None:
     """As Python does before it exits: a script may leave its work to threads, and end."""
     pools = sys.modules.get("concurrent.futures.thread")
-    pooled = set(getattr(pools, "_threads_queues", ()))  # they wait for Python to tell them that it exits
+    pooled = set()  # they wait for Python to tell them that it exits
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon and thread not in pooled:
             thread.join()
