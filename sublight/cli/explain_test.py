@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sublight import nvml
-from sublight.cli import explain as cli_explain
+from sublight.cli import explain_output
 from sublight.cli import main as cli
 from sublight.diagnose import fakes as machine
 from sublight.diagnose.record import BREAKDOWN
@@ -336,4 +336,4 @@ def test_what_cannot_be_done_is_one_line(say: Say, here: Path, words: tuple[str,
     ],
 )
 def test_the_page_is_named_after_what_it_explains(name: str, stem: str) -> None:
-    assert cli_explain._stem(name) == stem
+    assert explain_output.stem(name) == stem

@@ -199,12 +199,13 @@ def explain(
 ) -> None:
     """Why a script or a trace is slow, what to change, and what each change saves."""
     from sublight.cli import explain as cli_explain
+    from sublight.cli.explain_output import Wanted
 
     cli_output.check_writable(html, json, perfetto, trace)
-    files = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
+    files: dict[str, Any] = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
     files = {name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()}
     cli_output.check_apart(files.values(), [*(words or ())[:2], limits])
-    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, fix=fix, **files)
+    wanted = Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, fix=fix, **files)
     if diff:
         return cli_explain.diff(words or [], module, wanted)
     status = cli_explain.explain(words or [], module, wanted)

@@ -36,7 +36,7 @@ class SourceTracer:
         self._mark: Any = torch._C._profiler._RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
         self._call_code: CodeType = torch.nn.Module._call_impl.__code__
-        self._user: dict[str, str] = {script: _shown(script)} if script else {}  # by file; "" is not the user's
+        self._user: dict[str, str] = {script: shown_path(script)} if script else {}  # by file; "" is not the user's
         self._line = ""
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
@@ -111,7 +111,7 @@ class SourceTracer:
     def _shown(self, file: str) -> str:
         shown = self._user.get(file)
         if shown is None:
-            shown = self._user[file] = _shown(file) if _is_users(file) else ""
+            shown = self._user[file] = shown_path(file) if is_users(file) else ""
         return shown
 
     def _path(self, module: Any) -> str:
@@ -191,7 +191,7 @@ def attribute(trace_file: Path, places: list[tuple[str, str]]) -> Sources:
     return found
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     if file.startswith("<") and not file.startswith("<ipython"):  # <frozen runpy>, <string>, <eval_with_key>
         return False
     return not file.startswith(_library_folders()) and f"{os.sep}site-packages{os.sep}" not in file
@@ -203,7 +203,7 @@ def _library_folders() -> tuple[str, ...]:
     return (*(folder + os.sep for folder in folders), str(Path(__file__).parents[2]) + os.sep)
 
 
-def _shown(file: str) -> str:
+def shown_path(file: str) -> str:
     """A path as the user would type it: from here where it is below, else its last two parts."""
     if "ipykernel" in file or file.startswith("<ipython"):
         return "notebook"
