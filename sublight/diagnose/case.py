@@ -176,6 +176,7 @@ class Change:
     cure: str = ""  # the line that has us do it
     given: Edit | None = None  # another change that is assumed made: this one's saving comes on top
     rows: Ints | tuple[int, ...] = ()  # where it shows, as rows of the trace
+    at: tuple[tuple[str, str], ...] = ()  # lines that are known otherwise than by rows, and what each takes in words
     ops: tuple[str, ...] = ()
     saving_s: float | None = None  # where the replay cannot tell, with the reason in the evidence
     floor_saving_s: float = 0.0  # of that, what lowers the floor, too: work that others get

@@ -253,7 +253,7 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         cure=change.cure,
         places=places,
         ops=change.ops,
-        sources=sources.lines(case.attribution, rows, case.model.steps, name),
+        sources=sources.named(case.trace, change.at) or sources.lines(case.attribution, rows, case.model.steps, name),
     )
 
 

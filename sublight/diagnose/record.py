@@ -67,7 +67,7 @@ class Finding:
             "cure": self.cure,
             "places": [{"start_s": place.start_s, "end_s": place.end_s} for place in self.places],
             "ops": list(self.ops),
-            "sources": [{"place": line.place, "count": line.count} for line in self.sources],
+            "sources": [{"place": line.place, "count": line.count, "share": line.share} for line in self.sources],
         }
 
 

@@ -6,8 +6,8 @@ import linecache
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ _NEEDED = re.compile(  # by Python itself: a branch, a text, an index
     r"""^\s*(?:if|elif|while|assert|return|print|yield)\b|\bf["']|\brange\(|json"""
     r"""|[\w\])]\[[^\]]*\.item\(\)"""
 )
-_PLACE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?: \((?P<function>.*)\))?$")
+PLACE = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?: \((?P<function>.*)\))?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class SourceLine:
     above: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
     after: str = ""  # the line as it could be; empty where more than the line must change
+    share: str = ""  # what it takes, in words; else `count` stands beside it
 
 
 def lines(attribution: Attribution, rows: Ints, steps: int, finding: str) -> tuple[SourceLine, ...]:
@@ -57,8 +58,19 @@ def lines(attribution: Attribution, rows: Ints, steps: int, finding: str) -> tup
     return tuple(line for line in found if line is not None)
 
 
+def named(trace: Trace, places: Iterable[tuple[str, str]]) -> tuple[SourceLine, ...]:
+    """These lines, each with what it takes in words."""
+    found = ((_line(trace, place, 0.0, ""), share) for place, share in places)
+    return tuple(replace(line, share=share) for line, share in found if line is not None)
+
+
+def text_of(trace: Trace, file: str, number: int) -> str:
+    """A line of the user's; empty where its file is not here, or was changed since."""
+    return linecache.getline(file, number).strip() if _unchanged(trace, file) else ""
+
+
 def _line(trace: Trace, place: str, count: float, finding: str) -> SourceLine | None:
-    match = _PLACE.match(place)
+    match = PLACE.match(place)
     if not match:
         return None
     file, number = match["file"], int(match["line"])

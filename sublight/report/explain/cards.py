@@ -78,7 +78,7 @@ def _source(line: SourceLine, room: Room) -> str:
         f"{coloured(room.cut(words[indent:]))}\n</span>"
         for kind, words in rows
     )
-    often = f"{units.count(line.count)} a step"
+    often = line.share or f"{units.count(line.count)} a step"
     return (
         f'<div class="mine"><p><b>{escape(room.cut(line.place))}</b> {escape(often)}</p>'
         f'<pre tabindex="0" aria-label="Your line{", as it is and as it could be" if line.after else ""}"><code>{text}'

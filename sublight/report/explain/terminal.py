@@ -274,7 +274,8 @@ def _source(line: SourceLine) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
-    place = Text(f"{printable(line.place)}, {units.count(line.count)} a step:", style="dim")
+    often = line.share or f"{units.count(line.count)} a step"
+    place = Text(f"{printable(line.place)}, {printable(often)}:", style="dim")
     yield Padding(place, (0, 0, 0, 3), expand=False)
     shown = [("-" if line.after else " ", line.before, "red" if line.after else "")]
     shown += [("+", line.after, "green")] if line.after else []

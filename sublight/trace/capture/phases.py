@@ -41,7 +41,7 @@ from sublight.trace.capture.guard import ProcessGroups, Watch
 from sublight.trace.capture.interrupt import Shield
 from sublight.trace.capture.profiler import Profiler
 from sublight.trace.capture.recording import Recording, candidate_name
-from sublight.trace.capture.source import SourceTracer, attribute
+from sublight.trace.capture.source import MOST_LINES, SourceTracer, attribute
 from sublight.trace.capture.steps import STEPS_FROM, Kind, StepFinder
 
 Phase = Literal["finding", "warmup", "timed", "profiled", "sources", "more", "sampled", "pause", "done"]
@@ -322,6 +322,11 @@ class Recorder:
 
     def _end_sources(self) -> None:
         self._tracer.stop()
+        if self._tracer.long:
+            self.recording.notes.append(
+                f"{', '.join(self._tracer.long)} ran over {MOST_LINES:,} lines in a step: ops there have no line of "
+                "their own"
+            )
         if marked := self._stop_profiler("marked"):
             self.recording.sources = attribute(marked, self._tracer.places)
             marked.unlink()
@@ -380,6 +385,11 @@ class Recorder:
         elif phase == "sources":
             self._tracer.stop()
             self._stop_profiler()
+        if self._options.stacks and phase in ("warmup", "pause", "timed", "profiled", "sources"):
+            self.recording.notes.append(
+                "ops have no source lines: the script ended before a step could run with its lines marked, "
+                "which comes after those that are timed and profiled"
+            )
 
     # the sampler, the profiler and the file
 

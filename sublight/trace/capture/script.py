@@ -11,6 +11,7 @@ import re
 import runpy
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -150,12 +151,24 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
 
 
 def _wait_for_threads() -> None:
-    """As Python does before it exits: a script may leave its work to threads, and end."""
+    """As Python does before it exits: a script may leave its work to threads, and end.
+
+    The threads of an executor end only when Python tells them that it exits: these are waited for until they have
+    nothing to do.
+    """
     pools = sys.modules.get("concurrent.futures.thread")
-    pooled = set()  # they wait for Python to tell them that it exits
+    queues = dict(getattr(pools, "_threads_queues", {}))
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and thread not in pooled:
+        if thread is not threading.current_thread() and not thread.daemon and thread not in queues:
             thread.join()
+    while not all(queue.empty() and _is_idle(thread) for thread, queue in queues.items()):
+        time.sleep(0.01)
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether an executor's thread waits for work: `_worker` takes it from a queue that is written in C."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is None or frame.f_code.co_name == "_worker"
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from sublight.trace.capture.steps import leave_uncompiled
 
 MARK = "sublight@"
 MOST_MARKS = 50_000  # a step of pure Python may run a million lines; the profile must stay small
+MOST_LINES = 10_000  # of one function: a long loop in Python must not use up the marks of the whole step
 ENGINE = "autograd::engine::evaluate_function"  # backward ops have no Python above them
 WRAPPERS = ("_orig_mod", "module")  # what torch.compile and DistributedDataParallel put around a model
 
@@ -33,6 +34,8 @@ class SourceTracer:
 
         self.places: list[tuple[str, str]] = []  # (source, module) by the number in a mark
         self._marks = 0
+        self.long: dict[str, None] = {}  # functions that ran too many lines to mark each
+        self._lines: dict[CodeType, int] = {}  # how many of a function's lines have run
         self._mark: Any = torch._C._profiler._RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
         self._call_code: CodeType = torch.nn.Module._call_impl.__code__
@@ -76,7 +79,14 @@ class SourceTracer:
 
     def _in_user_code(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            self._line = f"{self._shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+            count = self._lines[frame.f_code] = self._lines.get(frame.f_code, 0) + 1
+            frame.f_trace_lines = count < MOST_LINES  # from then on, all of the function counts as its first line
+            shown = self._shown(frame.f_code.co_filename)
+            self._line = f"{shown}:{frame.f_lineno}"
+            if not frame.f_trace_lines:
+                name, first = frame.f_code.co_name, frame.f_code.co_firstlineno
+                self._line = f"{shown}:{first}" if name != "<module>" else ""
+                self.long[name if name != "<module>" else shown] = None
             self._note()
         elif event == "return":  # what follows belongs to the caller's line
             caller = frame.f_back
