@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.cli import output as cli_output
-from sublight.cli.explain_output import Wanted, report
+from sublight.cli.explain_output import Wanted, report, status
 from sublight.cli.explain_script import explain_script
 from sublight.errors import BadInput
 from sublight.trace.load import is_trace
@@ -32,8 +32,9 @@ def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
         raise BadInput("a trace is not recorded again: leave out --trace")
     if wanted.fix:
         raise BadInput("a trace cannot be run again with its cures: --fix takes a script")
-    report(_of_file(words[0], wanted), wanted, name=words[0])
-    return 0
+    explanation = _of_file(words[0], wanted)
+    report(explanation, wanted, name=words[0])
+    return status(explanation, wanted)
 
 
 def _check_target(path: Path) -> None:
@@ -50,8 +51,8 @@ def diff(words: Sequence[str], module: str, wanted: Wanted) -> None:
     from sublight.diagnose.diff import diff as compare
     from sublight.report.explain import diff as explain_diff
 
-    if wanted.trace or wanted.html or wanted.perfetto or wanted.fix:
-        raise BadInput("--diff compares in the terminal: leave out --trace, --html, --perfetto and --fix")
+    if wanted.trace or wanted.html or wanted.perfetto or wanted.fix or wanted.budget:
+        raise BadInput("--diff compares in the terminal: leave out --trace, --html, --perfetto, --fix and --budget")
     found = compare(*(_of_file(word, wanted) for word in words))
     cli_output.show(explain_diff.page(found), found.to_json(), wanted.json)
 

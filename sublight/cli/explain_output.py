@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sublight.cli import output as cli_output
 from sublight.cli import ranks as cli_ranks
+from sublight.cli.budget import Budget
 from sublight.cli.ranks import Rank
 from sublight.errors import BadInput
 
@@ -31,6 +32,7 @@ class Wanted:
     perfetto: str
     steps: int
     json: str
+    budget: Budget | None = None  # how long a step may take
     fix: bool = False  # also run the script again with each cure
     rank: Rank | None = None  # of several that torchrun started
     folder: str = field(default_factory=os.getcwd)  # where the user is; a script may go elsewhere
@@ -64,11 +66,22 @@ def report(
     shown, data = report.page(explanation), explanation.to_json()
     if fixed is not None:
         shown, data = explain_fix.page(shown, fixed), explain_fix.to_json(data, fixed)
+    if wanted.budget is not None:
+        data = {**data, "budget": wanted.budget.to_json(explanation)}
     cli_output.show(shown, data, wanted.json)
     if page and not no_page and wanted.json != "-":
         say(f"report: {os.path.relpath(page, wanted.folder)}")
     for line in (*lost, *no_page, *no_tracks):
         say(line)
+
+
+def status(explanation: Explanation | None, wanted: Wanted) -> int:
+    """Whether the budget was kept, as an exit status; says so."""
+    if wanted.budget is None:
+        return 0
+    code, reason = wanted.budget.check(explanation)
+    say(reason)
+    return code
 
 
 def report_of_rank(explanation: Explanation, wanted: Wanted, rank: Rank, *, name: str, lost: Sequence[str]) -> None:

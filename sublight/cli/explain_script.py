@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.cli import ranks as cli_ranks
-from sublight.cli.explain_output import Wanted, progress_line, report, report_of_rank, say, written
+from sublight.cli.explain_output import Wanted, progress_line, report, report_of_rank, say, status, written
 from sublight.cli.ranks import Rank
 from sublight.diagnose import cures as cli_fix
 from sublight.errors import BadInput
@@ -77,8 +77,9 @@ def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
     try:
         _prepare(script, wanted, work)
         captured = _run(script, wanted, work, interrupts)
-        _report_of_script(captured, script, wanted)
-        return captured.exit_code
+        explanation = _report_of_script(captured, script, wanted)
+        judged = wanted.rank is None or wanted.rank.is_first  # rank 0's report is the one of all
+        return captured.exit_code or (status(explanation, wanted) if judged else 0)
     except GivenUp:
         say(GIVEN_UP)
         return INTERRUPTED
@@ -148,7 +149,8 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
         )
 
 
-def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> None:
+def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Explanation | None:
+    """What the report shows; None where nothing was captured."""
     from sublight.diagnose.explain import explain as explain_traces
 
     rank = wanted.rank
@@ -156,7 +158,7 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Non
         rank.end(captured.trace_file if captured.trace else None, captured.reason)
     if captured.trace is None:
         say(f"no report{f' of rank {rank.number}' if rank else ''}: {captured.reason}")
-        return
+        return None
     kept = cli_ranks.name_of(wanted.trace, rank.number) if rank else wanted.trace
     lost = written(kept, lambda file: _keep(captured.trace_file, file))
     explanation = explain_traces([captured.trace], gpu=wanted.gpu, limits_file=wanted.limits, source=script.command)
@@ -167,10 +169,12 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Non
         fixed = cli_fix.fix(explanation, run, say=say)
     if rank is None:
         report(explanation, wanted, name=script.name, fixed=fixed, lost=lost)
-        return
+        return explanation
     report_of_rank(explanation, wanted, rank, name=script.name, lost=lost)
     if rank.is_first:
-        report(_of_all_ranks(captured, wanted, rank, script), replace(wanted, perfetto=""), name=script.name)
+        explanation = _of_all_ranks(captured, wanted, rank, script)
+        report(explanation, replace(wanted, perfetto=""), name=script.name)
+    return explanation
 
 
 def _of_all_ranks(captured: Captured, wanted: Wanted, rank: Rank, script: Script) -> Explanation:

@@ -90,4 +90,4 @@ def test_a_copy_back_goes_on_waiting(script: Path, way: str, after: str) -> None
 def test_an_explanation_carries_them(script: Path) -> None:
     (finding,) = [each for each in explain([traced()]).findings if each.id == "host-sync"]
     assert finding.sources[0].place == "train.py:3"
-    assert finding.to_json()["sources"] == [{"place": "train.py:3", "count": 1.0}]
+    assert finding.to_json()["sources"] == [{"place": "train.py:3", "count": 1.0, "share": ""}]
