@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from sublight.diagnose.rules.allocator_thrash import ALLOCATOR_THRASH
+from sublight.diagnose.rules.anomaly_mode import ANOMALY_MODE
 from sublight.diagnose.rules.data_loading import DATA_LOADING
+from sublight.diagnose.rules.dense_embedding import DENSE_EMBEDDING
 from sublight.diagnose.rules.exposed_communication import EXPOSED_COMMUNICATION
 from sublight.diagnose.rules.exposed_copy import EXPOSED_COPY
 from sublight.diagnose.rules.fp32 import FP32_WHERE_BF16_SERVES
@@ -16,6 +18,7 @@ from sublight.diagnose.rules.pageable_copy import PAGEABLE_COPY
 from sublight.diagnose.rules.rank_imbalance import RANK_IMBALANCE
 from sublight.diagnose.rules.recompilation import RECOMPILATION
 from sublight.diagnose.rules.redundant_copy import REDUNDANT_CAST_OR_COPY
+from sublight.diagnose.rules.repeated_line import REPEATED_LINE
 from sublight.diagnose.rules.slow_kernel import SLOW_KERNEL
 from sublight.diagnose.rules.small_grid import SMALL_GRID
 from sublight.diagnose.rules.start_up import START_UP
@@ -46,4 +49,7 @@ RULES = (
     GRAPH_BREAK,
     FP32_WHERE_BF16_SERVES,
     START_UP,
+    ANOMALY_MODE,
+    REPEATED_LINE,
+    DENSE_EMBEDDING,
 )

@@ -10,7 +10,7 @@ import pytest
 from sublight.diagnose import explain, fakes
 from sublight.diagnose.fakes import BF16, BIG, FP32, GEMM, PRODUCT, SGEMM, Machine
 from sublight.diagnose.record import Finding
-from sublight.diagnose.rules import RULES
+from sublight.diagnose.rules import RULES, signatures_test
 from sublight.trace.record import Kind, Trace
 
 IDS = (  # as the project promises them
@@ -18,6 +18,7 @@ IDS = (  # as the project promises them
     *("unfused-pointwise", "unfused-attention", "unfused-norm", "unfused-optimizer", "allocator-thrash"),
     *("redundant-cast-or-copy", "small-grid", "slow-kernel", "exposed-communication", "rank-imbalance"),
     *("recompilation", "graph-break", "fp32-where-bf16-serves", "start-up"),
+    *("anomaly-mode", "repeated-line", "dense-embedding"),
 )
 BY_ID = {rule.id: rule for rule in RULES}
 MB = 1_000_000
@@ -230,6 +231,7 @@ PLANTED: dict[str, tuple[Planted, float]] = {
     "graph-break": (regions(3), 2 * 300),
     "fp32-where-bf16-serves": (single(TF32, 500.0), 10 * 500 * (1 - 0.55)),
     "start-up": (starting(every=4), (40_000 - 3_680) / 4),  # less what the device has queued up when it begins
+    **{name: ((trace,), saving_us) for name, (trace, saving_us) in signatures_test.PLANTED.items()},
 }
 NEAR_MISSES: dict[str, Planted] = {
     "launch-bound": small(60.0, 40.0, unprofiled_step_s=[3e-3]),  # as slow a host, hidden by the device
@@ -253,6 +255,7 @@ NEAR_MISSES: dict[str, Planted] = {
     "graph-break": regions(2),  # two compiled functions, and no break was recorded
     "fp32-where-bf16-serves": single(GEMM, 500.0, BF16),
     "start-up": starting(every=1),  # in every step: that is how the step is
+    **{name: (trace,) for name, trace in signatures_test.NEAR_MISSES.items()},
 }
 
 
