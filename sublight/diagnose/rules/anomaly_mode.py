@@ -28,7 +28,8 @@ def check(case: Case) -> Change | None:
     if case.per_step(len(nodes)) < FEWEST or len(checks) < MOSTLY * len(nodes):
         return None
     ops = _under(case, nodes, lambda name: name in _REST)
-    traced = np.unique(np.fromiter(case.attribution.forward_of.values(), dtype=np.int64))
+    inner = case.attribution.forward_of.values()  # the op that has a node may lie in the one that is called
+    traced = np.array(sorted({*inner, *((case.attribution.ops_above(row) or [row])[-1] for row in inner)}), dtype=int)
     forward = _of_ops(case, case.model.event_row, case.inside(traced))
     events, calls = _of_ops(case, case.model.event_row, ops), _of_ops(case, case.model.call_row, ops)
     spent = case.device_s(events)
