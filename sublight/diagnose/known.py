@@ -28,13 +28,20 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
         return _of_cpu(trace)
     name = device_name(trace)
     if (measured := _measured_here(name)) is not None:
-        return measured, f"measured on this machine, {measured.date[:10]}"
+        return measured, _measured(measured)
     found = find(name, trace)
     if found is None:
         known = f"the trace's GPU, {name}, is not in the table" if name else "the trace does not name its GPU"
         limits = Limits(device=name or "unknown GPU", kind="cuda", source="none", limits=())
         return limits, f"none: {known}; --gpu NAME or --limits FILE gives floors"
     return of_gpu(found)
+
+
+def _measured(limits: Limits) -> str:
+    from sublight.limits import run
+
+    beside = ", which was busy" if run.measured_busy(limits) else ""
+    return f"measured on this machine{beside}, {limits.date[:10]}"
 
 
 def _measured_here(name: str) -> Limits | None:
@@ -123,12 +130,14 @@ def _of_cpu(trace: Trace) -> tuple[Limits, str]:
         return limits, "none: the trace does not say which CPU it is of; --limits FILE gives floors"
     from sublight.limits import run  # loads torch
 
-    machine = run.this_machine("cpu")
+    threads = trace.meta.get("threads")
+    machine = run.this_machine("cpu", threads=threads if isinstance(threads, int) else None)
     if not machine.device.startswith(cpu) or cores not in (None, os.cpu_count()):
         limits = Limits(device=cpu, kind="cpu", source="none", limits=())
         return limits, f"none: the trace is of another CPU, {cpu}; --limits FILE gives floors"
-    cached = run.cached(machine)
-    if cached:
-        return cached, f"measured on this machine, {cached.date[:10]}"
+    if cached := run.cached(machine):
+        return cached, _measured(cached)
+    if cached := run.cached(run.this_machine("cpu")):  # with as many threads as torch takes by itself
+        return cached, f"{_measured(cached)}, by another number of threads than the script's {threads}"
     limits = Limits(device=machine.device, kind="cpu", source="none", limits=())
     return limits, "none: this CPU was never measured; `sublight limits --quick` gives floors"

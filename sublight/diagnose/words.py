@@ -71,6 +71,13 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             f"Faster than their floor by more than {units.percent(TOO_GOOD - 1)}, so a cost or a limit is wrong: "
             f"{', '.join(case.too_good[:3])}{_more(len(case.too_good) - 3)}."
         )
+    if "which was busy" in limits_from:
+        milder.append(
+            "The limits were measured while others used this machine, so floors are too high; on a quiet one "
+            "they are measured again by themselves."
+        )
+    if "another number of threads" in limits_from:
+        milder.append(f"Floors are by limits {limits_from}.")
     if limits_from.startswith("known"):
         milder.append(f"Floors are not by limits measured on this device: {limits_from}.")
     return (*doubts, *milder), bool(doubts)
