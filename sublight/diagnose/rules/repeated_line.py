@@ -10,9 +10,11 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, fuse
 from sublight.diagnose.model import Model
+from sublight.diagnose.rules.small_grid import over_pieces
 from sublight.trace.record import Ints, Kind
 
 OFTEN = 64  # times a step
+LAYERS = 0.25  # modules a round: with as many, the rounds are layers, each of which needs the one before
 REACHED = 0.6  # of the limit, by one op over all rows
 LOOKED_UP = 30_000  # ops whose place is looked up
 GATES, PRODUCTS = ("tanh", "sigmoid"), ("linear", "matmul", "mm", "addmm", "bmm", "addmv", "mv")
@@ -32,7 +34,7 @@ class _Line:
 
 
 def check(case: Case) -> Change | None:
-    lines = _lines(case)
+    lines = [line for line in _lines(case) if line.recurs or over_pieces(case, line.times)]
     if not lines:
         return None
     top_of = {row: _top(case, row) for row in case.model.event_row.tolist()}
@@ -61,7 +63,7 @@ def check(case: Case) -> Change | None:
 
 
 def _lines(case: Case) -> list[_Line]:
-    """Lines whose every op runs so often, in one module: the layers of a deep model share a line, not a module."""
+    """Lines that run so often in one module: the layers of a deep model share a line, and each is a module."""
     trace, tops = case.trace, case.inside(case.attribution.top_ops)
     tops = tops[trace.kind[tops] == Kind.OP]
     if not OFTEN * case.model.steps <= len(tops) <= LOOKED_UP:
@@ -75,11 +77,12 @@ def _lines(case: Case) -> list[_Line]:
         if source:
             counts[source, module][trace.name_of(row).removeprefix("aten::")] += 1
             rows[source].append(row)
+    modules = Counter(source for source, _ in counts)
     often: dict[str, float] = {}
     names: dict[str, tuple[str, ...]] = {}
     for (source, _), found in counts.items():
         times = max(found.values()) / case.model.steps
-        if times >= OFTEN and times > often.get(source, 0.0):
+        if times >= max(OFTEN, often.get(source, 0.0)) and modules[source] < LAYERS * times:
             often[source] = times
     for source in often:
         together: Counter[str] = sum((found for (line, _), found in counts.items() if line == source), Counter())

@@ -33,8 +33,8 @@ def backward(*, checks: int) -> Trace:
     return machine.trace()
 
 
-def looped(*, rounds: int, us: float, modules: int = 1, gates: bool = False) -> Trace:
-    """One line of two ops, so often, of so many modules in turn."""
+def looped(*, rounds: int, us: float, modules: int = 1, gates: bool = False, sliced: bool = True) -> Trace:
+    """One line of two ops, so often, of so many modules in turn, each time on a slice."""
     names = ("aten::linear", "aten::tanh") if gates else ("aten::mul", "aten::relu")
     dims: Any = [((16, 32), (32, 32)), ((16, 32),)] if gates else [((64,),), ((64,),)]
     machine = Machine()
@@ -42,6 +42,9 @@ def looped(*, rounds: int, us: float, modules: int = 1, gates: bool = False) -> 
         with machine.step():
             machine.lookups(2)
             for _ in range(rounds):
+                if sliced:
+                    with machine.range("aten::select", Kind.OP):
+                        machine.python(1.0)
                 for name, shapes in zip(names, dims, strict=True):
                     machine.op(name, *shapes, us=us, dtype=FP32, host=20.0)
             machine.sync()
@@ -87,7 +90,7 @@ PLANTED = {
     "anomaly-mode": (backward(checks=8), step_us(backward(checks=8)) - step_us(backward(checks=0))),
     "repeated-line": (
         looped(rounds=ROWS, us=3.0),
-        step_us(looped(rounds=ROWS, us=3.0)) - step_us(looped(rounds=1, us=batched_us())),
+        step_us(looped(rounds=ROWS, us=3.0)) - step_us(looped(rounds=1, us=batched_us())),  # the slices go, too
     ),
     "dense-embedding": (
         embedded(indices=1_000),
@@ -108,6 +111,10 @@ def test_an_unrolled_cell_is_a_layer_of_the_library() -> None:
     assert finding.title == "train.py:8 runs 200 times a step, on a little each time" and "nn.LSTM" in finding.fix
     finding = found(REPEATED_LINE, looped(rounds=200, us=5.0))
     assert finding is not None and "torch.vmap" in finding.fix and "LSTM" not in finding.fix
+
+
+def test_rounds_that_need_each_other_are_not_batched() -> None:
+    assert found(REPEATED_LINE, looped(rounds=ROWS, us=3.0, sliced=False)) is None
 
 
 def test_a_line_that_runs_seldom_is_none() -> None:

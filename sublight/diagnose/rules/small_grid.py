@@ -84,12 +84,12 @@ def _loop(case: Case, chosen: np.ndarray) -> np.ndarray:
     period = int(np.median(gaps))
     if period > MOST_BODY or np.mean(gaps == period) < MOSTLY:
         return np.empty(0, dtype=np.int64)
-    if not _over_pieces(case, case.per_step(len(chosen))):
+    if not over_pieces(case, case.per_step(len(chosen))):
         return np.empty(0, dtype=np.int64)
     return np.unique(np.concatenate([chosen - back for back in range(period)]).clip(0))
 
 
-def _over_pieces(case: Case, rounds: float) -> bool:
+def over_pieces(case: Case, rounds: float) -> bool:
     """Whether a tensor is taken apart for these rounds: a slice in each, all pieces before them, or together after."""
     trace = case.trace
     rows = case.inside(case.attribution.top_ops)
