@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from sublight.cli import output as cli_output
 from sublight.cli.explain_output import Wanted, report, status
-from sublight.cli.explain_script import explain_script
 from sublight.errors import BadInput
 from sublight.trace.load import is_trace
 
@@ -25,6 +24,8 @@ def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if not module:
         _check_target(Path(words[0]))
     if module or not is_trace(Path(words[0])):
+        from sublight.cli.explain_script import explain_script  # with the recorder, which a trace does not need
+
         return explain_script(words, module, wanted)
     if len(words) > 1:
         raise BadInput("one trace at a time: name a folder for several ranks, or use --diff BEFORE AFTER")

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.cli import output as cli_output
-from sublight.cli import ranks as cli_ranks
 from sublight.cli.budget import Budget
-from sublight.cli.ranks import Rank
 from sublight.errors import BadInput
 
 if TYPE_CHECKING:
+    from sublight.cli.ranks import Rank
     from sublight.diagnose.record import Explanation
     from sublight.fix.cure.record import Fixed
 
@@ -86,6 +85,7 @@ def status(explanation: Explanation | None, wanted: Wanted) -> int:
 
 def report_of_rank(explanation: Explanation, wanted: Wanted, rank: Rank, *, name: str, lost: Sequence[str]) -> None:
     """Its files; the terminal belongs to the report of all ranks."""
+    from sublight.cli import ranks as cli_ranks
     from sublight.report.explain import page as explain_page
     from sublight.report.explain import perfetto
     from sublight.results import write_json

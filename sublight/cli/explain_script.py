@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from sublight.cli import ranks as cli_ranks
 from sublight.cli.explain_output import Wanted, progress_line, report, report_of_rank, say, status, written
 from sublight.cli.ranks import Rank
-from sublight.diagnose import cures as cli_fix
 from sublight.errors import BadInput
 
 if TYPE_CHECKING:
@@ -165,6 +164,8 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Exp
     explanation = replace(explanation, notes=(*explanation.notes, *captured.notes))
     fixed = None
     if wanted.fix and not captured.interrupted:
+        from sublight.diagnose import cures as cli_fix
+
         run = cli_fix.Script(target=script.target, args=script.args, module=script.is_module, folder=wanted.folder)
         fixed = cli_fix.fix(explanation, run, say=say)
     if rank is None:

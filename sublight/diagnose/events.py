@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight.trace import communication, intervals
-from sublight.trace.intervals import Floats, Intervals
+from sublight.trace.intervals import Floats, Intervals, middle
 from sublight.trace.record import NONE, Ints, Kind, Mask, Trace
 
 NEAR_S = 5e-6  # two events this close in time are taken as one causing the other
@@ -71,7 +71,7 @@ def read(trace: Trace, rows: Ints, call: Ints, call_start: Floats, around: Ints)
     previous = _previous_end(trace, around)[rows]
     latency = start - launched
     idle = (previous < launched) & (latency < WIDE_S)
-    typical = float(np.median(latency[idle])) if idle.any() else LATENCY_S
+    typical = middle(latency[idle]) if idle.any() else LATENCY_S
     typical = min(max(typical, 1e-6), 20e-6)
     by_launch = previous <= launched + typical  # nothing before it on its stream held it back
     ready = np.maximum(previous, launched + typical)
@@ -202,7 +202,7 @@ def _room(
     finished = np.sort(last[numbers])
     queued = np.searchsorted(numbers, np.arange(len(calls))) - np.searchsorted(finished, start, side="right")
     free = launching & (calls != NONE) & (queued < QUEUE_FULL)
-    typical = float(np.median(cost[free])) if free.any() else 5e-6
+    typical = middle(cost[free]) if free.any() else 5e-6
     slow = launching & (cost > SLOW_CALL_S)
     slow[slow] = _busy_share(busy(trace, around), start[slow], end[slow]) > 0.5
     full = launching & (slow | (queued >= QUEUE_FULL))

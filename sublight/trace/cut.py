@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from sublight.trace.intervals import middle
 from sublight.trace.record import NONE, ON_DEVICE, Ints, Kind, Mask, Trace
 from sublight.trace.steps import Steps
 
@@ -31,7 +32,7 @@ def typical(trace: Trace, found: Steps, most_rows: int = MOST_ROWS) -> Steps:
     lengths = np.array([end - start for start, end in found.spans_ns], dtype=np.float64)
     sums = np.concatenate(([0.0], np.cumsum(lengths)))
     means = (sums[count:] - sums[:-count]) / count
-    first = int(np.argmin(np.abs(means - np.median(means))))
+    first = int(np.argmin(np.abs(means - middle(means))))
     return dataclasses.replace(found, spans_ns=found.spans_ns[first : first + count])
 
 

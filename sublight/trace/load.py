@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublight.errors import BadInput
-from sublight.trace.read import chrome, nsight
+from sublight.trace.read import chrome
 from sublight.trace.record import Trace
 
 ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")
@@ -62,6 +62,8 @@ def _file(path: Path) -> list[Trace]:
     if not database and (what := _foreign(path.name, first)):
         raise BadInput(f"{path} is {what}")
     if database or path.name.endswith((".sqlite", ".nsys-rep")):
+        from sublight.trace.read import nsight  # with its tables, which a Chrome trace does not need
+
         return nsight.load(path)
     return [chrome.load(path)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule, edit_durations, fuse
 from sublight.trace import costs
+from sublight.trace.intervals import middle
 
 FULL = 0.5  # of the SMs: fewer blocks than this is small
 LONG_S = 8e-6  # a shorter kernel is a launch's matter
@@ -58,7 +60,7 @@ def check(case: Case) -> Change | None:
     body = _loop(case, chosen)
     rows = case.model.event_row[chosen]
     spent = case.device_s(chosen)
-    typical = float(np.median([math.prod(case.trace.detail_of(row).grid) for row in rows.tolist()]))
+    typical = statistics.median(math.prod(case.trace.detail_of(row).grid) for row in rows.tolist())
     names = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
     lines = case.lines(rows.tolist())
     return Change(
@@ -81,7 +83,7 @@ def _loop(case: Case, chosen: np.ndarray) -> np.ndarray:
     if len(chosen) < LEAST_REPEATS * case.model.steps:
         return np.empty(0, dtype=np.int64)
     gaps = np.diff(chosen)
-    period = int(np.median(gaps))
+    period = int(middle(gaps))
     if period > MOST_BODY or np.mean(gaps == period) < MOSTLY:
         return np.empty(0, dtype=np.int64)
     if not over_pieces(case, case.per_step(len(chosen))):

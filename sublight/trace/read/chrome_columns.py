@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sublight.errors import BadInput
 from sublight.trace.assemble import assemble
+from sublight.trace.intervals import middle
 from sublight.trace.read.chrome_details import (
     BETWEEN,
     KERNEL_TEXTS,
@@ -281,9 +282,9 @@ class Columns:
         self.untimed = int(np.count_nonzero(~timed))
         forward = timed & (dur >= 0)
         self.negative = int(np.count_nonzero(timed & ~forward))
-        middle = float(np.median(ts[forward])) if forward.any() else 0.0
+        half = middle(ts[forward]) if forward.any() else 0.0
         with np.errstate(invalid="ignore"):
-            near = forward & (np.abs(ts - middle) < DAY_US) & (dur < DAY_US)
+            near = forward & (np.abs(ts - half) < DAY_US) & (dur < DAY_US)
         self.far = int(np.count_nonzero(forward & ~near))
         return near, float(ts[near].min()) if near.any() else 0.0
 
