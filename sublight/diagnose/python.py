@@ -8,7 +8,7 @@ Python. The looks give shares only: the seconds are the model's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,9 +69,10 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
     samples, mine, steps = found
     for labels in (PLAIN, PROFILED):
         count = sum(steps.get(label, 0) for label in labels)
-        rows = [row for row in samples.of(*labels, thread=0) if _is_loader(samples.stack(row)) == in_loader]
+        seen = list(samples.of(*labels, thread=0))
+        rows = [row for row in seen if _is_loader(samples.stack(row)) == in_loader]
         if count > 0 and len(rows) >= FEWEST:
-            lines = _lines(samples, mine, rows)
+            lines = _lines(samples, mine, rows, _everywhere(samples, seen))
             ops_s = {} if in_loader else _ops_s(case)
             left = {
                 key: max(line.wall_s / count - ops_s.get((key[0], key[2]), 0.0), 0.0) for key, line in lines.items()
@@ -97,14 +98,22 @@ def _is_loader(stack: tuple[Frame, ...]) -> bool:
     return any(frame.file.startswith(LOADER) for frame in stack)
 
 
-def _lines(samples: Samples, mine: tuple[bool, ...], rows: Iterable[Row]) -> dict[tuple[str, str, int], _Line]:
-    """The looks by the innermost line of the user's, but for those in which no Python ran."""
+def _lines(
+    samples: Samples, mine: tuple[bool, ...], rows: Sequence[Row], everywhere: frozenset[int]
+) -> dict[tuple[str, str, int], _Line]:
+    """The looks by the innermost line of the user's, but for those in which no Python ran.
+
+    A line that all looks saw runs every step from inside a library, as `trainer.train()`: there, the library's function
+    is named.
+    """
     lines: dict[tuple[str, str, int], _Line] = defaultdict(_Line)
     for row in rows:
         stack, numbers = samples.stack(row), samples.stacks[row.stack]
         own = [at for at, number in enumerate(numbers) if mine[number]]
         if not own or _runs_ops(stack[-1]):
             continue
+        if numbers[own[-1]] in everywhere:
+            own += [at for at in range(own[-1] + 1, len(stack)) if not _is_torch(stack[at])][-1:]
         frame, below = stack[own[-1]], stack[own[-1] + 1 :]
         line = lines[frame.file, frame.function, frame.line]
         line.wall_s += row.wall_ns * 1e-9
@@ -113,6 +122,16 @@ def _lines(samples: Samples, mine: tuple[bool, ...], rows: Iterable[Row]) -> dic
         line.below[below] += row.wall_ns * 1e-9
         line.stack = tuple(stack[at] for at in own)
     return lines
+
+
+def _everywhere(samples: Samples, rows: Sequence[Row]) -> frozenset[int]:
+    """The frames, by number, that all looks at the steps have in common; none where they all are the same stack."""
+    stacks = {samples.stacks[row.stack] for row in rows}
+    return frozenset.intersection(*map(frozenset, stacks)) if len(stacks) > 1 else frozenset()
+
+
+def _is_torch(frame: Frame) -> bool:
+    return frame.file.startswith(("torch/", "contextlib.py", "functools.py"))
 
 
 def _runs_ops(frame: Frame) -> bool:

@@ -107,6 +107,15 @@ def test_ops_of_a_line_are_no_python() -> None:
     assert {spot.function: round(spot.share, 3) for spot in python.spots(case)} == {"g": 0.8, "f": 0.2}
 
 
+def test_a_line_that_runs_every_step_from_a_library_tells_nothing() -> None:
+    loop = ("transformers/trainer.py", "Trainer._inner_training_loop", 90, 1)
+    slow, plain = ("transformers/trainer_pt_utils.py", "nested_detach", 7, 1), ("torch/nn/modules/module.py", "f", 9, 1)
+    stacks = (([MAIN, loop, slow, plain], 30), ([MAIN, loop, plain], 10), ([MAIN, loop, ("train.py", "own", 6, 3)], 20))
+    found = python.spots(fakes.case(trace(samples(*stacks))))
+    assert [spot.function for spot in found] == ["nested_detach", "own", "Trainer._inner_training_loop"]
+    assert [spot.file for spot in found][:2] == ["transformers/trainer_pt_utils.py", "train.py"]
+
+
 @pytest.mark.parametrize("leaf", [("torch/autograd/graph.py", "_engine_run_backward", 9, 1)])
 def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -> None:
     found = python.spots(fakes.case(trace(samples(([MAIN, leaf], 90), ([MAIN, ("train.py", "f", 6, 3)], 10)))))

@@ -34,6 +34,8 @@ class SourceTracer:
 
         self.places: list[tuple[str, str]] = []  # (source, module) by the number in a mark
         self._marks = 0
+        self._outer: dict[int, FrameType] = {}  # frames that were there when the step began, by id
+        self._first_line, self._moved = "", False
         self.long: dict[str, None] = {}  # functions that ran too many lines to mark each
         self._lines: dict[CodeType, int] = {}  # how many of a function's lines have run
         self._mark: Any = torch._C._profiler._RecordFunctionFast
@@ -56,7 +58,9 @@ class SourceTracer:
             if shown := self._shown(frame.f_code.co_filename):
                 self._line = self._line or f"{shown}:{frame.f_lineno}"
                 frame.f_trace = self._in_user_code
+                self._outer[id(frame)] = frame
             frame = frame.f_back
+        self._first_line = self._line
         self._note()
         sys.settrace(self._enter)
         return True
@@ -68,6 +72,9 @@ class SourceTracer:
             if frame.f_trace is not None and getattr(frame.f_trace, "__self__", None) is self:
                 frame.f_trace = None
             frame = frame.f_back
+        self._outer = {}
+        if not self._moved:  # a library runs the whole step from there, as `trainer.train()`: that line tells nothing
+            self.places = [("" if line == self._first_line else line, module) for line, module in self.places]
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is self._call_code:
@@ -80,6 +87,7 @@ class SourceTracer:
     def _in_user_code(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
             count = self._lines[frame.f_code] = self._lines.get(frame.f_code, 0) + 1
+            self._moved = self._moved or id(frame) in self._outer
             frame.f_trace_lines = count < MOST_LINES  # from then on, all of the function counts as its first line
             shown = self._shown(frame.f_code.co_filename)
             self._line = f"{shown}:{frame.f_lineno}"
