@@ -8,7 +8,7 @@ Python. The looks give shares only: the seconds are the model's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,23 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
             }
             return _spots(lines, left)
     return ()
+
+
+def spent(case: Case, wanted: Callable[[tuple[Frame, ...]], bool]) -> tuple[float, int, int]:
+    """The main thread's time in such stacks, a step; over how many steps, and in how many looks it was seen."""
+    found = _samples(case.trace.meta.get("samples"))
+    if found is None:
+        return 0.0, 0, 0
+    samples, _, steps = found
+    numbers = {
+        number for number, stack in enumerate(samples.stacks) if wanted(tuple(samples.frames[at] for at in stack))
+    }
+    for labels in (PLAIN, PROFILED):
+        count = sum(steps.get(label, 0) for label in labels)
+        rows = [row for row in samples.of(*labels, thread=0) if row.stack in numbers]
+        if count > 0 and rows:
+            return sum(row.wall_ns for row in rows) * 1e-9 / count, count, len(rows)
+    return 0.0, 0, 0
 
 
 def _samples(data: Any) -> tuple[Samples, tuple[bool, ...], Mapping[str, int]] | None:

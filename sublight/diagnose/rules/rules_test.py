@@ -18,7 +18,7 @@ IDS = (  # as the project promises them
     *("unfused-pointwise", "unfused-attention", "unfused-norm", "unfused-optimizer", "allocator-thrash"),
     *("redundant-cast-or-copy", "small-grid", "slow-kernel", "exposed-communication", "rank-imbalance"),
     *("recompilation", "graph-break", "fp32-where-bf16-serves", "start-up"),
-    *("anomaly-mode", "repeated-line", "dense-embedding"),
+    *("anomaly-mode", "repeated-line", "dense-embedding", "worker-restart"),
 )
 BY_ID = {rule.id: rule for rule in RULES}
 MB = 1_000_000

@@ -70,6 +70,29 @@ def embedded(*, indices: int, gradient_us: float = 100.0, update_us: float = 500
     return machine.trace()
 
 
+def loading(*, restarts: int) -> Trace:
+    """Steps of 2 ms of work and one of Python, and 100 looks of 1 ms during ten others, so many of them at workers that start."""
+    machine = Machine()
+    for _ in range(4):
+        with machine.step():
+            machine.python(1_000.0)
+            machine.lookups(20)
+            machine.sync()
+    main = ["train.py", "<module>", 3, 1]
+    init = ["torch/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__", 9, 1]
+    samples = {
+        "frames": [main, init],
+        "stacks": [[0], [0, 1]],
+        "threads": ["MainThread"],
+        "labels": ["timed"],
+        "rows": [[0, 0, int(look < restarts), 1_000_000, 1_000_000, 0] for look in range(100)],
+        "look_s": 0.0,
+        "mine": [True, False],
+        "steps": {"timed": 10},
+    }
+    return machine.trace(samples=samples)
+
+
 def step_us(trace: Trace) -> float:
     return fakes.case(trace).step_s * 1e6
 
@@ -92,6 +115,7 @@ PLANTED = {
         looped(rounds=ROWS, us=3.0),
         step_us(looped(rounds=ROWS, us=3.0)) - step_us(looped(rounds=1, us=batched_us())),  # the slices go, too
     ),
+    "worker-restart": (loading(restarts=5), 500.0),
     "dense-embedding": (
         embedded(indices=1_000),
         step_us(embedded(indices=1_000))
@@ -102,6 +126,7 @@ NEAR_MISSES = {
     "anomaly-mode": backward(checks=1),  # a script's own check
     "repeated-line": looped(rounds=ROWS, us=3.0, modules=ROWS),  # the layers of a deep model
     "dense-embedding": embedded(indices=500_000),
+    "worker-restart": loading(restarts=0),
 }
 
 

@@ -17,6 +17,7 @@ CAUSES = {
     "exposed-communication": "communication",
     "rank-imbalance": "communication",
     "start-up": "start_up",
+    "worker-restart": "data",
     "anomaly-mode": "launch",
     "repeated-line": "launch",
     "dense-embedding": "above_floor",
