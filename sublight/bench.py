@@ -129,7 +129,9 @@ def known_providers(op: Op) -> tuple[str, ...]:
 
 
 def check_providers(ops: Sequence[Op], against: Sequence[str]) -> None:
-    known = list(dict.fromkeys(name for op in ops for name in known_providers(op)))
+    from sublight.ops import OPS
+
+    known = list(dict.fromkeys(name for op in (*ops, *OPS) for name in known_providers(op)))
     for name in against:
         if name not in (*known, LADDER):
             raise BadInput(f"unknown provider {name!r}: use one of {nearest(name, [*known, LADDER])}")
@@ -372,7 +374,7 @@ def _for_cpu(op: Op, quick: bool) -> list[Shape]:
     dtype = next(iter(op.dtypes))
     if op.batch not in op.keys:
         return [max(op.test_shapes, key=lambda shape: op.cost(shape, dtype, "fwd").bytes)]
-    smaller = []
+    smaller: list[Shape] = []
     for shape in op.shapes[:1] if quick else op.shapes[1:6:2]:
         per_entry = op.cost(shape, dtype, "fwd").bytes / shape[op.batch]
         smaller.append({**shape, op.batch: max(1, min(shape[op.batch], int(CPU_BYTES / per_entry)))})

@@ -145,6 +145,8 @@ class Op:
                 raise ValueError("a dimension is given twice")
             if sizes:
                 in_order = [units.parse_quantity(part) for part in sizes.lower().split("x")]
+                if not shape.keys().isdisjoint(self.keys):
+                    raise ValueError("a dimension is given twice")
                 shape |= dict(zip(self.keys, in_order, strict=True))
         except ValueError:
             raise BadInput(f"shape {words!r} does not fit {self.name}: write {self._example()}") from None

@@ -8,10 +8,10 @@ import pytest
 
 from sublight.cost import Cost, parse_dtype, shape_text
 from sublight.errors import BadInput, nearest
-from sublight.op import Choice, Op
+from sublight.op import Op, Plan, Provider
 
 
-def op(*shapes: dict[str, int]) -> Op:
+def op(*shapes: dict[str, int], **more: Any) -> Op:
     """An op of which only the shapes matter: needs no torch."""
 
     def never(*_: Any) -> Any:
@@ -22,19 +22,19 @@ def op(*shapes: dict[str, int]) -> Op:
         summary="",
         reference=never,
         call=never,
-        launch=never,
-        launch_backward=None,
-        choose=lambda *_: Choice(provider="torch", kernel="", reason=""),
+        plan=lambda *_: Plan(provider="torch", reason=""),
+        providers={"sublight": Provider(launch=never, kernels=())},
         inputs=never,
         cost=never,
-        kernels=(),
         shapes=shapes,
         test_shapes=(),
+        **more,
     )
 
 
 ROWS = op({"rows": 4096, "cols": 1024}, {"rows": 1, "cols": 2})
 FLAT = op({"numel": 65536})
+OPTIONS = op({"rows": 4, "cols": 8, "group": 32, "bits": 4}, options={"group": (32, 128), "bits": (4, 8)})
 
 
 def test_keys_are_those_of_the_first_shape() -> None:
@@ -67,8 +67,29 @@ def test_a_flat_shape_is_one_number(words: str, numel: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "group", "bits"),
+    [("2x3", 32, 4), ("2x3,bits=8", 32, 8), ("2x3,bits=8,group=128", 128, 8), ("group=128,cols=3,rows=2", 128, 4)],
+)
+def test_options_are_read_beside_the_sizes_and_have_defaults(words: str, group: int, bits: int) -> None:
+    assert OPTIONS.parse_shape(words) == {"rows": 2, "cols": 3, "group": group, "bits": bits}
+
+
+def test_an_option_with_a_value_that_the_op_does_not_know_is_refused_with_those_it_does() -> None:
+    with pytest.raises(BadInput, match=r"bits=3 is none of softmax's: use 4, 8"):
+        OPTIONS.parse_shape("2x3,bits=3")
+
+
+def test_an_ops_own_words_for_data_types_come_first() -> None:
+    packed = op({"rows": 1}, dtypes={"w4a16": ("int4", "bfloat16"), "bfloat16": ("bfloat16", "bfloat16")})
+    assert packed.parse_dtype("w4a16") == "w4a16" and packed.parse_dtype("bf16") == "bfloat16"
+    with pytest.raises(BadInput, match="float32"):
+        packed.parse_dtype("float32")
+
+
+@pytest.mark.parametrize(
     "words",
-    ["", "x", "4096", "1x2x3", "axb", "-1x2", "0x5", "5x0", "4096,1024", "rows=1", "rows=1,cols=2,k=3", "rows=1,k=3",
+    ["", "x", "2x3,rows=2", "2x3,2",
+     "4096", "1x2x3", "axb", "-1x2", "0x5", "5x0", "4096,1024", "rows=1", "rows=1,cols=2,k=3", "rows=1,k=3",
      "rows=1,cols", "rows=1,cols=", "rows=0,cols=4", "=1", "=", "rows=1;cols=2"],
 )  # fmt: skip
 def test_a_shape_that_does_not_fit_is_refused_with_an_example(words: str) -> None:

@@ -41,25 +41,28 @@ class _Triton:
 
 triton: Any = _Triton()
 tl: Any = _Language()
-gluon, gl = triton, tl
-async_copy = copy_in = None
+gluon: Any = triton
+gl: Any = tl
 libdevice: Any = None
+async_copy: Any = None
+copy_in: Any = None  # global to shared memory without passing through registers
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
-    import triton
-    import triton.language as tl
-    from triton.language.extra import libdevice  # noqa: F401
+    import triton as _triton
+    from triton import language as _tl
+    from triton.language.extra import libdevice as _libdevice
 
+    triton, tl, libdevice = _triton, _tl, _libdevice
     try:
-        from triton.experimental import gluon
-        from triton.experimental.gluon import language as gl
-        from triton.experimental.gluon.language.nvidia.ampere import async_copy
+        from triton.experimental import gluon as _gluon
+        from triton.experimental.gluon import language as _gl
+        from triton.experimental.gluon.language.nvidia.ampere import async_copy as _async_copy
 
-        # global to shared memory without passing through registers; Triton renamed it between 3.6 and 3.9
-        copy_in = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+        # renamed between Triton 3.6 and 3.9
+        copy_in = getattr(_async_copy, "async_load", None) or _async_copy.async_copy_global_to_shared
+        gluon, gl, async_copy = _gluon, _gl, _async_copy
     except (ImportError, AttributeError) as error:
-        gluon, gl, async_copy, copy_in = _Triton(), _Language(), None, None
         why_no_gluon = f"Gluon of triton {triton.__version__} has moved: {error}"
 
 __all__ = [

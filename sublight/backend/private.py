@@ -66,6 +66,12 @@ PARTS = {
     "foreach_add_": Part("torch:_foreach_add_", "counters of many tensors, by numbers that a graph's capture allows"),
     "foreach_mul": Part("torch:_foreach_mul", "many gradients scaled by one number on the device"),
     "fused_adamw_": Part("torch:_fused_adamw_", "PyTorch's own AdamW in one launch, which ours is judged against"),
+    "saved_tensors_hooks": Part(
+        "torch._C._autograd:_top_saved_tensors_default_hooks", "whether what autograd saves is made again in backward"
+    ),
+    "clear_callbacks": Part("torch._C._autograd:_clear_callbacks", "leaving a profile that failed"),
+    "RecordFunctionFast": Part("torch._C._profiler:_RecordFunctionFast", "source lines in a profile"),
+    "eval_frame": Part("torch._C._dynamo:eval_frame", "whether torch.compile is compiling"),
     "int_mm": Part("torch:_int_mm", "int8 products by cuBLAS"),
     "scaled_mm": Part("torch:_scaled_mm", "fp8 products by cuBLAS"),
     "dynamo": Part("torch._dynamo:", "torch.compile's settings, and modules that it wraps"),

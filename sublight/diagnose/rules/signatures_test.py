@@ -71,7 +71,7 @@ def embedded(*, indices: int, gradient_us: float = 100.0, update_us: float = 500
 
 
 def loading(*, restarts: int) -> Trace:
-    """Steps of 2 ms of work and one of Python, and 100 looks of 1 ms during ten others, so many of them at workers that start."""
+    """Steps of 2 ms of work and one of Python; 100 looks of 1 ms during ten others, so many at workers that start."""
     machine = Machine()
     for _ in range(4):
         with machine.step():

@@ -87,7 +87,7 @@ def patch(
         only(used)
         if known is not None:
             wrong, verdict = verifying.wrong_rules(model, verify, known, used, only)
-            refused |= {rule: f"undone: {told.sentence}" for rule, told in wrong.items()}
+            refused |= {rule: f"undone: {why}" for rule, why in wrong.items()}
         if measure is not None and chosen:
             kept = [rule for rule in used if rule not in refused]
             always = [rule.name for rule in rules if rule.joins and rule.name in kept]  # a step does not tell its worth

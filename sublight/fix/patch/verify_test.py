@@ -45,7 +45,7 @@ def test_a_wrong_swap_is_undone_and_reported(always_wins: None) -> None:
     told = patch(found, verify=x, rules=(wrong_rule(0.5),))
     assert count(found) == 0 and torch.equal(found(x), expected)
     assert told.swapped == 0 and told.rows[0].reason.startswith("undone: ")
-    assert "beyond 2 times PyTorch's error" in told.rows[0].reason
+    assert "of 11 beyond 2 times PyTorch's error" in told.rows[0].reason
     assert told.verdict and told.verdict.is_right, "what is left is as it was"
 
 

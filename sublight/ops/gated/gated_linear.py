@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sublight.backend import private
 from sublight.backend.state import PLAIN, who_listens
 from sublight.ops.gated.gated import (
     Gate,
@@ -54,7 +55,7 @@ def holds_product(
 def _is_checkpointed() -> bool:
     """Whether all that is held is made again in backward, up to the last tensor: PyTorch's product is not among it,
     since a linear layer saves before it multiplies, where a function of ours saves when it is done."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = private.saved_tensors_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 

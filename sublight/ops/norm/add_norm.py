@@ -8,6 +8,8 @@ where rows are narrow they take several at once, so that a reduction's barriers 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sublight.backend.device import facts
@@ -319,7 +321,7 @@ def plan_backward(
     packed, few = grads.is_packed and sums.is_packed and layout.is_packed, rows <= FEW_ROWS * gpu.multiprocessors
     tile = tile_of_backward(name, cols, layout.itemsize, gpu, packed=packed, few=few)
     sizes = (rows, cols, grads.apart, sums.apart)
-    kind = {"CENTER": center, "RESIDUAL": d_new_residual is not None, "SUMS": sums_of(new_residual)}
+    kind: dict[str, Any] = {"CENTER": center, "RESIDUAL": d_new_residual is not None, "SUMS": sums_of(new_residual)}
     stats = "mean rstd" if center else "rstd rstd"
     buffers = {
         "dx": Buffer(shape=tuple(new_residual.shape), dtype=new_residual.dtype),

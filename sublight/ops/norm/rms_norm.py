@@ -109,7 +109,7 @@ def plan_forward(
     few = rows <= FEW_ROWS * gpu.multiprocessors
     name = "rms_norm" if bias is None else "layer_norm"
     tile = tile_of(name, cols, itemsize, packed=layout.is_packed, capability=gpu.capability, few=few)
-    constants = {"CENTER": bias is not None, "STATS": stats}
+    constants: dict[str, int] = {"CENTER": bias is not None, "STATS": stats}
     on = f"x weight {'bias' if bias is not None else 'weight'} y"
     on += f" {'mean' if bias is not None else 'rstd'} rstd" if stats else " y y"  # what is not used is not looked at
     if tile is None:

@@ -55,7 +55,7 @@ class Gradient:
         args = (*grads, *ctx.saved_tensors, *[others[name] for name in self.options], *self.constants)
         is_partly = self.partly is not None and any(grad is None for grad in grads)
         found = self.partly(self.by.call, *args) if is_partly and self.partly else self.by.call(*args)
-        return self._by_argument(op, found if isinstance(found, tuple | list) else (found,))
+        return self._by_argument(op, tuple(found) if isinstance(found, tuple | list) else (found,))
 
     def places(self, op: Any) -> tuple[list[tuple[bool, int]], list[list[int]], list[int], list[Any]]:
         """Saved tensors, given gradients and options by their places, and constants, as the native path has them."""

@@ -113,7 +113,7 @@ class Registered:
             ctx.save_for_backward(*tensors_of(inputs))
             ctx.others = [None if isinstance(x, torch.Tensor) else (x,) for x in inputs]
             return
-        outputs = output if isinstance(output, tuple | list) else (output,)
+        outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
         self.gradient.set_up(ctx, self, inputs, outputs)
         if extras := outputs[self.results :] if self.results is not None else ():
             ctx.mark_non_differentiable(*extras)
@@ -137,8 +137,8 @@ def vjp(reference: Any, args: list[Any], grads: Iterable[Any]) -> tuple[Any, ...
             for x, wanted in zip(args, is_wanted, strict=True)
         ]
         outputs = reference(*own)
-        pairs = zip(outputs if isinstance(outputs, tuple) else (outputs,), grads, strict=True)
-        pairs = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
+        both = zip(outputs if isinstance(outputs, tuple) else (outputs,), grads, strict=True)
+        pairs = [(y, grad) for y, grad in both if grad is not None and y.requires_grad]
         leaves = [x for x, wanted in zip(own, is_wanted, strict=True) if wanted]
         found = torch.autograd.grad(
             [y for y, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True, create_graph=create_graph

@@ -15,6 +15,7 @@ from sublight import timing
 from sublight.ops.kernels.rows import ELEMENTS, block_for, random_columns, random_rows
 from sublight.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from sublight.ops.record import tuning
+from sublight.ops.record.library import Registered
 from sublight.ops.softmax import plans as softmax_plans
 from sublight.ops.softmax import softmax
 from sublight.timing import Thunk
@@ -146,12 +147,17 @@ def _norm(cols: int, *, center: bool) -> Thunk:
     return partial(layer_norm.launch, x, weight, bias) if center else partial(rms_norm.launch, x, weight)
 
 
+def _backward(op: Registered) -> Any:
+    assert op.gradient is not None
+    return op.gradient.by
+
+
 def _norm_backward(cols: int, *, center: bool) -> Thunk:
     x, dy = (random_rows(_rows(cols), "bfloat16", "cuda", seed) for seed in (0, 1))
     weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
     op, columns = (layer_norm.LAYER, (weight, bias)) if center else (rms_norm.RMS, (weight,))
     _, *stats = op.by_kernels(x, *columns, 1e-6)
-    return partial(op.gradient.by.by_kernels, dy, x, weight, *stats)
+    return partial(_backward(op).by_kernels, dy, x, weight, *stats)
 
 
 def _add_norm_backward(cols: int, *, center: bool) -> Thunk:
@@ -159,4 +165,4 @@ def _add_norm_backward(cols: int, *, center: bool) -> Thunk:
     weight, bias = random_columns(_rows(cols), "bfloat16", "cuda", 0, 2)
     op, columns = (add_layer_norm.ADD_LAYER, (weight, bias)) if center else (add_rms_norm.ADD_RMS, (weight,))
     _, total, *stats = op.by_kernels(x, residual, *columns, 1e-6)
-    return partial(op.gradient.by.by_kernels, dy, dsum, total, weight, *stats)
+    return partial(_backward(op).by_kernels, dy, dsum, total, weight, *stats)

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
+from sublight.backend import private
+
 WATCH_S = 0.25
 GROWTH_BYTES = 2 << 30  # about 1.5 million events, and what CUDA and its libraries take
 MOST_RANGES = 64  # closed ones are let go of from here on
@@ -196,6 +198,4 @@ def _resident_bytes() -> int:
 def forget_profilers() -> None:
     """In a forked child: drop what the parent's profiler left on this thread, or every op pays for it."""
     with contextlib.suppress(ImportError, AttributeError):
-        import torch
-
-        torch._C._autograd._clear_callbacks()  # type: ignore[attr-defined]
+        private.clear_callbacks()

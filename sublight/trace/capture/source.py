@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from sublight.backend import private
 from sublight.trace.capture.steps import leave_uncompiled
 
 MARK = "sublight@"
@@ -38,7 +39,7 @@ class SourceTracer:
         self._first_line, self._moved = "", False
         self.long: dict[str, None] = {}  # functions that ran too many lines to mark each
         self._lines: dict[CodeType, int] = {}  # how many of a function's lines have run
-        self._mark: Any = torch._C._profiler._RecordFunctionFast
+        self._mark: Any = private.RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
         self._call_code: CodeType = torch.nn.Module._call_impl.__code__
         self._user: dict[str, str] = {script: shown_path(script)} if script else {}  # by file; "" is not the user's

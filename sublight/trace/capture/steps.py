@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from sublight.backend import private
+
 Kind = Literal["explicit", "optimizer", "module"]
 STRENGTH: tuple[Kind, ...] = ("explicit", "optimizer", "module")  # strongest first
 STEPS_FROM: dict[Kind, str] = {
@@ -245,7 +247,6 @@ def _an_optimizer_lives() -> bool:
 def leave_uncompiled(function: Callable[..., Any]) -> None:
     """Dynamo compiles every Python frame inside a compiled region; ours, and what they call, run as they are."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
-        from torch._C._dynamo import eval_frame
-
+        eval_frame = private.eval_frame
         skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
         eval_frame.set_code_exec_strategy(function.__code__, skip)

@@ -270,7 +270,7 @@ def _said(error: BaseException, kernel: Any, functions: list[Any], printed: str)
     """The compiler's message at its line, without the dump."""
     CompilationError = private.CompilationError
 
-    deepest: CompilationError | None = None
+    deepest: Any = None
     at: BaseException | None = error
     words = ""
     while at is not None:

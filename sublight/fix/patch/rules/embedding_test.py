@@ -41,7 +41,8 @@ def test_values_and_gradients(module: Any) -> None:
     ids = torch.randint(0, 50, (4, 33))
     for each in (module, other):
         each(ids).square().sum().backward()
-    assert torch.equal(module(ids), other(ids)) and torch.equal(module.weight.grad, other.weight.grad)
+    assert torch.equal(module(ids), other(ids))
+    torch.testing.assert_close(module.weight.grad, other.weight.grad)  # added up in another order
     assert unpatch(module) == 1
 
 

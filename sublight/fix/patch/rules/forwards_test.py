@@ -16,7 +16,6 @@ transformers = pytest.importorskip("transformers")
 
 from sublight.fix.patch.model import is_patched, patch, unpatch
 from sublight.fix.patch.rules import lm_head, residual_norm, rope
-from sublight.ops.norm import add_norm
 
 RULES = (lm_head.LM_HEAD, residual_norm.RESIDUAL_NORM, rope.ROPE)
 LAYERS, VOCAB, BATCH, TOKENS, PADDED = 2, 53, 2, 7, 3
@@ -73,16 +72,8 @@ def assert_same(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's ops run, as on a GPU, each by its path for the CPU."""
-    monkeypatch.setattr(rope.rotary, "why_not_ours", lambda *_: "")
-    monkeypatch.setattr(add_norm, "not_ours", lambda *_: "")
-    monkeypatch.setitem(lm_head.linear_cross_entropy.__globals__, "_why_torch", lambda *_: "")
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_gives_the_same_and_comes_back(family: str, forced: None) -> None:
+def test_a_family_gives_the_same_and_comes_back(family: str) -> None:
     model, batch = built(family), padded()
     names, parameters = list(model.state_dict()), list(inspect.signature(model.forward).parameters)
     plain, gradients = step(model, batch)
@@ -101,7 +92,7 @@ def test_a_family_gives_the_same_and_comes_back(family: str, forced: None) -> No
 
 
 @pytest.mark.parametrize("family", ("GPT2", "Gemma2"))
-def test_cache_checkpoints_copies_and_pickles(family: str, forced: None) -> None:
+def test_cache_checkpoints_copies_and_pickles(family: str) -> None:
     model, batch = built(family), padded()
     prompt = {name: batch[name] for name in ("input_ids", "attention_mask")}
     options = {"max_new_tokens": 4, "do_sample": False, "use_cache": True}
@@ -124,7 +115,7 @@ def test_cache_checkpoints_copies_and_pickles(family: str, forced: None) -> None
     assert_same(our_gradients, gradients)
 
 
-def test_it_is_one_graph(forced: None) -> None:
+def test_it_is_one_graph() -> None:
     model, batch = built("Llama"), padded()
     plain, gradients = step(model, batch)
     patch(model, rules=RULES)

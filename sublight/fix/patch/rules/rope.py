@@ -17,9 +17,8 @@ import torch
 
 from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.ops.rotary import rotary
 from sublight.ops.rotary.rope import rope
-from sublight.ops.rotary.rotary import STYLES, Pair, Style
+from sublight.ops.rotary.rotary import STYLES, Pair, Style, why_not_ours
 
 RULE = "rope"
 NAME = "__sublight_rope"
@@ -107,7 +106,7 @@ def turned_by(turning: Turning, own: Callable[..., Any]) -> Callable[..., Any]:
         dim = named.get("unsqueeze_dim", 1)
         if rest or set(named) - {"unsqueeze_dim"} or dim not in (1, 2) or not _fits(turning, q, k, cos, sin, dim):
             return own(q, k, cos, sin, *rest, **named)
-        if rotary.why_not_ours(q, k, cos, sin):
+        if why_not_ours(q, k, cos, sin):
             return own(q, k, cos, sin, **named)
         return turned(turning, q, k, cos, sin, dim)
 

@@ -166,7 +166,7 @@ def test_what_comes_out_lies_as_it_did(
 ) -> None:  # fmt: skip
     """By the library's op, whose results lie as q and k do; callers see that in `view`."""
     turn = rope.turned_by(rope.understood(function, table), function)
-    monkeypatch.setattr(rope.rotary, "why_not_ours", lambda *_: "")
+    monkeypatch.setattr(rope, "why_not_ours", lambda *_: "")
     q, k, cos, sin = inputs(table, tables, heads_first=dim == 1)
     wide = [torch.cat((x, x), -1)[..., :WIDTH] for x in (q, k)]  # rows with room between them, as in one projection
     for own in ((q, k), (q.contiguous(), k.contiguous()), wide):
@@ -181,7 +181,7 @@ def test_what_comes_out_lies_as_it_did(
 
 def test_calls_that_are_not_understood_go_to_the_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
     turn = rope.turned_by(rope.understood(llama, "halves"), lambda *args, **named: "own")
-    monkeypatch.setattr(rope.rotary, "why_not_ours", lambda *_: "")
+    monkeypatch.setattr(rope, "why_not_ours", lambda *_: "")
     ran = []
     monkeypatch.setattr(rope, "turned", lambda *args: ran.append(args) or args[1:3])
     q, k, cos, sin = inputs("halves", 1)
@@ -209,7 +209,7 @@ def test_an_attention_keeps_all_but_the_function(forced: bool, monkeypatch: pyte
     assert isinstance(swap, Swap) and swap.op == "rope"
     apply(model.attention, swap)
     if forced:  # the library's op, as on a GPU
-        monkeypatch.setattr(rope.rotary, "why_not_ours", lambda *_: "")
+        monkeypatch.setattr(rope, "why_not_ours", lambda *_: "")
     for call in (model, torch.compile(model, backend="eager", fullgraph=True)):
         torch.testing.assert_close(call(x, positions), expected, rtol=1e-5, atol=1e-5)
     padded = torch.stack((positions[0], (positions[0] - 2).clamp(min=0)))
@@ -239,7 +239,7 @@ def test_on_a_gpu_our_kernel_runs(
     turning = rope.understood(function, table)
     wide = [x.cuda().requires_grad_() for x in inputs(table, tables)]
     narrow = [x.detach().bfloat16().requires_grad_(i < 2) for i, x in enumerate(wide)]
-    assert not rope.rotary.why_not_ours(*narrow)
+    assert not rope.why_not_ours(*narrow)
     truth, theirs, ours = function(*wide), function(*narrow), rope.turned_by(turning, function)(*narrow)
     for one, other, true in zip(ours, theirs, truth, strict=True):
         assert correct.error("turned", one, other, true).ok and one.stride() == other.stride()
