@@ -13,6 +13,28 @@ LEAST_COST_S = 0.2  # a capture that cost less says nothing of it
 PROFILED, MARKED = 1.5, 3.0
 
 
+COMPILED_S, COMPILED = 2.0, 0.4  # compiling that took longer than this, and more than this of the run, is worth a note
+
+
+def compiling_note(compile_s: float, run_s: float) -> list[str]:
+    """How much faster a compiled model must have made the rest of the run, for the run not to be longer for it.
+
+    >>> compiling_note(30.0, 40.0)
+    ['torch.compile took 30.0 s of the 40.0 s that this ran: it paid only if it made all else more than 4 times faster']
+    >>> compiling_note(1.0, 2.0), compiling_note(10.0, 100.0)
+    ([], [])
+    """
+    rest_s = max(run_s - compile_s, 1e-3)
+    if compile_s < COMPILED_S or compile_s < COMPILED * run_s:
+        return []
+    took, whole = units.text(compile_s, "s"), units.text(run_s, "s")
+    faster = f"{1 + compile_s / rest_s:.2g}"
+    return [
+        f"torch.compile took {took} of the {whole} that this ran: it paid only if it made all else more than {faster} "
+        "times faster"
+    ]
+
+
 class Cost:
     """`say` prints a line; `show` writes a line that the next one replaces, where there is a terminal."""
 

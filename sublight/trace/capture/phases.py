@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sublight.sampling import Sampler
-from sublight.trace.capture.cost import MARKED, PROFILED, Cost
+from sublight.trace.capture.cost import MARKED, PROFILED, Cost, compiling_note
 from sublight.trace.capture.device import (
     cuda_available,
     cuda_ready,
@@ -93,6 +93,7 @@ class Recorder:
         self._range: Any = None
         self._ranges: dict[Kind, Any] = {}  # open ones of the finding
         self._left = 0
+        self._began_s = time.monotonic()
         self._watched = 0  # steps since the windows began
         self._just_stopped = False
         self._after_pause: Callable[[], None] = self._begin_profiled
@@ -106,7 +107,7 @@ class Recorder:
 
     def start(self) -> None:
         with self._shield:
-            self.recording.start = Counters.now()
+            self.recording.start, self._began_s = Counters.now(), time.monotonic()
             self._profiler.install()
             self._groups.install()
             self.finder.install()
@@ -123,6 +124,8 @@ class Recorder:
             self._groups.remove()
             self._profiler.remove()
             self._give_way()
+            compile_s = Counters.now().compile_s - self.recording.start.compile_s
+            self.recording.notes += compiling_note(compile_s, time.monotonic() - self._began_s)
             self._write()
 
     def abandon(self) -> None:
