@@ -110,7 +110,7 @@ def _verdict(found: Explanation) -> Iterator[str]:
         yield f"healthy on an idle device: {max(idle, key=lambda name: idle[name])}"
     if found.verdict == "healthy" and not found.findings and max(idle.values()) > IDLE * step * (1 + NEAR):
         yield f"healthy, and nobody says why {max(idle, key=lambda name: idle[name])} is idle"
-    if found.unsure and not found.sentence.startswith("Probably"):
+    if found.unsure and not found.sentence.startswith(("Probably", "No step to judge", "No cause was found")):
         yield "a verdict that is not sure, in a sure voice"
 
 

@@ -313,3 +313,27 @@ def test_an_empty_trace_and_none(explain: Explain) -> None:
     consistent(explain(Machine().trace()))
     with pytest.raises(BadInput, match="no trace"):
         explain()
+
+
+@pytest.mark.parametrize(
+    ("meta", "doubt", "sentence"),
+    [
+        ({"steps_from": "the whole run"}, "No step was found", "No step to judge, only a whole run. Most of it: "),
+        (
+            {"notes": ["no step after the warm-up could be profiled: …"]},
+            "The steps are the script's first",
+            "Probably: ",
+        ),
+        ({"notes": 3}, "", "Python outside of torch"),
+    ],
+)
+def test_what_is_no_warm_step_is_not_judged_as_one(meta: Any, doubt: str, sentence: str) -> None:
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.python(2_000.0)
+            machine.lookups(10)
+            machine.sync()
+    found = module.explain([machine.trace(**meta)], gpu="h200")
+    assert found.sentence.startswith(sentence)
+    assert found.unsure == bool(doubt) and (not doubt or found.caveats[0].startswith(doubt))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 from sublight import units
 from sublight.diagnose.case import Case
@@ -12,9 +13,12 @@ from sublight.diagnose.unprofiled import has_stacks, unprofiled_s
 from sublight.diagnose.work import backlog, devices_of
 from sublight.results import TOO_GOOD
 
+WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
+COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
 CROWDED = 1.5  # processes that want to run, a core
 MODEL_OFF = 0.1  # of the measured step
 UNEVEN = 0.25  # of the step: steps that differ by more have no typical one
+FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
 
 
@@ -26,6 +30,8 @@ def with_sentence(found: Explanation) -> Explanation:
 def _cause(found: Explanation) -> str:
     first = found.findings[0]
     saved, share = units.part_of(first.saving_s, found.step_s, "s"), units.percent(first.saving_s / found.step_s)
+    if found.steps_from == WHOLE_RUN:
+        return f"No step to judge, only a whole run. Most of it: {first.title} ({saved}, {share})"
     if found.unsure:
         return f"Probably: {first.title}: fixing it would save about {saved} ({share})"
     return f"{first.title}: fixing it saves {saved} ({share})"
@@ -35,6 +41,12 @@ def _healthy(found: Explanation) -> str:
     busy, step = units.percent(1 - found.idle_s / found.step_s), units.text(found.step_s, "s")
     what = "the device works" if found.kind == "cuda" else "ops run"
     words = f"{'Probably healthy' if found.unsure else 'Healthy'}: {what} for {busy} of the {step} step"
+    if found.fraction is not None and found.fraction < FAR and found.ops:
+        most = found.ops[0]
+        return (
+            f"No cause was found: {what} for {busy} of the {step} step, at {units.percent(found.fraction)} of the "
+            f"limit, most of it in {most.name} ({units.percent(most.device_s / found.step_s)})"
+        )
     if found.fraction is not None:
         return f"{words}, at {units.percent(found.fraction)} of the limit"
     unknown = units.percent(found.unknown_s / found.step_s)
@@ -44,6 +56,14 @@ def _healthy(found: Explanation) -> str:
 def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> tuple[tuple[str, ...], bool]:
     """What limits trust, the worst first; and whether one of them may turn the verdict."""
     doubts: list[str] = []
+    recorded = case.trace.meta.get("steps_from")
+    if recorded == WHOLE_RUN:
+        doubts.append(
+            "No step was found: the figures are of the whole run, with its first calls and the weights' "
+            "initialisation. More steps, or sublight.step() at the end of each, give a step's."
+        )
+    elif any(str(note).startswith(COLD) for note in _listed(case.trace.meta.get("notes"))):
+        doubts.append("The steps are the script's first ones, before it was warm: a longer run gives better figures.")
     load, cores = case.trace.meta.get("load"), case.trace.meta.get("cores")
     if isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load > CROWDED * cores:
         doubts.append(f"The machine was busy: a load of {load:.1f} on {cores} cores. The host's times are too long.")
@@ -124,6 +144,10 @@ def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tupl
     if not trace.on_gpu and not len(case.items):
         lines.append("The trace has no device events and no op with a cost: only the host's time is split.")
     return tuple(lines)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _unknown(case: Case) -> list[str]:
