@@ -1,7 +1,8 @@
 """Where Python is: a thread of ours looks at the stacks of all others so many times a second.
 
 A look costs some tens of microseconds, whatever the program does between two of them. It needs the interpreter's lock,
-so it may come late: each sample counts for the time since the last look, not for one. A thread's own CPU clock tells
+so it may come late, by up to `sys.getswitchinterval()` (5 ms), and then sees what runs by then: `switch_s` shortens
+that. Each sample counts for the time since the last look, not for one. A thread's own CPU clock tells
 whether it ran meanwhile or waited (slept, waited for a lock, for the device or for the interpreter).
 """
 
@@ -135,6 +136,8 @@ class Sampler:
 
     def __init__(self, *, hz: float = 100.0) -> None:
         self.hz = hz
+        self.switch_s = 0.0  # how long Python may keep the lock from us, while we look; 0 leaves that as it is
+        self._switch_before_s = 0.0
         self.label = ""
         self._lock = threading.Lock()  # held while the sampler is to go on: to wait for it is to sleep, and to be woken
         self._thread: threading.Thread | None = None
@@ -161,12 +164,18 @@ class Sampler:
             return
         self._lock.acquire()
         self._last_ns, self._clocks = time.perf_counter_ns(), {}
+        if self.switch_s:
+            self._switch_before_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(self.switch_s, self._switch_before_s))
         self._thread = threading.Thread(target=self._run, daemon=True, name="sublight sampler")
         self._thread.start()
 
     def stop(self) -> Samples:
         """What was seen since the first start."""
         thread, self._thread = self._thread, None
+        if self._switch_before_s:
+            sys.setswitchinterval(self._switch_before_s)
+            self._switch_before_s = 0.0
         if thread is not None:
             self._lock.release()
             thread.join()

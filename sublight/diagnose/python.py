@@ -17,7 +17,9 @@ from sublight.diagnose.source import PLACE
 from sublight.sampling import Frame, Row, Samples
 from sublight.trace.record import NONE, Kind
 
-PLAIN, PROFILED = ("timed", "sampled"), ("profiled",)  # labels of the looks: those of plain steps are the better ones
+# labels of the looks: those of plain steps are the better ones; where no step was found, there are those of the search
+OFTEN, PLAIN, PROFILED, SEARCH = ("sampled",), ("timed", "sampled"), ("profiled",), ("finding",)
+ENOUGH = 50  # looks of the more exact kind, for the others to be left out
 FEWEST = 5  # looks, below which they tell nothing
 MOST_OPS = 20_000  # whose line is looked up
 # a frame of these at the bottom is no Python: the engine runs ops, or the device is waited for
@@ -67,11 +69,11 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
     if found is None:
         return ()
     samples, mine, steps = found
-    for labels in (PLAIN, PROFILED):
-        count = sum(steps.get(label, 0) for label in labels)
+    for labels in (OFTEN, PLAIN, PROFILED, SEARCH):
+        count = sum(steps.get(label, 0) for label in labels) or int(labels == SEARCH)
         seen = list(samples.of(*labels, thread=0))
         rows = [row for row in seen if _is_loader(samples.stack(row)) == in_loader]
-        if count > 0 and len(rows) >= FEWEST:
+        if count > 0 and len(rows) >= (ENOUGH if labels == OFTEN else FEWEST):
             lines = _lines(samples, mine, rows, _everywhere(samples, seen))
             ops_s = {} if in_loader else _ops_s(case)
             left = {

@@ -201,3 +201,12 @@ def test_workers_by_the_cores_there_are() -> None:
     counts = [workers_here(fakes.case(trace(None, **meta))) for meta in ({"cores": 2}, {"cores": 1}, {"cores": 96})]
     assert counts == [1, 1, 16]
     assert workers_here(fakes.case(trace(None))) == max(1, min((os.cpu_count() or 1) - 1, 16))
+
+
+def test_the_more_exact_looks_count_where_there_are_enough() -> None:
+    data = samples(([MAIN, ("train.py", "late", 6, 3)], 60), ([MAIN, ("train.py", "exact", 10, 9)], 60))
+    data["labels"], data["steps"] = ["timed", "sampled"], {"timed": 10, "sampled": 10}
+    data["rows"] = [[*row[:5], int(row[2])] for row in data["rows"]]
+    assert [spot.function for spot in python.spots(fakes.case(trace(data)))] == ["exact"]
+    data["rows"] = data["rows"][:70]  # ten of them
+    assert {spot.function for spot in python.spots(fakes.case(trace(data)))} == {"late", "exact"}

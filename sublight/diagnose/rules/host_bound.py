@@ -33,7 +33,7 @@ def check(case: Case) -> Change | None:
     return Change(
         title=f"Python outside of torch takes {units.text(per_step_s, 's')} of each step",
         evidence=(stretch, *((f"the longest end at {lines}",) if lines else ())),
-        fix=_FIX,
+        fix=_FIX + ("" if "samples" in case.trace.meta else _RECORD),
         edit=lambda model: model.without("python"),
         rows=rows,
     )
@@ -57,7 +57,7 @@ def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: n
                 f"{units.percent(spot.line_share)} on line {spot.line}{_waits(spot)}{_calls(spot)}"
                 for spot in hot
             ),
-            f"by {sum(spot.looks for spot in hot)} looks at the stack during steps without the profiler",
+            f"by {sum(spot.looks for spot in hot)} looks at the main thread's stack",
         ),
         fix=kind.fix.replace("{workers}", str(workers_here(case))),
         edit=lambda model: model.without("python"),
@@ -91,7 +91,8 @@ def _calls(spot: Spot) -> str:
 
 
 _FIX = """\
-# do it once, before the loop; or with tensor ops on the device; or in DataLoader workers
+# do it once, before the loop; or with tensor ops on the device; or in DataLoader workers"""
+_RECORD = """
 # which lines: sublight explain SCRIPT names them, where a trace alone does not"""
 
 HOST_BOUND = Rule(id="host-bound", check=check)
