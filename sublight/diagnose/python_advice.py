@@ -74,6 +74,13 @@ COPY = Kind(
     text=r"deepcopy\(",
     fix="# copy once before the loop; tensors: x.clone(), or a second buffer that is written with copy_",
 )
+BUILD = Kind(
+    does="turns a Python list into a tensor, element by element",
+    text=r"torch\.(tensor|as_tensor|(Float|Long|Int|Double|Bool)Tensor)\(|np\.(array|asarray|fromiter)\(",
+    fix="""\
+positions = torch.arange(length, device=device)    # tensor ops from the start, on the device, not a list of numbers
+# a list that must be: np.fromiter or array.array, and torch.from_numpy; once, where it is the same in every step""",
+)
 LOOP = Kind(
     does="goes over elements one by one in Python",
     fix="""\
@@ -91,7 +98,7 @@ OTHER = Kind(
     does="runs in Python between ops",
     fix="# once, before the loop, where it is the same in every step; else with tensor ops, or in DataLoader workers",
 )
-BY_NAME = (SAVE, TOKENISE, METRIC, PRINT, COPY, DATA)
+BY_NAME = (SAVE, TOKENISE, METRIC, PRINT, COPY, DATA, BUILD)
 
 
 def kind_of(spot: Spot, trace: Trace) -> Kind:

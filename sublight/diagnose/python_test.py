@@ -126,6 +126,7 @@ def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -
     ("stack", "kind"),
     [
         ([MAIN, ("train.py", "positions", 6, 3)], python_advice.LOOP),
+        ([MAIN, ("train.py", "positions", 7, 3)], python_advice.BUILD),
         ([("train.py", "<module>", 17, 1)], python_advice.LOOP),  # a comprehension
         ([MAIN, ("train.py", "accuracy", 10, 9)], python_advice.METRIC),
         ([("train.py", "<module>", 19, 1), ("torch/serialization.py", "save", 9, 1)], python_advice.SAVE),
