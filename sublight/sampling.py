@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 DEEPEST = 200  # frames of a stack that are kept, from the inside
@@ -249,7 +249,14 @@ class Sampler:
             code = at.f_code
             self._kept[id(code)] = code
             numbers.append(
-                self._frames.number(Frame(code.co_filename, code.co_qualname, at.f_lineno or 0, code.co_firstlineno))
+                self._frames.number(
+                    Frame(
+                        code.co_filename,
+                        code.co_qualname,
+                        at.f_lineno or line_before(code, at.f_lasti),
+                        code.co_firstlineno,
+                    )
+                )
             )
             at = at.f_back
         return tuple(reversed(numbers))
@@ -263,3 +270,9 @@ class Sampler:
             return UNKNOWN
         self._clocks[ident] = (clock, now_ns)
         return now_ns - before_ns if before_ns != UNKNOWN else UNKNOWN
+
+
+def line_before(code: CodeType, instruction: int) -> int:
+    """The line of the last instruction that has one: a jump back to a loop's head has none of its own."""
+    lines = [line for start, _, line in code.co_lines() if line is not None and start <= instruction]
+    return lines[-1] if lines else code.co_firstlineno

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sublight.sampling import Sampler
+from sublight.sampling import Sampler, line_before
 
 
 def test_the_switch_interval_is_shorter_only_while_it_looks() -> None:
@@ -20,3 +20,10 @@ def test_the_switch_interval_is_shorter_only_while_it_looks() -> None:
     sampler.start()
     assert sys.getswitchinterval() == before
     sampler.stop()
+
+
+def test_an_instruction_without_a_line_has_the_one_before() -> None:
+    code = compile("x = 0\nwhile x < 9:\n    x += 1\n", "loop.py", "exec")
+    known = [(start, line) for start, _, line in code.co_lines() if line]
+    assert [line_before(code, start) for start, _ in known] == [line for _, line in known]
+    assert line_before(code, 10**6) == known[-1][1] and line_before(code, -1) == code.co_firstlineno

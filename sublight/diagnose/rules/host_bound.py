@@ -46,7 +46,7 @@ def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: n
     title = (
         f"{called(first)} {kind.does}: {spent} of each step"
         if first.share > 0.5
-        else f"Python outside of torch takes {units.text(per_step_s, 's')} of each step, most of it in {called(first)}"
+        else f"Python outside of torch takes {units.text(per_step_s, 's')} of each step, the largest part in {called(first)}"
     )
     return Change(
         title=title,
