@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sublight.trace.capture.profile import Captured
 
 GIVEN_UP = "interrupted while the report was made: there is none"
+NOT_KEPT = "not kept; --trace FILE keeps it"
 NEEDED = {  # what the floors of a model's ops ask for
     "cpu": ("host_copy", "matmul_fp32", "launch_eager"),
     "cuda": ("hbm_copy", "matmul_fp32", "matmul_tf32", "matmul_bf16", "h2d_pinned", "launch_graph_node"),
@@ -160,6 +161,8 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Exp
         return None
     kept = cli_ranks.name_of(wanted.trace, rank.number) if rank else wanted.trace
     lost = written(kept, lambda file: _keep(captured.trace_file, file))
+    captured = replace(captured, trace=replace(captured.trace, source=kept or NOT_KEPT))  # its folder is removed
+    assert captured.trace is not None
     explanation = explain_traces([captured.trace], gpu=wanted.gpu, limits_file=wanted.limits, source=script.command)
     explanation = replace(explanation, notes=(*explanation.notes, *captured.notes))
     fixed = None

@@ -43,11 +43,10 @@ def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: n
     first = hot[0]
     kind = python_advice.kind_of(first, case.trace)
     spent = units.text(first.share * per_step_s, "s")
-    title = (
-        f"{called(first)} {kind.does}: {spent} of each step"
-        if first.share > 0.5
-        else f"Python outside of torch takes {units.text(per_step_s, 's')} of each step, the largest part in {called(first)}"
-    )
+    title = f"{called(first)} {kind.does}: {spent} of each step"
+    if first.share <= 0.5:
+        whole = units.text(per_step_s, "s")
+        title = f"Python outside of torch takes {whole} of each step, the largest part in {called(first)}"
     return Change(
         title=title,
         evidence=(
