@@ -76,7 +76,7 @@ class Attribution:
         return NONE
 
     @functools.cached_property
-    def _has_places(self) -> bool:
+    def has_places(self) -> bool:
         """Whether the trace says anything of source or modules."""
         detailed = any(detail.stack or detail.module for detail in self.trace.details)
         return detailed or bool(self._recorded) or bool((self.trace.kind == _PYTHON).any())
@@ -116,7 +116,7 @@ class Attribution:
         own = self.trace.detail_of(row)
         if self.trace.tool == "jax" and (own.stack or own.module):  # XLA writes it with each kernel
             return user_frame(own.stack), own.module
-        if not self._has_places:
+        if not self.has_places:
             return "", ""
         chain = self.ops_above(row)
         start = chain[-1] if chain else row

@@ -64,6 +64,8 @@ def check(case: Case) -> Change | None:
 
 def _lines(case: Case) -> list[_Line]:
     """Lines that run so often in one module: the layers of a deep model share a line, and each is a module."""
+    if not case.attribution.has_places:
+        return []
     trace, tops = case.trace, case.inside(case.attribution.top_ops)
     tops = tops[trace.kind[tops] == Kind.OP]
     if not OFTEN * case.model.steps <= len(tops) <= LOOKED_UP:
