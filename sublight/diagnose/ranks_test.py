@@ -95,5 +95,7 @@ def test_ranks_on_cpus_are_held_against_each_other() -> None:
     finding = found(RANK_IMBALANCE, on_cpu(0, 1000.0), on_cpu(1, 2500.0))
     assert finding is not None and finding.title.startswith("Rank 1 computes 2.50 ms")
     assert finding.saving_s * 1e6 == pytest.approx(750, rel=0.02)
+    waits = found(EXPOSED_COMMUNICATION, on_cpu(0, 1000.0), on_cpu(1, 2500.0))
+    assert waits is not None and waits.saving_s * 1e6 == pytest.approx(500, rel=0.02)  # what rank 1 is in it for
     unnamed = dataclasses.replace(on_cpu(0, 1000.0), rank=None)
     assert found(RANK_IMBALANCE, unnamed, on_cpu(1, 2500.0)) is not None

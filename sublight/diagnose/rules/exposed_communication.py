@@ -67,11 +67,16 @@ def _too_long(case: Case, total: float) -> tuple[str, ...]:
 def _on_host(case: Case, exposed: float) -> Change:
     rows = case.trace.rows_named(lambda name: name.startswith(TALKING))
     names = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
+    waiting = _waiting_s(case)
     return Change(
         title=f"the host waits {units.text(exposed, 's')} a step in collectives",
-        evidence=(f"collectives: {', '.join(name[:50] for name in names[:3])}",),
+        evidence=(
+            f"collectives: {', '.join(name[:50] for name in names[:3])}",
+            *((f"{units.text(waiting, 's')} a step of it are spent waiting for slower ranks",) if waiting else ()),
+        ),
         fix=_FIX,
         edit=lambda model: model.without("communication"),
+        most_s=max(exposed - waiting, 0.0),
         rows=rows,
     )
 
