@@ -184,6 +184,9 @@ class Sampler:
     def abandon(self) -> None:
         """In a forked child: the thread stayed with the parent."""
         self._thread, self._lock = None, threading.Lock()
+        if self._switch_before_s:
+            sys.setswitchinterval(self._switch_before_s)
+            self._switch_before_s = 0.0
 
     def samples(self) -> Samples:
         return Samples(

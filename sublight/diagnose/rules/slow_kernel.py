@@ -39,14 +39,15 @@ def check(case: Case) -> Change | None:
     durations = case.model.duration_s[events]
     seconds = durations * (floor / REACHED) / spent
     rows = case.model.event_row[events]
+    calls = case.often(len(chosen))
     known = case.items[chosen[0]].known
     kernels = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
     lines = case.lines([case.items[at].row for at in chosen][:200])
     return Change(
         title=f"{name} reaches {units.percent(floor / spent)} of its limit",
         evidence=(
-            f"{case.often(len(chosen))} calls a step take {units.text(spent, 's')}; {units.text(floor, 's')} would do"
-            + (f": {known.shape} {known.dtype}" if known else ""),
+            f"{calls} {'call a step takes' if calls == '1' else 'calls a step take'} {units.text(spent, 's')}; "
+            f"{units.text(floor, 's')} would do" + (f": {known.shape} {known.dtype}" if known else ""),
             f"kernels: {', '.join(kernel[:60] for kernel in kernels[:2])}",
             *((f"at {lines}",) if lines else ()),
         ),
