@@ -73,6 +73,18 @@ def test_a_pool_that_is_never_shut_down_is_not_waited_for(run: Capture) -> None:
     assert run(pool + "import torch\ntorch.ones(3) + 1\n").captured.trace is not None
 
 
+def test_what_a_pool_still_has_to_do_is_waited_for(run: Capture, tmp_path: Path) -> None:
+    """Ten pieces of work in the queue when the script ends, each of which takes a moment."""
+    done = tmp_path / "done"
+    pool = (
+        "from concurrent.futures import ThreadPoolExecutor\nimport time, torch\n"
+        f"def work(n):\n    time.sleep(0.03); open({str(done)!r}, 'a').write('x')\n"
+        "pool = ThreadPoolExecutor(2)\nfor n in range(10): pool.submit(work, n)\ntorch.ones(3) + 1\n"
+    )
+    assert run(pool).captured.trace is not None
+    assert done.read_text() == "x" * 10
+
+
 def test_process_groups_and_the_module_outlive_the_script(run: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropped inside the script, a group joins threads that wait for the interpreter: a hang in one run of three."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch.distributed sets its own, and leaves it
