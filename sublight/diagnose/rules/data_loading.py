@@ -67,12 +67,15 @@ def _fix(case: Case, workers: bool) -> str:
         return f"TrainingArguments(..., dataloader_num_workers={count}, dataloader_persistent_workers=True)\n{_ONCE}"
     options = f"num_workers={count}, prefetch_factor=4, persistent_workers=True"
     if workers:
-        return f"# up to one worker a core that is to spare, and no more: {count} here\nDataLoader(..., {options})\n{_CHEAPER}"
+        return f"# one worker a core to spare, no more: {count} here\nDataLoader(..., {options})\n{_CHEAPER}"
     pinned = ", pin_memory=True" if case.on_gpu else ""
     return f"DataLoader(dataset, batch_size=..., {options}{pinned})\n{_ONCE}"
 
 
 _ONCE = "# work that is the same every epoch (decoding, tokenising) is better done once and kept"
-_CHEAPER = "# with as many already, cheaper items: decode and resize once and keep the result, collate tensors instead of lists"
+_CHEAPER = (
+    "# with as many already, cheaper items: decode and resize once and keep the result, "
+    "collate tensors instead of lists"
+)
 
 DATA_LOADING = Rule(id="data-loading", check=check)
