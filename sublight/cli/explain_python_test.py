@@ -37,9 +37,9 @@ def test_slow_python_is_named(say: Say, here: Path) -> None:  # noqa: F811
     status, out, _ = say("--limits", "limits.json", "--json", "found.json", "train.py")
     found = json.loads((here / "found.json").read_bytes())
     assert status == 0 and found["verdict"] == "host-bound"
-    finding = found["findings"][0]
-    named = ("lengths() in train.py:7 ", "lengths() in train.py:8 ")
-    assert finding["title"].startswith(tuple(f"{place}goes over elements one by one in Python" for place in named))
-    assert finding["sources"][0]["place"] in ("train.py:7", "train.py:8")
+    finding = found["findings"][0]  # on a busy machine another line may take as long: it is among those that are named
+    named = [words for words in finding["evidence"] if words.startswith("lengths() in train.py:")]
+    assert len(named) == 1 and " of that Python time" in named[0]
+    assert {line["place"] for line in finding["sources"]} & {"train.py:7", "train.py:8"}
     assert "lengths() in train.py" in out
     assert "sublight-" not in found["source"]

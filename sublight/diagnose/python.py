@@ -1,8 +1,8 @@
 """Where in the user's Python the time between ops goes: samples of the main thread's stack, less the ops themselves.
 
 A capture looks at the stacks some hundred times during steps that run without the profiler. A look does not tell
-whether an op was running, so what the recorded ops of a line took is taken off that line's looks; what is left is
-Python. The looks give shares only: the seconds are the model's.
+whether an op was running, so what the recorded ops of a line took is taken off that line's looks, scaled so that what
+is left is the time between ops. The looks give shares only: the seconds are the model's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from sublight.diagnose.source import PLACE
 from sublight.sampling import Frame, Row, Samples
 from sublight.trace.record import NONE, Kind
 
-# labels of the looks: those of plain steps are the better ones; where no step was found, there are those of the search
+# labels of the looks, the better ones first. Where Python may keep the lock for 5 ms, as in timed steps beside other
+# threads, a loop that is shorter is never seen, and the op behind it, which gives the lock up, is seen in its place.
 OFTEN, PLAIN, PROFILED, SEARCH = ("sampled",), ("timed", "sampled"), ("profiled",), ("finding",)
-ENOUGH = 50  # looks of the more exact kind, for the others to be left out
+ENOUGH = 20  # looks of the first kind, for the others to be left out
 FEWEST = 5  # looks, below which they tell nothing
 MOST_OPS = 20_000  # whose line is looked up
+MOST_FACTOR, ROUNDS = 16.0, 20  # by which an op's time may differ; of narrowing that down
 # a frame of these at the bottom is no Python: the engine runs ops, or the device is waited for
 _NO_PYTHON = (
     ("torch/autograd/graph.py", "_engine_run_backward"),
@@ -30,6 +32,7 @@ _NO_PYTHON = (
     ("torch/_ops.py", ""),
 )
 LOADER = "torch/utils/data/"
+_Key = tuple[str, str, int]  # file, function, line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +78,34 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
         rows = [row for row in seen if _is_loader(samples.stack(row)) == in_loader]
         if count > 0 and len(rows) >= (ENOUGH if labels == OFTEN else FEWEST):
             lines = _lines(samples, mine, rows, _everywhere(samples, seen))
-            ops_s = {} if in_loader else _ops_s(case)
-            left = {
-                key: max(line.wall_s / count - ops_s.get((key[0], key[2]), 0.0), 0.0) for key, line in lines.items()
-            }
-            return _spots(lines, left)
+            spent_s = {key: line.wall_s / count for key, line in lines.items()}
+            if not in_loader:
+                whole_s = sum(row.wall_ns for row in seen) * 1e-9 / count
+                spent_s = _without_ops(spent_s, _ops_s(case), whole_s * _python_share(case))
+            return _spots(lines, spent_s)
     return ()
+
+
+def _python_share(case: Case) -> float:
+    """Of the step, what passes in Python between ops."""
+    return float(case.model.before_s["python"].sum()) / case.model.steps / max(case.step_s, 1e-12)
+
+
+def _without_ops(
+    spent_s: Mapping[_Key, float], ops_s: Mapping[tuple[str, int], float], python_s: float
+) -> dict[_Key, float]:
+    """Each line less its ops. In the steps that were looked at an op may take longer than in the recorded ones, or
+    shorter: by so much that what is left of all lines is the time between ops.
+    """
+
+    def left(factor: float) -> dict[_Key, float]:
+        return {key: max(s - factor * ops_s.get((key[0], key[2]), 0.0), 0.0) for key, s in spent_s.items()}
+
+    low, high = 0.0, MOST_FACTOR
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(left(middle).values()) > python_s else (low, middle)
+    return left(high)
 
 
 def spent(case: Case, wanted: Callable[[tuple[Frame, ...]], bool]) -> tuple[float, int, int]:

@@ -147,13 +147,17 @@ class Loop:
     trains: bool = False  # it calls backward() or step()
 
 
-@functools.lru_cache(maxsize=64)
 def loops_of(file: str) -> tuple[Loop, ...]:
     """Of a file, outer ones first; none where it cannot be read."""
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        return _loops_in(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
+
+
+@functools.lru_cache(maxsize=16)
+def _loops_in(source: bytes) -> tuple[Loop, ...]:
+    tree = ast.parse(source)
     found = []
     for node in ast.walk(tree):
         expression = isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)

@@ -66,6 +66,7 @@ def named(trace: Trace, places: Iterable[tuple[str, str]]) -> tuple[SourceLine, 
 
 def text_of(trace: Trace, file: str, number: int) -> str:
     """A line of the user's; empty where its file is not here, or was changed since."""
+    linecache.checkcache(file)
     return linecache.getline(file, number).strip() if _unchanged(trace, file) else ""
 
 

@@ -49,9 +49,9 @@ SHORT_WINDOW_S = 0.1  # very fast steps are timed until all windows together are
 MOST_TIMED = 50  # or there are this many
 SLOW_STEP_S = 10.0  # a step this slow is timed twice and profiled once
 HZ, MORE_HZ = 100.0, 500.0  # looks a second: at the first rate the steps that are timed do not notice
-SWITCH_S = 0.0005  # at the second rate: a look that comes late sees a later line
+SWITCH_S = 0.0005  # that Python may keep its lock from the sampler: a look that comes late sees a later line
 SAMPLED_S = 2.0  # of plain steps: with more than this, the first rate has seen enough,
-MORE_S = 0.4  # else so much is looked at with the second
+MORE_S = 0.6  # else so much is looked at with the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +400,8 @@ class Recorder:
     def _sample(self, label: str, hz: float = HZ) -> None:
         if self._options.stacks:
             self._sampler.label, self._sampler.hz = label, hz
-            self._sampler.switch_s = SWITCH_S if hz > HZ else 0.0  # steps that are timed run as they do without us
+            # threads of the script's own take turns as often as they do without us, while steps are timed
+            self._sampler.switch_s = SWITCH_S if hz > HZ or threading.active_count() == 1 else 0.0
             self._sampler.start()
 
     def _end_sampling(self) -> None:
