@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from sublight import gpus
+from sublight import gpus, nvml
 from sublight.gpus import Gpu
 from sublight.results import Limit, Limits, read_limits_file
 from sublight.trace.record import Trace
@@ -45,7 +45,9 @@ def _measured(limits: Limits) -> str:
 
 
 def _measured_here(name: str) -> Limits | None:
-    """This machine's limits, if it has such a GPU and was measured."""
+    """This machine's limits, if it has such a GPU and was measured; where it has none, the probes are not loaded."""
+    if nvml.health() is None:
+        return None
     from sublight.limits import run
 
     here = run.machine_by_driver()

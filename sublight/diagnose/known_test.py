@@ -145,6 +145,7 @@ def test_this_machines_measurement_counts_for_its_own_kind(
     name: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = run.Machine(kind="cuda", device="NVIDIA H200", uuid="GPU-1", driver="570", gpu=gpus.find("h200"))
+    monkeypatch.setattr(nvml, "health", lambda: "there is a GPU")
     monkeypatch.setattr(run, "machine_by_driver", lambda: machine)
     write_json(fakes.limits().to_json(), machine.cache_path)
     limits, said = known.limits_for(named(name))
