@@ -137,7 +137,8 @@ class Profile(_Profile):
     def _why_not(self) -> str:
         if self.captured is None:
             return "the block has not ended"
-        return self.captured.reason or " ".join(self.captured.notes) or "nothing was recorded"
+        why = self.captured.reason or " ".join(self.captured.notes) or "nothing was recorded"
+        return why.replace("the script", "the block")
 
     def __str__(self) -> str:
         """The report, as `sublight explain` prints it."""
