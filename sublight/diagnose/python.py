@@ -32,6 +32,7 @@ _NO_PYTHON = (
     ("torch/_ops.py", ""),
 )
 LOADER = "torch/utils/data/"
+_WORKERS = ("_MultiProcessingDataLoaderIter.__init__", "_MultiProcessingDataLoaderIter._shutdown_workers")
 _Key = tuple[str, str, int]  # file, function, line
 
 
@@ -123,6 +124,11 @@ def spent(case: Case, wanted: Callable[[tuple[Frame, ...]], bool]) -> tuple[floa
         if count > 0 and rows:
             return sum(row.wall_ns for row in rows) * 1e-9 / count, count, len(rows)
     return 0.0, 0, 0
+
+
+def starts_workers(stack: tuple[Frame, ...]) -> bool:
+    """Whether a DataLoader starts or ends its worker processes there."""
+    return any(frame.file == f"{LOADER}dataloader.py" and frame.function in _WORKERS for frame in stack)
 
 
 def _samples(data: Any) -> tuple[Samples, tuple[bool, ...], Mapping[str, int]] | None:

@@ -210,3 +210,19 @@ def test_the_more_exact_looks_count_where_there_are_enough() -> None:
     assert [spot.function for spot in python.spots(fakes.case(trace(data)))] == ["exact"]
     data["rows"] = data["rows"][:70]  # ten of them, which are too few
     assert {spot.function for spot in python.spots(fakes.case(trace(data)))} == {"late", "exact"}
+
+
+def test_workers_that_start_anew_are_no_slow_workers() -> None:
+    """5 ms of waiting a step, of which 4 are the start of workers."""
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.load(5_000, "_MultiProcessingDataLoaderIter")
+            machine.lookups(10)
+            machine.sync()
+    start = [MAIN, ("torch/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__", 7, 1)]
+    found = DATA_LOADING.check(fakes.case(machine.trace(samples=samples((start, 4)))))
+    assert found is not None
+    assert found.title.endswith("most of it for workers that start anew") and found.most_s == pytest.approx(0.001)
+    found = DATA_LOADING.check(fakes.case(machine.trace()))
+    assert found is not None and found.title.endswith("its workers are too slow")

@@ -97,7 +97,7 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             "they are measured again by themselves."
         )
     if "another number of threads" in limits_from:
-        milder.append(f"Floors are by limits {limits_from}.")
+        milder.append(f"Floors are by limits that were measured with {limits_from.partition(', by ')[2]}.")
     if limits_from.startswith("known"):
         milder.append(f"Floors are not by limits measured on this device: {limits_from}.")
     return (*doubts, *milder), bool(doubts)

@@ -24,8 +24,11 @@ def check(case: Case) -> Change | None:
     rows = trace.rows_named(lambda name: name.startswith(LOADING))
     rows = rows[trace.kind[rows] == Kind.RANGE]
     workers = any("MultiProcessing" in trace.name_of(row) for row in rows[:50].tolist())
+    restarts_s = min(python.spent(case, python.starts_workers)[0], per_step_s) if workers else 0.0
     how = "its workers are too slow" if workers else "it runs in the step's own process (num_workers=0)"
     hot = [spot for spot in python.spots(case, in_loader=True) if spot.share >= LEAST] if not workers else []
+    if restarts_s > per_step_s / 2:
+        how = "most of it for workers that start anew"
     return Change(
         title=f"the step waits {units.text(per_step_s, 's')} for its next batch: {how}",
         evidence=(
@@ -40,6 +43,7 @@ def check(case: Case) -> Change | None:
         fix=_fix(case, workers),
         cure="" if workers or by_trainer(case) else WORKERS.line,
         edit=lambda model: model.without("data"),
+        most_s=per_step_s - restarts_s,  # the rest is another finding's
         rows=case.inside(rows),
         at=tuple((spot.place, f"{units.percent(spot.line_share)} of the loading") for spot in hot[:2]),
     )

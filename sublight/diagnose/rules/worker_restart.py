@@ -6,15 +6,12 @@ from sublight import units
 from sublight.diagnose import python
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.rules.data_loading import by_trainer
-from sublight.sampling import Frame
 
 LEAST = 0.02  # of the step
-_FILE = "torch/utils/data/dataloader.py"
-_STARTS = ("_MultiProcessingDataLoaderIter.__init__", "_MultiProcessingDataLoaderIter._shutdown_workers")
 
 
 def check(case: Case) -> Change | None:
-    spent, steps, looks = python.spent(case, _restarts)
+    spent, steps, looks = python.spent(case, python.starts_workers)
     if spent < LEAST * case.step_s:
         return None
     return Change(
@@ -27,10 +24,6 @@ def check(case: Case) -> Change | None:
         edit=lambda model: model,
         saving_s=spent,
     )
-
-
-def _restarts(stack: tuple[Frame, ...]) -> bool:
-    return any(frame.file == _FILE and frame.function in _STARTS for frame in stack)
 
 
 _FIX = """\
