@@ -354,3 +354,12 @@ def test_what_cannot_be_done_is_one_line(say: Say, here: Path, words: tuple[str,
 )
 def test_the_page_is_named_after_what_it_explains(name: str, stem: str) -> None:
     assert explain_output.stem(name) == stem
+
+
+@pytest.mark.parametrize("words", [("--gpu", "h2000"), ("--limits", "train.py"), ("--limits", "gone.json")])
+def test_options_are_checked_before_the_script_runs(say: Say, here: Path, words: tuple[str, str]) -> None:
+    pytest.importorskip("torch")
+    (here / "train.py").write_text("open('ran', 'w').close()\n")
+    status, out, err = say(*words, "train.py")
+    assert status == 2 and not out and len(err.splitlines()) == 1
+    assert files(here) == {"train.py"}
