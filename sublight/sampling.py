@@ -137,7 +137,7 @@ class Sampler:
     def __init__(self, *, hz: float = 100.0) -> None:
         self.hz = hz
         self.switch_s = 0.0  # how long Python may keep the lock from us, while we look; 0 leaves that as it is
-        self._switch_before_s = 0.0
+        self._switch_before_s = self._switch_set_s = 0.0
         self.label = ""
         self._lock = threading.Lock()  # held while the sampler is to go on: to wait for it is to sleep, and to be woken
         self._thread: threading.Thread | None = None
@@ -167,15 +167,14 @@ class Sampler:
         if self.switch_s:
             self._switch_before_s = sys.getswitchinterval()
             sys.setswitchinterval(min(self.switch_s, self._switch_before_s))
+            self._switch_set_s = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._run, daemon=True, name="sublight sampler")
         self._thread.start()
 
     def stop(self) -> Samples:
         """What was seen since the first start."""
         thread, self._thread = self._thread, None
-        if self._switch_before_s:
-            sys.setswitchinterval(self._switch_before_s)
-            self._switch_before_s = 0.0
+        self._switch_as_before()
         if thread is not None:
             self._lock.release()
             thread.join()
@@ -184,9 +183,13 @@ class Sampler:
     def abandon(self) -> None:
         """In a forked child: the thread stayed with the parent."""
         self._thread, self._lock = None, threading.Lock()
-        if self._switch_before_s:
+        self._switch_as_before()
+
+    def _switch_as_before(self) -> None:
+        """Unless the program has set it meanwhile."""
+        if self._switch_before_s and sys.getswitchinterval() == self._switch_set_s:
             sys.setswitchinterval(self._switch_before_s)
-            self._switch_before_s = 0.0
+        self._switch_before_s = 0.0
 
     def samples(self) -> Samples:
         return Samples(

@@ -22,6 +22,20 @@ def test_the_switch_interval_is_shorter_only_while_it_looks() -> None:
     sampler.stop()
 
 
+def test_what_the_program_sets_meanwhile_stays() -> None:
+    before = sys.getswitchinterval()
+    sampler = Sampler(hz=1000)
+    sampler.switch_s = before / 4
+    sampler.start()
+    sys.setswitchinterval(before / 2)
+    own = sys.getswitchinterval()
+    sampler.stop()
+    try:
+        assert sys.getswitchinterval() == own
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_an_instruction_without_a_line_has_the_one_before() -> None:
     code = compile("x = 0\nwhile x < 9:\n    x += 1\n", "loop.py", "exec")
     known = [(start, line) for start, _, line in code.co_lines() if line]
