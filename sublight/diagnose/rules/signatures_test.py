@@ -11,6 +11,7 @@ from sublight.diagnose.record import Finding
 from sublight.diagnose.rules.anomaly_mode import ANOMALY_MODE
 from sublight.diagnose.rules.dense_embedding import DENSE_EMBEDDING
 from sublight.diagnose.rules.repeated_line import REPEATED_LINE
+from sublight.diagnose.rules.slow_kernel import SLOW_KERNEL
 from sublight.trace.attribute import ENGINE
 from sublight.trace.record import Kind, Trace
 
@@ -157,3 +158,17 @@ def test_a_lazy_update_is_not_called_the_same() -> None:
 def test_anomaly_mode_is_named() -> None:
     finding = found(ANOMALY_MODE, backward(checks=8))
     assert finding is not None and finding.title == "Anomaly mode is on: autograd checks 8 gradients a step for NaN"
+
+
+def test_a_few_calls_that_were_interrupted_are_no_slow_kernel() -> None:
+    def calls(slow: int) -> Trace:
+        machine = Machine()
+        for _ in range(4):
+            with machine.step():
+                for number in range(10):
+                    machine.work("aten::mm", (1_000, 1_000), (1_000, 1_000), us=20_000.0 if number < slow else 100.0)
+        return machine.trace()
+
+    assert found(SLOW_KERNEL, calls(2)) is None
+    finding = found(SLOW_KERNEL, calls(9))
+    assert finding is not None and finding.title.startswith("aten::mm reaches ")
