@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import subprocess
 import sys
 
 import pytest
@@ -22,16 +23,32 @@ if not HAS_GPU:
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
 
 
+def _commit() -> str:
+    try:
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        return found.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "no commit"
+
+
+os.environ.setdefault("SUBLIGHT_DRAW", _commit())  # workers are started with it
+
+
+def pytest_report_header() -> str:
+    return f"cases drawn by {os.environ['SUBLIGHT_DRAW']}: SUBLIGHT_DRAW={os.environ['SUBLIGHT_DRAW']} takes the same"
+
+
 def left_out(item: pytest.Item) -> bool:
-    """On a CPU three of four tests of ops times shapes times types, half of an op's own; `make thorough` runs all."""
+    """On a CPU three of four tests of ops times shapes times types, half of an op's own: others at each commit.
+    `make thorough` runs all."""
     if HAS_GPU or "SUBLIGHT_THOROUGH" in os.environ or "ops" not in item.path.parts or "[" not in item.name:
         return False
     return _die(item.nodeid, 4 if item.path.name == "ops_test.py" else 2) > 0
 
 
 def _die(name: str, sides: int) -> int:
-    """The same for a name every time, each side as often; of a plain checksum names alike would agree."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % sides
+    """The same for a name every time in a draw, each side as often; of a plain checksum names alike would agree."""
+    return int.from_bytes(hashlib.sha256(f"{os.environ['SUBLIGHT_DRAW']} {name}".encode()).digest()[:4], "big") % sides
 
 
 def _turn(item: pytest.Item) -> int:

@@ -251,7 +251,7 @@ def _backend() -> list[Check]:
     """The private parts of Triton and PyTorch that we use, quick launches, and calls in C++."""
     needed = {"private parts": "xray, patch, graph", "quick launches": "eager calls of ops: 15 µs each"}
     try:
-        import torch  # noqa: F401
+        import torch
 
         from sublight.backend import launch, native, private
         from sublight.backend.jit import AVAILABLE, why_no_gluon
@@ -271,7 +271,7 @@ def _backend() -> list[Check]:
     if not is_cuda or not AVAILABLE:
         return checks
     try:
-        launch.self_check()
+        launch.self_check(torch.cuda.current_device())
         slow = launch.why_slow()
     except Exception as error:
         slow = _first_line(error)

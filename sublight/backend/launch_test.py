@@ -111,7 +111,7 @@ class Route:
         monkeypatch.setattr(launch._Route, "checked", False)
         monkeypatch.setattr(launch._Route, "reason", "")
         monkeypatch.setattr(launch, "is_interpreted", lambda: False)
-        monkeypatch.setattr(launch, "self_check", lambda: None)
+        monkeypatch.setattr(launch, "self_check", lambda index: None)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ def test_a_trial_that_gives_other_numbers_means_tritons_launch(tensors: Any, mon
     compiled = Compiled()
     route = Route(monkeypatch, compiled)
 
-    def differs() -> None:
+    def differs(index: int) -> None:
         raise RuntimeError("a trial launch gave [1.0]…, not [0.0]…")
 
     monkeypatch.setattr(launch, "self_check", differs)
@@ -162,7 +162,7 @@ def test_a_trial_that_gives_other_numbers_means_tritons_launch(tensors: Any, mon
 def test_while_a_graph_is_captured_nothing_is_tried(tensors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     route = Route(monkeypatch, Compiled())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(launch, "self_check", lambda: pytest.fail("it would have to wait for the GPU"))
+    monkeypatch.setattr(launch, "self_check", lambda index: pytest.fail("it would have to wait for the GPU"))
     step = step_of()
     step(*tensors)
     step(*tensors)

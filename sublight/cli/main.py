@@ -146,6 +146,7 @@ def bench(
     compare: Annotated[str, typer.Option(metavar="OLD.json", help="What changed; exits 1 if slower.")] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Time every tile on this GPU anew; renews the table.")] = False,
     show: Annotated[str, typer.Option("--from", metavar="FILE.json", help="Show these results; measure nothing.")] = "",
+    into: Annotated[str, typer.Option(metavar="ALL.json", help="Renew these rows of an earlier file.")] = "",
     json: _Json = "",
 ) -> None:
     """Time ops against their floors on this machine."""
@@ -159,9 +160,11 @@ def bench(
     cli_output.check_writable(plot, json)
     roofline.check(plot)
     old = results.read_run(Path(compare)) if compare else None
+    whole = results.read_run(Path(into)) if into else None  # before an hour is spent
     if show:
         _refuse(
             "--from measures nothing",
+            into=into,
             shape=shape,
             dtype=dtype,
             against=against,
@@ -177,6 +180,8 @@ def bench(
         roofline.write(run, Path(plot))
     changes = results.compare(old.rows, run.rows) if old else None
     cli_output.show(report.everything(run, changes), report.to_json(run, changes), json)
+    if whole:
+        results.write_json(whole.merged(run).to_json(), Path(into))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if any(change.verdict == "slower" for change in changes or ()):

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
         f"{k} {gpu}": (k, gpu, shape, "bf16", wanted) for k, (shape, wanted) in EVEN.items() for gpu in ("h200", "a100")
     },
     "rms_norm odd": ("rms_norm:_row_kernel", "h200", "64x1000", "fp32", ODD),
-    "bias_gelu odd": ("bias_gelu:_bias_gelu_kernel", "h200", "64x1001", "fp32", ODD),
+    "bias_gelu odd": ("bias_gelu:_bias_gelu_kernel", "h200", "64x1000", "fp32", ODD),
     "cumsum odd": ("cumsum:_columns_kernel", "h200", "64x1000", "fp32", ODD),
     "wrong": ("rms_norm:_row_kernel", "h200", "64x1000", "fp32", WIDE),
 }

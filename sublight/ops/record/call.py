@@ -81,12 +81,13 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
 class NativeCall:
     """An op's calls in C++, from when the native path is ready (`backend/native`): `call` is None until then."""
 
-    __slots__ = ("call", "kept", "kinds", "module", "op")
+    __slots__ = ("call", "differentiates", "kept", "kinds", "module", "op")
 
     def __init__(self, op: Any, tensors: frozenset[str]) -> None:
         self.op = op
         self.kinds = "".join("t" if name in tensors else "f" if name in op.free else "v" for name in op.arguments)
         self.call: Any = None
+        self.differentiates = False  # backward passes run in C++, too
         self.module: Any = None
         self.kept: list[Plan] = []  # whose compiled kernels are launched without Python knowing
 
@@ -99,6 +100,7 @@ class NativeCall:
         if is_known and by is not None and by.call is not None:
             backward = by.call
             module.differentiate(call, backward, *op.gradient.places(op), partial(op.gradient.from_native, op))
+            self.differentiates = True
         self.module, self.call = module, call
 
     def learn(self, args: tuple[Any, ...], plan: Plan, run: Run) -> None:
@@ -144,15 +146,23 @@ def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
 SMALL_BYTES = 80e6
 
 
-def hosted(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Plan:
+def hosted(op: Any, plan: Plan, args: tuple[Any, ...]) -> Plan:
     """The plan, or PyTorch's own op where the host's time decides: in eager mode a caller waits for the slower of host
     and device, so a quicker kernel behind a slower call loses. While a graph is captured, the plan itself holds."""
-    is_native = native.State.module is not None and op.launch is None
-    is_one_op = op.theirs.replace(".", "_").isidentifier()  # two of PyTorch's take as long as one of ours
-    if op.reference is None or is_native or not is_one_op or not tensors[0].is_cuda:
+    tensors = tensors_of(args)
+    if op.reference is None or not tensors[0].is_cuda:
         return plan
-    made = sum(math.prod(buffer.shape) * buffer.dtype.itemsize for buffer in plan.buffers.values())
-    if made + sum(x.nbytes for x in tensors) >= SMALL_BYTES:
+    if op.theirs_bytes is not None:
+        moved = op.theirs_bytes(*args)
+    else:
+        is_native = native.State.module is not None and op.launch is None
+        is_quick = is_native and (op.native.differentiates or not wants_grad(args))
+        is_one_op = op.theirs.replace(".", "_").isidentifier()  # two of PyTorch's take as long as one of ours
+        if is_quick or not is_one_op:
+            return plan
+        made = sum(math.prod(buffer.shape) * buffer.dtype.itemsize for buffer in plan.buffers.values())
+        moved = made + sum(x.nbytes for x in tensors)
+    if moved >= SMALL_BYTES:
         return plan
     return Plan(provider="torch", theirs=op.theirs, reason="small: the host decides", captured=plan)
 

@@ -14,7 +14,8 @@ from sublight.backend import native
 from sublight.op import Buffer, Plan
 from sublight.ops.record import call
 
-OP = SimpleNamespace(reference=torch.softmax, theirs="torch.softmax", launch=None)
+NATIVE = SimpleNamespace(differentiates=False)
+OP = SimpleNamespace(reference=torch.softmax, theirs="torch.softmax", launch=None, theirs_bytes=None, native=NATIVE)
 
 
 class OnGPU(torch.Tensor):
@@ -38,7 +39,7 @@ def python_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_small_call_is_pytorchs_but_ours_in_a_graph() -> None:
-    found = call.hosted(OP, plan(999), [tensor(1000)])
+    found = call.hosted(OP, plan(999), (tensor(1000), 0.5))
     assert (found.provider, found.theirs, found.reason) == ("torch", "torch.softmax", "small: the host decides")
     assert found.captured is not None and found.captured.provider == "sublight"
 
@@ -61,4 +62,20 @@ def test_our_kernels_take_the_others(case: str, monkeypatch: pytest.MonkeyPatch)
     else:
         monkeypatch.setattr(native.State, "module", object())
     mine = plan(made)
-    assert call.hosted(op, mine, [x]) is mine
+    assert call.hosted(op, mine, (x,)) is mine
+
+
+def test_in_c_plus_plus_a_gradient_must_be_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.State, "module", object())
+    mine, x = plan(999), tensor(1000).requires_grad_()
+    assert call.hosted(OP, mine, (x,)).provider == "torch"
+    with torch.no_grad():
+        assert call.hosted(OP, mine, (x,)) is mine
+    whole = SimpleNamespace(**{**vars(OP), "native": SimpleNamespace(differentiates=True)})
+    assert call.hosted(whole, mine, (x,)) is mine
+
+
+@pytest.mark.parametrize(("moved", "provider"), [(7999, "torch"), (8000, "sublight")])
+def test_an_op_of_many_launches_is_weighed_by_what_pytorch_moves(moved: int, provider: str) -> None:
+    op = SimpleNamespace(**{**vars(OP), "theirs": "torch.mm, torch.softmax", "theirs_bytes": lambda x: moved})
+    assert call.hosted(op, plan(9999), (tensor(10),)).provider == provider

@@ -40,6 +40,7 @@ class Registered:
     results: int | None = None  # so many of the outputs are the caller's; None: all
     plan_results: Callable[..., Plan] | None = None  # a plan of the results alone, where no gradient is wanted
     gradient: Gradient | None = None
+    theirs_bytes: Callable[..., int] | None = None  # moved by PyTorch's, where ours costs the host more anyway
     free: tuple[str, ...] = ()  # arguments whose values no plan depends on: launches get them by name
     launch: Callable[..., Values] | None = None  # (plan, *args) -> outputs, where there is more to do than launches
     name: str = field(init=False)
@@ -67,7 +68,7 @@ class Registered:
         if reason:
             return Plan(provider="torch", theirs=self.theirs, reason=reason)
         plan = self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
-        return hosted(self, plan, tensors_of(args))
+        return hosted(self, plan, args)
 
     def runner(self, plan: Plan) -> Callable[..., Values]:
         """The plan as a function of its arguments."""
