@@ -131,16 +131,33 @@ class Profile(_Profile):
     @functools.cached_property
     def explanation(self) -> Explanation:
         if self.trace is None:
-            notes = " ".join(self.captured.notes) if self.captured else "the block has not ended"
-            raise BadInput(f"nothing to explain: {notes or 'nothing was recorded'}")
+            raise BadInput(f"nothing to explain: {self._why_not()}")
         return explain(self.trace)
+
+    def _why_not(self) -> str:
+        if self.captured is None:
+            return "the block has not ended"
+        why = self.captured.reason or " ".join(self.captured.notes) or "nothing was recorded"
+        return why.replace("the script", "the block")
+
+    def __str__(self) -> str:
+        """The report, as `sublight explain` prints it."""
+        if self.trace is None:
+            return f"no report: {self._why_not()}"
+        from sublight.report.draw import console
+        from sublight.report.explain import terminal
+
+        out = console.stdout()
+        with out.capture() as captured:
+            out.print(terminal.page(self.explanation))
+        return captured.get().rstrip("\n")
 
     def _repr_html_(self) -> str | None:
         return self.explanation._repr_html_()
 
 
 def profile(**options: Any) -> Profile:
-    """`with sublight.profile() as p:` records a block; then `p.explanation`, `p.trace`.
+    """`with sublight.profile() as p:` records a block; then `print(p)` shows the report; `p.explanation`, `p.trace`.
 
     Options: `warmup`, `timed` and `profiled` steps (3, 5, 3), `stacks` (source lines), `time_limit_s`. Steps are found
     by `sublight.step()` calls, else by the optimizer's steps, else by calls of the outermost module.

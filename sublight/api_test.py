@@ -51,3 +51,18 @@ def test_bench_ops_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row.op for row in run.rows} == {"add"}
     assert {"sublight", "torch"} <= {row.provider for row in run.rows}
     assert all(row.median_s and row.median_s > 0 for row in run.rows)
+
+
+def test_a_profile_prints_its_report() -> None:
+    layer = torch.nn.Linear(16, 16)
+    profile = sublight.profile(warmup=1, timed=2, profiled=2, stacks=False)
+    assert str(profile) == "no report: the block has not ended"
+    with profile:
+        for _ in range(8):
+            layer(torch.randn(4, 16))
+            sublight.step()
+    text = str(profile)
+    assert profile.explanation.sentence.split()[0] in text and "Ops by device time" in text
+    with sublight.profile() as empty:
+        pass
+    assert str(empty) == "no report: the block ran no torch op"

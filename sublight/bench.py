@@ -20,6 +20,7 @@ from sublight.backend import native, private
 from sublight.correct import Inputs
 from sublight.cost import DTYPES, Cost, Direction, Shape, shape_text
 from sublight.errors import BadInput, nearest
+from sublight.limits import busy
 from sublight.limits import run as limits_run
 from sublight.limits.run import Machine
 from sublight.op import Op
@@ -55,9 +56,13 @@ class Case:
 
 
 def missing_limits(machine: Machine, needed: Sequence[str] = ()) -> list[str]:
-    """What floors need, and was never measured on this device."""
-    cached = limits_run.cached(machine)
-    return [name for name in needed or NEEDED[machine.kind] if cached is None or cached.value(name) is None]
+    """What floors need, and was never measured on this device; or only while it was busy, and now it is not."""
+    cached, wanted = limits_run.cached(machine), needed or NEEDED[machine.kind]
+    if cached is None:
+        return list(wanted)
+    missing = [name for name in wanted if cached.value(name) is None]
+    again = [name for name in limits_run.measured_busy(cached) if name in wanted and name not in missing]
+    return [*missing, *again] if not again or busy.is_quiet() else missing
 
 
 def limits_for(machine: Machine, progress: Progress | None = None) -> Limits:

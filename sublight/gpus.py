@@ -108,8 +108,9 @@ def find(name: str) -> Gpu:
     if word in spellings:
         return _table()[spellings[word]]
     close = difflib.get_close_matches(word, spellings, n=8, cutoff=0.5)
-    nearest = list(dict.fromkeys(spellings[spelling] for spelling in close))[:3] or list(_table())
-    raise UnknownGpu(f"unknown GPU {name!r}: nearest are {', '.join(nearest)}; `sublight gpus` lists every known one")
+    nearest = list(dict.fromkeys(spellings[spelling] for spelling in close))[:3]
+    near = f"nearest are {', '.join(nearest)}; " if nearest else ""
+    raise UnknownGpu(f"unknown GPU {name!r}: {near}`sublight gpus` lists every known one")
 
 
 def theoretical_peak(gpu: Gpu, dtype: str) -> Peak:

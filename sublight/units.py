@@ -32,6 +32,29 @@ def text(value: float | None, unit: str) -> str:
     return f"{scaled:.{digits}f} {_PREFIXES[exponent]}{unit}"
 
 
+def part_of(part: float, whole: float, unit: str) -> str:
+    """A part and its whole with one prefix, the whole's.
+
+    >>> part_of(2.891e-3, 9.598e-3, "s"), part_of(0.02e-3, 9.598e-3, "s"), part_of(39.84e-3, 151.6e-3, "s")
+    ('2.89 of 9.60 ms', '0.02 of 9.60 ms', '39.8 of 152 ms')
+    """
+    figures, _, prefixed = text(whole, unit).partition(" ")
+    name = prefixed.removesuffix(unit)
+    scaled = part / 10.0 ** next((power for power, prefix in _PREFIXES.items() if prefix == name), 0)
+    decimals = 2 - min(max(math.floor(math.log10(scaled)), 0), 2) if scaled > 0 and math.isfinite(scaled) else 0
+    return f"{scaled:.{decimals}f} of {figures} {prefixed}"
+
+
+def count(number: float) -> str:
+    """How many of something there are a step: it need not be whole.
+
+    >>> count(12.0), count(0.3333), count(10.04), count(1.5), count(0)
+    ('12', '0.33', '10', '1.5', '0')
+    """
+    near = abs(number - round(number)) < 0.05 and (number == 0 or round(number) != 0)
+    return f"{number:.0f}" if near or number >= 9.95 else f"{number:.2g}"
+
+
 def percent(fraction: float | None) -> str:
     """A share of a whole.
 

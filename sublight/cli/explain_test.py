@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from sublight import nvml
-from sublight.cli import explain as cli_explain
+from sublight.cli import explain_output
 from sublight.cli import main as cli
+from sublight.diagnose import explain as diagnose
 from sublight.diagnose import fakes as machine
-from sublight.diagnose.record import BREAKDOWN
+from sublight.diagnose.record import BREAKDOWN, Explanation, Finding
 from sublight.fix import cure
 from sublight.fix.cure.graphed import GRAPH
 from sublight.fix.cure.optimizer import OPTIMIZER
@@ -253,12 +255,27 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
     assert (again["verdict"], again["step_s"]) == (found["verdict"], pytest.approx(found["step_s"]))
 
 
+def with_findings(*ids: str) -> Callable[..., Explanation]:
+    """Explains as ever, and finds just these: what a machine finds in so small a script depends on its speed."""
+    explain = diagnose.explain
+
+    def explain_with(*traces: Any, **options: Any) -> Explanation:
+        seen = explain(*traces, **options)
+        findings = tuple(
+            Finding(id=name, title=name, saving_s=seen.step_s / 3, evidence=(), fix="fused=True") for name in ids
+        )
+        return dataclasses.replace(seen, findings=findings, verdict=ids[0])
+
+    return explain_with
+
+
 def test_cures_are_tried_on_the_script_and_its_file_stays(
     say: Say, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(cure, "CURES", (OPTIMIZER, GRAPH))
+    monkeypatch.setattr(diagnose, "explain", with_findings("unfused-optimizer", "launch-bound"))
     script = here / "train.py"
     script.write_text(UNFUSED)
     write_json(machine.limits("cpu").to_json(), here / "limits.json")
@@ -336,4 +353,13 @@ def test_what_cannot_be_done_is_one_line(say: Say, here: Path, words: tuple[str,
     ],
 )
 def test_the_page_is_named_after_what_it_explains(name: str, stem: str) -> None:
-    assert cli_explain._stem(name) == stem
+    assert explain_output.stem(name) == stem
+
+
+@pytest.mark.parametrize("words", [("--gpu", "h2000"), ("--limits", "train.py"), ("--limits", "gone.json")])
+def test_options_are_checked_before_the_script_runs(say: Say, here: Path, words: tuple[str, str]) -> None:
+    pytest.importorskip("torch")
+    (here / "train.py").write_text("open('ran', 'w').close()\n")
+    status, out, err = say(*words, "train.py")
+    assert status == 2 and not out and len(err.splitlines()) == 1
+    assert files(here) == {"train.py"}

@@ -200,19 +200,24 @@ def explain(
     html: Annotated[str, typer.Option(metavar="FILE", help="The report; explain-NAME.html unless told.")] = "",
     perfetto: Annotated[str, typer.Option(metavar="FILE", help="Also the trace with its findings as a track.")] = "",
     steps: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Steps to profile.")] = 4,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Exit 1 if a step is slower: 50ms, 1.1x BASE.json.")] = "",
     json: _Json = "",
 ) -> None:
     """Why a script or a trace is slow, what to change, and what each change saves."""
     from sublight.cli import explain as cli_explain
+    from sublight.cli.budget import parse
+    from sublight.cli.explain_output import Wanted
 
     cli_output.check_writable(html, json, perfetto, trace)
-    files = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
+    most, words = parse(budget, words or ())
+    files: dict[str, Any] = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
     files = {name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()}
-    cli_output.check_apart(files.values(), [*(words or ())[:2], limits])
-    wanted = cli_explain.Wanted(gpu=gpu, limits=limits and os.path.abspath(limits), steps=steps, fix=fix, **files)
+    cli_output.check_apart(files.values(), [*words[:2], limits, most.base if most else ""])
+    limits = limits and os.path.abspath(limits)
+    wanted = Wanted(gpu=gpu, limits=limits, steps=steps, fix=fix, budget=most, **files)
     if diff:
-        return cli_explain.diff(words or [], module, wanted)
-    status = cli_explain.explain(words or [], module, wanted)
+        return cli_explain.diff(words, module, wanted)
+    status = cli_explain.explain(words, module, wanted)
     if status:
         raise typer.Exit(status)
 
@@ -316,6 +321,8 @@ def memory(
     from sublight.trace.memory import report as analysis
 
     cli_output.check_writable(html, json)
+    if Path(file).is_dir():
+        raise BadInput(f"{file} is a folder: name one file, a memory snapshot (.pickle) or a trace (.json.gz)")
     if not Path(file).is_file():
         raise BadInput(f"there is no file {file}: record one with torch.cuda.memory._record_memory_history()")
     found = analysis.read(Path(file))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublight.diagnose.model import COMMUNICATION, COMPUTE, COPY, WAITS, Model
+from sublight.diagnose.events import WAITS
+from sublight.diagnose.model import COMMUNICATION, COMPUTE, COPY, Model
 from sublight.diagnose.record import BREAKDOWN
 from sublight.diagnose.replay import Replay
 from sublight.diagnose.work import Item
@@ -22,6 +23,7 @@ class Split:
 
     parts: dict[str, float]  # seconds per step, keys of BREAKDOWN
     busy_s: Floats  # by item of the model: device time per step in which it is the one that counts
+    floor_s: Floats  # of that, by item: what is left after fusion, at the floor; an unknown cost counts as measured
 
 
 def split(model: Model, replay: Replay, items: list[Item], saved_s: Floats) -> Split:
@@ -38,21 +40,21 @@ def split(model: Model, replay: Replay, items: list[Item], saved_s: Floats) -> S
     parts["copy"] = intervals.length(copy)
     parts["communication"] = intervals.length(talk)
     busy = _busy_by_item(model, replay, len(items), window)
-    for item, spent, saved in zip(items, busy.tolist(), saved_s.tolist(), strict=True):
-        if item.floor_s is None:
-            parts["unknown"] += spent
-            continue
-        floor = min(item.floor_s * replay.steps / model.steps, spent)
-        fusable = min(saved * replay.steps / model.steps, floor)
-        parts["floor"] += floor - fusable
-        parts["fusable"] += fusable
-        parts["above_floor"] += spent - floor
+    known = np.array([item.floor_s is not None for item in items], dtype=bool)
+    scale = replay.steps / model.steps
+    floor = np.minimum(np.array([item.floor_s or 0.0 for item in items]) * scale, busy)
+    fusable = np.minimum(saved_s * scale, floor)
+    parts["floor"] = float((floor - fusable)[known].sum())
+    parts["fusable"] = float(fusable[known].sum())
+    parts["above_floor"] = float((busy - floor)[known].sum())
+    parts["unknown"] = float(busy[~known].sum())
     for cause, seconds in _idle_by_cause(model, replay, idle).items():
         parts[cause] += seconds
     per_step = {name: seconds / replay.steps for name, seconds in parts.items()}
     per_step["other"] += replay.step_s - sum(per_step.values())  # rounding
     per_step["other"] = max(per_step["other"], 0.0)
-    return Split(parts=per_step, busy_s=busy / replay.steps)
+    left = np.where(known, floor - fusable, busy) / replay.steps
+    return Split(parts=per_step, busy_s=busy / replay.steps, floor_s=left)
 
 
 def _union(replay: Replay, which: np.ndarray, window: tuple[float, float]) -> Intervals:
@@ -97,13 +99,14 @@ def _idle_by_cause(model: Model, replay: Replay, idle: Intervals) -> dict[str, f
 
 def _host_intervals(model: Model, replay: Replay) -> dict[str, Intervals]:
     """What the host did when; inside the time before a call, its causes one after the other."""
-    causes = ("data", "communication", "python", "allocator", "copy", "sync")
+    causes = ("data", "start_up", "communication", "python", "allocator", "copy", "sync")
     spans: dict[str, list[tuple[Floats, Floats]]] = {cause: [] for cause in causes}
     at = replay.host_start.copy()
     for cause, part in (
         ("data", "data"),
-        ("communication", "communication"),
         ("compile", "python"),
+        ("start_up", "start_up"),
+        ("communication", "communication"),
         ("python", "python"),
     ):
         end = at + model.before_s[cause][replay.call]

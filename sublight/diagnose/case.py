@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sublight import units
 from sublight.diagnose import replay
 from sublight.diagnose.breakdown import Split
 from sublight.diagnose.fusion import Group
@@ -18,7 +19,7 @@ from sublight.diagnose.replay import Replay
 from sublight.diagnose.work import Item
 from sublight.results import Limits
 from sublight.trace import intervals
-from sublight.trace.attribute import Attribution
+from sublight.trace.attribute import ENGINE, Attribution
 from sublight.trace.intervals import Floats
 from sublight.trace.record import NONE, Ints, Kind, Trace
 from sublight.trace.steps import Steps
@@ -44,7 +45,7 @@ class Case:
     groups: list[Group]  # what could be one kernel
     split: Split
     profiled_step_s: float
-    traced: Split  # the same of the step as it was recorded, with the profiler's cost in it
+    model_off: float = 0.0  # how far the model was off the measured step, of that, before it was fitted to it
     others: tuple[Trace, ...] = ()  # the other ranks
     too_good: tuple[str, ...] = ()  # ops that beat their floor, though no cache holds their bytes
 
@@ -73,10 +74,10 @@ class Case:
 
     @functools.cached_property
     def in_optimizer(self) -> frozenset[int]:
-        """The items whose op ran inside an optimizer's step."""
+        """The items whose op is an optimizer's own: inside its step, after what a closure does there."""
         trace = self.trace
         ranges = trace.rows_named(lambda name: name.startswith("Optimizer.step"))
-        inside = intervals.union(trace.start_ns[ranges], trace.end_ns[ranges])
+        inside = intervals.union(self._after_closure(ranges), trace.end_ns[ranges])
         rows = np.array([item.row for item in self.items], dtype=np.int64)
         if not len(rows) or not len(inside):
             return frozenset()
@@ -85,16 +86,31 @@ class Case:
         found = intervals.contain(inside, trace.start_ns[rows])
         return frozenset(np.flatnonzero(found).tolist())
 
+    def _after_closure(self, ranges: Ints) -> Ints:
+        """Where the optimizer's own work begins in each of its steps: a closure's forward and backward come before."""
+        trace, starts = self.trace, self.trace.start_ns[ranges].copy()
+        nodes = trace.rows_named(lambda name: name.startswith(ENGINE))
+        ends = trace.end_ns[nodes]
+        first = np.searchsorted(trace.start_ns[nodes], starts)
+        last = np.searchsorted(trace.start_ns[nodes], trace.end_ns[ranges])
+        for at in np.flatnonzero(last > first).tolist():
+            starts[at] = max(int(starts[at]), int(ends[first[at] : last[at]].max()))
+        return np.minimum(starts, trace.end_ns[ranges])
+
     def events(self, items: Iterable[int]) -> Ints:
         found = [self.events_of[item] for item in items]
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def device_s(self, events: Ints) -> float:
-        """Device time of these events per step."""
-        return float(self.model.duration_s[events].sum()) / self.model.steps
+        """Device time of these events per step; on several streams at once, no more than the step has."""
+        return min(float(self.model.duration_s[events].sum()) / self.model.steps, self.step_s)
 
     def per_step(self, count: float) -> float:
         return count / self.model.steps
+
+    def often(self, count: float) -> str:
+        """How many that are a step, in words."""
+        return units.count(self.per_step(count))
 
     def saving_s(self, edit: Edit, *, given: Edit | None = None) -> float:
         """What the step loses by a change, on top of another one where that is given."""
@@ -116,6 +132,17 @@ class Case:
         """Which events are work of the tensor cores."""
         heavy = np.array([item.family in PRODUCTS for item in self.items], dtype=bool)
         return heavy[self.model.item] if len(self.items) else np.zeros(0, dtype=bool)
+
+    def floor_after_s(self, model: Model) -> float:
+        """The step's floor after a change: an item that takes less than its floor has lost work to do."""
+        spent = np.bincount(model.item, weights=model.duration_s, minlength=len(self.items)) / model.steps
+        number = np.arange(len(self.items))
+        for group in self.groups:
+            number[list(group.items)] = group.items[0]  # one kernel of them has the work of all
+        floor, left = (
+            np.bincount(number, weights=column, minlength=len(self.items)) for column in (self.split.floor_s, spent)
+        )
+        return float(np.minimum(floor, left).sum())
 
     def _share(self, model: Model, step_s: float) -> float:
         return float(model.duration_s[self._products].sum()) / model.steps / max(step_s, 1e-12)
@@ -149,8 +176,10 @@ class Change:
     cure: str = ""  # the line that has us do it
     given: Edit | None = None  # another change that is assumed made: this one's saving comes on top
     rows: Ints | tuple[int, ...] = ()  # where it shows, as rows of the trace
+    at: tuple[tuple[str, str], ...] = ()  # lines that are known otherwise than by rows, and what each takes in words
     ops: tuple[str, ...] = ()
     saving_s: float | None = None  # where the replay cannot tell, with the reason in the evidence
+    floor_saving_s: float = 0.0  # of that, what lowers the floor, too: work that others get
     most_s: float = math.inf  # what it may claim: time that is not this cause's own is another finding's
 
 

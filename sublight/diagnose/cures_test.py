@@ -12,7 +12,7 @@ import pytest
 from sublight.diagnose import cures as cli_fix
 from sublight.diagnose.record import Finding
 from sublight.fix.cure import find
-from sublight.fix.cure.record import Fixed, Outcome
+from sublight.fix.cure.record import Fixed, Outcome, Tried
 from sublight.report.draw import console
 from sublight.report.explain import fakes as explain_fakes
 from sublight.report.explain import fix as explain_fix
@@ -194,3 +194,29 @@ def test_the_html_page_has_the_cures_and_the_diff() -> None:
     for cell in ("patch norms", "4.00 ms", "1.00", "saves", "words"):
         assert f"<td>{cell}" in page
     assert "Cures, tried" not in explain_page.document(explain_fakes.explanation())
+
+
+def test_what_was_tried_and_lost_is_advised_no_more() -> None:
+    """Compiling made the script slower: its line goes, the advice beside it stays, and the trial is said."""
+    finding = Finding(
+        id="unfused-pointwise",
+        title="t",
+        saving_s=1e-3,
+        evidence=("seen",),
+        fix="model = torch.compile(model)   # or by hand:\ny = F.gelu(x)",
+        cure="sublight.patch(model)",
+    )
+    other = replace(finding, id="host-sync", fix="torch.compile stays here", cure="")
+    explanation = explain_fakes.explanation(findings=(finding, other))
+    slower = Tried(
+        names=("compile",), findings=("unfused-pointwise",), savings_s=(1e-3,), line="model = torch.compile(model)",
+        predicted_s=1e-3, real_s=-3e-3, spread_s=0.0, difference=0.0, verdict="slower", words="compiled",
+    )  # fmt: skip
+    patched = replace(slower, names=("patch activations",), line="sublight.patch(model)", verdict="saves", real_s=1e-3)
+    fixed = Fixed(before_s=20e-3, figures_of="losses", tried=(slower, patched), left=(), diff="")
+    first, second = explain_fix.as_measured(explanation, fixed).findings
+    assert first.fix == "y = F.gelu(x)" and first.cure == "sublight.patch(model)"
+    assert first.evidence == ("seen", "compile, tried on the script: slower by 3.00 ms a step")
+    assert second == other
+    useless = replace(fixed, tried=(replace(patched, verdict="no change"),))
+    assert explain_fix.as_measured(explanation, useless).findings[0].cure == ""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from sublight import units
-from sublight.diagnose import breakdown, fusion, known, replay, tables
+from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, words
 from sublight.diagnose import model as models
+from sublight.diagnose import source as sources
 from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.consistency import contradictions
+from sublight.diagnose.items import cpu_items, gpu_items
 from sublight.diagnose.model import Model
-from sublight.diagnose.record import Explanation, Finding, Place
+from sublight.diagnose.record import BUSY, Explanation, Finding, Place
 from sublight.diagnose.rules import RULES
 from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_times_s
-from sublight.diagnose.work import Item, cpu_items, device_rows, devices_of, gpu_items
+from sublight.diagnose.work import Item, device_rows
 from sublight.errors import BadInput
 from sublight.results import TOO_GOOD, Limits
+from sublight.trace import cut as cuts
 from sublight.trace import steps
 from sublight.trace.attribute import Attribution, attribute
 from sublight.trace.record import Trace
@@ -27,8 +32,6 @@ from sublight.trace.steps import Steps
 SHOWN = 0.01  # of the step: a finding below it is not worth a reader's time
 NAMED = 0.05  # of the step: a fix that saves less names no verdict
 CACHE_BYTES = 64 << 20  # of an op's bytes, what may come from a cache rather than from memory
-CROWDED = 1.5  # processes that want to run, a core
-MODEL_OFF = 0.1  # of the measured step: said in a note
 PLACES = 40  # of a finding, in the timeline
 
 
@@ -42,50 +45,61 @@ def explain(
     others = [
         other for other in others if other.on_gpu == trace.on_gpu and (other.rank is not None or not trace.on_gpu)
     ]
-    left_out = len(traces) - 1 - len(others)
-    case = _case(trace, found, limits, tuple(others))
-    measured = unprofiled_s(trace)
-    step_s = measured or case.profiled_step_s
-    scale = step_s / case.step_s if measured else 1.0  # what the model of the step does not explain
-    findings, combined = _findings(case, rules, scale)
-    parts = _adding_up_to(step_s, case.split.parts if measured else case.traced.parts)
-    op_floor_s, floor_s = (min(floor, step_s) for floor in _floors(case))
-    verdict = findings[0].id if findings and findings[0].saving_s > NAMED * step_s else "healthy"
-    return Explanation(
+    chosen = cuts.typical(trace, found)
+    part = trace if chosen is found else cuts.cut(trace, chosen.spans_ns[0][0], chosen.spans_ns[-1][1])
+    case = _case(part, chosen, limits, tuple(others))
+    step_s = unprofiled_s(trace) or case.step_s
+    parts = _adding_up_to(step_s, case.split.parts)
+    floor_s = parts["floor"] + parts["unknown"]
+    judged = _judged(case, rules, step_s)
+    first = judged.findings[0] if judged.findings else None
+    spread_s = _spread(trace, found)
+    caveats, unsure = words.caveats(case, limits_from, step_s=step_s, spread_s=spread_s)
+    explanation = Explanation(
         source=source or trace.source,
-        device=_device(trace, limits),
+        device=known.device_of(trace, limits),
         kind="cuda" if trace.on_gpu else "cpu",
         limits=limits,
         limits_from=limits_from,
-        steps=found.count,
+        steps=chosen.count,
         steps_from=str(trace.meta.get("steps_from") or found.found_by),
         step_s=step_s,
-        step_spread_s=_spread(trace, found),
-        op_floor_s=op_floor_s,
+        step_spread_s=spread_s,
+        op_floor_s=floor_s + parts["fusable"],
         floor_s=floor_s,
-        verdict=verdict,
-        sentence=_sentence(verdict, findings, step_s, floor_s, combined, limits),
-        combined_saving_s=combined,
+        fixed_floor_s=min(judged.floor_s, floor_s),
+        traced_step_s=case.profiled_step_s,
+        verdict=first.id if first and first.saving_s > NAMED * step_s else "healthy",
+        sentence="",
+        combined_saving_s=judged.combined_s,
         breakdown=parts,
-        findings=tuple(findings),
+        findings=tuple(judged.findings),
         ops=tables.ops(case),
         ranges=tables.ranges(case),
-        notes=(*_notes(case, found, limits_from, others), *_left_out(left_out)),
+        caveats=caveats,
+        unsure=unsure,
+        notes=words.notes(case, limits_from, recorded=found.count, left_out=len(traces) - 1 - len(others)),
         trace=trace,
         meta={"steps_s": [(start * 1e-9, end * 1e-9) for start, end in found.spans_ns]},
-        window_s=(found.spans_ns[-1][0] * 1e-9, _window_end(case)),
+        window_s=(chosen.spans_ns[-1][0] * 1e-9, _window_end(case)),
     )
+    explanation = words.with_sentence(explanation)
+    if os.environ.get("SUBLIGHT_CHECK"):  # the tests set it: no report of theirs contradicts itself
+        wrong = contradictions(explanation)
+        assert not wrong, wrong
+    return explanation
 
 
 def _adding_up_to(step_s: float, parts: Mapping[str, float]) -> dict[str, float]:
-    """The parts of the step as it was measured: time that the model lacks is "other"; time too much is off the rest."""
+    """The parts of the step as it was measured: time that the model lacks is "other"; time too much is off the idle
+    time, and off everything only where that is not enough.
+    """
     missing = step_s - sum(parts.values())
     if missing >= 0:
         return {**parts, "other": parts["other"] + missing}
-    floors = parts["floor"] + parts["fusable"]
-    rest = sum(parts.values()) - floors
-    if rest + missing > 0:
-        return {name: s if name in ("floor", "fusable") else s * (1 + missing / rest) for name, s in parts.items()}
+    idle_s = sum(seconds for name, seconds in parts.items() if name not in BUSY)
+    if idle_s + missing > 0:
+        return {name: s if name in BUSY else s * (1 + missing / idle_s) for name, s in parts.items()}
     return {name: s * step_s / sum(parts.values()) for name, s in parts.items()}
 
 
@@ -99,12 +113,10 @@ def _by_rank(traces: Sequence[Trace]) -> list[Trace]:
 def _case(trace: Trace, found: Steps, limits: Limits, others: tuple[Trace, ...]) -> Case:
     attribution = attribute(trace)
     model, items = _model(attribution, found, limits)
-    profiled = replay.run(model)
-    too_good = _settle_floors(trace, items)
+    profiled_step_s = replay.run(model).step_s
+    too_good = _settle_floors(items)
     groups = fusion.groups(attribution, items, _order(model), limits)
-    saved = fusion.saved(items, groups)
-    traced = breakdown.split(model, profiled, items, saved)
-    model = corrected(model, trace)
+    model, model_off = corrected(model, trace)
     base = replay.run(model)
     return Case(
         trace=trace,
@@ -115,25 +127,29 @@ def _case(trace: Trace, found: Steps, limits: Limits, others: tuple[Trace, ...])
         base=base,
         items=items,
         groups=groups,
-        split=breakdown.split(model, base, items, saved),
-        profiled_step_s=profiled.step_s,
-        traced=traced,
+        split=breakdown.split(model, base, items, fusion.saved(items, groups)),
+        profiled_step_s=profiled_step_s,
+        model_off=model_off,
         others=others,
         too_good=too_good,
     )
 
 
-def _settle_floors(trace: Trace, items: list[Item]) -> tuple[str, ...]:
-    """An op that beat its floor read from the cache: its floor is what it took. One too large for that is named."""
+def _settle_floors(items: list[Item]) -> tuple[str, ...]:
+    """An op that beat its floor may have read from a cache: what it took is its floor then. One too large for that
+    keeps its floor, which shows in its row as an error, and is named: its cost or a limit is wrong.
+    """
     wrong: list[str] = []
     for item in items:
-        took = item.took_s(trace)
+        took = item.took_s
         if item.floor_s is None or item.floor_s <= took:
             continue
         uncached = 1 - CACHE_BYTES / max(item.cost.bytes, 1) if item.cost is not None else 0.0
         if item.floor_s * uncached > TOO_GOOD * took:
+            item.too_good = True
             wrong.append(item.name)
-        item.floor_s = took
+        else:
+            item.floor_s, item.cached = took, item.bound == "memory"
     return tuple(dict.fromkeys(wrong))
 
 
@@ -157,30 +173,61 @@ def _order(model: Model) -> list[list[int]]:
     return list(lines.values())
 
 
-def _findings(case: Case, rules: Sequence[Rule], scale: float = 1.0) -> tuple[list[Finding], float]:
-    """The findings worth showing, largest first, and what all of them save together; `scale`: step over model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The findings worth showing, largest first; what all of them save together; the floor after all of them."""
+
+    findings: list[Finding]
+    combined_s: float
+    floor_s: float
+
+
+def _findings(case: Case, rules: Sequence[Rule]) -> tuple[list[Finding], float]:
+    """What these rules find, and what all of it saves together."""
+    judged = _judged(case, rules, case.step_s)
+    return judged.findings, judged.combined_s
+
+
+def _judged(case: Case, rules: Sequence[Rule], step_s: float) -> Judged:
     found: list[tuple[Finding, Change]] = []
     for rule in rules:
         change = rule.check(case)
-        if change is None:
-            continue
-        saving = case.saving_s(change.edit, given=change.given) if change.saving_s is None else change.saving_s
-        saving = min(scale * min(saving, case.step_s), change.most_s)
-        if saving > SHOWN * scale * case.step_s:
+        if change is not None and (saving := _saving_s(case, change, step_s)) > SHOWN * step_s:
             found.append((_finding(case, rule.id, change, saving), change))
-    found.sort(key=lambda pair: -pair[0].saving_s)
+    model = _changed(case, [change for _, change in _largest_first(found)])
+    named = [finding.id for finding, _ in found if finding.saving_s > NAMED * step_s]
+    if rules is RULES and (change := idle.unexplained(case, model, named, step_s)):
+        found.append((_finding(case, idle.ID, change, _saving_s(case, change, step_s)), change))
+    found = _largest_first(found)
+    apart_s = sum(finding.saving_s for finding, change in found if change.saving_s is not None)
+    floor_s = max(case.floor_after_s(model) - sum(change.floor_saving_s for _, change in found), 0.0)
+    savings = [finding.saving_s for finding, _ in found]
+    combined = max(case.step_s - case.replayed_s(model), 0.0) + apart_s
+    combined = min(max([combined, *savings]), sum(savings), max([step_s - floor_s, *savings]))
+    return Judged(findings=[finding for finding, _ in found], combined_s=combined, floor_s=floor_s)
+
+
+def _largest_first(found: list[tuple[Finding, Change]]) -> list[tuple[Finding, Change]]:
+    return sorted(found, key=lambda pair: -pair[0].saving_s)
+
+
+def _saving_s(case: Case, change: Change, step_s: float) -> float:
+    """By the replay, or as the rule counts it; never more than what the step has above the floor after this change."""
+    if change.saving_s is not None:
+        most_s = step_s - case.floor_after_s(case.model) + change.floor_saving_s
+        return max(min(change.saving_s, change.most_s, most_s, step_s), 0.0)
+    least_s = case.floor_after_s(_changed(case, [change]))
+    saving = case.saving_s(change.edit, given=change.given)
+    return max(min(saving, change.most_s, case.step_s - least_s), 0.0)
+
+
+def _changed(case: Case, changes: Sequence[Change]) -> Model:
+    """The model with all of these changes that can be replayed."""
     model = case.model
-    apart = 0.0
-    for finding, change in found:
+    for change in changes:
         if change.saving_s is None:
             model = change.edit(change.given(model) if change.given else model)
-        else:
-            apart += finding.saving_s
-    combined = scale * max(case.step_s - case.replayed_s(model), 0.0) + apart
-    largest = found[0][0].saving_s if found else 0.0
-    total = sum(finding.saving_s for finding, _ in found)
-    whole = max(scale * case.step_s, case.profiled_step_s)
-    return [finding for finding, _ in found], min(max(combined, largest), total, whole)
+    return model
 
 
 def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
@@ -199,39 +246,25 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
     )
     return Finding(
         id=name,
-        title=change.title,
+        title=_sentence_case(change.title),
         saving_s=saving_s,
         evidence=change.evidence,
         fix=change.fix,
         cure=change.cure,
         places=places,
         ops=change.ops,
+        sources=sources.named(case.trace, change.at) or sources.lines(case.attribution, rows, case.model.steps, name),
     )
 
 
-def _floors(case: Case) -> tuple[float, float]:
-    """The ops as written at their floors, and after fusion; an op of unknown cost counts as it was measured."""
-    busy = case.split.busy_s
-    unknown = sum(float(spent) for item, spent in zip(case.items, busy, strict=True) if item.floor_s is None)
-    compute = [item for item, spent in zip(case.items, busy, strict=True) if item.floor_s is not None and spent > 0]
-    floors = sum(item.floor_s or 0.0 for item in compute) / case.model.steps
-    saved = float(fusion.saved(case.items, case.groups).sum()) / case.model.steps
-    op_floor = min(floors + unknown, case.step_s)
-    return op_floor, max(min(floors - saved + unknown, op_floor), 0.0)
+def _sentence_case(title: str) -> str:
+    """With a capital, unless it begins with a name.
 
-
-def _left_out(count: int) -> tuple[str, ...]:
-    if not count:
-        return ()
-    return (
-        f"{count} other trace{'s' if count > 1 else ''} without a rank or a device were left out: name each alone.",
-    )
-
-
-def _device(trace: Trace, limits: Limits) -> str:
-    if trace.on_gpu:
-        return known.device_name(trace) or limits.device
-    return str(trace.meta.get("cpu") or limits.device)
+    >>> _sentence_case("the host waits"), _sentence_case("aten::mm reaches 2 %"), _sentence_case("torch.compile loses")
+    ('The host waits', 'aten::mm reaches 2 %', 'torch.compile loses')
+    """
+    first = title.partition(" ")[0]
+    return title if any(sign in first for sign in ":._`(") else title[:1].upper() + title[1:]
 
 
 def _spread(trace: Trace, found: Steps) -> float:
@@ -250,72 +283,3 @@ def _window_end(case: Case) -> float:
     if case.trace.on_gpu and len(events):
         end = max(end, int(case.trace.end_ns[events].max()))
     return end * 1e-9
-
-
-def _sentence(
-    verdict: str, findings: list[Finding], step_s: float, floor_s: float, combined: float, limits: Limits
-) -> str:
-    step = units.text(step_s, "s")
-    known_floor = f", {units.percent(floor_s / step_s)} of it at the floor" if limits.limits and floor_s else ""
-    if verdict == "healthy":
-        best = (
-            f"the largest would save {units.percent(findings[0].saving_s / step_s)}" if findings else "none was found"
-        )
-        return f"healthy: no fix that has a name saves more than 5 % of the {step} step ({best}){known_floor}"
-    first = findings[0]
-    together = f"; everything found together {units.text(combined, 's')}" if len(findings) > 1 else ""
-    share = units.percent(first.saving_s / step_s)
-    return f"{first.id}: {first.title}. Fixing it saves {units.text(first.saving_s, 's')} of {step} ({share}){together}"
-
-
-def _notes(case: Case, found: Steps, limits_from: str, others: Sequence[Trace]) -> tuple[str, ...]:
-    said = list(case.trace.lost)
-    if not case.trace.on_gpu and any(device.name for device in case.trace.devices):
-        said.append("The trace names a GPU but holds nothing that ran on it: only the host's side can be explained.")
-    if found.skipped:
-        said.append(f"{found.skipped} step at the front was left out as warm-up.")
-    unknown: dict[str, float] = defaultdict(float)
-    for item, spent in zip(case.items, case.split.busy_s.tolist(), strict=True):
-        if item.floor_s is None:
-            unknown[item.name] += spent
-    total = sum(unknown.values())
-    if total > 0.005 * case.step_s:
-        worst = sorted(unknown, key=lambda name: -unknown[name])[:4]
-        names = ", ".join(f"{name[:60]} ({units.percent(unknown[name] / case.step_s)})" for name in worst)
-        more = f" and {len(unknown) - len(worst)} more" if len(unknown) > len(worst) else ""
-        said.append(
-            f"The cost of {units.percent(total / case.step_s)} of the step is not known, and counts in the floor as it "
-            f"was measured: {names}{more}."
-        )
-    if case.too_good:
-        names = ", ".join(case.too_good[:3])
-        why = "the known figures are too low" if limits_from.startswith("known") else "measure without --quick"
-        said.append(f"Faster than the floor, so a limit is too low: {names} ({why}).")
-    if limits_from.startswith("none"):
-        said.append(f"Limits: {limits_from}.")
-    measured = unprofiled_s(case.trace)
-    if not measured and case.profiled_step_s > (1 + MODEL_OFF) * case.step_s:
-        said.append(
-            f"Recording cost about {units.text(case.profiled_step_s - case.step_s, 's')} of the traced step, an "
-            "estimate: the bar shows the traced step, the findings are counted without that."
-        )
-    if measured and case.profiled_step_s > (1 + MODEL_OFF) * measured:
-        profiled = units.text(case.profiled_step_s, "s")
-        said.append(
-            f"Under the profiler a step took {profiled}: the timeline shows that one, the figures the real one."
-        )
-    if measured and abs(measured - case.step_s) > MODEL_OFF * measured:
-        said.append(f"The model of the step is {units.percent(abs(case.step_s / measured - 1))} off the measured time.")
-    used = set(devices_of(case.trace)[case.trace.lane[case.trace.device_rows]].tolist())
-    if len(used) > 1:
-        mine = int(devices_of(case.trace)[case.trace.lane[case.model.event_row[0]]]) if len(case.model.event_row) else 0
-        said.append(f"The process uses {len(used)} GPUs; the figures are those of GPU {mine}, the busiest.")
-    if others:
-        whose = f"rank {case.trace.rank}'s" if case.trace.rank is not None else f"those of {case.trace.source}"
-        said.append(f"{len(others) + 1} ranks were read; the figures are {whose}.")
-    load, cores = case.trace.meta.get("load"), case.trace.meta.get("cores")
-    if isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load > CROWDED * cores:
-        said.append(f"The machine was busy: a load of {load:.1f} on {cores} cores. The host's times are too long.")
-    if not case.trace.on_gpu and not len(case.items):
-        said.append("The trace has no device events and no op with a cost: only the host's time is split.")
-    return tuple(said)

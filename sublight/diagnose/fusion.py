@@ -61,7 +61,10 @@ def groups(
 ) -> list[Group]:
     """`order`: the items of each stream and step, as they ran."""
     trace = attribution.trace
-    sizes = [numel(trace.detail_of(item.row).dims) if item.row != NONE else 0 for item in items]
+    detail = trace.detail.tolist()
+    size_of = {number: numel(trace.details[number].dims) for number in {detail[item.row] for item in items}}
+    sizes = [size_of[detail[item.row]] for item in items]
+    runs: dict[tuple[tuple[str, int], ...], tuple[Kind, float]] = {}  # of equal ops in a row: what fusion makes of them
     found: list[Group] = []
     taken: set[int] = set()
     for line in order:
@@ -72,7 +75,10 @@ def groups(
         for families in (FUSABLE, ("fused",)):
             for members in _runs(items, sizes, line, taken, families):
                 if len(members) > 1:
-                    found.append(_run(trace, items, sizes, members, limits))
+                    key = tuple((items[at].name, detail[items[at].row]) for at in members)
+                    if key not in runs:
+                        runs[key] = _run(trace, items, sizes, members, limits)
+                    found.append(_fused(items, members, *runs[key]))
                     taken |= set(members)
     return _with_backward(attribution, items, found)
 
@@ -121,7 +127,10 @@ def _bodies(items: Sequence[Item], run: list[int]) -> list[list[int]]:
     return [run]
 
 
-def _run(trace: Trace, items: Sequence[Item], sizes: list[int], members: list[int], limits: Limits) -> Group:
+def _run(
+    trace: Trace, items: Sequence[Item], sizes: list[int], members: list[int], limits: Limits
+) -> tuple[Kind, float]:
+    """What a run is, and its floor as one kernel."""
     size = max(sizes[at] for at in members)
     large = [at for at in members if sizes[at] == size]
     costs = [items[at].known for at in large]
@@ -143,9 +152,11 @@ def _run(trace: Trace, items: Sequence[Item], sizes: list[int], members: list[in
         write_bytes=int(everything * share * writes / (reads + writes)),
     )
     floor = limits.floor(cost)
-    seconds = floor.seconds if floor else 0.0
-    longest = max(items[at].took_s(trace) for at in members)
-    kind = _kind(items, members)
+    return _kind(items, members), floor.seconds if floor else 0.0
+
+
+def _fused(items: Sequence[Item], members: list[int], kind: Kind, seconds: float) -> Group:
+    longest = max(items[at].took_s for at in members)
     fused = seconds / NORM_REACHED["forward"] if kind == "norm" else max(seconds / REACHED, LIKE_ITS_LONGEST * longest)
     return Group(kind=kind, items=tuple(members), fused_s=fused, floor_s=seconds)
 

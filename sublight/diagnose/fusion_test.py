@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublight.diagnose import explain, fakes, fusion
+from sublight.diagnose import fakes, fusion
 from sublight.diagnose.case import Case
 from sublight.diagnose.fakes import BF16, BIG, FP32, GEMM, PRODUCT, Machine
 from sublight.diagnose.fusion import Group
@@ -224,7 +224,8 @@ def test_fusion_lowers_the_floor_and_never_below_zero(ops: Sequence[tuple[str, t
             m.op(f"aten::{name}", *dims, us=us, kernel=kernel, dtype=FP32 if us > 200 else BF16)
 
     case = once(body)
-    op_floor_s, floor_s = explain._floors(case)
+    floor_s = case.split.parts["floor"] + case.split.parts["unknown"]
+    op_floor_s = floor_s + case.split.parts["fusable"]
     assert 0 <= floor_s <= op_floor_s <= case.step_s
     saved = fusion.saved(case.items, case.groups)
     assert (saved >= 0).all()
@@ -235,6 +236,7 @@ def test_fusion_lowers_the_floor_and_never_below_zero(ops: Sequence[tuple[str, t
 
 def test_the_floor_after_fusion_is_the_fused_kernels() -> None:
     case = once(lambda m: (product(m), passes(m, "relu", "neg", "abs", "exp"), product(m)))
-    op_floor_s, floor_s = explain._floors(case)
-    assert op_floor_s == pytest.approx(2400e-6)
-    assert floor_s == pytest.approx(2100e-6)
+    parts = case.split.parts
+    assert parts["floor"] + parts["fusable"] == pytest.approx(2400e-6)
+    assert parts["floor"] == pytest.approx(2100e-6)
+    assert case.floor_after_s(case.model) == pytest.approx(2100e-6)

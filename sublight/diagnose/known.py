@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
-from sublight import gpus
+from sublight import gpus, nvml
 from sublight.gpus import Gpu
-from sublight.limits import run
 from sublight.results import Limit, Limits, read_limits_file
 from sublight.trace.record import Trace
 
@@ -21,22 +21,39 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
     """The limits, and where they come from, in words."""
     if file:
         limits = read_limits_file(Path(file))
-        return limits, f"from {file}: {limits.device}, measured {limits.date}"
+        return limits, f"from {file}: {limits.device}, measured {limits.date[:10]}"
     if gpu:
         return of_gpu(gpus.find(gpu))
     if not trace.on_gpu:
-        return _of_this_cpu()
+        return _of_cpu(trace)
     name = device_name(trace)
-    if (here := run.machine_by_driver()) is not None and here.gpu is not None:
-        cached = run.cached(here) if _same(here.device, here.gpu, name) else None
-        if cached:
-            return cached, f"measured on this machine, {cached.date[:10]}"
+    if (measured := _measured_here(name)) is not None:
+        return measured, _measured(measured)
     found = find(name, trace)
     if found is None:
         known = f"the trace's GPU, {name}, is not in the table" if name else "the trace does not name its GPU"
         limits = Limits(device=name or "unknown GPU", kind="cuda", source="none", limits=())
         return limits, f"none: {known}; --gpu NAME or --limits FILE gives floors"
     return of_gpu(found)
+
+
+def _measured(limits: Limits) -> str:
+    from sublight.limits import run
+
+    beside = ", which was busy" if run.measured_busy(limits) else ""
+    return f"measured on this machine{beside}, {limits.date[:10]}"
+
+
+def _measured_here(name: str) -> Limits | None:
+    """This machine's limits, if it has such a GPU and was measured; where it has none, the probes are not loaded."""
+    if nvml.health() is None:
+        return None
+    from sublight.limits import run
+
+    here = run.machine_by_driver()
+    return (
+        run.cached(here) if here is not None and here.gpu is not None and _same(here.device, here.gpu, name) else None
+    )
 
 
 def device_name(trace: Trace) -> str:
@@ -100,10 +117,29 @@ def _same(device: str, gpu: Gpu, name: str) -> bool:
         return False
 
 
-def _of_this_cpu() -> tuple[Limits, str]:
-    machine = run.this_machine("cpu")
-    cached = run.cached(machine)
-    if cached:
-        return cached, f"measured on this machine, {cached.date[:10]}"
+def device_of(trace: Trace, limits: Limits) -> str:
+    """What the steps ran on, in words."""
+    if trace.on_gpu:
+        return device_name(trace) or limits.device
+    return str(trace.meta.get("cpu") or limits.device)
+
+
+def _of_cpu(trace: Trace) -> tuple[Limits, str]:
+    """This machine's limits, if the trace is of this machine: a recording that does not name its CPU is of any."""
+    cpu, cores = trace.meta.get("cpu"), trace.meta.get("cores")
+    if not isinstance(cpu, str) or not cpu:
+        limits = Limits(device="a CPU that the trace does not name", kind="cpu", source="none", limits=())
+        return limits, "none: the trace does not say which CPU it is of; --limits FILE gives floors"
+    from sublight.limits import run  # loads torch
+
+    threads = trace.meta.get("threads")
+    machine = run.this_machine("cpu", threads=threads if isinstance(threads, int) else None)
+    if not machine.device.startswith(cpu) or cores not in (None, os.cpu_count()):
+        limits = Limits(device=cpu, kind="cpu", source="none", limits=())
+        return limits, f"none: the trace is of another CPU, {cpu}; --limits FILE gives floors"
+    if cached := run.cached(machine):
+        return cached, _measured(cached)
+    if cached := run.cached(run.this_machine("cpu")):  # with as many threads as torch takes by itself
+        return cached, f"{_measured(cached)}, by another number of threads than the script's {threads}"
     limits = Limits(device=machine.device, kind="cpu", source="none", limits=())
     return limits, "none: this CPU was never measured; `sublight limits --quick` gives floors"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,17 @@ def test_an_unknown_name_is_refused() -> None:
         known.limits_for(ON_GPU, gpu="h2000")
 
 
+def of_cpu(**meta: object) -> Trace:
+    return dataclasses.replace(ON_CPU, meta=meta)
+
+
+def here() -> Trace:
+    """A trace of this machine, as our capture marks it."""
+    return of_cpu(cpu=run.this_machine("cpu").device.rpartition(" (")[0], cores=os.cpu_count())
+
+
 def test_a_cpu_that_was_never_measured_has_no_floors() -> None:
-    limits, said = known.limits_for(ON_CPU)
+    limits, said = known.limits_for(here())
     assert (limits.kind, limits.limits) == ("cpu", ())
     assert said.startswith("none: ") and "sublight limits" in said
 
@@ -107,9 +117,27 @@ def test_a_cpu_that_was_never_measured_has_no_floors() -> None:
 def test_a_cpu_that_was_measured() -> None:
     machine = run.this_machine("cpu")
     write_json(dataclasses.replace(fakes.limits("cpu"), date="2026-11-15T02:00:00").to_json(), machine.cache_path)
-    limits, said = known.limits_for(ON_CPU)
+    limits, said = known.limits_for(here())
     assert limits.value("host_copy") == fakes.RATES["host_copy"]
     assert said == "measured on this machine, 2026-11-15"
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [
+        ({}, "does not say which CPU"),
+        ({"cpu": 7}, "does not say which CPU"),
+        ({"cpu": "VAX 11/780"}, "of another CPU, VAX 11/780"),
+        ({"cpu": "", "cores": 3}, "does not say which CPU"),
+        ({**here().meta, "cores": 10**6}, "of another CPU"),
+    ],
+)
+def test_a_foreign_cpu_is_not_judged_by_this_machine(meta: dict[str, object], words: str) -> None:
+    machine = run.this_machine("cpu")
+    write_json(fakes.limits("cpu").to_json(), machine.cache_path)
+    limits, said = known.limits_for(of_cpu(**meta))
+    assert limits.limits == () and words in said and "--limits FILE" in said
+    assert known.device_of(of_cpu(**meta), limits) != machine.device
 
 
 @pytest.mark.parametrize(("name", "own"), [("NVIDIA H200", True), ("NVIDIA A100-SXM4-80GB", False)])
@@ -117,6 +145,7 @@ def test_this_machines_measurement_counts_for_its_own_kind(
     name: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = run.Machine(kind="cuda", device="NVIDIA H200", uuid="GPU-1", driver="570", gpu=gpus.find("h200"))
+    monkeypatch.setattr(nvml, "health", lambda: "there is a GPU")
     monkeypatch.setattr(run, "machine_by_driver", lambda: machine)
     write_json(fakes.limits().to_json(), machine.cache_path)
     limits, said = known.limits_for(named(name))

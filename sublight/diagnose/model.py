@@ -13,33 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from sublight.diagnose.work import COMPILING, COPIES, LOADING, Item
-from sublight.trace import intervals
+from sublight.diagnose import events
+from sublight.diagnose.events import ALLOCATORS, SYNCS, Events, Waits
+from sublight.diagnose.work import COMPILING, COPIES, LOADING, Item, of_device, started_by
+from sublight.trace import communication, intervals
 from sublight.trace.attribute import Attribution
 from sublight.trace.intervals import Floats
 from sublight.trace.record import NONE, Ints, Kind, Trace
 from sublight.trace.steps import Steps
 
 PYTHON_S = 100e-6  # host time with no torch event in it: shorter is the glue between ops, longer is the user's Python
-NEAR_S = 5e-6  # two events this close in time are taken as one causing the other
-LATENCY_S = 4e-6  # from a launch call's start to its kernel's, where the trace has no idle launch to read it from
-UNSEEN_S = 1e-3  # a stream's first event this late was held back by what ran before the trace began
-QUEUE_FULL = 1000  # launches under way: from here on a call may wait for room
-SMALL_COPY = 1 << 16  # a blocking copy of less is there for the sync, not for the bytes
-
-SYNCS = (
-    "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize",
-    "cuCtxSynchronize", "cuEventSynchronize", "hipStreamSynchronize", "hipDeviceSynchronize", "hipEventSynchronize",
-    "cudaThreadSynchronize",
-)  # fmt: skip
-ALLOCATORS = (
-    "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaMallocHost", "cuMemCreate", "cuMemMap", "cuMemUnmap",
-    "cuMemRelease", "cuMemSetAccess", "cuMemAddressReserve", "hipMalloc", "hipFree", "hipHostMalloc",
-    "cudaHostRegister",
-)  # fmt: skip
-TALKING = ("gloo:", "mpi:", "nccl:")  # where there is no device, the collective is the host's own time
+TALKING = (
+    "gloo:",
+    "mpi:",
+    "nccl:",
+    "hccl:",
+    "xccl:",
+)  # where there is no device, the collective is the host's own time
 COMPUTE, COPY, COMMUNICATION = 0, 1, 2
-WAITS = ("", "sync", "copy", "allocator")  # what a waiting call waits in
+START_UP_S = 2e-3  # an API call that takes longer, with the device idle, brings something up
+LAUNCH_S = 5e-6  # of a launch call, where it has to be guessed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +63,12 @@ class Model:
     def replace(self, **columns: Any) -> Model:
         return dataclasses.replace(self, **columns)
 
+    def scaled(self, factor: float) -> Model:
+        """The same, every time of it so many times as long."""
+        times = ("cost_s", "tail_s", "duration_s", "latency_s", "delay_s")
+        before = {cause: factor * column for cause, column in self.before_s.items()}
+        return self.replace(before_s=before, **{name: factor * getattr(self, name) for name in times})
+
     def without(self, cause: str, calls: Any = slice(None)) -> Model:
         """The same without the host's time of this cause, everywhere or before these calls."""
         column = self.before_s[cause].copy()
@@ -81,9 +80,13 @@ def build(attribution: Attribution, steps: Steps, rows: Ints, items: list[Item],
     """The model of a trace with device events `rows`."""
     trace = attribution.trace
     first, last = steps.spans_ns[0][0], steps.spans_ns[-1][1]
-    calls = _calls(attribution, rows, first, last)
+    around = of_device(trace, rows)
+    launch = started_by(attribution, rows)
+    calls = _calls(trace, launch, first, last)
     start, end = trace.span_s(calls)
-    launch = attribution.launch[rows]
+    once = start_up(trace, calls, around, steps)
+    late = np.isin(calls, once) | _slow_to_launch(trace, calls, rows, launch, around)
+    start = np.where(late, np.maximum(start, end - LAUNCH_S), start)  # the launch itself is the end of such a call
     # an event without a call, as in a trace of the device alone, is started by a call of no cost at its own start
     lonely = rows[(launch == NONE) | ~np.isin(launch, calls)]
     calls = np.concatenate((calls, np.full(len(lonely), NONE, dtype=np.int64)))
@@ -91,20 +94,36 @@ def build(attribution: Attribution, steps: Steps, rows: Ints, items: list[Item],
     order = np.argsort(start, kind="stable")
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
+    number = np.zeros(len(trace), dtype=np.int64)  # of a call, or of an event that has none
+    number[calls[: len(calls) - len(lonely)]] = place[: len(calls) - len(lonely)]
+    number[lonely] = place[len(calls) - len(lonely) :]
     calls, start, end = calls[order], start[order], end[order]
-    number = {int(row): at for at, row in enumerate(calls.tolist()) if row != NONE}
-    number_of_lonely = dict(zip(lonely.tolist(), place[len(place) - len(lonely) :].tolist(), strict=True))
-    launched_by = attribution.launch[rows].tolist()
-    call = np.array(
-        [number_of_lonely.get(row, number.get(by, 0)) for row, by in zip(rows.tolist(), launched_by, strict=True)],
-        dtype=np.int64,
-    )
+    call = number[np.where(np.isin(rows, lonely), rows, np.maximum(launch, 0))]
     by_call = np.lexsort((trace.start_ns[rows], call))
     rows, call, item_of = rows[by_call], call[by_call], item_of[by_call]
-    host = _Host(trace, calls, start, end, steps)
-    events = _Events(trace, rows, call, start)
-    waits = _waits(trace, calls, start, end, events)
-    return host.with_markers(waits, events, item_of, _event_kinds(trace, rows, items, item_of))
+    host = _Host(trace, calls, start, end, steps, intervals.union(*trace.span_s(once)))
+    read = events.read(trace, rows, call, start, around)
+    waits = events.waits(trace, calls, start, end, read, around)
+    return host.with_markers(waits, read, item_of, _event_kinds(trace, rows, items, item_of))
+
+
+def start_up(trace: Trace, calls: Ints, around: Ints, steps: Steps) -> Ints:
+    """API calls in which a driver or a library comes up: long, with the device idle, and not in every step.
+
+    Contexts, streams, the code of a kernel at its first launch. A wait by its name is none of them.
+    """
+    threads = np.unique(trace.lane[calls])
+    rows = trace.of_kind(Kind.RUNTIME)
+    rows = rows[np.isin(trace.lane[rows], threads) & (trace.end_ns[rows] - trace.start_ns[rows] > START_UP_S * 1e9)]
+    rows = rows[(trace.start_ns[rows] >= steps.spans_ns[0][0]) & (trace.start_ns[rows] < steps.spans_ns[-1][1])]
+    waiting = np.array([name.startswith(SYNCS) or "Memcpy" in name for name in trace.names], dtype=bool)
+    rows = rows[~waiting[trace.name[rows]]]
+    start, end = trace.span_s(rows)
+    idle = intervals.overlaps(start, end, events.busy(trace, around)) < 0.1 * (end - start)
+    rows = rows[idle]
+    often = np.bincount(trace.name[rows], minlength=len(trace.names)) >= steps.count / 2
+    kept: Ints = rows[~often[trace.name[rows]]] if steps.count > 1 else rows
+    return kept
 
 
 def build_cpu(trace: Trace, steps: Steps, items: list[Item]) -> Model:
@@ -114,18 +133,29 @@ def build_cpu(trace: Trace, steps: Steps, items: list[Item]) -> Model:
     reach = np.maximum.accumulate(np.concatenate(([0.0], end)))[:-1]
     start = np.maximum(start, reach)  # of two threads at once, the time is counted once
     end = np.maximum(end, start)
-    host = _Host(trace, rows, start, end, steps)
+    host = _Host(trace, rows, start, end, steps, np.empty((0, 2)))
     numbers = np.arange(len(rows), dtype=np.int64)
     nothing = np.zeros(len(rows))
-    events = _Events.synchronous(rows, numbers, end - start)
-    waits = (nothing, numbers.copy(), nothing.copy(), np.zeros(len(rows), dtype=np.int64))
-    return host.with_markers(waits, events, numbers.copy(), np.zeros(len(rows), dtype=np.int64))
+    read = events.synchronous(rows, numbers, end - start)
+    waits = Waits(cost=nothing, waits_for=numbers.copy(), tail=nothing, kind=np.zeros(len(rows), dtype=np.int64))
+    return host.with_markers(waits, read, numbers.copy(), np.zeros(len(rows), dtype=np.int64))
 
 
-def _calls(attribution: Attribution, rows: Ints, first_ns: int, last_ns: int) -> Ints:
+def _slow_to_launch(trace: Trace, calls: Ints, rows: Ints, launch: Ints, around: Ints) -> Any:
+    """Calls that take long before their kernel starts, though the device is idle: not for want of room."""
+    start, end = trace.span_s(calls)
+    slow = end - start > events.SLOW_CALL_S
+    slow[slow] = intervals.overlaps(start[slow], end[slow], events.busy(trace, around)) < (end - start)[slow] / 2
+    kernels = (trace.kind[rows] == Kind.KERNEL) & (launch != NONE)
+    first_ns = np.full(len(trace), np.iinfo(np.int64).max)
+    np.minimum.at(first_ns, launch[kernels], trace.start_ns[rows[kernels]])
+    began = first_ns[calls] / 1e9
+    return slow & (began < np.iinfo(np.int64).max / 1e9) & (began > (start + end) / 2)
+
+
+def _calls(trace: Trace, launch: Ints, first_ns: int, last_ns: int) -> Ints:
     """Launches, syncs and allocations on the threads that launch, without those inside another call."""
-    trace = attribution.trace
-    launching = np.unique(attribution.launch[rows])
+    launching = np.unique(launch)
     launching = launching[launching != NONE]
     threads = np.unique(trace.lane[launching])
     named = trace.rows_named(lambda name: name.startswith((*SYNCS, *ALLOCATORS)))
@@ -139,7 +169,9 @@ def _calls(attribution: Attribution, rows: Ints, first_ns: int, last_ns: int) ->
 class _Host:
     """The host's time between calls, by cause, on a clock that runs only inside the steps."""
 
-    def __init__(self, trace: Trace, calls: Ints, start: Floats, end: Floats, steps: Steps) -> None:
+    def __init__(
+        self, trace: Trace, calls: Ints, start: Floats, end: Floats, steps: Steps, once: intervals.Intervals
+    ) -> None:
         spans = np.array(steps.spans_ns, dtype=np.float64) * 1e-9
         self.spans, self.calls, self.start, self.end = spans, calls, start, end
         self.step = np.clip(np.searchsorted(spans[:, 0], start, side="right") - 1, 0, len(spans) - 1)
@@ -149,10 +181,10 @@ class _Host:
         rows = rows[np.isin(trace.lane[rows], threads)]
         self.torch_rows = rows
         self.recorded = np.sort(trace.span_s(rows)[0])
-        self.causes = self._causes(threads)
+        self.causes = self._causes(threads, once)
 
-    def _causes(self, threads: Any) -> dict[str, intervals.Intervals]:
-        """When the host was loading data, compiling, or in Python of its own."""
+    def _causes(self, threads: Any, once: intervals.Intervals) -> dict[str, intervals.Intervals]:
+        """When the host was loading data, compiling, starting something up, or in Python of its own."""
         trace, (low, high) = self.trace, (self.spans[0, 0], self.spans[-1, 1])
 
         def named(words: tuple[str, ...]) -> intervals.Intervals:
@@ -176,6 +208,7 @@ class _Host:
         return {
             "data": data,
             "compile": intervals.subtract(compiling, data),
+            "start_up": intervals.subtract(intervals.subtract(once, data), compiling),
             "communication": talking,
             "python": python,
         }
@@ -192,7 +225,7 @@ class _Host:
         enclosing[self.calls[self.calls != NONE]] = True
         return enclosing[rows]
 
-    def with_markers(self, waits: Any, events: _Events, item_of: Ints, kinds: Ints) -> Model:
+    def with_markers(self, waits: Waits, read: Events, item_of: Ints, kinds: Ints) -> Model:
         """The model, with a call at the end of each step that takes the host's time since its last call."""
         count, steps = len(self.calls), len(self.spans)
         where = np.searchsorted(self.step, np.arange(steps), side="right")  # each marker stands behind its step's calls
@@ -213,7 +246,6 @@ class _Host:
             during = intervals.intersect(self.causes[cause], inside)
             before[cause] = np.minimum(intervals.overlaps(gap_start, gap_end, during), left)
             left = left - before[cause]
-        cost, waits_for, tail, wait_kind = waits
         step = np.empty(total, dtype=np.int64)
         step[old_place], step[marker_place] = self.step, np.arange(steps)
         recorded = np.searchsorted(self.recorded, end, side="right") - np.searchsorted(self.recorded, gap_start)
@@ -228,133 +260,26 @@ class _Host:
             call_row=spread(self.calls, NONE),
             step=step,
             before_s={"launch": left, **before},
-            cost_s=spread(cost, 0.0),
-            waits_for=spread(waits_for, NONE),
-            tail_s=spread(tail, 0.0),
-            wait_kind=spread(wait_kind, 0),
+            cost_s=spread(waits.cost, 0.0),
+            waits_for=spread(waits.waits_for, NONE),
+            tail_s=spread(waits.tail, 0.0),
+            wait_kind=spread(waits.kind, 0),
             torch_events=np.maximum(recorded, 0).astype(np.int64),
-            event_row=events.rows,
-            call=old_place[events.call] if len(events.call) else events.call,
-            stream=events.stream,
+            event_row=read.rows,
+            call=old_place[read.call] if len(read.call) else read.call,
+            stream=read.stream,
             kind=kinds,
             item=item_of,
-            duration_s=events.duration,
-            latency_s=events.latency,
-            delay_s=events.delay,
-            after=events.after,
+            duration_s=read.duration,
+            latency_s=read.latency,
+            delay_s=read.delay,
+            after=read.after,
         )
-
-
-class _Events:
-    """What each event waited for, read off its start."""
-
-    rows: Ints
-    call: Ints
-    stream: Ints
-    start: Floats
-    end: Floats
-    duration: Floats
-    latency: Floats
-    delay: Floats
-    after: Ints
-
-    def __init__(self, trace: Trace, rows: Ints, call: Ints, call_start: Floats) -> None:
-        self.rows, self.call = rows, call
-        self.start, self.end = trace.span_s(rows)
-        self.duration = self.end - self.start
-        self.stream = np.unique(trace.lane[rows], return_inverse=True)[1].astype(np.int64)
-        launched = call_start[call] if len(call) else np.empty(0)
-        previous = self._previous_end()
-        latency = self.start - launched
-        idle = previous < launched
-        typical = float(np.median(latency[idle & (latency < 50e-6)])) if (idle & (latency < 50e-6)).any() else LATENCY_S
-        typical = min(max(typical, 1e-6), 20e-6)
-        by_launch = previous <= launched + typical  # nothing before it on its stream held it back
-        ready = np.maximum(previous, launched + typical)
-        late = self.start - ready
-        self.after = self._held_by(late)
-        self.latency = np.where(by_launch & (self.after == NONE) & (latency < 1e-3), np.maximum(latency, 0.0), typical)
-        self.delay = np.where(by_launch & (self.after == NONE) & (latency < 1e-3), 0.0, late)
-        unseen = np.isinf(previous) & (late > UNSEEN_S)  # earlier work, from before the trace, held it back
-        self.delay[unseen] = 0.0
-        held = self.after != NONE
-        self.delay[held] = self.start[held] - np.maximum(ready[held], self.end[self.after[held]])
-
-    @classmethod
-    def synchronous(cls, rows: Ints, call: Ints, duration: Floats) -> _Events:
-        events = cls.__new__(cls)
-        events.rows, events.call, events.duration = rows, call, duration
-        events.stream = np.zeros(len(rows), dtype=np.int64)
-        events.latency, events.delay = np.zeros(len(rows)), np.zeros(len(rows))
-        events.after = np.full(len(rows), NONE, dtype=np.int64)
-        return events
-
-    def _previous_end(self) -> Floats:
-        """The end of what ran before on the same stream."""
-        previous = np.full(len(self.rows), -np.inf)
-        for stream in range(int(self.stream.max(initial=-1)) + 1):
-            mine = np.flatnonzero(self.stream == stream)
-            mine = mine[np.argsort(self.start[mine], kind="stable")]
-            previous[mine[1:]] = np.maximum.accumulate(self.end[mine])[:-1]
-        return previous
-
-    def _held_by(self, late: Floats) -> Ints:
-        """An event of another stream that ended just before a late event began."""
-        after = np.full(len(self.rows), NONE, dtype=np.int64)
-        order = np.argsort(self.end, kind="stable")
-        ends = self.end[order]
-        for at in np.flatnonzero(late > NEAR_S).tolist():
-            place = int(np.searchsorted(ends, self.start[at] + 1e-9, side="right")) - 1
-            while place >= 0 and self.start[at] - ends[place] < NEAR_S:
-                other = int(order[place])
-                if self.stream[other] != self.stream[at] and self.call[other] < self.call[at]:
-                    after[at] = other
-                    break
-                place -= 1
-        return after
 
 
 def _event_kinds(trace: Trace, rows: Ints, items: list[Item], item_of: Ints) -> Ints:
     copies = np.array([name.startswith(COPIES) for name in trace.names], dtype=bool)
     kinds = np.where(copies[trace.name[rows]], COPY, COMPUTE).astype(np.int64)
     talks = np.array([item.family == "communication" for item in items], dtype=bool)
-    kinds[talks[item_of]] = COMMUNICATION
+    kinds[talks[item_of] | communication.named(trace)[trace.name[rows]]] = COMMUNICATION
     return kinds
-
-
-def _waits(trace: Trace, calls: Ints, start: Floats, end: Floats, events: _Events) -> tuple[Floats, Ints, Floats, Ints]:
-    """Each call's own cost, the event it waited for, the time from that event's end to the call's, and the kind."""
-    count = len(calls)
-    cost, waits_for = end - start, np.full(count, NONE, dtype=np.int64)
-    tail, kind = np.zeros(count), np.zeros(count, dtype=np.int64)
-    names = ["" if row == NONE else trace.name_of(row) for row in calls.tolist()]
-    order = np.argsort(events.end, kind="stable")
-    ends = events.end[order]
-    own: dict[int, int] = {int(call): at for at, call in enumerate(events.call.tolist())}  # its last event
-    launching = np.array(sorted(own), dtype=np.int64)
-    finished = np.sort(events.end[[own[at] for at in launching.tolist()]])
-    queued = np.searchsorted(launching, np.arange(count)) - np.searchsorted(finished, start, side="right")
-    free = [at for at in own if names[at] and queued[at] < QUEUE_FULL]
-    launch_cost = float(np.median(cost[free])) if free else 5e-6
-    for at, name in enumerate(names):
-        if at in own:
-            event = own[at]
-            row = int(events.rows[event])
-            within = events.start[event] < end[at] and events.end[event] <= end[at] + NEAR_S / 2
-            # a kernel's launch never waits for its kernel, however late it returns
-            if trace.kind[row] == Kind.MEMCPY and cost[at] > 2 * NEAR_S and within:
-                small = 0 <= trace.bytes[row] < SMALL_COPY
-                waits_for[at], kind[at] = event, WAITS.index("sync" if small else "copy")
-                tail[at], cost[at] = max(end[at] - events.end[event], 0.0), 0.0
-            elif cost[at] > 100e-6 or queued[at] >= QUEUE_FULL:
-                cost[at] = min(cost[at], launch_cost)  # the call waited for room: the replay has a queue of its own
-        elif name.startswith((*SYNCS, *ALLOCATORS)):
-            place = int(np.searchsorted(ends, end[at] + NEAR_S / 2, side="right")) - 1
-            while place >= 0 and ends[place] > start[at]:
-                event = int(order[place])
-                if events.call[event] < at:
-                    waits_for[at], tail[at], cost[at] = event, max(end[at] - ends[place], 0.0), 0.0
-                    break
-                place -= 1
-            kind[at] = WAITS.index("sync" if name.startswith(SYNCS) else "allocator")
-    return cost, waits_for, tail, kind

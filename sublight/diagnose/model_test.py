@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sublight.diagnose import fakes, replay
+from sublight.diagnose.events import WAITS
 from sublight.diagnose.fakes import BIG, LATENCY_US, Machine
-from sublight.diagnose.model import COMMUNICATION, COMPUTE, COPY, WAITS, Model
+from sublight.diagnose.model import COMMUNICATION, COMPUTE, COPY, Model
 from sublight.diagnose.replay_test import products, steps
 from sublight.trace.record import NONE, Kind, Trace
 

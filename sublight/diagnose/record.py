@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sublight.diagnose.source import SourceLine
 from sublight.results import Limits
 from sublight.trace.record import Trace
 
@@ -21,8 +22,11 @@ BREAKDOWN = {  # every part of a step, in the order of the bar; they add up to s
     "copy": "idle: copies not hidden",
     "allocator": "idle: allocator",
     "communication": "idle: communication not hidden",
+    "start_up": "idle: start-up, once",
     "other": "idle: other",
 }
+BUSY = ("floor", "fusable", "above_floor", "unknown")  # the device at work; the others are idle time
+MOSTLY_KNOWN = 0.1  # of the step: with more than this of unknown cost, the step's own floor is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Finding:
     places: tuple[Place, ...] = ()  # the first ones in the step that is drawn
     ops: tuple[str, ...] = ()  # names of the ops concerned
     cure: str = ""  # the line that has us do it, where one has
+    sources: tuple[SourceLine, ...] = ()  # the user's own lines, the most frequent first
 
     @property
     def code(self) -> str:
@@ -62,6 +67,7 @@ class Finding:
             "cure": self.cure,
             "places": [{"start_s": place.start_s, "end_s": place.end_s} for place in self.places],
             "ops": list(self.ops),
+            "sources": [{"place": line.place, "count": line.count, "share": line.share} for line in self.sources],
         }
 
 
@@ -119,7 +125,7 @@ class Explanation:
     steps_from: str  # how steps were found: "optimizer steps", "ProfilerStep annotations", …
     step_s: float
     step_spread_s: float  # half the distance between the quartiles over the steps; 0 with one step
-    op_floor_s: float  # the ops as written, each at its floor
+    op_floor_s: float  # the ops as written, each at its floor; an op of unknown cost counts as it was measured
     floor_s: float  # after what can be fused is fused
     verdict: str  # a finding's id, or "healthy"
     sentence: str  # the verdict in one sentence
@@ -128,20 +134,46 @@ class Explanation:
     findings: tuple[Finding, ...]  # by saving, largest first
     ops: tuple[OpRow, ...]  # by device time, largest first
     ranges: tuple[RangeRow, ...] = ()
+    fixed_floor_s: float = 0.0  # the floor after all fixes: lower where one drops work or lowers the precision
+    traced_step_s: float = 0.0  # the step as it was recorded, with the profiler's cost in it
+    caveats: tuple[str, ...] = ()  # what limits how far this can be trusted, a sentence each
+    unsure: bool = False  # whether one of the caveats may turn the verdict
     notes: tuple[str, ...] = ()  # what the reader must know: parts lost, assumptions, unknown costs with their share
     trace: Trace | None = None  # for the timeline and the memory chart
     window_s: tuple[float, float] = (0.0, 0.0)  # the step that the timeline draws, from the trace's first event
     meta: Mapping[str, Any] = field(default_factory=dict)
     drawn_by: Callable[[Explanation], str] | None = None  # what a notebook shows it with
 
+    @property
+    def idle_s(self) -> float:
+        """What of the step the device does nothing in."""
+        return sum(seconds for name, seconds in self.breakdown.items() if name not in BUSY)
+
+    @property
+    def unknown_s(self) -> float:
+        """Device time of ops whose cost is not known."""
+        return self.breakdown.get("unknown", 0.0)
+
+    @property
+    def floor_known(self) -> bool:
+        """Whether enough of the step has a known cost for the step to have a floor."""
+        return bool(self.limits.limits) and self.unknown_s <= MOSTLY_KNOWN * self.step_s
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the limit, for the whole step; None where the floor is not known."""
+        return self.floor_s / self.step_s if self.floor_known and self.step_s > 0 else None
+
     def _repr_html_(self) -> str | None:
         return self.drawn_by(self) if self.drawn_by else None
 
     def to_json(self) -> dict[str, Any]:
         head = ("source", "device", "kind", "limits_from", "steps", "steps_from", "step_s", "step_spread_s")
-        floors = ("op_floor_s", "floor_s", "verdict", "sentence", "combined_saving_s")
+        floors = ("traced_step_s", "op_floor_s", "floor_s", "fixed_floor_s", "fraction")
+        verdict = ("verdict", "sentence", "unsure", "combined_saving_s")
         return {
-            **{name: getattr(self, name) for name in (*head, *floors)},
+            **{name: getattr(self, name) for name in (*head, *floors, *verdict)},
+            "caveats": list(self.caveats),
             "breakdown": dict(self.breakdown),
             "findings": [finding.to_json() for finding in self.findings],
             "ops": [row.to_json() for row in self.ops],

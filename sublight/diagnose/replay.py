@@ -1,11 +1,13 @@
 """Run a model: when each call returns and each event ends, if the host and the device do what the model says.
 
 Steps are replayed several times over, so that a host that runs ahead gets its lead and a host that falls behind loses
-it: the time per step is that of the settled half.
+it: the time per step is that of the settled half. Between two waits, whole runs of calls are worked out at once.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,8 @@ SHORT_S = 5e-6  # an event held back longer than this did not wait for its launc
 QUEUE = 1022  # launches that a stream holds before the next one waits
 MOST_CALLS = 60_000  # of one replay
 LEAST_STEPS = 8
+SHORT = 40  # calls: fewer are faster one by one
+ROUNDS = 12  # of streams that wait for each other within a run
 MOST_REPEATS = 16
 
 
@@ -53,61 +57,17 @@ def run(model: Model, *, repeats: int = 0) -> Replay:
     """Replay the model; pure arithmetic, in the order of the host's calls."""
     repeats = repeats or repeats_of(model)
     n_calls, n_events = len(model.call_row), len(model.event_row)
-    before = sum(model.before_s.values(), start=np.zeros(n_calls)).tolist()
-    cost, tail, waits_for = model.cost_s.tolist(), model.tail_s.tolist(), model.waits_for.tolist()
-    first_event = np.searchsorted(model.call, np.arange(n_calls + 1)).tolist()
-    stream, duration = model.stream.tolist(), model.duration_s.tolist()
-    latency, delay, after = model.latency_s.tolist(), model.delay_s.tolist(), model.after.tolist()
-    free = [0.0] * (int(model.stream.max(initial=-1)) + 1)
-    ends: list[float] = []  # of all events so far, in order of launch
-    starts: list[float] = []
-    launched: list[bool] = []
-    host: list[tuple[float, float, float, float, float]] = []
-    marks: list[float] = []
-    now, busy_until = 0.0, 0.0
-    last_of_all = n_calls - 1
+    state = _State(model, repeats)
+    pieces = _pieces(model)
+    marks = []
     for repeat in range(repeats):
-        base = repeat * n_events
-        for call in range(n_calls):
-            begun = now
-            now += before[call]
-            queued = len(ends) - QUEUE
-            if queued >= 0 and ends[queued] > now and first_event[call] < first_event[call + 1]:
-                now = ends[queued]  # the queue is full
-            at = now
-            for event in range(first_event[call], first_event[call + 1]):
-                line = stream[event]
-                ready = at + latency[event]
-                start, by_launch = ready, True
-                if free[line] > start:
-                    start, by_launch = free[line], False
-                other = after[event]
-                if other >= 0 and base + other < len(ends) and ends[base + other] > start:
-                    start, by_launch = ends[base + other], False
-                start += delay[event]
-                by_launch = by_launch and delay[event] < SHORT_S
-                if start < at:
-                    start = at
-                end = start + duration[event]
-                free[line] = end
-                starts.append(start)
-                ends.append(end)
-                launched.append(by_launch)
-                if end > busy_until:
-                    busy_until = end
-            now += cost[call]
-            wait_start = wait_end = now
-            target = waits_for[call]
-            if target >= 0 and base + target < len(ends):
-                if ends[base + target] > now:
-                    wait_end = now = ends[base + target]
-                now += tail[call]
-            host.append((begun, at, wait_start, wait_end, now))
-            if call == last_of_all:
-                marks.append(max(now, busy_until))
+        for first, last in pieces:
+            if last - first < SHORT or not state.at_once(repeat, first, last):
+                state.one_by_one(repeat, first, last)
+        marks.append(max(state.now, state.busy_until))
     half = repeats // 2
     settled_events, settled_calls = slice(half * n_events, None), slice(half * n_calls, None)
-    times = np.array(host[settled_calls]).reshape(-1, 5)
+    times = state.host[settled_calls]
     steps = (repeats - half) * model.steps
     return Replay(
         step_s=(marks[-1] - marks[half - 1]) / steps,
@@ -115,9 +75,9 @@ def run(model: Model, *, repeats: int = 0) -> Replay:
         end_s=marks[-1],
         steps=steps,
         event=np.tile(np.arange(n_events, dtype=np.int64), repeats - half),
-        event_start=np.array(starts[settled_events]),
-        event_end=np.array(ends[settled_events]),
-        by_launch=np.array(launched[settled_events], dtype=bool),
+        event_start=state.starts[settled_events],
+        event_end=state.ends[settled_events],
+        by_launch=state.launched[settled_events],
         call=np.tile(np.arange(n_calls, dtype=np.int64), repeats - half),
         host_start=times[:, 0],
         call_start=times[:, 1],
@@ -125,3 +85,168 @@ def run(model: Model, *, repeats: int = 0) -> Replay:
         wait_end=times[:, 3],
         call_end=times[:, 4],
     )
+
+
+def _pieces(model: Model) -> list[tuple[int, int]]:
+    """Runs of calls in which nothing but the last call waits, and fewer events start than a queue holds."""
+    n_calls = len(model.call_row)
+    first_event = np.searchsorted(model.call, np.arange(n_calls + 1))
+    pieces = []
+    waits = (np.flatnonzero(model.waits_for >= 0) + 1).tolist()
+    for first, last in itertools.pairwise(sorted({0, n_calls, *waits})):
+        while first_event[last] - first_event[first] > QUEUE and last - first > 1:
+            middle = int(np.searchsorted(first_event, first_event[first] + QUEUE, side="right")) - 1
+            middle = min(max(middle, first + 1), last - 1)
+            pieces.append((first, middle))
+            first = middle
+        pieces.append((first, last))
+    return pieces
+
+
+class _State:
+    """The clocks, and the times of everything that has run; a repeat's events follow those of the repeat before."""
+
+    def __init__(self, model: Model, repeats: int) -> None:
+        n_calls, n_events = len(model.call_row), len(model.event_row)
+        self.model, self.n_calls, self.n_events = model, n_calls, n_events
+        self.before = sum(model.before_s.values(), start=np.zeros(n_calls))
+        self.first = np.searchsorted(model.call, np.arange(n_calls + 1))
+        self.free = [0.0] * (int(model.stream.max(initial=-1)) + 1)
+        self.starts, self.ends = np.zeros(repeats * n_events), np.zeros(repeats * n_events)
+        self.launched = np.zeros(repeats * n_events, dtype=bool)
+        self.host = np.zeros((repeats * n_calls, 5))
+        self.now = self.busy_until = 0.0
+
+    @functools.cached_property
+    def lists(self) -> _Lists:
+        return _Lists(self.before, self.first, self.model)
+
+    def one_by_one(self, repeat: int, first: int, last: int) -> None:
+        """Calls of a short run, each for itself."""
+        columns = self.lists
+        base, now, free, all_ends = repeat * self.n_events, self.now, self.free, self.ends
+        begun_at = base + columns.first[first]
+        starts: list[float] = []
+        ends: list[float] = []
+        launched: list[bool] = []
+        host = []
+
+        def end_of(event: int) -> float:
+            return ends[event - begun_at] if event >= begun_at else float(all_ends[event])
+
+        for call in range(first, last):
+            begun = now
+            now += columns.before[call]
+            events = range(columns.first[call], columns.first[call + 1])
+            done = base + columns.first[call]  # events so far
+            if events and done >= QUEUE:
+                now = max(now, end_of(done - QUEUE))  # the queue is full
+            at = now
+            for event in events:
+                line, wait = columns.stream[event], columns.delay[event]
+                ready = at + columns.latency[event]
+                start = max(ready, free[line])
+                if 0 <= (other := columns.after[event]) < event:
+                    start = max(start, end_of(base + other))
+                launched.append(start <= ready and wait < SHORT_S)
+                start = max(start + wait, at)
+                free[line] = end = start + columns.duration[event]
+                starts.append(start)
+                ends.append(end)
+                if end > self.busy_until:
+                    self.busy_until = end
+            now += columns.cost[call]
+            wait_start = wait_end = now
+            if 0 <= (target := columns.waits_for[call]) < columns.first[call + 1]:
+                wait_end = now = max(now, end_of(base + target))
+                now += columns.tail[call]
+            host.append((begun, at, wait_start, wait_end, now))
+        here = slice(begun_at, base + columns.first[last])
+        self.starts[here], self.ends[here], self.launched[here] = starts, ends, launched
+        self.host[repeat * self.n_calls + first : repeat * self.n_calls + last] = host
+        self.now = now
+
+    def at_once(self, repeat: int, first: int, last: int) -> bool:
+        """Calls of a long run: `end[i] = max(end[i - 1] + a[i], b[i])` is a running maximum of b less the sum of a.
+
+        Streams that wait for each other are gone over until nothing changes; False where that takes too long.
+        """
+        model, base = self.model, repeat * self.n_events
+        low, high = int(self.first[first]), int(self.first[last])
+        done = base + self.first[first:last]  # events before each call
+        launches = (self.first[first + 1 : last + 1] > self.first[first:last]) & (done >= QUEUE)
+        room = np.where(launches, self.ends[np.maximum(done - QUEUE, 0)], -np.inf) if high > low else -np.inf
+        cost = model.cost_s[first:last]
+        at = _running(self.now, self.before[first:last] + np.concatenate(([0.0], cost[:-1])), room)
+        called = at[model.call[low:high] - first]
+        if not self._streams(base, low, high, called):
+            return False
+        calls = slice(repeat * self.n_calls + first, repeat * self.n_calls + last)
+        over = at + cost
+        self.host[calls, 0] = np.concatenate(([self.now], over[:-1]))
+        self.host[calls, 1] = at
+        self.host[calls, 2:] = over[:, None]
+        self._wait(repeat, last - 1)
+        return True
+
+    def _streams(self, base: int, low: int, high: int, called: Floats) -> bool:
+        """When the events of a run start and end, each stream at once."""
+        model, here = self.model, slice(base + low, base + high)
+        ready = called + model.latency_s[low:high]
+        after = model.after[low:high]
+        held_back = np.flatnonzero((after >= 0) & (after < np.arange(low, high)))
+        delay, duration, stream = model.delay_s[low:high], model.duration_s[low:high], model.stream[low:high]
+        lines = [(line, np.flatnonzero(stream == line)) for line in np.unique(stream).tolist()]
+        starts, ends = np.empty(high - low), np.full(high - low, -np.inf)
+        idle, held = np.empty(high - low, dtype=bool), np.full(high - low, -np.inf)
+        self.ends[here] = -np.inf
+        for _ in range(ROUNDS):
+            held[held_back] = self.ends[base + after[held_back]]
+            for line, mine in lines:
+                least = np.maximum(ready[mine], held[mine])
+                earliest = np.maximum(least + delay[mine], called[mine])
+                ends[mine] = _running(self.free[line], delay[mine] + duration[mine], earliest + duration[mine])
+                free = np.concatenate(([self.free[line]], ends[mine][:-1]))
+                starts[mine] = np.maximum(np.maximum(least, free) + delay[mine], called[mine])
+                idle[mine] = (free <= ready[mine]) & (held[mine] <= ready[mine])
+            settled = not len(held_back) or np.array_equal(self.ends[here], ends)
+            self.ends[here] = ends
+            if settled:
+                break
+        else:
+            return False
+        self.starts[here], self.launched[here] = starts, idle & (delay < SHORT_S)
+        for line, mine in lines:
+            self.free[line] = float(ends[mine][-1])
+        self.busy_until = max(self.busy_until, float(ends.max(initial=0.0)))
+        return True
+
+    def _wait(self, repeat: int, call: int) -> None:
+        """Of a run, only the last call can wait."""
+        row = self.host[repeat * self.n_calls + call]
+        target = int(self.model.waits_for[call])
+        if 0 <= target < self.first[call + 1]:
+            row[3] = max(row[2], float(self.ends[repeat * self.n_events + target]))
+            row[4] = row[3] + self.model.tail_s[call]
+        self.now = float(row[4])
+
+
+class _Lists:
+    """The model's columns as lists: single values of an array are slow to get."""
+
+    def __init__(self, before: Floats, first: Ints, model: Model) -> None:
+        self.before, self.cost, self.tail = before.tolist(), model.cost_s.tolist(), model.tail_s.tolist()
+        self.waits_for, self.first = model.waits_for.tolist(), first.tolist()
+        self.stream, self.duration = model.stream.tolist(), model.duration_s.tolist()
+        self.latency, self.delay, self.after = model.latency_s.tolist(), model.delay_s.tolist(), model.after.tolist()
+
+
+def _running(start: float, step: Floats, least: Floats | float) -> Floats:
+    """x[i] = max(x[i - 1] + step[i], least[i]), from `start` on.
+
+    >>> _running(1.0, np.array([1.0, 1.0, 1.0]), np.array([0.0, 5.0, 0.0])).tolist()
+    [2.0, 5.0, 6.0]
+    """
+    total = np.cumsum(step)
+    result: Floats = total + np.maximum(np.maximum.accumulate(least - total), start)
+    return result

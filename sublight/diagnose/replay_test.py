@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sublight.diagnose import fakes, replay
 from sublight.diagnose.fakes import GEMM, PRODUCT, QUEUE, Machine
+from sublight.diagnose.model import Model
 from sublight.trace.record import Trace
 
 Body = Callable[[Machine], Any]
@@ -121,3 +122,56 @@ def test_a_chain_without_syncs_takes_the_longer_of_host_and_device(chain: list[t
     host_us, device_us = sum(host for _, host in chain), sum(us for us, _ in chain)
     step_us = replay.run(fakes.case(steps(body, 5)).model).step_s * 1e6
     assert step_us == pytest.approx(max(host_us, device_us), rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------------ at once, one by one
+
+CALL = st.tuples(
+    st.floats(0, 50),  # before it, µs
+    st.floats(0, 10),  # its cost
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0, 60), st.floats(-2, 20), st.integers(-1, 30)), max_size=3),
+    st.integers(-1, 40),  # the event that it waits for
+)
+
+
+def made_of(calls: list[Any], queue: int) -> Model:
+    """Any chain of calls: events with a stream, a duration, a delay and another that they wait for, earlier or not."""
+    events = [(at, *event) for at, call in enumerate(calls) for event in call[2]]
+    columns = list(zip(*events, strict=True)) or [()] * 5
+    count, n_events = len(calls), len(events)
+    return Model(
+        steps=1,
+        call_row=np.arange(count),
+        step=np.zeros(count, dtype=np.int64),
+        before_s={"launch": np.array([call[0] for call in calls]) * 1e-6},
+        cost_s=np.array([call[1] for call in calls]) * 1e-6,
+        waits_for=np.array([call[3] if call[3] < n_events else -1 for call in calls], dtype=np.int64),
+        tail_s=np.full(count, 1e-6),
+        wait_kind=np.ones(count, dtype=np.int64),
+        torch_events=np.zeros(count, dtype=np.int64),
+        event_row=np.arange(n_events),
+        call=np.array(columns[0], dtype=np.int64),
+        stream=np.array(columns[1], dtype=np.int64),
+        kind=np.zeros(n_events, dtype=np.int64),
+        item=np.zeros(n_events, dtype=np.int64),
+        duration_s=np.array(columns[2], dtype=np.float64) * 1e-6,
+        latency_s=np.full(n_events, 4e-6),
+        delay_s=np.array(columns[3], dtype=np.float64) * 1e-6,
+        after=np.array([other if other < n_events else -1 for other in columns[4]], dtype=np.int64),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(CALL, min_size=1, max_size=40), st.sampled_from([3, 7, 1022]))
+def test_runs_at_once_give_what_calls_one_by_one_give(calls: list[Any], queue: int) -> None:
+    model = made_of(calls, queue)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "QUEUE", queue)
+        for short in (0, 10**9):
+            patch.setattr(replay, "SHORT", short)
+            found.append(replay.run(model, repeats=4))
+    at_once, one_by_one = found
+    assert at_once.step_s == pytest.approx(one_by_one.step_s, abs=1e-12)
+    for name in ("event_start", "event_end", "host_start", "call_start", "wait_start", "wait_end", "call_end"):
+        np.testing.assert_allclose(getattr(at_once, name), getattr(one_by_one, name), rtol=0, atol=1e-12, err_msg=name)

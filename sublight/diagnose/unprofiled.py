@@ -16,24 +16,42 @@ LEFT = 0.2  # of the host's time between calls, at least, is its own
 MOST_S = 20e-6  # that the profiler can cost an event
 EVENT_S, MEMORY_S = 2e-6, 1e-6  # of the host's time: an op or an API call with its shapes; with its allocations
 STACKS, PYTHON_S = 1.5, 0.7e-6  # times as much where stacks are recorded; and each Python function
+SLOWER = 4.0  # times as long, at most: the host in the steps that were timed, against those that were recorded
+NUDGE = 0.03  # of the host's time, to see whether the step grows with it
 CLOSE = 0.01  # to the measured step
-ROUNDS = 14  # of halving
+EXACT = 0.001
+ROUNDS = 14  # of narrowing down
 SHORTEST_S, LONGEST_S, MOST_STEPS = 1e-7, 1e6, 10**9  # of steps that can be
 
 
-def corrected(model: Model, trace: Trace) -> Model:
-    """The model without the profiler's cost: first what each event costs, then, if that is not all, a share of the
-    host's other time, which the profiler slows down where ops run inside it.
+def corrected(model: Model, trace: Trace) -> tuple[Model, float]:
+    """The model without the profiler's cost, as long as the step that was measured where one was; and how far it was
+    off that before it was made to fit.
+
+    First goes what each event costs, then, if that is not all, a share of the host's other time, which the profiler
+    slows down where ops run inside it. What is still too long is shortened throughout. A step that was recorded
+    shorter than it is was shorter on the host: loading and Python vary, kernels do not.
     """
     measured = unprofiled_s(trace)
     if not measured:
-        return _estimated(model, trace)
-    if replay.run(model).step_s <= measured:
-        return model
-    model = _least(lambda cost_s: _cheaper(model, cost_s, trace.on_gpu), measured, MOST_S)
-    if replay.run(model).step_s <= measured * (1 + CLOSE):
-        return model
-    return _least(lambda share: _faster(model, share), measured, 1 - LEFT)
+        return _estimated(model, trace), 0.0
+    step_s = replay.run(model).step_s
+    if step_s > measured:
+        whole = model
+        model, step_s = _fitted(lambda cost_s: _cheaper(whole, cost_s, trace.on_gpu), measured, MOST_S, step_s)
+    if step_s > measured * (1 + CLOSE):
+        cheaper = model
+        model, step_s = _fitted(lambda share: _faster(cheaper, share), measured, 1 - LEFT, step_s)
+    off = step_s / measured - 1
+    if off < -EXACT and _host_bound(model, step_s):
+        short = model
+        model, step_s = _fitted(lambda more: _faster(short, -more), measured, SLOWER - 1, step_s)
+    return (model.scaled(measured / step_s) if step_s > measured else model), off
+
+
+def _host_bound(model: Model, step_s: float) -> bool:
+    """Whether the step grows with the host's time."""
+    return replay.run(_faster(model, -NUDGE)).step_s > step_s * (1 + NUDGE / 3)
 
 
 def _estimated(model: Model, trace: Trace) -> Model:
@@ -49,16 +67,27 @@ def has_stacks(trace: Trace) -> bool:
     return len(trace.of_kind(Kind.PYTHON)) > 0 or any(detail.stack for detail in trace.details)
 
 
-def _least(change: Callable[[float], Model], measured: float, most: float) -> Model:
-    """The smallest change after which the step takes no longer than measured; at most `most`."""
-    low, high = 0.0, most
-    for _ in range(ROUNDS):
-        middle = (low + high) / 2
-        if replay.run(change(middle)).step_s > measured:
-            low = middle
+def _fitted(change: Callable[[float], Model], measured: float, most: float, before_s: float) -> tuple[Model, float]:
+    """The change, none to `most`, after which the step takes what was measured, or as near to it as a change gets; and
+    the step then. `before_s` is the step without a change: the longer the change, the further the step is from it.
+    """
+    low, low_s = 0.0, before_s
+    high, model = most, change(most)
+    high_s = replay.run(model).step_s
+    if (high_s - measured) * (low_s - measured) >= 0:
+        return model, high_s  # all of it is not enough
+    for round_ in range(ROUNDS):
+        share = (low_s - measured) / (low_s - high_s) if round_ % 3 < 2 else 0.5  # halved now and then: it may bend
+        middle = low + min(max(share, 0.02), 0.98) * (high - low)
+        model = change(middle)
+        step_s = replay.run(model).step_s
+        if abs(step_s - measured) < EXACT * measured:
+            return model, step_s
+        if (step_s - measured) * (low_s - measured) > 0:
+            low, low_s = middle, step_s
         else:
-            high = middle
-    return change(high)
+            high, high_s = middle, step_s
+    return change(high), high_s
 
 
 def _cheaper(model: Model, cost_s: float, on_gpu: bool) -> Model:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sublight import gpus, nvml, units
 from sublight.errors import BadInput, nearest
-from sublight.limits import LIMITS
+from sublight.limits import LIMITS, busy
 from sublight.limits.folder import cache_folder
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
@@ -40,14 +40,18 @@ class Machine:
         return cache_folder() / "limits" / f"{safe}.json"
 
 
-def this_machine(kind: Kind | None = None) -> Machine:
-    """The GPU where there is one, else the CPU; `kind` insists on one of them."""
+def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Machine:
+    """The GPU where there is one, else the CPU; `kind` insists on one of them. `threads`: that a CPU's op runs on, as
+    torch would by itself unless given.
+    """
     gpu = None if kind == "cpu" else gpus.detect()
     if gpu is None and kind == "cuda":
         raise BadInput("no GPU that torch can use here: `sublight doctor` says why, or use --device cpu")
     if gpu is None:
         model = _cpu_model()
-        digest = hashlib.sha256(f"{platform.node()} {model} {os.cpu_count()}".encode()).hexdigest()[:12]
+        digest = hashlib.sha256(
+            f"{platform.node()} {model} {os.cpu_count()} {threads or busy.threads()}".encode()
+        ).hexdigest()[:12]
         return Machine(kind="cpu", device=model, uuid=f"cpu-{digest}", driver=platform.release(), gpu=None)
     health = nvml.health()
     uuid = health.uuid if health else re.sub(r"\W+", "-", gpu.name)
@@ -96,7 +100,7 @@ def run(
         for probe in chosen:
             if progress:
                 progress(probe.name, len(found), total)
-            for limit in _measure(probe, context):
+            for limit in _marked(_measure(probe, context), machine.kind):
                 found.append(judge(limit, machine.gpu, nvml.health() if machine.kind == "cuda" else None))
                 if progress:
                     progress(limit.name, len(found), total)
@@ -119,6 +123,23 @@ def cached(machine: Machine) -> Limits | None:
     """What was measured on this device with this driver before; says so in its source."""
     limits = read_limits(machine.cache_path)
     return limits and dataclasses.replace(limits, source=f"cached, measured {limits.date}")
+
+
+def _marked(found: Iterable[Limit], kind: Kind) -> Iterable[Limit]:
+    """What others kept from the machine is noted with each figure of the host's."""
+    watch = busy.Watch()
+    for limit in found:
+        share = watch.share()
+        is_hosts = kind == "cpu" or limit.name.startswith(("launch", "host"))
+        if is_hosts and share is not None and share >= busy.BUSY:
+            limit = dataclasses.replace(limit, detail={**limit.detail, busy.MARK: round(share, 3)})
+        yield limit
+        watch = busy.Watch()
+
+
+def measured_busy(limits: Limits) -> list[str]:
+    """The limits that were measured while others used the machine."""
+    return [limit.name for limit in limits.limits if limit.value is not None and limit.detail.get(busy.MARK)]
 
 
 def _measure(probe: Probe, context: Context) -> Iterable[Limit]:
@@ -148,7 +169,8 @@ def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
 def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:
     """Merge into the cache: a partial or --only run replaces what it measured and leaves the rest.
 
-    A quick run on a busy machine may see less than a quiet one did: it only ever raises a limit.
+    A quick run may see less than a long one did, and one on a busy machine less than on a quiet one: such a run only
+    ever raises a limit, unless that was measured on a busy machine, too.
     """
     if not any(limit.value is not None for limit in limits.limits):
         return
@@ -156,17 +178,21 @@ def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:
         merged = {limit.name: limit for limit in before.limits}
         for limit in limits.limits:
             before_it = merged.get(limit.name)
-            if before_it is None or before_it.value is None or _replaces(limit, before_it.value, quick):
+            if before_it is None or before_it.value is None or _replaces(limit, before_it, quick):
                 merged[limit.name] = limit
         limits = dataclasses.replace(limits, limits=tuple(merged.values()))
     with contextlib.suppress(BadInput):  # a read-only home must not cost the user the measurement: the caller has it
         write_json(limits.to_json(), path)
 
 
-def _replaces(limit: Limit, before: float, quick: bool) -> bool:
-    if limit.value is None:
-        return False
-    return not quick or (limit.value < before if limit.unit == "s" else limit.value > before)
+def _replaces(limit: Limit, before: Limit, quick: bool) -> bool:
+    if limit.value is None or before.value is None:
+        return limit.value is not None
+    is_better = limit.value < before.value if limit.unit == "s" else limit.value > before.value
+    was_busy, is_busy = (bool(one.detail.get(busy.MARK)) for one in (before, limit))
+    if was_busy != is_busy:
+        return was_busy or is_better
+    return is_better or not (quick or is_busy)
 
 
 def _cpu_model() -> str:

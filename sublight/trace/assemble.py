@@ -17,7 +17,7 @@ FAR_NS = 2**62  # no clock is there before the year 2116, and the difference of 
 def assemble(
     *,
     source: str,
-    tool: Literal["pytorch", "nsight"],
+    tool: Literal["pytorch", "nsight", "jax"],
     kind: npt.ArrayLike,
     name_ids: npt.ArrayLike,
     names: Sequence[str],

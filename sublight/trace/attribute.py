@@ -76,6 +76,12 @@ class Attribution:
         return NONE
 
     @functools.cached_property
+    def has_places(self) -> bool:
+        """Whether the trace says anything of source or modules."""
+        detailed = any(detail.stack or detail.module for detail in self.trace.details)
+        return detailed or bool(self._recorded) or bool((self.trace.kind == _PYTHON).any())
+
+    @functools.cached_property
     def _recorded(self) -> dict[int, tuple[str, str]]:
         """Source and module by top-level op row, from a step that our capture recorded with stacks."""
         sources = self.trace.meta.get("sources")
@@ -107,6 +113,11 @@ class Attribution:
 
     def place(self, row: int) -> tuple[str, str]:
         """The source line and the module of a row; empty where the trace does not tell."""
+        own = self.trace.detail_of(row)
+        if self.trace.tool == "jax" and (own.stack or own.module):  # XLA writes it with each kernel
+            return user_frame(own.stack), own.module
+        if not self.has_places:
+            return "", ""
         chain = self.ops_above(row)
         start = chain[-1] if chain else row
         source, module = self._recorded.get(start, ("", ""))

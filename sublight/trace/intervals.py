@@ -26,6 +26,16 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
     return np.stack((first[opens], reach[closes]), axis=1)
 
 
+def middle(values: npt.ArrayLike) -> float:
+    """The median. (numpy's own imports masked arrays first, which takes longer than to read a small trace.)
+
+    >>> middle([3, 1, 2]), middle([4.0, 1.0])
+    (2.0, 2.5)
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 def length(intervals: Intervals) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 

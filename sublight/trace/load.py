@@ -6,22 +6,41 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublight.errors import BadInput
-from sublight.trace.read import chrome, nsight
+from sublight.trace.read import chrome
 from sublight.trace.record import Trace
 
 ENDINGS = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 _SQLITE = b"SQLite format 3\x00"
+FOREIGN = {  # by ending: what it is, and what to do
+    ".xplane.pb": "an XPlane profile of JAX or TensorFlow, not a Chrome trace: JAX writes *.trace.json.gz beside it, "
+    "and jax.profiler.trace(..., create_perfetto_trace=True) perfetto_trace.json.gz; name one of these",
+    ".pftrace": "a Perfetto trace in its binary form, not a Chrome trace: `traceconv json FILE out.json` converts it",
+    ".ncu-rep": "a report of Nsight Compute, on single kernels: explain takes a step, from torch.profiler or nsys",
+    ".qdrep": "a report of an old Nsight Systems: `nsys export --type sqlite FILE` converts it",
+}
+FOREIGN[".perfetto-trace"] = FOREIGN[".pftrace"]
 
 
 def is_trace(path: Path) -> bool:
     """Whether this is for loading rather than for running: by its name, else by its first bytes."""
-    if path.is_dir() or path.name.endswith((*ENDINGS, ".gz")):
+    if path.is_dir() or path.name.endswith((*ENDINGS, ".gz", *FOREIGN)):
         return True
     if path.suffix == ".py" or not path.is_file():
         return False
     with path.open("rb") as file:
-        first = file.read(64)
-    return first.startswith((_SQLITE, b"\x1f\x8b")) or first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+        first = file.read(4096)
+    if first.startswith((_SQLITE, b"\x1f\x8b")) or first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        return True
+    return bool(_foreign(path.name, first))
+
+
+def _foreign(name: str, first: bytes) -> str:
+    """What a file is that is no trace for us, by its name or its first bytes; empty where neither tells."""
+    if ending := next((ending for ending in FOREIGN if name.endswith(ending)), ""):
+        return FOREIGN[ending]
+    if first[:1] == b"\n" and (b"/host:CPU" in first or b"/device:" in first):  # field 1 of a protocol buffer
+        return FOREIGN[".xplane.pb"]
+    return ""
 
 
 def load(path: Path) -> list[Trace]:
@@ -36,16 +55,23 @@ def load(path: Path) -> list[Trace]:
 def _file(path: Path) -> list[Trace]:
     try:
         with path.open("rb") as file:
-            database = file.read(len(_SQLITE)) == _SQLITE
+            first = file.read(4096)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    database = first.startswith(_SQLITE)
+    if not database and (what := _foreign(path.name, first)):
+        raise BadInput(f"{path} is {what}")
     if database or path.name.endswith((".sqlite", ".nsys-rep")):
+        from sublight.trace.read import nsight  # with its tables, which a Chrome trace does not need
+
         return nsight.load(path)
     return [chrome.load(path)]
 
 
 def _folder(path: Path) -> list[Trace]:
     files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS))
+    if not files and (runs := sorted(path.glob("plugins/profile/*/"))):  # where JAX puts them, by date
+        return _folder(runs[-1])
     if not files:
         raise BadInput(f"{path} holds no trace: none of its files ends in {', '.join(ENDINGS)}")
     traces: list[Trace] = []

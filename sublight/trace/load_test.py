@@ -7,7 +7,7 @@ import pytest
 
 from sublight.errors import BadInput
 from sublight.trace import fuzz_test, load
-from sublight.trace.read import chrome_fakes
+from sublight.trace.read import chrome_fakes, jax_fakes
 
 
 def test_a_trace_is_known_by_its_name_or_its_first_bytes(tmp_path: Path) -> None:
@@ -55,3 +55,37 @@ def test_nothing_to_load_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_bytes(b"{")
     with pytest.raises(BadInput, match=r"no trace of .* can be read: .*broken.json"):
         load.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("host.xplane.pb", b"\n\x10", "an XPlane profile of JAX or TensorFlow"),
+        ("profile", b"\n\x84\x01\x08\x02\x12\x09/host:CPU", "an XPlane profile of JAX or TensorFlow"),
+        ("run.pftrace", b"\n\x05hello", "a Perfetto trace in its binary form"),
+        ("run.perfetto-trace", b"\n\x05hello", "a Perfetto trace in its binary form"),
+        ("kernel.ncu-rep", b"NVR\0", "a report of Nsight Compute"),
+        ("old.qdrep", b"NVDA", "a report of an old Nsight Systems"),
+    ],
+)
+def test_what_is_no_trace_for_us_is_named_for_what_it_is(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert load.is_trace(tmp_path / name), "and not run as a script"
+    with pytest.raises(BadInput, match=words) as error:
+        load.load(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_chrome_trace_by_another_name_is_still_one(tmp_path: Path) -> None:
+    (tmp_path / "trace.txt").write_bytes(b"\n" + chrome_fakes.text())  # the first byte of a protocol buffer, too
+    assert load.load(tmp_path / "trace.txt")[0].tool == "pytorch"
+
+
+def test_the_folder_that_jax_writes(tmp_path: Path) -> None:
+    for day in ("2026_11_14", "2026_11_15"):
+        run = tmp_path / "plugins" / "profile" / day
+        run.mkdir(parents=True)
+        (run / "host.xplane.pb").write_bytes(b"\n\x10")
+        (run / "host.trace.json.gz").write_bytes(gzip.compress(jax_fakes.text()))
+    (trace,) = load.load(tmp_path)
+    assert trace.tool == "jax" and "2026_11_15" in trace.source

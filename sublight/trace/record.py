@@ -104,7 +104,7 @@ class Trace:
     """All events of one process, or of one rank."""
 
     source: str  # the file, or "this run"
-    tool: Literal["pytorch", "nsight"]
+    tool: Literal["pytorch", "nsight", "jax"]
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
     details: tuple[Detail, ...]  # details[0] is EMPTY

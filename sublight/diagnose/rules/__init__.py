@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from sublight.diagnose.rules.allocator_thrash import ALLOCATOR_THRASH
+from sublight.diagnose.rules.anomaly_mode import ANOMALY_MODE
 from sublight.diagnose.rules.data_loading import DATA_LOADING
+from sublight.diagnose.rules.dense_embedding import DENSE_EMBEDDING
 from sublight.diagnose.rules.exposed_communication import EXPOSED_COMMUNICATION
 from sublight.diagnose.rules.exposed_copy import EXPOSED_COPY
 from sublight.diagnose.rules.fp32 import FP32_WHERE_BF16_SERVES
@@ -13,16 +15,18 @@ from sublight.diagnose.rules.host_sync import HOST_SYNC
 from sublight.diagnose.rules.launch_bound import LAUNCH_BOUND
 from sublight.diagnose.rules.no_tensor_cores import NO_TENSOR_CORES
 from sublight.diagnose.rules.pageable_copy import PAGEABLE_COPY
-from sublight.diagnose.rules.profiler_distorted import PROFILER_DISTORTED
 from sublight.diagnose.rules.rank_imbalance import RANK_IMBALANCE
 from sublight.diagnose.rules.recompilation import RECOMPILATION
 from sublight.diagnose.rules.redundant_copy import REDUNDANT_CAST_OR_COPY
+from sublight.diagnose.rules.repeated_line import REPEATED_LINE
 from sublight.diagnose.rules.slow_kernel import SLOW_KERNEL
 from sublight.diagnose.rules.small_grid import SMALL_GRID
+from sublight.diagnose.rules.start_up import START_UP
 from sublight.diagnose.rules.unfused_attention import UNFUSED_ATTENTION
 from sublight.diagnose.rules.unfused_norm import UNFUSED_NORM
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
 from sublight.diagnose.rules.unfused_pointwise import UNFUSED_POINTWISE
+from sublight.diagnose.rules.worker_restart import WORKER_RESTART
 
 RULES = (
     LAUNCH_BOUND,
@@ -45,5 +49,9 @@ RULES = (
     RECOMPILATION,
     GRAPH_BREAK,
     FP32_WHERE_BF16_SERVES,
-    PROFILER_DISTORTED,
+    START_UP,
+    ANOMALY_MODE,
+    REPEATED_LINE,
+    DENSE_EMBEDDING,
+    WORKER_RESTART,
 )

@@ -8,7 +8,8 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.model import WAITS, Model
+from sublight.diagnose.events import WAITS
+from sublight.diagnose.model import Model
 from sublight.fix.cure.cache import CACHE
 from sublight.trace.record import NONE
 
@@ -29,11 +30,10 @@ def check(case: Case) -> Change | None:
         return model.replace(waits_for=waits_for, tail_s=tail, cost_s=cost)
 
     return Change(
-        title=f"the allocator goes to the driver {case.per_step(len(calls)):.0f} times a step, "
-        f"{units.text(spent, 's')} in which the host waits",
+        title=f"the allocator goes to the driver {case.often(len(calls))} times a step",
         evidence=(
-            "calls a step: "
-            + ", ".join(f"{name} ×{count / case.model.steps:.1f}" for name, count in names.most_common(4)),
+            f"the host waits {units.text(spent, 's')} a step in these calls: "
+            + ", ".join(f"{name} ×{case.often(count)}" for name, count in names.most_common(4)),
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX,

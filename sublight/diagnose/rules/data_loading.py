@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from sublight import units
+from sublight.diagnose import python, python_advice
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.work import LOADING
 from sublight.fix.cure.workers import WORKERS
 from sublight.trace.record import Kind
+
+MOST_WORKERS = 16  # beyond, workers wait for the disk and for each other
+LEAST = 0.2  # of the loading time, for a function to be named
 
 
 def check(case: Case) -> Change | None:
@@ -18,25 +24,62 @@ def check(case: Case) -> Change | None:
     rows = trace.rows_named(lambda name: name.startswith(LOADING))
     rows = rows[trace.kind[rows] == Kind.RANGE]
     workers = any("MultiProcessing" in trace.name_of(row) for row in rows[:50].tolist())
+    restarts_s = min(python.spent(case, python.starts_workers)[0], per_step_s) if workers else 0.0
     how = "its workers are too slow" if workers else "it runs in the step's own process (num_workers=0)"
+    hot = [spot for spot in python.spots(case, in_loader=True) if spot.share >= LEAST] if not workers else []
+    if restarts_s > per_step_s / 2:
+        how = "most of it for workers that start anew"
     return Change(
         title=f"the step waits {units.text(per_step_s, 's')} for its next batch: {how}",
         evidence=(
             f"DataLoader.__next__ takes {units.text(per_step_s, 's')} of a step of {units.text(case.step_s, 's')}",
             f"the device was idle meanwhile for {units.text(case.split.parts['data'], 's')} a step",
+            *(
+                f"{spot.function}() in {spot.file}:{spot.line} {python_advice.kind_of(spot, trace).does}: "
+                f"{units.percent(spot.share)} of the loading"
+                for spot in hot[:2]
+            ),
         ),
-        fix=_MORE if workers else _WORKERS,
-        cure="" if workers else WORKERS.line,
+        fix=_fix(case, workers),
+        cure="" if workers or by_trainer(case) else WORKERS.line,
         edit=lambda model: model.without("data"),
+        most_s=per_step_s - restarts_s,  # the rest is another finding's
         rows=case.inside(rows),
+        at=tuple((spot.place, f"{units.percent(spot.line_share)} of the loading") for spot in hot[:2]),
     )
 
 
-_WORKERS = """\
-DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True, persistent_workers=True, prefetch_factor=4)
-# work that is the same every epoch (decoding, tokenising) is better done once and kept"""
-_MORE = """\
-DataLoader(..., num_workers=2 * old, prefetch_factor=4, persistent_workers=True)
-# or cheaper items: decode and resize once and keep the result, collate tensors instead of lists"""
+def workers_here(case: Case) -> int:
+    """As many as the machine that was recorded has cores, less the one that runs the steps."""
+    cores = case.trace.meta.get("cores")
+    known = cores if isinstance(cores, int) and cores > 0 else os.cpu_count() or 1
+    return max(1, min(known - 1, MOST_WORKERS))
+
+
+def by_trainer(case: Case) -> bool:
+    """Whether Hugging Face's Trainer runs the steps: then the loader is its own."""
+    samples = case.trace.meta.get("samples")
+    frames = samples.get("frames") if isinstance(samples, dict) else None
+    return isinstance(frames, list) and any(
+        isinstance(frame, list) and frame and str(frame[0]).startswith("transformers/trainer.py") for frame in frames
+    )
+
+
+def _fix(case: Case, workers: bool) -> str:
+    count = workers_here(case)
+    if by_trainer(case):
+        return f"TrainingArguments(..., dataloader_num_workers={count}, dataloader_persistent_workers=True)\n{_ONCE}"
+    options = f"num_workers={count}, prefetch_factor=4, persistent_workers=True"
+    if workers:
+        return f"# one worker a core to spare, no more: {count} here\nDataLoader(..., {options})\n{_CHEAPER}"
+    pinned = ", pin_memory=True" if case.on_gpu else ""
+    return f"DataLoader(dataset, batch_size=..., {options}{pinned})\n{_ONCE}"
+
+
+_ONCE = "# work that is the same every epoch (decoding, tokenising) is better done once and kept"
+_CHEAPER = (
+    "# with as many already, cheaper items: decode and resize once and keep the result, "
+    "collate tensors instead of lists"
+)
 
 DATA_LOADING = Rule(id="data-loading", check=check)

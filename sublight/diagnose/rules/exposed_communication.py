@@ -7,6 +7,8 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.model import COMMUNICATION, TALKING, Model
+from sublight.diagnose.ranks import ranks
+from sublight.diagnose.record import BUSY
 from sublight.trace.record import NONE
 
 
@@ -28,26 +30,53 @@ def check(case: Case) -> Change | None:
         after[np.isin(after, events)] = NONE
         return model.replace(stream=stream, after=after)
 
+    waiting = _waiting_s(case)
     return Change(
-        title=f"{units.text(exposed, 's')} of {units.text(total, 's')} of communication a step run with no kernel "
-        "beside them",
+        title=f"{units.part_of(exposed, total, 's')} of communication a step are hidden by no kernel",
         evidence=(
-            f"{case.per_step(len(events)):.0f} collectives a step: {', '.join(name[:50] for name in names[:3])}",
+            f"{case.often(len(events))} collectives a step: {', '.join(name[:50] for name in names[:3])}",
+            *((f"{units.text(waiting, 's')} a step of it are spent waiting for slower ranks",) if waiting else ()),
+            *_too_long(case, total),
         ),
         fix=_FIX,
         edit=edit,
+        most_s=max(exposed - waiting, 0.0),
         rows=rows,
+    )
+
+
+def _waiting_s(case: Case) -> float:
+    """What of the time in collectives other ranks do not have: it is waited for, not sent."""
+    if not case.others:
+        return 0.0
+    here, *others = ranks(case)
+    return max(here.talk_s - min((rank.talk_s for rank in others), default=here.talk_s), 0.0)
+
+
+def _too_long(case: Case, total: float) -> tuple[str, ...]:
+    """Where there is not enough work to hide it behind."""
+    work = sum(case.split.parts[name] for name in BUSY)
+    if total <= work:
+        return ()
+    return (
+        f"it takes longer than the {units.text(work, 's')} of work a step that could hide it: send less, or a larger "
+        "batch a rank",
     )
 
 
 def _on_host(case: Case, exposed: float) -> Change:
     rows = case.trace.rows_named(lambda name: name.startswith(TALKING))
     names = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
+    waiting = _waiting_s(case)
     return Change(
         title=f"the host waits {units.text(exposed, 's')} a step in collectives",
-        evidence=(f"{', '.join(name[:50] for name in names[:3])}",),
+        evidence=(
+            f"collectives: {', '.join(name[:50] for name in names[:3])}",
+            *((f"{units.text(waiting, 's')} a step of it are spent waiting for slower ranks",) if waiting else ()),
+        ),
         fix=_FIX,
         edit=lambda model: model.without("communication"),
+        most_s=max(exposed - waiting, 0.0),
         rows=rows,
     )
 

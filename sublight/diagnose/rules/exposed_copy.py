@@ -17,10 +17,11 @@ def check(case: Case) -> Change | None:
     size, seconds = case.per_step(int(case.trace.bytes[rows].sum())), case.device_s(events)
     lines = case.lines(rows.tolist())
     return Change(
-        title=f"copies of {units.text(size, 'B')} a step run alone: {units.text(seconds, 's')} at "
-        f"{units.text(size / seconds if seconds else None, 'B/s')}, with no kernel beside them",
+        title=f"copies of {units.text(size, 'B')} a step run with no kernel beside them",
         evidence=(
-            f"{case.per_step(len(events)):.0f} copies a step; exposed: {units.text(case.split.parts['copy'], 's')}",
+            f"{case.often(len(events))} copies a step take {units.text(seconds, 's')}, at "
+            f"{units.text(size / seconds if seconds else None, 'B/s')}; alone for "
+            f"{units.text(case.split.parts['copy'], 's')} of it",
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX,

@@ -37,10 +37,10 @@ def check(case: Case) -> Change | None:
     seconds = np.concatenate((_in_half(case, single, start, full / half), start[light] / 2 * CAST))
     share = float(busy[single].sum()) / case.step_s
     return Change(
-        title=f"the model runs in float32: its products are {units.percent(share)} of the step, and bfloat16 runs them "
-        f"{half / full:.1f} times as fast and moves half the bytes",
+        title=f"the model runs in float32, its products for {units.percent(share)} of the step",
         evidence=(
-            f"{case.per_step(len(single)):.0f} float32 products a step, {units.text(float(busy[single].sum()), 's')}",
+            f"{case.often(len(single))} float32 products a step take {units.text(float(busy[single].sum()), 's')}; in "
+            f"bfloat16 they run {half / full:.1f} times as fast",
             f"{units.text(float(busy[moved].sum()), 's')} a step in float32 ops that move bytes",
             *(("counted on top of TF32: no-tensor-cores has the rest",) if given else ()),
         ),

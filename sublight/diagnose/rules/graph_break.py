@@ -40,12 +40,16 @@ def check(case: Case) -> Change | None:
         return model.replace(waits_for=waits_for, tail_s=tail, cost_s=cost)
 
     said = [str(reason)[:160] for reason in reasons] if isinstance(reasons, dict) else []
+    apart = case.often(sum(len(group.items) for group in groups))
+    fused_s = sum(case.device_s(events) for events, _ in parts)
+    kept_apart = (
+        f"{apart} kernels a step, {units.text(fused_s, 's')}, which a whole graph would fuse, are kept apart",
+    )
     return Change(
-        title=f"the compiled model runs in {len(rows) / case.model.steps:.0f} pieces a step: "
-        f"{units.text(host_s, 's')} of Python between them, and kernels that could be one",
+        title=f"the compiled model runs in {case.often(len(rows))} pieces a step",
         evidence=(
-            f"{case.per_step(sum(len(group.items) for group in groups)):.0f} kernels a step stand next to one that a "
-            f"whole graph would fuse them with: {units.text(sum(case.device_s(events) for events, _ in parts), 's')}",
+            f"{units.text(host_s, 's')} of Python a step between the pieces",
+            *(kept_apart if groups else ()),
             *said[:3],
         ),
         fix=_FIX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sublight import units
+from sublight.diagnose.advice import no_compiling, shapes_change
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.model import COMPUTE, Model
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
@@ -28,15 +29,15 @@ def check(case: Case) -> Change | None:
     host_s = float((model.before_s["launch"] + model.cost_s)[calls].sum()) / len(calls)
     events = np.flatnonzero(model.kind == COMPUTE)
     mean_s = float(np.mean(model.duration_s[events]))
-    count = case.per_step(len(events))
-    what = "kernel" if case.on_gpu else "op"
+    against, varies = no_compiling(case), shapes_change(case)
     return Change(
-        title=_title(case, host_s, mean_s, idle_s),
+        title=_title(case, events, idle_s),
         evidence=(
-            f"{count:.0f} {what}s a step, {units.text(mean_s, 's')} each on average",
+            _compared(case, host_s, mean_s),
             f"{'idle meanwhile' if case.on_gpu else 'between ops'}: {units.text(idle_s, 's')} a step",
+            *((f"torch.compile is no advice: {against}",) if against else ()),
         ),
-        fix=_FIX if case.on_gpu else _CPU_FIX,
+        fix=_CPU_FIX if not case.on_gpu else _PADDED if varies else _GRAPH if against else _COMPILE + _GRAPH,
         cure=GRAPH.line if case.on_gpu else "",
         edit=_graphed if case.on_gpu else _compiled,
         most_s=idle_s * (1 - _of_optimizer(case)),
@@ -44,14 +45,18 @@ def check(case: Case) -> Change | None:
     )
 
 
-def _title(case: Case, host_s: float, mean_s: float, idle_s: float) -> str:
-    share = units.percent(idle_s / case.step_s)
+def _title(case: Case, events: Ints, idle_s: float) -> str:
+    share, count = units.percent(idle_s / case.step_s), case.often(len(events))
     if not case.on_gpu:
-        return f"{share} of the step passes between ops that run {units.text(mean_s, 's')} each: they are too small"
-    return (
-        f"the host takes {units.text(host_s, 's')} to launch a kernel that runs {units.text(mean_s, 's')}: "
-        f"the device waits {share} of the step"
-    )
+        return f"{share} of the step passes between {count} ops, in calling them"
+    return f"launching {count} kernels a step keeps the device idle for {share} of it"
+
+
+def _compared(case: Case, host_s: float, mean_s: float) -> str:
+    if not case.on_gpu:
+        return f"from op to op the host takes {units.text(host_s, 's')}, an op {units.text(mean_s, 's')} on average"
+    host, kernel = units.text(host_s, "s"), units.text(mean_s, "s")
+    return f"a launch takes the host {host} on average, the kernel the device {kernel}"
 
 
 def _of_optimizer(case: Case) -> float:
@@ -86,15 +91,22 @@ def _compiled(model: Model) -> Model:
     return model.replace(before_s={**model.before_s, "launch": launch})
 
 
-_FIX = """\
-# replay the step as one CUDA graph
-model = torch.compile(model, mode="reduce-overhead")
-# or capture it yourself, with inputs in buffers that stay:
-graph = torch.cuda.CUDAGraph()
+_COMPILE = """\
+model = torch.compile(model, mode="reduce-overhead")   # replays the step as CUDA graphs
+# or, without compiling:
+"""
+_GRAPH = """\
+graph = torch.cuda.CUDAGraph()                         # captured once, its inputs in buffers that stay
 with torch.cuda.graph(graph):
     output = model(static_input)
 static_input.copy_(batch); graph.replay()"""
+_PADDED = (
+    """\
+# shapes differ from step to step, which a graph cannot: pad them to a few sizes, and capture one graph for each
+"""
+    + _GRAPH
+)
 _CPU_FIX = """\
-model = torch.compile(model)  # fewer, larger ops; or a larger batch"""
+# fewer, larger ops: a larger batch; one op over all rows instead of a loop over them"""
 
 LAUNCH_BOUND = Rule(id="launch-bound", check=check)

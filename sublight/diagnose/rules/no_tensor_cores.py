@@ -26,8 +26,7 @@ def check(case: Case) -> Change | None:
     single = "float32" in dtypes
     lines = case.lines(rows.tolist())
     return Change(
-        title=f"{units.percent(spent / case.step_s)} of the step is {' and '.join(dtypes)} products on the ordinary "
-        "cores, none on the tensor cores",
+        title=f"{' and '.join(dtypes)} products, {units.percent(spent / case.step_s)} of the step, use no tensor cores",
         evidence=(
             f"{units.text(spent, 's')} a step in kernels such as {kernels[0][:80]}",
             *((f"at {lines}",) if lines else ()),

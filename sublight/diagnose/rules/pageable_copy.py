@@ -6,7 +6,8 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule
-from sublight.diagnose.model import COPY, SMALL_COPY, Model
+from sublight.diagnose.events import SMALL_COPY
+from sublight.diagnose.model import COPY, Model
 from sublight.fix.cure.pinned import PINNED
 from sublight.trace.record import NONE, Ints
 
@@ -26,10 +27,10 @@ def check(case: Case) -> Change | None:
     back = rows[np.isin(rows, trace.rows_named(lambda name: name.startswith("Memcpy DtoH")))]
     way = "to" if trace.bytes[back].sum() * 2 > trace.bytes[rows].sum() else "from"
     return Change(
-        title=f"{units.text(size, 'B')} a step are copied {way} pageable memory at {units.text(rate, 'B/s')}; "
-        f"pinned memory reaches {units.text(best, 'B/s')} and does not hold up the host",
+        title=f"{units.text(size, 'B')} a step are copied {way} pageable memory, which holds up the host",
         evidence=(
-            f"{case.per_step(len(events)):.0f} copies a step, {units.text(seconds, 's')}",
+            f"{case.often(len(events))} copies a step take {units.text(seconds, 's')}, at {units.text(rate, 'B/s')}; "
+            f"from pinned memory they reach {units.text(best, 'B/s')}",
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX if way == "from" else _BACK,

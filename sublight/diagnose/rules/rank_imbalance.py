@@ -1,4 +1,4 @@
-"""rank-imbalance: some ranks compute longer, and the others wait for them in the collectives."""
+"""rank-imbalance: some ranks come late to the collectives, and the others wait for them there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.work import device_rows
-from sublight.trace import intervals, steps
-from sublight.trace.attribute import attribute
-from sublight.trace.costs import kernel_family
+from sublight.diagnose.ranks import Rank, ranks
 from sublight.trace.record import Trace
 
 LEAST = 0.02
@@ -18,35 +15,41 @@ LEAST = 0.02
 def check(case: Case) -> Change | None:
     if not case.others:
         return None
-    ranks = [case.trace, *case.others]
-    busy = np.array([compute_s(trace) for trace in ranks])
-    lost = float(busy.max() - busy.mean())
+    found = ranks(case)
+    compute, talk = (np.array([getattr(rank, name) for rank in found]) for name in ("compute_s", "talk_s"))
+    by_work = float(compute.max() - compute.mean())
+    by_wait = float(talk.mean() - talk.min()) if talk.all() else 0.0  # whoever waits least is waited for
+    lost = max(by_work, by_wait)
     if lost < LEAST * case.step_s:
         return None
-    slowest = ranks[int(busy.argmax())]
+    slow = found[int(compute.argmax())] if by_work >= by_wait / 2 else found[int(talk.argmin())]
     return Change(
-        title=f"rank {_name(slowest)} computes {units.text(float(busy.max()), 's')} a step, the average rank "
-        f"{units.text(float(busy.mean()), 's')}: the others wait",
-        evidence=tuple(
-            f"rank {_name(trace)}: {units.text(float(s), 's')}" for trace, s in zip(ranks, busy, strict=True)
-        ),
+        title=_title(slow, float(compute.mean()), by_work >= by_wait / 2, lost),
+        evidence=tuple(_line(rank) for rank in found[:16])
+        + ((f"and {len(found) - 16} more",) if len(found) > 16 else ()),
         fix=_FIX,
         edit=lambda model: model,
         saving_s=lost,
+        floor_saving_s=lost,
     )
 
 
-def _name(trace: Trace) -> str:
+def _title(slow: Rank, mean_s: float, by_work: bool, lost_s: float) -> str:
+    if by_work:
+        return (
+            f"rank {name(slow.trace)} computes {units.text(slow.compute_s, 's')} a step, the average rank "
+            f"{units.text(mean_s, 's')}"
+        )
+    return f"rank {name(slow.trace)} comes late to the collectives: others wait {units.text(lost_s, 's')} a step for it"
+
+
+def _line(rank: Rank) -> str:
+    talk = f", {units.text(rank.talk_s, 's')} in collectives" if rank.talk_s else ""
+    return f"rank {name(rank.trace)}: {units.text(rank.compute_s, 's')} of work{talk}"
+
+
+def name(trace: Trace) -> str:
     return str(trace.rank) if trace.rank is not None else trace.source
-
-
-def compute_s(trace: Trace) -> float:
-    """Time per step in which a rank computes anything but collectives: what its steps launched, whenever it ran."""
-    found = steps.find(trace)
-    talks = np.array([kernel_family(name)[0] == "communication" for name in trace.names], dtype=bool)
-    rows = device_rows(attribute(trace), found)
-    rows = rows[~talks[trace.name[rows]]]
-    return intervals.length(intervals.union(*trace.span_s(rows))) / found.count
 
 
 _FIX = """\

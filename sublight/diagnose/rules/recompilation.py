@@ -21,9 +21,10 @@ def check(case: Case) -> Change | None:
     reasons = dynamo.get("recompile_reasons") if isinstance(dynamo, dict) else None
     said = [str(reason).strip()[:200] for reason in reasons] if isinstance(reasons, list) else []
     return Change(
-        title=f"torch.compile compiles again in the steps: {units.text(spent, 's')} a step",
+        title="the model is compiled again in the steps",
         evidence=(
-            f"{np.count_nonzero(case.model.before_s['compile']) / case.model.steps:.1f} stretches of compiling a step",
+            f"{case.often(int(np.count_nonzero(case.model.before_s['compile'])))} stretches of compiling a step take "
+            f"{units.text(spent, 's')}",
             *((f"{counted} compilations in the steps that were watched",) if counted else ()),
             *(f"because: {reason}" for reason in said[:2]),
         ),

@@ -29,10 +29,10 @@ def check(case: Case) -> Change | None:
     users = Counter(_user_name(case, case.items[at].row) for at in copies)
     lines = case.lines([case.items[at].row for at in copies][:200])
     return Change(
-        title=f"{case.per_step(len(copies)):.0f} casts and copies a step move {units.text(moved, 'B')} in "
-        f"{units.text(spent, 's')} and compute nothing",
+        title=f"{case.often(len(copies))} casts and copies a step compute nothing",
         evidence=(
-            "by: " + ", ".join(f"{name} ×{count / case.model.steps:.0f}" for name, count in users.most_common(4)),
+            f"{units.text(spent, 's')} a step" + (f" to move {units.text(moved, 'B')}" if moved else ""),
+            "by: " + ", ".join(f"{name} ×{case.often(count)}" for name, count in users.most_common(4)),
             *((f"at {lines}",) if lines else ()),
         ),
         fix=_FIX,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, edit_durations
-from sublight.diagnose.work import COPIES
+from sublight.diagnose.work import COPIES, Item
 
 FAR = 0.25  # of the limit
 REACHED = 0.8
 LONG_S = 20e-6  # a shorter one is bound by its launch
 LEAST = 0.03
+MOSTLY = 0.5  # of the calls with these shapes: a few slow ones among many were interrupted
 
 
 def check(case: Case) -> Change | None:
     grouped = {at for group in case.groups for at in group.items}
-    by_name: dict[str, list[int]] = defaultdict(list)
+    slow: dict[tuple[str, str], list[int]] = defaultdict(list)
+    calls_of = Counter(_kind(item) for item in case.items)
     for at, item in enumerate(case.items):
         duration = float(case.model.duration_s[case.events_of[at]].sum())
         if item.floor_s is None or at in grouped or item.family in ("communication", "optimizer") or duration < LONG_S:
@@ -26,7 +28,11 @@ def check(case: Case) -> Change | None:
         if item.name.startswith(COPIES) or item.cost is None or not item.cost.read_bytes:
             continue  # over the link: other findings; and what only writes may draw random numbers
         if item.floor_s / REACHED < FAR * duration:
-            by_name[item.name].append(at)
+            slow[_kind(item)].append(at)
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for kind, found in slow.items():
+        if len(found) >= MOSTLY * calls_of[kind]:
+            by_name[kind[0]] += found
     if not by_name:
         return None
     name = max(by_name, key=lambda name: case.device_s(case.events(by_name[name])))
@@ -39,14 +45,15 @@ def check(case: Case) -> Change | None:
     durations = case.model.duration_s[events]
     seconds = durations * (floor / REACHED) / spent
     rows = case.model.event_row[events]
+    calls = case.often(len(chosen))
     known = case.items[chosen[0]].known
     kernels = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
     lines = case.lines([case.items[at].row for at in chosen][:200])
     return Change(
-        title=f"{name} reaches {units.percent(floor / spent)} of its limit: {units.text(spent, 's')} a step, "
-        f"where {units.text(floor, 's')} would do",
+        title=f"{name} reaches {units.percent(floor / spent)} of its limit",
         evidence=(
-            f"{case.per_step(len(chosen)):.0f} calls a step" + (f", {known.shape} {known.dtype}" if known else ""),
+            f"{calls} {'call a step takes' if calls == '1' else 'calls a step take'} {units.text(spent, 's')}; "
+            f"{units.text(floor, 's')} would do" + (f": {known.shape} {known.dtype}" if known else ""),
             f"kernels: {', '.join(kernel[:60] for kernel in kernels[:2])}",
             *((f"at {lines}",) if lines else ()),
         ),
@@ -58,8 +65,12 @@ def check(case: Case) -> Change | None:
     )
 
 
+def _kind(item: Item) -> tuple[str, str]:
+    return item.name, item.known.shape if item.known is not None else ""
+
+
 _FIX = """\
-# another kernel for the same op: torch.compile(mode="max-autotune"), another layout (channels_last, contiguous rows),
-# sizes that are multiples of 64"""
+# another kernel for the same op: another layout (channels_last, contiguous rows), sizes that are multiples of 64,
+# a library's kernel; `sublight bench` and `sublight why` show what reaches the limit here"""
 
 SLOW_KERNEL = Rule(id="slow-kernel", check=check)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from sublight import units
+from sublight.diagnose.attention import call_for
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.rules.unfused_pointwise import propose
 
 
 def check(case: Case) -> Change | None:
-    return propose(case, "attention", _title, _FIX)
-
-
-def _title(ops: float, groups: float, spent: float, fused: float) -> str:
-    return (
-        f"attention written out as {ops:.0f} ops a step takes {units.text(spent, 's')}, mostly moving the scores; "
-        f"a fused kernel takes about {units.text(fused, 's')}"
+    forward = [group for group in case.groups if group.kind == "attention" and _has_softmax(case, group.items)]
+    change = propose(case, "attention", _title, "")
+    if change is None or not forward:
+        return None
+    calls = [call_for(case, group.items) for group in forward]
+    (call, _), *others = Counter(calls).most_common()
+    more = (f"{case.often(sum(count for _, count in others))} a step are written otherwise: look at their masks",)
+    return replace(
+        change,
+        fix=call.code,
+        evidence=(*change.evidence, f"mask: {call.mask}", *(more if others else ())),
     )
 
 
-_FIX = """\
-# q, k, v: (batch, heads, length, dim)
-out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)"""
+def _has_softmax(case: Case, items: tuple[int, ...]) -> bool:
+    return any(case.items[at].family == "softmax" and "backward" not in case.items[at].name for at in items)
+
+
+def _title(ops: float, groups: float) -> str:
+    return f"attention is written out as {units.count(ops)} ops a step, which move its scores through memory"
+
 
 UNFUSED_ATTENTION = Rule(id="unfused-attention", check=check)

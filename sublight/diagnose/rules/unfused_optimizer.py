@@ -40,11 +40,11 @@ def check(case: Case) -> Change | None:
     parts = [(np.sort(events[step == number]), fused_s) for number in np.unique(step).tolist()]
     spent = case.device_s(events)
     return Change(
-        title=f"{name} updates {elements / 1e6:.1f} M parameters with {case.per_step(len(events)):.0f} kernels a step; "
-        f"fused, with a few, in about {units.text(fused_s, 's')}",
+        title=f"{name} updates its parameters with {case.often(len(events))} kernels a step",
         evidence=(
-            f"{units.text(spent, 's')} of device time a step; the floor is {units.text(floor.seconds, 's')}",
-            f"{case.per_step(len(chosen)):.0f} ops a step to launch from the host",
+            f"{units.text(spent, 's')} of device time a step for {units.text(elements, '')}parameters; fused, about "
+            f"{units.text(fused_s, 's')}",
+            f"{case.often(len(chosen))} ops a step to launch from the host",
         ),
         fix=_FUSED.format(name=name) if name in HAVE_FUSED else _OTHER,
         cure=line_for(name) if name in HAVE_FUSED and case.on_gpu else "",
@@ -89,6 +89,6 @@ def _elements(dims: Any) -> int:
 _FUSED = """\
 optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)"""
 _OTHER = """\
-optimizer = Optimizer(model.parameters(), ..., foreach=True)   # or compile its step: torch.compile(optimizer.step)"""
+optimizer = Optimizer(model.parameters(), ..., foreach=True)   # over lists of tensors, not one by one"""
 
 UNFUSED_OPTIMIZER = Rule(id="unfused-optimizer", check=check)

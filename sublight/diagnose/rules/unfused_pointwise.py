@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from sublight import units
+from sublight.diagnose.advice import no_compiling
 from sublight.diagnose.case import Case, Change, Rule, fuse
 from sublight.diagnose.fusion import Kind
 from sublight.fix.cure.pointwise import POINTWISE
@@ -14,12 +16,16 @@ LEAST = 0.01
 
 
 def check(case: Case) -> Change | None:
-    return propose(case, "pointwise", _title, _FIX, POINTWISE.line)
+    change = propose(case, "pointwise", _title, _WRITE, POINTWISE.line)
+    if change is None:
+        return None
+    against = no_compiling(case, case.saving_s(change.edit))
+    if against:
+        return replace(change, evidence=(*change.evidence, f"torch.compile is no advice: {against}"))
+    return replace(change, fix=_COMPILE + _WRITE)
 
 
-def propose(
-    case: Case, kind: Kind, title: Callable[[float, float, float, float], str], fix: str, cure: str = ""
-) -> Change | None:
+def propose(case: Case, kind: Kind, title: Callable[[float, float], str], fix: str, cure: str = "") -> Change | None:
     """A change that makes one kernel of each group of this kind; the cure is one of kernels, which a CPU has not."""
     skip = case.in_optimizer
     groups = [group for group in case.groups if group.kind == kind and not skip & set(group.items)]
@@ -27,8 +33,8 @@ def propose(
     parts = [(events, seconds) for events, seconds in parts if len(events)]
     if not parts:
         return None
-    spent = sum(case.device_s(events) for events, _ in parts)
-    fused = sum(min(case.device_s(events), case.per_step(seconds)) for events, seconds in parts)
+    spent = min(sum(case.device_s(events) for events, _ in parts), case.step_s)
+    fused = min(sum(min(case.device_s(events), case.per_step(seconds)) for events, seconds in parts), spent)
     if spent - fused < LEAST * case.step_s:
         return None
     names = Counter(case.items[at].name for group in groups for at in group.items)
@@ -37,10 +43,10 @@ def propose(
     rows = [case.items[at].row for at in members]
     lines = case.lines(rows[:200])
     return Change(
-        title=title(len(members) / case.model.steps, len(groups) / case.model.steps, spent, fused),
+        title=title(case.per_step(len(members)), case.per_step(len(groups))),
         evidence=(
-            "ops: " + ", ".join(f"{name} ×{count / case.model.steps:.0f}" for name, count in names.most_common(6)),
             f"as they are {units.text(spent, 's')} a step; as one kernel each about {units.text(fused, 's')}",
+            "ops: " + ", ".join(f"{name} ×{case.often(count)}" for name, count in names.most_common(6)),
             *((f"at {lines}",) if lines else ()),
         ),
         fix=fix,
@@ -51,16 +57,15 @@ def propose(
     )
 
 
-def _title(ops: float, groups: float, spent: float, fused: float) -> str:
-    return (
-        f"{ops:.0f} memory-bound ops a step in {groups:.0f} chain{'s' if groups > 1 else ''} take "
-        f"{units.text(spent, 's')}: each reads and writes its whole tensor; fused, about {units.text(fused, 's')}"
-    )
+def _title(ops: float, groups: float) -> str:
+    return f"{units.count(ops)} elementwise ops a step each read and write their whole tensor"
 
 
-_FIX = """\
-model = torch.compile(model)             # or only the function with the chain:
-@torch.compile
-def activation(x, bias): ...             # and use F.gelu, F.silu, torch.addcmul where they say the same"""
+_COMPILE = """\
+model = torch.compile(model)        # or only the function with the chain; or by hand:
+"""
+_WRITE = """\
+y = F.gelu(x, approximate="tanh")   # one kernel: F.gelu, F.silu, torch.addcmul, where they say the same
+x = x.mul_(scale).add_(bias)        # in place, where nothing else needs x"""
 
 UNFUSED_POINTWISE = Rule(id="unfused-pointwise", check=check)

@@ -127,10 +127,19 @@ document.addEventListener("click", (event) => {
   const table = document.getElementById("optable");
   if (!table) return;
   const body = table.tBodies[0];
-  const rows = [...body.rows];
   const heads = [...table.tHead.rows[0].cells];
-  const numeric = heads.map((_, column) => rows[0] && rows[0].cells[column].dataset.v !== undefined);
-  const words = rows.map((row) => [...row.cells].map((cell) => `${cell.textContent} ${cell.firstElementChild?.title || ""}`).join(" ").toLowerCase());
+  // a row for equal calls, and the rows of their places, which follow it wherever it goes
+  const groups = [...body.querySelectorAll("tr[data-group]")].map((row) => ({
+    row, places: [...body.querySelectorAll(`tr[data-of="${row.dataset.group}"]`)], button: row.querySelector(".open"),
+  }));
+  const numeric = heads.map((_, column) => groups[0] && groups[0].row.cells[column].dataset.v !== undefined);
+  const text = (row) => [...row.cells].map((cell) => `${cell.textContent} ${cell.querySelector("[title]")?.title || ""}`).join(" ").toLowerCase();
+  groups.forEach((group) => { group.words = [group.row, ...group.places].map(text); });
+  const open = (group, on) => {
+    group.button?.setAttribute("aria-expanded", on);
+    group.places.forEach((row) => { row.hidden = !on; });
+  };
+  groups.forEach((group) => group.button?.addEventListener("click", () => open(group, group.button.getAttribute("aria-expanded") !== "true")));
   const sort = (column) => {
     // first click: largest first for figures, A to Z for words
     const now = heads[column].getAttribute("aria-sort");
@@ -138,8 +147,8 @@ document.addEventListener("click", (event) => {
     heads.forEach((head, at) => head.setAttribute("aria-sort", at !== column ? "none" : down ? "descending" : "ascending"));
     const key = (row) => (numeric[column] ? Number(row.cells[column].dataset.v) : row.cells[column].textContent);
     const order = (a, b) => (numeric[column] ? a - b : a.localeCompare(b, undefined, { numeric: true }));
-    const sorted = rows.map((row) => [key(row), row]).sort((a, b) => (down ? -1 : 1) * order(a[0], b[0]));
-    body.append(...sorted.map((pair) => pair[1]));
+    const sorted = groups.map((group) => [key(group.row), group]).sort((a, b) => (down ? -1 : 1) * order(a[0], b[0]));
+    body.append(...sorted.flatMap((pair) => [pair[1].row, ...pair[1].places]));
   };
   heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => sort(column)));
   const search = document.getElementById("search");
@@ -147,12 +156,16 @@ document.addEventListener("click", (event) => {
   const all = matches.textContent;
   const filter = () => {
     const wanted = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = (words) => wanted.every((word) => words.includes(word));
     let count = 0;
-    rows.forEach((row, at) => {
-      row.hidden = !wanted.every((word) => words[at].includes(word));
-      count += row.hidden ? 0 : 1;
+    groups.forEach((group) => {
+      const inPlaces = wanted.length > 0 && !found(group.words[0]) && group.words.slice(1).some(found);
+      group.row.hidden = !found(group.words[0]) && !inPlaces;
+      open(group, inPlaces);
+      if (inPlaces) group.places.forEach((row, at) => { row.hidden = !found(group.words[at + 1]); });
+      count += group.row.hidden ? 0 : 1;
     });
-    matches.textContent = wanted.length ? `${count} of ${rows.length} ops` : all;
+    matches.textContent = wanted.length ? `${count} of ${groups.length} ops` : all;
   };
   search.addEventListener("input", filter);
   search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; filter(); } });

@@ -27,7 +27,7 @@
   const toNs = (x) => view.from + x / width() * (view.to - view.from);
 
   function readColours() {
-    const names = ["paper", "raise", "ink", "faint", "line", "accent", "k-ink", ...new Set(KINDS), ...Array.from({ length: 8 }, (_, n) => `f${n}`)];
+    const names = ["paper", "raise", "ink", "faint", "line", "accent", "k-ink", ...new Set(KINDS), ...new Set(data.bands.map((one) => `c-${one.c}`))];
     colours = Object.fromEntries(names.map((name) => [name, page.colour(name)]));
   }
 
@@ -90,7 +90,7 @@
     data.bands.forEach((one) => {
       const left = toX(one.s), right = Math.max(toX(one.e), left + 2), strong = band === one;
       if (right < 0 || left > width()) return;
-      pen.fillStyle = pen.strokeStyle = colours[`f${one.f % 8}`];
+      pen.fillStyle = pen.strokeStyle = colours[`c-${one.c}`];
       pen.globalAlpha = strong ? 0.2 : 0.09;
       pen.fillRect(left, 0, right - left, tall);
       pen.globalAlpha = strong ? 1 : 0.5;
@@ -147,7 +147,7 @@
       }
     }
     data.bands.forEach((one) => {
-      pen.fillStyle = colours[`f${one.f % 8}`];
+      pen.fillStyle = colours[`c-${one.c}`];
       pen.fillRect(scale(one.s), MAP - 4, Math.max(2, scale(one.e) - scale(one.s)), 3);
     });
     pen.strokeStyle = colours.accent;
@@ -164,7 +164,7 @@
       const x = Math.min(wide - 10, Math.max(10, (Math.max(toX(one.s), 0) + Math.min(toX(one.e), wide)) / 2));
       if (toX(one.e) < 0 || toX(one.s) > wide || (x - used < 18 && band !== one)) return;
       used = x;
-      pen.fillStyle = colours[`f${one.f % 8}`];
+      pen.fillStyle = colours[`c-${one.c}`];
       pen.beginPath();
       pen.arc(x, RULER - 11, 8, 0, 7);
       pen.fill();
@@ -327,6 +327,11 @@
   page.onTheme.push(() => { readColours(); redraw(); });
   new ResizeObserver(() => requestAnimationFrame(redraw)).observe(canvas);
   readColours();
-  reset();
+  const first = data.bands[0]; // the first finding that shows itself here, with some of the step around it
+  if (first) {
+    const margin = Math.max(2 * (first.e - first.s), data.window_ns / 12);
+    band = first;
+    show(first.s - margin, first.e + margin);
+  } else reset();
   draw();
 })();

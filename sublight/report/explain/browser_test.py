@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sublight.diagnose.record import Place
 from sublight.report.explain import fakes as explain_fakes
 from sublight.report.explain import page as explain_page
 from sublight.report.explain import trace_fakes
@@ -129,6 +131,59 @@ def test_the_table_sorts_and_searches(tmp_path: Path) -> None:
     assert sorted(out["found"]) == ["aten::gelu", "aten::gelu_backward"]
     assert out["matches"] == f"2 of {len(explanation.ops)} ops"
     assert (out["none"], out["all"], out["sticky"]) == (0, len(explanation.ops), "sticky")
+
+
+def test_rows_of_equal_ops_open_sort_and_are_searched(tmp_path: Path) -> None:
+    first, *rest = explain_fakes.explanation().ops
+    layers = tuple(
+        dataclasses.replace(first, module=f"layer.{n}", source="net.py:7", device_s=first.device_s / 24)
+        for n in range(24)
+    )
+    script = """
+      const rows = () => [...document.querySelectorAll('#optable tbody tr')];
+      const seen = () => rows().filter((row) => !row.hidden).length;
+      const button = document.querySelector('.open');
+      out.closed = [seen(), button.getAttribute('aria-expanded')];
+      button.click();
+      out.opened = [seen(), button.getAttribute('aria-expanded')];
+      document.querySelectorAll('#optable th')[3].querySelector('button').click();
+      const group = rows().findIndex((row) => row.contains(button));
+      out.follow = rows().slice(group + 1, group + 25).every((row) => row.dataset.of !== undefined);
+      button.click();
+      const search = document.getElementById('search');
+      search.value = 'layer.17';
+      send(search, Event, 'input');
+      out.found = rows().filter((row) => !row.hidden).map((row) => row.cells[9].textContent);
+      send(search, KeyboardEvent, 'keydown', { key: 'Escape' });
+      out.again = seen();
+      const card = document.querySelectorAll('.card')[1];
+      const arrow = () => getComputedStyle(card.querySelector('summary'), '::before').transform;
+      const closed = arrow();
+      card.open = true;
+      out.arrow = closed !== 'none' && closed !== arrow();
+      out.cards = [...document.querySelectorAll('.card')].map((one) => one.open);
+    """
+    explanation = explain_fakes.explanation(ops=(*layers, *rest))
+    out = driven(tmp_path, explain_page.document(explanation), script)
+    alone = len(rest)
+    assert out["closed"] == [alone + 1, "false"] and out["opened"] == [alone + 25, "true"]
+    assert out["follow"] and out["again"] == alone + 1
+    assert out["found"] == ["net.py:7, 24 modules", "net.py:7 in layer.17"]
+    assert out["arrow"] and out["cards"][0] and not any(out["cards"][2:])
+
+
+def test_the_timeline_opens_at_the_first_finding(tmp_path: Path) -> None:
+    whole = explain_fakes.explanation()
+    begin = trace_fakes.STEP_NS / 1e9
+    short = dataclasses.replace(
+        whole.findings[0], places=(Place(start_s=begin + 0.015, end_s=begin + 0.0152, label="here"),)
+    )
+    script = (
+        "const at = document.getElementById('lanes').dataset; out.view = [Number(at.from), Number(at.to), at.band];"
+    )
+    document = explain_page.document(dataclasses.replace(whole, findings=(short, *whole.findings[1:])))
+    first, last, band = driven(tmp_path, document, script)["view"]
+    assert band == "0:0" and first < 15e6 < 15.2e6 < last and last - first < trace_fakes.STEP_NS / 3
 
 
 def test_the_timeline_zooms_pans_and_tells(tmp_path: Path) -> None:

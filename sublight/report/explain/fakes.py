@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow, Place, RangeRow
+from sublight.diagnose.source import SourceLine
 from sublight.report import fakes
 from sublight.report.explain.trace_fakes import GEMM, HOSTILE, LANES, STEP_NS, Tape, trace
 from sublight.results import Limit, Limits
@@ -87,11 +88,11 @@ def findings() -> tuple[Finding, ...]:
     return (
         Finding(
             id="data-loading",
-            title="The GPU waits 6.2 ms of every step for the next batch: the DataLoader runs in the training process",
+            title="The GPU waits 6.2 ms a step for the next batch",
             saving_s=6.1e-3,
             evidence=(
                 "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__ takes 6.18 ms of the 20.0 ms step",
-                "no kernel runs in that time; the loader has no workers (_SingleProcessDataLoaderIter)",
+                "no kernel runs in that time; the loader has no workers: it runs in the training process",
             ),
             fix="loader = DataLoader(dataset, batch_size=256, num_workers=4, pin_memory=True,\n"
             "                    persistent_workers=True, prefetch_factor=4)",
@@ -117,6 +118,17 @@ def findings() -> tuple[Finding, ...]:
             "if step % 100 == 0: print(torch.stack(losses).mean().item())",
             places=(Place(start_s=begin + 0.0102, end_s=begin + 0.0103),),
             ops=("aten::item",),
+            sources=(
+                SourceLine(
+                    place="train.py:52",
+                    count=1.0,
+                    number=52,
+                    above=("    loss.backward()",),
+                    below=("",),
+                    before="    total += loss.item()",
+                    after="    total += loss.detach()",
+                ),
+            ),
         ),
         Finding(
             id="pageable-copy",
@@ -170,8 +182,10 @@ def explanation(**changes: object) -> Explanation:
         op_floor_s=4.7e-3,
         floor_s=3.6e-3,
         verdict="data-loading",
-        sentence="The GPU waits for data 31 % of the step: load it in worker processes and save 6.10 ms of 20.0 ms.",
+        sentence=f"{findings()[0].title}: fixing it saves 6.10 of 20.0 ms (31 %)",
         combined_saving_s=7.9e-3,
+        fixed_floor_s=3.6e-3,
+        traced_step_s=20e-3,
         breakdown=breakdown,
         findings=findings(),
         ops=ops(),
@@ -179,6 +193,7 @@ def explanation(**changes: object) -> Explanation:
             RangeRow(name="forward", calls=1, host_s=0.54e-3, device_s=3.1e-3, streams=1),
             RangeRow(name=f"evil {HOSTILE}", calls=2, host_s=0.1e-3, device_s=0.0, streams=0),
         ),
+        caveats=("The machine was busy: a load of 9.0 on 2 cores. The host's times are too long.",),
         notes=("0.5 % of device time is in ops whose cost is not known: mylib::mystery.",),
         trace=trace(),
         window_s=(STEP_NS / 1e9, 2 * STEP_NS / 1e9),
@@ -213,7 +228,8 @@ def on_cpu() -> Explanation:
         op_floor_s=7.2e-3,
         floor_s=7.2e-3,
         verdict="healthy",
-        sentence="Healthy: the step runs at 90 % of the limit, and no fix that can be named saves more than 5 %.",
+        sentence="Healthy: ops run for 95 % of the 8.00 ms step, at 90 % of the limit",
+        caveats=(),
         combined_saving_s=0.0,
         breakdown=breakdown,
         findings=(),
@@ -231,12 +247,14 @@ def hostile() -> Explanation:
     whole = explanation()
     events = trace()
     texts = {"name": bad, "shape": bad, "dtype": bad, "module": bad, "source": bad, "bound": bad, "family": bad}
-    finding = {"id": bad, "title": bad, "evidence": (bad,), "fix": bad, "ops": (bad,)}
+    line = SourceLine(place=bad, count=1.0, number=1, before=bad, above=(bad,), below=(bad,), after=bad + "!")
+    finding = {"id": bad, "title": bad, "evidence": (bad,), "fix": bad, "ops": (bad,), "sources": (line,)}
     lane = {"process": bad, "number": bad, "label": bad}
     return dataclasses.replace(
         whole,
         **dict.fromkeys(("source", "device", "limits_from", "steps_from", "sentence", "verdict"), bad),  # type: ignore[arg-type]
         notes=(bad,),
+        caveats=(bad + "!",),
         findings=(dataclasses.replace(whole.findings[0], **finding),),  # type: ignore[arg-type]
         ops=tuple(dataclasses.replace(row, **texts, kernels=(bad,)) for row in whole.ops),  # type: ignore[arg-type]
         ranges=tuple(dataclasses.replace(row, name=bad) for row in whole.ranges),

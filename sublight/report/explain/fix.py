@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from sublight import units
+from sublight.diagnose.record import Explanation, Finding
 from sublight.fix.cure.record import Fixed, Tried
 from sublight.report.draw.tables import note, plain, titled
 from sublight.report.explain.terminal import printable
@@ -14,6 +17,31 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _STYLE = {"saves": "green", "no change": "dim", "slower": "red", "changed the numbers": "red", "failed": "red"}
+
+
+_LOST = ("slower", "no change", "changed the numbers", "failed")
+
+
+def as_measured(explanation: Explanation, fixed: Fixed) -> Explanation:
+    """The same without the advice that was tried and did not help: the line of a cure, and compiling."""
+    lost = {
+        name: tried for tried in fixed.tried if len(tried.names) == 1 and tried.verdict in _LOST for name in tried.names
+    }
+    return replace(explanation, findings=tuple(_without_lost(finding, lost) for finding in explanation.findings))
+
+
+def _without_lost(finding: Finding, lost: Mapping[str, Tried]) -> Finding:
+    mine = {name: tried for name, tried in lost.items() if finding.id in tried.findings}
+    evidence = tuple(f"{name}, tried on the script: {tried.verdict}{_by(tried)}" for name, tried in mine.items())
+    code = finding.fix
+    if "compile" in mine:
+        code = "\n".join(line for line in code.splitlines() if "torch.compile" not in line) or finding.fix
+    cure = "" if any(finding.cure and finding.cure in tried.line for tried in mine.values()) else finding.cure
+    return replace(finding, fix=code, cure=cure, evidence=(*finding.evidence, *evidence))
+
+
+def _by(tried: Tried) -> str:
+    return f" by {units.text(-tried.real_s, 's')} a step" if tried.verdict == "slower" and tried.real_s else ""
 
 
 def page(before: RenderableType, fixed: Fixed) -> RenderableType:

@@ -9,45 +9,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from sublight import units
-from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow
-from sublight.report.bench import TOO_GOOD_MEANS, dtype_text
-from sublight.report.explain import op_roofline, timeline
+from sublight.diagnose.record import BREAKDOWN, Explanation
+from sublight.report.explain import cards, op_roofline, op_table, timeline
 from sublight.report.explain import terminal as explain
-from sublight.results import TOO_GOOD, write_file
+from sublight.report.explain.causes import cause
+from sublight.report.explain.room import ROOMS, Room
+from sublight.results import write_file
 
 MOST_BYTES = 3_000_000
 ASSETS = Path(__file__).parents[1] / "assets"
 SCRIPTS = ("explain.js", "charts.js", "timeline.js")
-OPEN_FINDINGS = 3  # the rest are there, folded
-SHOWN_PLACES = 8
 NOTEBOOK_HEIGHT = 760
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """How much of everything fits."""
-
-    blocks: int
-    ops: int
-    characters: int  # of any text that came from a trace
-    findings: int = 60
-
-
-ROOMS = (  # the first that keeps the page under its size
-    Room(blocks=timeline.MOST_BLOCKS, ops=1500, characters=timeline.MOST_CHARACTERS),
-    Room(blocks=8000, ops=600, characters=160),
-    Room(blocks=4000, ops=300, characters=100),
-    Room(blocks=1000, ops=100, characters=60, findings=40),
-    Room(blocks=200, ops=30, characters=40, findings=10),
-)
+LEAST_SHARE = 0.0005  # of the step: a smaller part is not drawn
 
 
 def document(explanation: Explanation, tried: str = "") -> str:
@@ -106,14 +85,14 @@ def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Ro
     roof = op_roofline.chart(explanation, characters=room.characters)
     memory = timeline.memory(explanation)
     data = {"timeline": drawn.data if drawn else None, "roofline": roof, "memory": memory}
-    title = _cut(f"{explanation.verdict}: {explanation.source}", room)
+    title = room.cut(f"{explanation.verdict}: {explanation.source}")
     sections = (
         _header(explanation, room),
         _step(explanation),
-        f'<div class="columns">{_findings(explanation, room)}{_facts(explanation, room)}</div>',
+        f'<div class="columns">{cards.section(explanation, room)}{_facts(explanation, room)}</div>',
         tried,
         _timeline(explanation, drawn),
-        _ops(explanation, room),
+        op_table.section(explanation, room),
         _roofline(roof),
         _memory(memory),
         _ranges(explanation, room),
@@ -132,47 +111,65 @@ def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Ro
     return whole.encode("utf-8", "replace").decode()  # half a surrogate pair in a name must not stop the writing
 
 
-def _cut(words: str, room: Room) -> str:
-    return words if len(words) <= room.characters else f"{words[: room.characters - 1]}…"
-
-
 def _time(seconds: float | None) -> str:
     return escape(units.text(seconds, "s"))
 
 
 def _header(explanation: Explanation, room: Room) -> str:
-    fraction = units.percent(explain.fraction(explanation))
+    """The headline, what limits trust in it, and four figures."""
+    ranges = ("ranges",) if explain.shown_ranges(explanation) else ()
+    links = ("findings", "timeline", "ops", "roofline", "memory", *ranges, "notes")
+    nav = "".join(f'<a href="#{name}">{name}</a>' for name in links)
+    colour = "floor" if explanation.verdict == "healthy" else cause(explanation.verdict)
+    return (
+        '<header><div class="top"><span class="brand">sublight explain</span>'
+        f'<span class="source">{escape(room.cut(explanation.source))}</span>'
+        f'<nav aria-label="Sections">{nav}</nav>'
+        '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button></div>'
+        f'<h1><i class="c-{colour}" aria-hidden="true"></i><span>{_headline(explanation, room)}</span></h1>'
+        f"{_caveats(explanation, room)}<dl>{_tiles(explanation)}</dl></header>"
+    )
+
+
+def _headline(explanation: Explanation, room: Room) -> str:
+    """The sentence, with what it saves apart."""
+    words = explanation.sentence[: 4 * room.characters]
+    what, colon, gain = words.rpartition(": fixing it ")
+    return f"{escape(what)}: <em>fixing it {escape(gain)}</em>" if colon else escape(words)
+
+
+def _caveats(explanation: Explanation, room: Room) -> str:
+    if not explanation.caveats:
+        return ""
+    lines = "".join(f"<li>{escape(words[: 8 * room.characters])}</li>" for words in explanation.caveats[:20])
+    return f'<ul class="caveats" aria-label="What limits trust in this">{lines}</ul>'
+
+
+def _tiles(explanation: Explanation) -> str:
     after_s = explanation.step_s - explanation.combined_saving_s
     saving, spread = explanation.combined_saving_s, explanation.step_spread_s
     steps = "one step" if explanation.steps == 1 else f"over {explanation.steps} steps"
     after = f"step then {units.text(after_s, 's')}" if saving > 0 else "nothing to name"
+    unknown = units.percent(explain.share(explanation.unknown_s, explanation))
+    why = f"no cost known for {unknown}" if explanation.limits.limits else "no limits known"
+    known = explanation.floor_known
+    written = f"as written {units.text(explanation.op_floor_s, 's')}"
     figures = (
         ("step", _time(explanation.step_s), f"± {units.text(spread, 's')}" if spread > 0 else steps),
-        ("floor", _time(explanation.floor_s), f"as written {units.text(explanation.op_floor_s, 's')}"),
-        ("of the limit", escape(fraction), "floor / step"),
-        ("fixes save", _time(saving) if saving > 0 else "–", after),
+        ("floor", _time(explanation.floor_s) if known else "unknown", written if known else why),
+        ("of the limit", escape(units.percent(explanation.fraction)), "floor / step" if known else "not known"),
+        ("all fixes save", _time(saving) if saving > 0 else "–", after),
     )
-    tiles = "".join(
+    return "".join(
         f'<div class="tile"><dt>{escape(name)}</dt><dd>{value}<small>{escape(below)}</small></dd></div>'
         for name, value, below in figures
-    )
-    links = ("findings", "timeline", "ops", "roofline", "memory", *(["ranges"] if explanation.ranges else []), "notes")
-    nav = "".join(f'<a href="#{name}">{name}</a>' for name in links)
-    kind = "healthy" if explanation.verdict == "healthy" else "cause"
-    return (
-        '<header><div class="top"><span class="brand">sublight explain</span>'
-        f'<span class="source">{escape(_cut(explanation.source, room))}</span>'
-        f'<nav aria-label="Sections">{nav}</nav>'
-        '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button></div>'
-        f'<p class="verdict {kind}">{escape(_cut(explanation.verdict, room))}</p>'
-        f"<h1>{escape(explanation.sentence[: 4 * room.characters])}</h1><dl>{tiles}</dl></header>"
     )
 
 
 def _parts(explanation: Explanation) -> list[tuple[str, float]]:
-    return [
-        (name, explanation.breakdown.get(name, 0.0)) for name in BREAKDOWN if explanation.breakdown.get(name, 0.0) > 0
-    ]
+    """Those that there is anything of."""
+    least_s = LEAST_SHARE * explanation.step_s
+    return [(name, seconds) for name in BREAKDOWN if (seconds := explanation.breakdown.get(name, 0.0)) > least_s]
 
 
 def _step(explanation: Explanation) -> str:
@@ -203,47 +200,11 @@ def _facts(explanation: Explanation, room: Room) -> str:
         ("steps", explain.steps_text(explanation)),
         ("trace", explanation.trace.source if explanation.trace is not None else "not kept"),
     )
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(_cut(words, room))}</dd>" for name, words in facts)
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(room.cut(words))}</dd>" for name, words in facts)
     return (
         '<aside aria-label="Where the step goes, in figures"><h2>Where the step goes</h2>'
         '<table class="parts"><thead class="hidden"><tr><th>part</th><th>time</th><th>share</th></tr></thead>'
         f"<tbody>{rows}</tbody><tfoot>{total}</tfoot></table><dl class=facts>{listed}</dl></aside>"
-    )
-
-
-def _findings(explanation: Explanation, room: Room) -> str:
-    shown = explanation.findings[: room.findings]
-    cards = "".join(_card(index, finding, explanation, room) for index, finding in enumerate(shown))
-    more = len(explanation.findings) - len(shown)
-    cards += f"<p>{more} smaller findings are left out here; --json has all.</p>" if more else ""
-    return (
-        f'<section id="findings" tabindex="-1"><h2>What to change</h2>{cards}'
-        f'<p class="combined">{escape(explain.combined_text(explanation))}</p></section>'
-    )
-
-
-def _card(index: int, finding: Finding, explanation: Explanation, room: Room) -> str:
-    share = explain.share(finding.saving_s, explanation) or 0.0
-    long = 12 * room.characters
-    evidence = "".join(f"<li>{escape(words[:long])}</li>" for words in finding.evidence[:30])
-    bands = {band["p"] for band in timeline.bands(explanation) if band["f"] == index}
-    places = [at for at in range(len(finding.places)) if at in bands][:SHOWN_PLACES]
-    links = "".join(
-        f'<a class="place" href="#timeline" data-place="{index}:{at}">'
-        f"{'show in timeline' if order == 0 else order + 1}</a>"
-        for order, at in enumerate(places)
-    )
-    concerned = ", ".join(_cut(name, room) for name in finding.ops[:6])
-    foot = f'<p class="foot">{links}<span>{escape(concerned)}</span></p>' if links or concerned else ""
-    return (
-        f'<details class="card"{" open" if index < OPEN_FINDINGS else ""} data-finding="{index}"><summary>'
-        f'<span class="number f{index % 8}">{index + 1}</span><b class="id">{escape(_cut(finding.id, room))}</b>'
-        f'<span class="saves">saves <b>{_time(finding.saving_s)}</b> · {escape(units.percent(share))}</span>'
-        f'<span class="title">{escape(finding.title[:long])}</span>'
-        f'<span class="meter" aria-hidden="true"><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i></span>'
-        f'</summary><ul>{evidence}</ul><div class="fix"><button type="button" class="copy">copy</button>'
-        f'<pre tabindex="0" aria-label="The fix"><code>'
-        f"{escape(finding.code[:long])}</code></pre></div>{foot}</details>"
     )
 
 
@@ -274,65 +235,6 @@ def _timeline(explanation: Explanation, drawn: timeline.Timeline | None) -> str:
     )
 
 
-OP_COLUMNS = (  # heading and class
-    ("op", ""), ("shape", ""), ("dtype", ""), ("calls", "r"), ("CPU", "r"), ("GPU", "r"), ("floor", "r"),
-    ("of limit", "r"), ("bound", ""), ("where", ""), ("kernel", ""),
-)  # fmt: skip
-
-
-def _ops(explanation: Explanation, room: Room) -> str:
-    rows = explanation.ops[: room.ops]
-    names = [(explain.device_word(explanation) if name == "GPU" else name, side) for name, side in OP_COLUMNS]
-    head = "".join(
-        f'<th scope="col" class="{side}" aria-sort="{"descending" if at == 5 else "none"}"><button type="button">{name}'
-        "</button></th>"
-        for at, (name, side) in enumerate(names)
-    )
-    body = "".join(_op_cells(row, room) for row in rows)
-    left = (
-        f" The {len(explanation.ops) - len(rows)} smallest are left out; --json has all."
-        if len(rows) < len(explanation.ops)
-        else ""
-    )
-    if not rows:
-        return '<section id="ops" tabindex="-1"><h2>Ops</h2><p class="why">No op was seen in these steps.</p></section>'
-    return (
-        '<section id="ops" tabindex="-1"><h2>Ops, per step</h2><div class="tools"><label>search '
-        '<input type="search" id="search" autocomplete="off" spellcheck="false" '
-        'placeholder="op, shape, module, kernel"></label>'
-        f'<span id="matches" role="status">{len(rows)} {"op" if len(rows) == 1 else "ops"}.{escape(left)}</span></div>'
-        '<div class="wide tall" tabindex="0" role="region" aria-label="Table of ops">'
-        f'<table id="optable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>'
-    )  # fmt: skip
-
-
-def _op_cells(row: OpRow, room: Room) -> str:
-    too_good = row.fraction is not None and row.fraction > TOO_GOOD
-    kernels = "; ".join(row.kernels)
-    share = min(max(row.fraction or 0.0, 0.0), 1.0)
-    meter = f'<span class="of"><i style="width:{100 * share:.0f}%"></i></span>' if row.fraction is not None else ""
-    cells: Iterator[tuple[str, float | None, str]] = iter(
-        (
-            ("n", None, escape(_cut(row.name, room))),
-            ("s", None, escape(_cut(row.shape, room))),
-            ("", None, escape(_cut(dtype_text(row.dtype), room))),
-            ("r", row.calls, escape(explain.calls_text(row.calls))),
-            ("r", row.cpu_s, _time(row.cpu_s)),
-            ("r", row.device_s, _time(row.device_s)),
-            ("r", -1.0 if row.floor_s is None else row.floor_s, _time(row.floor_s)),
-            ("r", -1.0 if row.fraction is None else row.fraction, f"{meter}{escape(units.percent(row.fraction))}"),
-            ("", None, escape(_cut(explain.bound_text(row), room))),
-            ("w", None, escape(_cut(explain.where_text(row), room))),
-            ("k", None, f'<span title="{escape(_cut(kernels, room))}">{escape(kernels[:60])}</span>'),
-        )
-    )
-    made = "".join(
-        f'<td class="{kind}"' + (f' data-v="{value:.9g}"' if value is not None else "") + f">{words}</td>"
-        for kind, value, words in cells
-    )
-    return f'<tr class="bad" title="{escape(TOO_GOOD_MEANS)}">{made}</tr>' if too_good else f"<tr>{made}</tr>"
-
-
 def _roofline(roof: dict[str, Any] | None) -> str:
     head = '<section id="roofline" tabindex="-1"><h2>Roofline</h2>'
     if roof is None:
@@ -359,14 +261,15 @@ def _memory(memory: dict[str, Any] | None) -> str:
 
 
 def _ranges(explanation: Explanation, room: Room) -> str:
-    if not explanation.ranges:
+    rows = explain.shown_ranges(explanation)
+    if not rows:
         return ""
     names = ("range", "calls", "CPU", explain.device_word(explanation), "streams")
     head = "".join(f'<th scope="col" class="{"" if at == 0 else "r"}">{name}</th>' for at, name in enumerate(names))
     body = "".join(
-        f"<tr><td>{escape(_cut(row.name, room))}</td><td class=r>{escape(explain.calls_text(row.calls))}</td>"
+        f"<tr><td>{escape(room.cut(row.name))}</td><td class=r>{escape(units.count(row.calls))}</td>"
         f"<td class=r>{_time(row.host_s)}</td><td class=r>{_time(row.device_s)}</td><td class=r>{row.streams}</td></tr>"
-        for row in explanation.ranges[: room.ops]
+        for row in rows[: room.ops]
     )
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     why = "Device time: from a range's first kernel to the end of its last, on each stream."
@@ -376,6 +279,6 @@ def _ranges(explanation: Explanation, room: Room) -> str:
 def _notes(explanation: Explanation, drawn: timeline.Timeline | None, room: Room) -> str:
     said = [*explanation.notes[:100], *(drawn.said if drawn else ())]
     lost = explanation.trace.lost[:100] if explanation.trace is not None else ()
-    said += [words for words in lost if words not in said]
+    said += [words for words in lost if words not in said and words not in explanation.caveats]
     items = "".join(f"<li>{escape(words[: 8 * room.characters])}</li>" for words in said) or "<li>Nothing to add.</li>"
     return f'<section id="notes" tabindex="-1"><h2>Notes</h2><ul>{items}</ul></section>'

@@ -16,6 +16,7 @@ from sublight.diagnose.record import BREAKDOWN
 from sublight.report.explain import fakes as explain_fakes
 from sublight.report.explain import page as explain_page
 from sublight.report.explain import trace_fakes
+from sublight.report.explain.causes import cause
 
 
 class Reader(html.parser.HTMLParser):
@@ -60,15 +61,55 @@ def test_the_page_has_every_section_and_figure() -> None:
         "3 steps (optimizer steps)",
     ):
         assert words in text
+    close = "".join(text.split())  # keywords of code are elements of their own
     for finding in explanation.findings:
-        assert finding.title in text
-        assert all(" ".join(line.split()) in text for line in (*finding.evidence, *finding.fix.splitlines()))
+        assert text.count(finding.title) == 1, "the first one's is the headline"
+        assert all("".join(line.split()) in close for line in (*finding.evidence, *finding.fix.splitlines()))
     for name, words in BREAKDOWN.items():
         assert (words in text) == (explanation.breakdown[name] > 0)
     assert len(read.having("details", **{"class": "card"})) == len(explanation.findings)
     assert text.count("show in timeline") == 4, "a link for each finding that has a place in this step"
     rows = re.search(r'<table id="optable">.*?<tbody>(.*?)</tbody>', document, flags=re.S)
     assert rows and rows[1].count("<tr") == len(explanation.ops)
+
+
+def test_what_limits_trust_stands_between_the_headline_and_the_figures() -> None:
+    document = explain_page.document(explain_fakes.explanation())
+    order = [document.index(words) for words in ("<h1>", "fixing it saves", "The machine was busy", 'class="tile"')]
+    assert order == sorted(order)
+    assert "caveats" not in explain_page.document(explain_fakes.on_cpu()).partition("<body>")[2]
+
+
+def test_a_card_shows_the_users_line_before_and_after_then_the_advice() -> None:
+    document = explain_page.document(explain_fakes.explanation())
+    card = re.search(r'<details class="card" data-finding="2">.*?</details>', document, flags=re.S)
+    assert card
+    order = [card[0].index(words) for words in ("train.py:52", 'class="line was"', 'class="line now"', "In general")]
+    assert order == sorted(order)
+    text = " ".join("".join(Reader(card[0]).words).split())
+    assert "loss.backward() −total += loss.item() +total += loss.detach()" in text
+
+
+def test_one_colour_a_cause() -> None:
+    explanation = explain_fakes.explanation()
+    document = explain_page.document(explanation)
+    part = cause(explanation.findings[0].id)
+    for pattern in (f'class="seg c-{part}"', f'class="number c-{part}">1', f'<h1><i class="c-{part}"'):
+        assert pattern in document
+    assert {band["c"] for band in embedded(document)["timeline"]["bands"] if band["f"] == 0} == {part}
+    styles = explain_page.asset("explain.css")
+    assert all(f".c-{name}{{background-color:var(--c-{name})}}" in styles for name in BREAKDOWN)
+
+
+def test_equal_ops_are_one_row_that_opens() -> None:
+    first, *rest = explain_fakes.explanation().ops
+    layers = tuple(dataclasses.replace(first, module=f"layer.{n}", source="net.py:7") for n in range(24))
+    nothing = dataclasses.replace(first, name="aten::of_no_time", device_s=0.0)
+    document = explain_page.document(explain_fakes.explanation(ops=(*layers, *rest, nothing)))
+    rows = re.findall(r"<tr ([^>]*)>", document)
+    assert sum("data-group" in row for row in rows) == len(rest) + 1
+    assert sum("data-of" in row and "hidden" in row for row in rows) == 24
+    assert "net.py:7, 24 modules" in document and "layer.23" in document and "aten::of_no_time" not in document
 
 
 def test_nothing_is_fetched_and_no_foreign_script_may_run() -> None:

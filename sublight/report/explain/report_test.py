@@ -13,8 +13,9 @@ from rich.console import Console
 
 from sublight import units
 from sublight.diagnose.record import BREAKDOWN, Explanation
+from sublight.diagnose.rules import RULES
+from sublight.report.explain import causes, op_roofline, timeline, trace_fakes
 from sublight.report.explain import fakes as explain_fakes
-from sublight.report.explain import op_roofline, timeline, trace_fakes
 from sublight.report.explain import terminal as explain
 from sublight.trace.record import NONE, Kind, Lane
 
@@ -43,7 +44,8 @@ def test_the_page_fits_and_cuts_no_figure(made: Any, columns: int) -> None:
 
 def test_the_verdict_comes_first_and_each_time_has_its_floor() -> None:
     lines = printed(explain_fakes.explanation())
-    assert lines[0].startswith("The GPU waits for data 31 % of the step")
+    assert lines[0] == "The GPU waits 6.2 ms a step for the next batch: fixing it saves 6.10 of 20.0 ms (31 %)"
+    assert lines[1].startswith("! The machine was busy"), "what limits trust comes next"
     step = next(line for line in lines if line.startswith("step "))
     assert step.startswith("step 20.0 ms ± 210 µs · floor 3.60 ms · 18 % of the limit · 3 steps (optimizer steps)")
     assert "NVIDIA H200 · limits: measured on this machine 2026-11-15" in lines
@@ -53,15 +55,71 @@ def test_the_verdict_comes_first_and_each_time_has_its_floor() -> None:
 def test_findings_stand_by_saving_and_the_rest_are_counted() -> None:
     text = "\n".join(printed(explain_fakes.explanation(), 120))
     numbered = re.findall(r"^(\d)  (\S+)  saves (.+?) \((.+?) of the step\)", text, flags=re.M)
+    full = explain_fakes.findings()[: explain.FULL_FINDINGS]
     assert [(number, name) for number, name, *_ in numbered] == [
-        (str(at + 1), finding.id) for at, finding in enumerate(explain_fakes.findings()[: explain.FULL_FINDINGS])
+        (str(at + 1), finding.id) for at, finding in enumerate(full) if at
     ]
-    assert numbered[0][2:] == ("6.10 ms", "30 %")
+    assert re.search(r"^1  data-loading$", text, flags=re.M), "its title and saving are the headline, and stand once"
+    assert text.count("6.10") == 1 and text.count(full[0].title) == 1
+    assert numbered[0][2:] == ("900 µs", "4.5 %")
     assert "and 1 more, each saving 50.0 µs or less: small-grid" in text
     assert "All fixed together: saves 7.90 ms (40 % of the step), leaving 12.1 ms (floor 3.60 ms)." in text
     assert "Each alone would add up to 8.32 ms: they overlap." in " ".join(text.split())
     assert "      loader = DataLoader(dataset" in text
     assert "                          persistent_workers=True" in text, "code lost its indent"
+
+
+def test_the_users_line_stands_as_it_is_and_as_it_could_be() -> None:
+    lines = [line.strip() for line in printed(explain_fakes.explanation(), 120)]
+    at = lines.index("train.py:52, 1 a step:")
+    assert lines[at + 1 : at + 3] == ["- total += loss.item()", "+ total += loss.detach()"]
+
+
+def test_a_floor_that_is_not_known_is_no_figure() -> None:
+    whole = explain_fakes.explanation()
+    parts = {**whole.breakdown, "floor": 0.0, "unknown": whole.breakdown["unknown"] + whole.breakdown["floor"]}
+    text = "\n".join(printed(dataclasses.replace(whole, breakdown=parts)))
+    assert "floor unknown: no cost is known for 18 % of the step" in text
+    assert "of the limit" not in text and "(floor" not in text
+    assert "floor unknown: no limits" in "\n".join(
+        printed(dataclasses.replace(whole, limits=dataclasses.replace(whole.limits, limits=())))
+    )
+
+
+def test_what_is_left_is_held_against_the_floor_after_the_fixes() -> None:
+    words = explain.combined_text(explain_fakes.explanation(combined_saving_s=18e-3, fixed_floor_s=1.5e-3))
+    assert "leaving 2.00 ms (floor then 1.50 ms, as some work goes)" in words
+
+
+def test_equal_calls_are_one_row_and_rows_of_nothing_none() -> None:
+    row = dataclasses.replace(explain_fakes.ops()[0], source="net.py:7", floor_s=1e-3)
+    rows = [dataclasses.replace(row, module=str(n), device_s=2e-3 - n * 1e-5) for n in range(24)]
+    nothing = dataclasses.replace(row, name="aten::view", device_s=0.0)
+    ((whole, members),) = explain.together([*rows, nothing])
+    assert len(members) == 24 and whole.calls == pytest.approx(24 * row.calls)
+    assert whole.device_s == pytest.approx(sum(each.device_s for each in rows)) and whole.floor_s == pytest.approx(
+        24e-3
+    )
+    assert explain.where_text(whole) == "net.py:7, 24 modules"
+
+
+def test_places_are_whole_and_no_number_stands_before_a_file() -> None:
+    path = "examples/a_folder_with_a_long_name/another_folder/a_script_with_a_long_name.py:31 (a_function)"
+    row = dataclasses.replace(explain_fakes.ops()[0], module="0", source=path)
+    assert explain.where_text(row) == f"{path} in module 0"
+    lines = printed(explain_fakes.explanation(ops=(row,)), 160)
+    head = next(line for line in lines if line.startswith("op "))
+    column = head.index("where")
+    cells = [line[column:].strip() for line in lines[lines.index(head) + 2 :]]
+    assert f"{path} in module 0".replace(" ", "") in "".join(cells).replace(" ", "")
+
+
+def test_each_finding_has_the_colour_of_its_cause() -> None:
+    assert {causes.cause(rule.id) for rule in RULES} <= set(BREAKDOWN)
+    whole = explain_fakes.explanation()
+    for number, finding in enumerate(whole.findings, 1):
+        head = next(iter(explain._finding(number, finding, whole)))
+        assert f"bold {explain.COLOURS[causes.cause(finding.id)]}" in [span.style for span in head.spans]  # type: ignore[union-attr]
 
 
 def test_the_bar_is_as_wide_as_its_parts_and_told_without_colours() -> None:

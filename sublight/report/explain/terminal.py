@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sublight import units
-from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow
+from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow, RangeRow
+from sublight.diagnose.source import SourceLine
 from sublight.report.bench import dtype_text
-from sublight.report.draw.tables import Fitting, note, plain, titled
+from sublight.report.draw.tables import Fitting, plain, titled
+from sublight.report.explain.causes import cause
+from sublight.results import TOO_GOOD
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -34,9 +37,10 @@ COLOURS = {
     "copy": "blue",
     "allocator": "dark_goldenrod",
     "communication": "cyan",
+    "start_up": "bright_yellow",
     "other": "white",
 }
-LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNO", strict=True))  # of the bar where the terminal has no colours
+LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNTO", strict=True))  # of the bar where the terminal has no colours
 
 
 def page(explanation: Explanation) -> RenderableType:
@@ -46,15 +50,16 @@ def page(explanation: Explanation) -> RenderableType:
 
     parts: list[RenderableType] = [
         Text(printable(explanation.sentence), style="bold"),
+        *(Text(f"! {printable(words)}", style="yellow") for words in explanation.caveats),
         *_heading(explanation),
         Text(""),
     ]
     parts += [StepBar(explanation), Text("")]
     parts += _findings(explanation)
-    if explanation.ops:
+    if any(row.device_s > 0 for row in explanation.ops):
         parts += [_op_table(explanation), Text("")]
-    if explanation.ranges:
-        parts += [_range_table(explanation), Text("")]
+    if ranges := shown_ranges(explanation):
+        parts += [_range_table(explanation, ranges), Text("")]
     parts += [Text(f"note: {printable(words)}", style="dim") for words in explanation.notes]
     return Group(*parts)
 
@@ -86,14 +91,6 @@ def device_word(explanation: Explanation) -> str:
     return "GPU" if explanation.kind == "cuda" else "device"
 
 
-def calls_text(calls: float) -> str:
-    """
-    >>> calls_text(12.0), calls_text(0.3333), calls_text(10.04)
-    ('12', '0.33', '10')
-    """
-    return f"{calls:.0f}" if abs(calls - round(calls)) < 0.05 else f"{calls:.2g}"
-
-
 def step_text(explanation: Explanation) -> str:
     """The step's time, with its spread where there is one."""
     spread = f" ± {units.text(explanation.step_spread_s, 's')}" if explanation.step_spread_s > 0 else ""
@@ -109,10 +106,18 @@ def steps_text(explanation: Explanation) -> str:
     return f"{explanation.steps} step{'s' if explanation.steps != 1 else ''} ({explanation.steps_from})"
 
 
-def fraction(explanation: Explanation) -> float | None:
-    """Of the limit, for the whole step; None where no limit is known."""
-    known = explanation.step_s > 0 and explanation.limits.limits
-    return explanation.floor_s / explanation.step_s if known else None
+def floor_text(explanation: Explanation) -> str:
+    """The step's floor and how much of the limit that is, or why nobody knows.
+
+    >>> from sublight.report.explain import fakes
+    >>> floor_text(fakes.explanation())
+    'floor 3.60 ms · 18 % of the limit'
+    """
+    if explanation.fraction is not None:
+        return f"floor {units.text(explanation.floor_s, 's')} · {units.percent(explanation.fraction)} of the limit"
+    if not explanation.limits.limits:
+        return "floor unknown: no limits"
+    return f"floor unknown: no cost is known for {units.percent(share(explanation.unknown_s, explanation))} of the step"
 
 
 def share(seconds: float, explanation: Explanation) -> float | None:
@@ -129,23 +134,25 @@ def combined_text(explanation: Explanation) -> str:
     if not explanation.findings:
         return "No change that can be named saves enough to mention."
     left_s = explanation.step_s - explanation.combined_saving_s
-    words = f"All fixed together: saves {saving_text(explanation.combined_saving_s, explanation)}"
-    words += f", leaving {units.text(left_s, 's')} (floor {units.text(explanation.floor_s, 's')})."
+    many = "All fixed together" if len(explanation.findings) > 1 else "Fixed"
+    words = (
+        f"{many}: saves {saving_text(explanation.combined_saving_s, explanation)}, leaving {units.text(left_s, 's')}"
+    )
+    if explanation.floor_known:
+        lower = explanation.fixed_floor_s < 0.99 * explanation.floor_s
+        why = ", as some work goes" if lower else ""
+        floor = units.text(explanation.fixed_floor_s if lower else explanation.floor_s, "s")
+        words += f" (floor {'then ' if lower else ''}{floor}{why})"
     alone_s = sum(finding.saving_s for finding in explanation.findings)
     if alone_s > 1.01 * explanation.combined_saving_s:
-        words += f" Each alone would add up to {units.text(alone_s, 's')}: they overlap."
-    return words
+        words += f". Each alone would add up to {units.text(alone_s, 's')}: they overlap"
+    return f"{words}."
 
 
 def _heading(explanation: Explanation) -> Iterator[Text]:
     from rich.text import Text
 
-    figures = (
-        f"step {step_text(explanation)}",
-        f"floor {units.text(explanation.floor_s, 's')}",
-        f"{units.percent(fraction(explanation))} of the limit",
-        steps_text(explanation),
-    )
+    figures = (f"step {step_text(explanation)}", floor_text(explanation), steps_text(explanation))
     yield Text(printable(" · ".join(figures)))
     yield Text(printable(f"{explanation.device} · limits: {explanation.limits_from}"), style="dim")
 
@@ -227,26 +234,58 @@ def _findings(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterator[RenderableType]:
+    """The first one's title and saving are the headline: they stand there once."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     head = Text(f"{number}  ", style="dim")
-    head.append(printable(finding.id), style="bold cyan")
-    head.append(f"  saves {saving_text(finding.saving_s, explanation)}", style="bold green")
-    yield head
-    yield Padding(Text(printable(finding.title)), (0, 0, 0, 3), expand=False)
-    for words in finding.evidence:
+    head.append(printable(finding.id), style=f"bold {COLOURS[cause(finding.id)]}")
+    if not is_headline(finding, explanation):
+        head.append(f"  saves {saving_text(finding.saving_s, explanation)}", style="bold green")
+        yield head
+        yield Padding(Text(printable(finding.title)), (0, 0, 0, 3), expand=False)
+    else:
+        yield head
+    for words in shown_evidence(finding):
         bullet = Table.grid(padding=(0, 1, 0, 0))
         bullet.add_row(Text("·", style="dim"), Text(printable(words), style="dim"))
         yield Padding(bullet, (0, 0, 0, 3), expand=False)
+    for line in finding.sources:
+        if line.before:
+            yield from _source(line)
     for words in finding.code.splitlines():  # line by line: code keeps its own indent
         yield Padding(Text(printable(words), style="green", overflow="fold"), (0, 0, 0, 6), expand=False)
     yield Text("")
 
 
+def shown_evidence(finding: Finding) -> list[str]:
+    """What was seen; places go without saying where their lines are shown."""
+    shown = any(line.before for line in finding.sources)
+    return [words for words in finding.evidence if not (shown and words.startswith(("at ", "the longest end at ")))]
+
+
+def is_headline(finding: Finding, explanation: Explanation) -> bool:
+    return bool(explanation.findings) and finding is explanation.findings[0] and explanation.verdict == finding.id
+
+
+def _source(line: SourceLine) -> Iterator[RenderableType]:
+    """The user's own line, and what it could be."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    often = line.share or f"{units.count(line.count)} a step"
+    place = Text(f"{printable(line.place)}, {printable(often)}:", style="dim")
+    yield Padding(place, (0, 0, 0, 3), expand=False)
+    shown = [("-" if line.after else " ", line.before, "red" if line.after else "")]
+    shown += [("+", line.after, "green")] if line.after else []
+    for sign, words, style in shown:
+        text = Text(f"{sign} {printable(words.strip())}", style=style, overflow="fold")
+        yield Padding(text, (0, 0, 0, 6), expand=False)
+
+
 def _op_table(explanation: Explanation) -> RenderableType:
-    rows = together(explanation.ops)
+    rows = [row for row, _ in together(explanation.ops)]
     shown = rows[:TOP_OPS]
     count = f"{len(shown)} of {len(rows)}" if len(rows) > len(shown) else "all"
     title = f"Ops by {device_word(explanation)} time, per step ({count})"
@@ -259,28 +298,40 @@ def _op_table(explanation: Explanation) -> RenderableType:
     return titled(title, Fitting(choices))
 
 
-def together(rows: Sequence[OpRow]) -> list[OpRow]:
-    """One row an op, shape and type, wherever in the model it ran; the page has them apart."""
+def together(rows: Sequence[OpRow]) -> list[tuple[OpRow, list[OpRow]]]:
+    """One row an op, shape and type, wherever in the model it ran, and the rows that it stands for, longest first;
+    those of no time are left out.
+    """
     groups: dict[tuple[str, str, str], list[OpRow]] = {}
     for row in rows:
-        groups.setdefault((row.name, row.shape, row.dtype), []).append(row)
+        if row.device_s > 0:
+            groups.setdefault((row.name, row.shape, row.dtype), []).append(row)
     merged = []
     for members in groups.values():
         first = members[0]  # the longest of them
-        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
         known = all(row.floor_s is not None for row in members)
-        merged.append(
-            replace(
-                first,
-                module="" if more and first.source else first.module,
-                source=(first.source or "") + more,
-                calls=sum(row.calls for row in members),
-                cpu_s=sum(row.cpu_s for row in members),
-                device_s=sum(row.device_s for row in members),
-                floor_s=sum(row.floor_s or 0.0 for row in members) if known else None,
-            )
+        whole = replace(
+            first,
+            module="",
+            source=_places(members),
+            calls=sum(row.calls for row in members),
+            cpu_s=sum(row.cpu_s for row in members),
+            device_s=sum(row.device_s for row in members),
+            floor_s=sum(row.floor_s or 0.0 for row in members) if known else None,
+            flops=sum(row.flops for row in members),
+            bytes=sum(row.bytes for row in members),
         )
-    return sorted(merged, key=lambda row: -row.device_s)
+        merged.append((whole, members))
+    return sorted(merged, key=lambda pair: -pair[0].device_s)
+
+
+def _places(rows: Sequence[OpRow]) -> str:
+    """Where equal calls come from, in a few words."""
+    sources = dict.fromkeys(row.source for row in rows if row.source)
+    places = dict.fromkeys(where for row in rows if (where := where_text(row)))
+    if len(sources) == 1 and len(places) > 1:
+        return f"{next(iter(sources))}, {len(places)} modules"
+    return next(iter(places), "") + (f" and {len(places) - 1} more" if len(places) > 1 else "")
 
 
 def _ops(explanation: Explanation, rows: Sequence[OpRow], *, op: int, shape: int, dtype: bool, where: bool) -> Table:
@@ -294,11 +345,13 @@ def _ops(explanation: Explanation, rows: Sequence[OpRow], *, op: int, shape: int
         cells += [shortened(row.shape, shape)] if shape else []
         cells += [printable(dtype_text(row.dtype))] if dtype else []
         cells += [
-            calls_text(row.calls),
+            units.count(row.calls),
             *(units.text(time_s, "s") for time_s in (row.cpu_s, row.device_s, row.floor_s)),
         ]
         cells += [units.percent(row.fraction), shortened(bound_text(row), 14)]
-        out.add_row(*(Text(cell) for cell in cells), *([note(shortened(where_text(row), 40))] if where else []))
+        too_good = row.fraction is not None and row.fraction > TOO_GOOD
+        place = [Text(printable(where_text(row)), style="dim", overflow="fold")] if where else []
+        out.add_row(*(Text(cell, style="bold red" if too_good else "") for cell in cells), *place)
     return out
 
 
@@ -307,18 +360,32 @@ def bound_text(row: OpRow) -> str:
 
 
 def where_text(row: OpRow) -> str:
-    """The place in the model, and the line that called it."""
-    return " ".join(filter(None, (row.module, row.source)))
+    """The line that called it, and the place in the model; a number alone says which layer it is.
+
+    >>> from sublight.report.explain import fakes
+    >>> row = fakes.explanation().ops[0]
+    >>> where_text(replace(row, source="train.py:41", module="Net/mlp"))
+    'train.py:41 in Net/mlp'
+    >>> where_text(replace(row, source="", module="3"))
+    'module 3'
+    """
+    module = f"module {row.module}" if row.module.replace(".", "").isdecimal() else row.module
+    return f"{row.source} in {module}" if row.source and module else row.source or module
 
 
-def _range_table(explanation: Explanation) -> RenderableType:
+def shown_ranges(explanation: Explanation) -> list[RangeRow]:
+    """Those that took any time."""
+    return [row for row in explanation.ranges if max(row.host_s, row.device_s) > 0]
+
+
+def _range_table(explanation: Explanation, rows: Sequence[RangeRow]) -> RenderableType:
     from rich.text import Text
 
     figures = ("calls", "CPU", device_word(explanation), "streams")
     out = plain(("range", *figures), right=figures)
-    for row in explanation.ranges:
+    for row in rows:
         times = (units.text(row.host_s, "s"), units.text(row.device_s, "s"))
         out.add_row(
-            *(Text(cell) for cell in (shortened(row.name, 40), calls_text(row.calls), *times, str(row.streams)))
+            *(Text(cell) for cell in (shortened(row.name, 40), units.count(row.calls), *times, str(row.streams)))
         )
     return titled("Ranges, per step", out)

@@ -13,6 +13,7 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.record import Explanation
+from sublight.report.explain.causes import cause
 from sublight.trace.record import NONE, ON_DEVICE, Detail, Ints, Kind, Mask, MemoryLog, Trace
 
 MOST_BLOCKS = 20_000
@@ -130,7 +131,8 @@ def bands(explanation: Explanation) -> list[dict[str, Any]]:
             start_ns, end_ns = round(1e9 * place.start_s), round(1e9 * place.end_s)
             if end_ns >= begin and start_ns <= end:
                 words = place.label[:MOST_CHARACTERS]
-                found.append({"f": number, "p": index, "s": start_ns - begin, "e": end_ns - begin, "label": words})
+                band = {"f": number, "p": index, "c": cause(finding.id), "s": start_ns - begin, "e": end_ns - begin}
+                found.append({**band, "label": words})
     return found
 
 

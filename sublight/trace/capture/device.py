@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,14 @@ def cuda_available() -> bool:
     import torch
 
     return torch.backends.cuda.is_built() and torch.cuda.is_available()
+
+
+def has_gpu() -> bool:
+    """Whether this machine may have one that the script could use; wakes nothing."""
+    import torch
+
+    files = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # CUDA's, ROCm's, and that of Windows' Linux
+    return torch.backends.cuda.is_built() and (sys.platform != "linux" or any(map(os.path.exists, files)))
 
 
 def in_graph_capture() -> bool:

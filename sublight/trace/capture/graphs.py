@@ -16,13 +16,20 @@ from sublight.trace.read import chrome
 from sublight.trace.record import NONE, Kind
 
 MOST = 4000  # kernels
+PIECE_BYTES, LONGEST = 1 << 22, max(map(len, GRAPH_LAUNCHES))
 MOST_BYTES = 400 << 20  # of the profile: more is not worth a user's wait
 
 
 def replays(window: Path) -> bool:
     """Whether a profile replays a graph."""
+    before = b""
     with window.open("rb") as file:
-        return any(any(name.encode() in line for name in GRAPH_LAUNCHES) for line in file)
+        while piece := file.read(PIECE_BYTES):
+            text = before + piece
+            if any(name.encode() in text for name in GRAPH_LAUNCHES):
+                return True
+            before = piece[-LONGEST:]  # a name may lie across two pieces
+    return False
 
 
 def ops_of_kernels(first: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -99,6 +100,48 @@ class OpenRanges:
             if (opened := reference()) is not None:
                 opened.__exit__(None, None, None)
         self._open = []
+
+
+class ProcessGroups:
+    """Keeps the script's process groups from ending inside the script: `kept` holds them until the report is out.
+
+    A gloo group joins its threads when it ends, and each of them needs the interpreter's lock once more, to free the
+    gradients that it sent last. A script that destroys its groups and drops its DistributedDataParallel holds that
+    lock meanwhile: then neither goes on. Plain scripts win this race nearly always, those that are sampled do not.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self._original: Any = None
+
+    def install(self) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        from torch.distributed import distributed_c10d
+
+        original = self._original = distributed_c10d.destroy_process_group
+
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(AttributeError):
+                self.kept += list(distributed_c10d._world.pg_map)
+            return original(*args, **kwargs)
+
+        functools.update_wrapper(destroy_process_group, original)
+        self._put(destroy_process_group)
+
+    def remove(self) -> None:
+        if self._original is not None:
+            self._put(self._original)
+            self._original = None
+
+    @staticmethod
+    def _put(function: Any) -> None:
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d
+
+        distributed_c10d.destroy_process_group = dist.destroy_process_group = function
 
 
 class Watch:

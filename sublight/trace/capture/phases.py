@@ -2,25 +2,30 @@
 
     finding   the profiler runs from the start, in case no step ever comes; two boundaries end it
     warmup    nothing runs: caches, allocator and compiler settle
-    timed     nothing runs but a clock at each boundary: how long a step really takes
-    profiled  the profiler, a range around each step
+    timed     nothing but a clock at each boundary and a sampler of Python's stacks: how long a step really takes
+    profiled  the profiler, a range around each step, and the sampler
     sources   one more step, marked with the user's lines and modules
     more      very fast steps are timed again, until there are enough for a figure that holds
+    sampled   and their stacks are looked at more often, until there are enough to tell where Python is
     done      the script runs on at full speed
 
 The device is waited for at the ends of the timed and the profiled window and nowhere else, so that a step overlaps the
-next as it does without us. A script that ends early gives what the furthest phase saw.
+next as it does without us. A script that ends early gives what the furthest phase saw. A signal waits while the
+recorder works: no phase is cut in the middle.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sublight.sampling import Sampler
+from sublight.trace.capture.cost import MARKED, PROFILED, Cost, compiling_note
 from sublight.trace.capture.device import (
     cuda_available,
     cuda_ready,
@@ -30,17 +35,23 @@ from sublight.trace.capture.device import (
     synchronize,
     when_cuda_starts,
 )
-from sublight.trace.capture.file import Counters, dynamo_meta, machine, peak_memory_bytes, write
-from sublight.trace.capture.graphs import ops_of_kernels, replays
-from sublight.trace.capture.guard import Guard, OpenRanges, Watch
-from sublight.trace.capture.source import Sources, SourceTracer, attribute
-from sublight.trace.capture.steps import STEPS_FROM, STRENGTH, Kind, StepFinder
+from sublight.trace.capture.file import Counters
+from sublight.trace.capture.folder import Folder
+from sublight.trace.capture.guard import ProcessGroups, Watch
+from sublight.trace.capture.interrupt import Shield
+from sublight.trace.capture.profiler import Profiler
+from sublight.trace.capture.recording import Recording, candidate_name
+from sublight.trace.capture.source import MOST_LINES, SourceTracer, attribute
+from sublight.trace.capture.steps import STEPS_FROM, Kind, StepFinder
 
-Phase = Literal["finding", "warmup", "timed", "profiled", "sources", "more", "pause", "done"]
-WHOLE_RUN = "the whole run"
+Phase = Literal["finding", "warmup", "timed", "profiled", "sources", "more", "sampled", "pause", "done"]
 SHORT_WINDOW_S = 0.1  # very fast steps are timed until all windows together are this long,
 MOST_TIMED = 50  # or there are this many
 SLOW_STEP_S = 10.0  # a step this slow is timed twice and profiled once
+HZ, MORE_HZ = 100.0, 500.0  # looks a second: at the first rate the steps that are timed do not notice
+SWITCH_S = 0.0005  # that Python may keep its lock from the sampler: a look that comes late sees a later line
+SAMPLED_S = 2.0  # of plain steps: with more than this, the first rate has seen enough,
+MORE_S = 0.6  # else so much is looked at with the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,172 +61,219 @@ class Options:
     warmup: int = 3
     timed: int = 5
     profiled: int = 3
-    stacks: bool = True
+    stacks: bool = True  # source lines and samples of Python's stacks
     time_limit_s: float = 60.0  # of the search for steps
 
 
 class Recorder:
-    """One capture, from `start` to `finish`; what it learned is in the trace file and `notes`."""
+    """One capture, from `start` to `finish`; what it learned is in `recording`, and in the file that that writes."""
 
     def __init__(
-        self, options: Options, *, path: Path, command: str, script: str = "", say: Callable[[str], None], wait: bool
+        self,
+        options: Options,
+        *,
+        folder: Folder,
+        command: str,
+        script: str = "",
+        say: Callable[[str], None],
+        show: Callable[[str], None] = lambda line: None,
+        wait: bool,
     ) -> None:
         self.phase: Phase = "finding"
-        self.notes: list[str] = []
-        self.steps_from = WHOLE_RUN
-        self.written = False
+        self.recording = Recording(folder=folder, command=command, script=script)
         self.finder = StepFinder(self)
-        self._options, self.path, self._command, self._say = options, path, command, say
+        self._options = options
         self._wait = wait  # the first profile begins when CUDA or a module does, not at once
-        self._guard = Guard(self._yield_to_script)
-        self._open_ranges = OpenRanges()
+        self._cost = Cost(say, show)
+        self._shield, self._thread = Shield(), threading.get_ident()
+        self._profiler = Profiler(folder, notes=self.recording.notes, give_way=self._yield_to_script)
+        self._groups = ProcessGroups()
         self._tracer = SourceTracer(script=script)
+        self._sampler = Sampler(hz=HZ)
         self._watch: Watch | None = None
-        self._profiler: Any = None  # the one that runs
-        self._first: Path | None = None  # what the finding's profiler saw
-        self._first_note = ""
-        self._window: Path | None = None  # what the profiled steps' saw
         self._range: Any = None
-        self._ranges: dict[Kind, tuple[Any, int]] = {}  # open ones of the finding, and their number
-        self._steps = 0  # profiled to their end
+        self._ranges: dict[Kind, Any] = {}  # open ones of the finding
         self._left = 0
+        self._began_s = time.monotonic()
+        self._watched = 0  # steps since the windows began
         self._just_stopped = False
         self._after_pause: Callable[[], None] = self._begin_profiled
         self._times_s: list[float] = []
         self._marks: list[Any] = []  # CUDA events at the same boundaries
-        self._step_s: list[float] = []
-        self._total_s = 0.0
-        self._sources = Sources()
-        self._start = Counters()
-        self._begin: Counters | None = None  # of the measured windows
-        self._timed: Counters | None = None  # after the first of them
-        self._end: Counters | None = None
+
+    @property
+    def kept(self) -> list[Any]:
+        """What must not end before the report is out."""
+        return self._groups.kept
 
     def start(self) -> None:
-        self._start = Counters.now()
-        self._guard.install()
-        self.finder.install()
-        if not self._wait or cuda_ready():
-            self._start_first(cuda=cuda_available())
-        else:
-            when_cuda_starts(self._cuda_started)
+        with self._shield:
+            self.recording.start, self._began_s = Counters.now(), time.monotonic()
+            self._profiler.install()
+            self._groups.install()
+            self.finder.install()
+            self._sample("finding")
+            if not self._wait or cuda_ready():
+                self._start_first(cuda=cuda_available())
+            else:
+                when_cuda_starts(self._cuda_started)
 
     def finish(self) -> None:
         """The script ended, was interrupted, or failed."""
-        self.finder.remove()
-        self._guard.remove()
-        self._give_way()
-        self._write()
+        with self._shield:
+            self.finder.remove()
+            self._groups.remove()
+            self._profiler.remove()
+            self._give_way()
+            compile_s = Counters.now().compile_s - self.recording.start.compile_s
+            self.recording.notes += compiling_note(compile_s, time.monotonic() - self._began_s)
+            self._write()
 
     def abandon(self) -> None:
         """In a forked child: the parent captures, the child must not."""
         self.finder.stop()
-        self._guard.remove()
-        self.phase, self._profiler, self.written = "done", None, True
+        self._profiler.forget()
+        self._sampler.abandon()
+        self.phase, self.recording.written = "done", True
 
     # what the finder tells
 
     def candidate(self, kind: Kind) -> None:
-        if self.phase != "finding":
+        if self.phase != "finding" or self._shield.is_up:
             return
-        if self._profiler is None and self._first is None:
-            self._start_first(cuda=cuda_ready())
-        if self._profiler is None:  # its time was up
-            return
-        opened, number = self._ranges.get(kind, (None, 0))
-        if opened is not None:
-            opened.__exit__(None, None, None)
-        self._ranges[kind] = (open_range(_candidate_name(kind, number + 1)), number + 1)
+        with self._shield:
+            if not self._profiler.runs and self.recording.first is None:
+                self._start_first(cuda=cuda_ready())
+            if not self._profiler.runs:  # its time was up
+                return
+            if (opened := self._ranges.pop(kind, None)) is not None:
+                opened.__exit__(None, None, None)
+            number = self.recording.counts[kind] = self.recording.counts.get(kind, 0) + 1
+            self._ranges[kind] = open_range(candidate_name(kind, number))
 
     def settled(self, kind: Kind) -> None:
-        self._stop_first()
-        self.steps_from = STEPS_FROM[kind]
-        self.phase, self._left = "warmup", self._options.warmup
-        if not self._left:
-            self._begin_timed()
+        with self._shield:
+            self._end_sampling()
+            self._stop_first()
+            self.recording.steps_from, self.recording.kind = STEPS_FROM[kind], kind
+            self.phase, self._left = "warmup", self._options.warmup
+            self._cost.boundary()
+            if not self._left:
+                self._begin_timed()
 
     def boundary(self) -> None:
-        if in_graph_capture():  # a step that is being captured does not run, and must not be waited for
+        # a step that is being captured into a graph does not run, and must not be waited for
+        if self._shield.is_up or in_graph_capture():
             return
+        self._watched += 1
+        if self.phase in ("timed", "more", "sampled") and not self._tick():
+            return
+        with self._shield:
+            self._advance()
+
+    def _advance(self) -> None:
         self._just_stopped = False
         if self.phase == "pause":
             self._after_pause()
         elif self.phase == "warmup":
+            self._cost.boundary()
             self._left -= 1
             if self._left <= 0:
                 self._begin_timed()
-        elif self.phase in ("timed", "more"):
-            self._tick()
+        elif self.phase == "timed":
+            self._end_timed()
+            self._begin_profiled()
         elif self.phase == "profiled":
             self._end_step()
         elif self.phase == "sources":
             self._end_sources()
+        elif self.phase == "more":
+            self._end_timed()
+            self._begin_sampled()
+        elif self.phase == "sampled":
+            self._end_ticks()
+            self._end_capture()
 
     # the finding
 
     def _start_first(self, *, cuda: bool) -> None:
-        self._start_profiler(cuda=cuda, memory=False)
-        self._watch = Watch(self._expire, limit_s=self._options.time_limit_s)
+        if self._profiler.start(cuda=cuda, memory=False):
+            self._watch = Watch(self._expire, limit_s=self._options.time_limit_s)
 
     def _stop_first(self) -> None:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
-        if self.phase != "finding" or self._profiler is None:
+        if self.phase != "finding" or not self._profiler.runs:
             return
-        for opened, _ in reversed(self._ranges.values()):
+        for opened in reversed(self._ranges.values()):
             opened.__exit__(None, None, None)
-        self._first = self._stop_profiler("first")
+        self._ranges = {}
+        self.recording.first = self._stop_profiler("first")
 
     def _expire(self) -> None:
         """The search took too long, or filled too much memory: keep what there is, and go on looking."""
-        if self.phase != "finding" or self._profiler is None or in_graph_capture():
+        if self.phase != "finding" or not self._profiler.runs or self._shield.is_up or in_graph_capture():
             return
-        began = self._watch.began_s if self._watch is not None else time.monotonic()
-        self._stop_first()
-        self._ranges = {}
-        self._first_note = f"only the first {time.monotonic() - began:.0f} s of the run were profiled"
+        with self._shield:
+            began_s = self._watch.began_s if self._watch is not None else time.monotonic()
+            self._end_sampling()
+            self._stop_first()
+            self.recording.first_note = f"only the first {time.monotonic() - began_s:.0f} s of the run were profiled"
 
     def _cuda_started(self) -> None:
-        if self.phase == "finding" and self._profiler is None and self._first is None:
-            self._start_first(cuda=True)
+        if self.phase == "finding" and not self._profiler.runs and self.recording.first is None:
+            with self._shield:
+                self._start_first(cuda=True)
 
     # the windows
 
     def _begin_timed(self) -> None:
         self.finder.freeze()
-        self._begin = Counters.now()
-        if self._options.timed <= 0:
+        self._watched = 0
+        options = self._options
+        self._cost.begin(
+            self.recording.steps_from, timed=options.timed, profiled=options.profiled, marked=int(options.stacks)
+        )
+        self.recording.begin = Counters.now()
+        if options.timed <= 0:
             self._unless_just_stopped(self._begin_profiled)
             return
         self.phase = "timed"
         synchronize()
+        self._sample("timed")
         self._tick()
 
-    def _tick(self) -> None:
+    def _tick(self) -> bool:
+        """Whether the window is full."""
         self._times_s.append(time.perf_counter())
         if cuda_ready():
             self._marks.append(mark())
-        steps, elapsed = len(self._times_s) - 1, self._times_s[-1] - self._times_s[0]
-        if self.phase == "more":
-            if self._total_s + elapsed >= SHORT_WINDOW_S or len(self._step_s) + steps >= MOST_TIMED:
-                self._end_timed()
-                self._end_capture()
-        elif steps >= self._options.timed or (steps >= 2 and elapsed / steps > SLOW_STEP_S):
-            self._end_timed()
-            self._begin_profiled()
+        steps, elapsed_s = len(self._times_s) - 1, self._times_s[-1] - self._times_s[0]
+        if self.phase == "timed":
+            return steps >= self._options.timed or (steps >= 2 and elapsed_s / steps > SLOW_STEP_S)
+        if self.phase == "sampled":
+            return elapsed_s >= MORE_S
+        total_s, count = self.recording.total_s + elapsed_s, len(self.recording.step_s) + steps
+        return total_s >= SHORT_WINDOW_S or count >= MOST_TIMED
 
     def _end_timed(self, *, cut_short: bool = False) -> None:
         """Between two waits for the device the wall clock is the truth; the marks only share it out among the steps."""
-        until_s = self._times_s[-1]
+        recording, until_s = self.recording, self._times_s[-1]
         synchronize()
-        self._total_s += (until_s if cut_short else time.perf_counter()) - self._times_s[0]
+        recording.total_s += (until_s if cut_short else time.perf_counter()) - self._times_s[0]
         if len(self._marks) == len(self._times_s):
-            self._step_s += [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self._marks)]
+            recording.step_s += [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self._marks)]
         else:
-            self._step_s += [b - a for a, b in itertools.pairwise(self._times_s)]
+            recording.step_s += [b - a for a, b in itertools.pairwise(self._times_s)]
+        self._end_ticks()
+        recording.timed = recording.timed or Counters.now()
+
+    def _end_ticks(self) -> None:
+        label, steps = self._sampler.label, max(len(self._times_s) - 1, 0)
+        self.recording.sampled_steps[label] = self.recording.sampled_steps.get(label, 0) + steps
         self._times_s, self._marks = [], []
-        self._timed = self._timed or Counters.now()
+        self._end_sampling()
 
     def _unless_just_stopped(self, begin: Callable[[], None]) -> None:
         """What PyTorch itself has open around this boundary belongs to the profiler that stopped, and must end before
@@ -227,179 +285,140 @@ class Recorder:
             begin()
 
     def _begin_profiled(self) -> None:
-        slow = self._total_s > SLOW_STEP_S * max(1, len(self._step_s))
+        slow = self.recording.total_s > SLOW_STEP_S * max(1, len(self.recording.step_s))
         self._left = 1 if slow else max(1, self._options.profiled)
+        self._cost.window("profiling", self._left, PROFILED)
         synchronize()
-        try:
-            self._start_profiler(cuda=cuda_ready(), memory=True)
-        except RuntimeError as error:  # the script profiles itself
-            self.notes.append(f"the profiler did not start: {str(error).splitlines()[0]}")
+        if not self._profiler.start(cuda=cuda_ready(), memory=True):  # the script profiles itself
             self._end_capture()
             return
         self.phase = "profiled"
+        self._sample("profiled")
         self._range = open_range("ProfilerStep#1")
 
     def _end_step(self) -> None:
         self._range.__exit__(None, None, None)
         self._range = None
-        self._steps += 1
+        self.recording.steps += 1
         self._left -= 1
         if self._left:
-            self._range = open_range(f"ProfilerStep#{self._steps + 1}")
+            self._range = open_range(f"ProfilerStep#{self.recording.steps + 1}")
             return
         self._end_window()
         self._unless_just_stopped(self._begin_sources) if self._options.stacks else self._begin_more()
 
     def _begin_sources(self) -> None:
+        self._cost.window("one step with its source lines", 1, MARKED)
         self.phase = "sources"
-        self._start_profiler(cuda=False, memory=False, shapes=False)
-        if not self._tracer.start():
+        if not self._profiler.start(cuda=False, memory=False, shapes=False):
+            self._begin_more()
+        elif not self._tracer.start():
             self._stop_profiler()
-            self.notes.append("no source lines: a debugger or a coverage tool traces this script")
+            self.recording.notes.append("no source lines: a debugger or a coverage tool traces this script")
             self._begin_more()
 
     def _end_window(self) -> None:
         synchronize()
-        self._window = self._stop_profiler("steps")
-        self._end = Counters.now()
+        self.recording.sampled_steps["profiled"] = self.recording.steps
+        self._end_sampling()
+        self.recording.window = self._stop_profiler("steps")
+        self.recording.end = Counters.now()
 
     def _end_sources(self) -> None:
         self._tracer.stop()
+        if self._tracer.long:
+            self.recording.notes.append(
+                f"{', '.join(self._tracer.long)} ran over {MOST_LINES:,} lines in a step: ops there have no line of "
+                "their own"
+            )
         if marked := self._stop_profiler("marked"):
-            self._sources = attribute(marked, self._tracer.places)
+            self.recording.sources = attribute(marked, self._tracer.places)
             marked.unlink()
         self._begin_more()
 
     def _begin_more(self) -> None:
-        if not self._step_s or self._total_s >= SHORT_WINDOW_S or len(self._step_s) >= MOST_TIMED:
-            self._end_capture()
+        timed = self.recording
+        if not timed.step_s or timed.total_s >= SHORT_WINDOW_S or len(timed.step_s) >= MOST_TIMED:
+            self._begin_sampled()
             return
         self.phase = "more"
         synchronize()
+        self._sample("timed")
+        self._tick()
+
+    def _begin_sampled(self) -> None:
+        if not self._options.stacks or self.recording.total_s >= SAMPLED_S:
+            self._end_capture()
+            return
+        self.phase = "sampled"
+        self._sample("sampled", hz=MORE_HZ)
         self._tick()
 
     def _end_capture(self) -> None:
         self.phase = "done"
         self.finder.stop()
         self._write()
-        if self._steps:
-            self._say(
-                f"captured {self._steps} step{'s' * (self._steps != 1)} ({self.steps_from}); "
-                "the script goes on, Ctrl-C ends it with the report"
-            )
+        timed = self.recording
+        if timed.steps:
+            step_s = timed.total_s / len(timed.step_s) if timed.step_s else self._cost.step_s
+            self._cost.done(timed.steps, timed.steps_from, watched=self._watched, step_s=step_s)
 
     def _yield_to_script(self) -> None:
-        if self.phase != "done":
-            self.notes.append("the script starts a profiler of its own, and two cannot run at once: ours stopped there")
-            self._give_way()
+        if self.phase != "done" and threading.get_ident() == self._thread:
+            with self._shield:
+                self.recording.notes.append(
+                    "the script starts a profiler of its own, and two cannot run at once: ours stopped there"
+                )
+                self._give_way()
 
     def _give_way(self) -> None:
         """Stop where we are and keep what is whole."""
         self.finder.stop()
+        self._end_sampling()
         self._stop_first()
         phase, self.phase = self.phase, "done"
         if phase in ("timed", "more"):
             self._end_timed(cut_short=True)  # the last step is not whole: it ends where it began
+        elif phase == "sampled":
+            self._end_ticks()
         elif phase == "profiled":
             if self._range is not None:
                 self._range.__exit__(None, None, None)
+                self.recording.cut_short = True
             self._end_window()
         elif phase == "sources":
             self._tracer.stop()
             self._stop_profiler()
+        if self._options.stacks and phase in ("warmup", "pause", "timed", "profiled", "sources"):
+            self.recording.notes.append(
+                "ops have no source lines: the script ended before a step could run with its lines marked, "
+                "which comes after those that are timed and profiled"
+            )
 
-    # the profiler and the file
+    # the sampler, the profiler and the file
 
-    def _start_profiler(self, *, cuda: bool, memory: bool, shapes: bool = True) -> None:
-        from torch.profiler import ProfilerActivity, profile
+    def _sample(self, label: str, hz: float = HZ) -> None:
+        if self._options.stacks:
+            self._sampler.label, self._sampler.hz = label, hz
+            # threads of the script's own take turns as often as they do without us, while steps are timed
+            self._sampler.switch_s = SWITCH_S if hz > HZ or threading.active_count() == 1 else 0.0
+            self._sampler.start()
 
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-        profiler = profile(activities=activities, record_shapes=shapes, profile_memory=memory, acc_events=True)
-        with self._guard.ours():
-            profiler.start()
-        self._open_ranges.begin()
-        self._profiler = profiler
+    def _end_sampling(self) -> None:
+        if self._sampler.runs:
+            self.recording.samples = self._sampler.stop()
 
     def _stop_profiler(self, keep: str = "") -> Path | None:
-        """Stop, and write what it saw at once: the next profiler takes the memory of the last."""
-        profiler, self._profiler = self._profiler, None
         self._just_stopped = True
-        self._open_ranges.end()
+        self._cost.pause("stopping the profiler, and writing what it saw")
         try:
-            with self._guard.ours():
-                profiler.stop()
-                if not keep:
-                    return None
-                raw = self.path.with_name(f"{self.path.stem}.{keep}.json")
-                profiler.export_chrome_trace(str(raw))
-                return raw
-        except RuntimeError as error:
-            self.notes.append(f"a profile was lost: {str(error).splitlines()[0]}")
-            return None
+            return self._profiler.stop(keep)
+        finally:
+            self._cost.go_on()
 
     def _write(self) -> None:
-        """Once: the profiled steps where one was whole, else what the finding saw."""
-        if self.written:
-            return
-        if self._window is not None and self._steps:
-            unfinished = {f"ProfilerStep#{self._steps + 1}": ""}
-            meta = dict(self._meta())
-            if self._first is not None and replays(self._window):
-                meta["graph_kernels"] = ops_of_kernels(self._first)
-            write(self._window, self.path, meta, rename=unfinished)
-        elif self._first is not None:
-            self._write_first(self._first)
-        else:
-            return
-        self.written = True
-        self._drop()
-
-    def _drop(self) -> None:
-        for raw in (self._first, self._window):
-            if raw is not None:
-                raw.unlink(missing_ok=True)
-        self._first = self._window = None
-
-    def _write_first(self, first: Path) -> None:
-        self.notes += [self._first_note] if self._first_note else []
-        whole = [kind for kind in STRENGTH if self._ranges.get(kind, (None, 0))[1] > 1]
-        chosen = self.finder.kind if self.finder.kind in whole else next(iter(whole), None)
-        rename = {
-            _candidate_name(kind, number): ""
-            for kind, (_, last) in self._ranges.items()
-            for number in range(1, last + 1)
-        }
-        if chosen is None:
-            self.steps_from = WHOLE_RUN
-        else:
-            self.steps_from = STEPS_FROM[chosen]
-            count = self._ranges[chosen][1] - 1  # the last one is open to the end: no whole step
-            rename |= {_candidate_name(chosen, number): f"ProfilerStep#{number}" for number in range(1, count + 1)}
-            self.notes.append(
-                f"no step after the warm-up could be profiled: the report shows the first "
-                f"{'one' if count == 1 else count} that the profiler saw"
-            )
-        write(first, self.path, self._meta(), rename=rename)
-
-    def _meta(self) -> Mapping[str, Any]:
-        end = self._end or Counters.now()
-        begin = self._begin or end
-        timed = self._timed or begin
-        return {
-            "version": 1,
-            "steps_from": self.steps_from,
-            "unprofiled_step_s": self._step_s,
-            "unprofiled_total_s": self._total_s,
-            "unprofiled_steps": len(self._step_s),
-            "command": self._command,
-            **machine(),
-            "sources": {name: getattr(self._sources, name) for name in ("ops", "index", "source", "module")},
-            "peak_memory_bytes": peak_memory_bytes(),
-            "allocator": {name: count - begin.allocator.get(name, 0) for name, count in timed.allocator.items()},
-            "dynamo": dynamo_meta(self._start, begin, end),
-            "notes": list(self.notes),
-        }
-
-
-def _candidate_name(kind: Kind, number: int) -> str:
-    return f"sublight.{kind}#{number}"
+        self._cost.pause("writing what was recorded")
+        try:
+            self.recording.write()
+        finally:
+            self._cost.go_on()

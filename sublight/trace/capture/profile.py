@@ -4,17 +4,21 @@ few without the profiler and profile a few more. `step` and `range` are for code
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
-import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sublight.errors import BadInput
+from sublight.trace.capture.folder import Folder
+from sublight.trace.capture.interrupt import Interrupts, in_a_child
+from sublight.trace.capture.reason import Start, reason
 
 if TYPE_CHECKING:
     from sublight.trace.capture.phases import Recorder
@@ -34,13 +38,19 @@ _SETTINGS = {
 class Captured:
     """What a run gave, and how it ended."""
 
-    trace: Trace | None  # None: nothing could be recorded, and notes say why
+    trace: Trace | None  # None: there is nothing to explain, and `reason` says why
+    folder: Folder  # the caller's to remove
+    reason: str = ""
     exit_code: int = 0
     error: BaseException | None = None
     interrupted: bool = False
     steps_from: str = ""
     notes: tuple[str, ...] = ()
-    trace_file: Path = field(default_factory=Path)  # the caller's to delete
+    kept: tuple[Any, ...] = ()  # of the script, for as long as Python keeps it: its module, its process groups
+
+    @property
+    def trace_file(self) -> Path:
+        return self.folder.trace
 
 
 class _Current:
@@ -67,23 +77,55 @@ def run_script(
     stacks: bool = True,
     time_limit_s: float = 60.0,
     say: Callable[[str], None],
+    show: Callable[[str], None] = lambda line: None,
+    folder: Folder | None = None,
+    interrupts: Interrupts | None = None,
+    at_os_exit: Callable[[Captured], None] = lambda captured: None,
 ) -> Captured:
-    """Run a script (or with `module` a module) to its end and capture some of its steps on the way."""
+    """Run a script (or with `module` a module) to its end and capture some of its steps on the way.
+
+    `folder` is for the recording, a new one unless given, and the caller's to remove. `interrupts` answers signals once
+    the script has ended. A script that ends by `os._exit` does not come back: `at_os_exit` gets what it gave.
+    """
     from sublight.trace.capture import script as capture_script
 
     checked = capture_script.check(target, args, module=module)
     set_up_profiler()
+    from sublight.trace.capture.device import has_gpu
     from sublight.trace.capture.phases import Options
 
     options = Options(warmup=warmup, timed=timed, profiled=profiled, stacks=stacks, time_limit_s=time_limit_s)
-    process = os.getpid()
+    process, start, stages = os.getpid(), Start(), interrupts or Interrupts()
+    folder = folder or Folder.make()
+
+    def leave(status: int) -> None:
+        if threading.current_thread() is not threading.main_thread():  # the profiler is not this thread's to stop
+            folder.remove()
+            say("no report: the script ended by os._exit on another thread than the main one")
+            return
+        stages.hold()
+        recorder.finish()
+        at_os_exit(_captured(recorder, start, exit_code=status, error=SystemExit(status), interrupted=False))
+
     with _capturing(
-        options, command=checked.command, script=checked.file, say=say, wait=checked.minds_cuda
+        options,
+        folder=folder,
+        command=checked.command,
+        script=checked.file,
+        say=say,
+        show=show,
+        wait=checked.minds_cuda and has_gpu(),
     ) as recorder:
-        ended = capture_script.run(checked)
+        with capture_script.watching_exit(leave):
+            ended = capture_script.run(checked, stages)
         if os.getpid() != process:  # a child that the script forked came out at its end: it has nothing to report
-            raise SystemExit(ended.exit_code)
-    return _captured(recorder, ended.exit_code, ended.error, ended.interrupted)
+            _end_child(ended.exit_code)
+    try:
+        found = _captured(recorder, start, exit_code=ended.exit_code, error=ended.error, interrupted=ended.interrupted)
+        return replace(found, kept=(ended.module, *recorder.kept))
+    finally:
+        if interrupts is None:
+            stages.put_back()
 
 
 class Profile:
@@ -100,22 +142,28 @@ class Profile:
         self.captured: Captured | None = None
         self._stack = contextlib.ExitStack()
         self._recorder: Recorder | None = None
+        self._start = Start()
 
     def __enter__(self) -> Profile:
-        self._recorder = self._stack.enter_context(
-            _capturing(self._options, command="this block", script="", say=lambda line: None, wait=False)
-        )
+        self._start = Start()
+        about: dict[str, Any] = {"command": "this block", "script": "", "say": lambda line: None, "wait": False}
+        self._recorder = self._stack.enter_context(_capturing(self._options, folder=Folder.make(), **about))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """What the block raised goes on to the caller, after what was seen is kept."""
-        self._stack.close()
         assert self._recorder is not None
-        self.captured = _captured(self._recorder, int(error is not None), error, isinstance(error, KeyboardInterrupt))
-        self.trace = self.captured.trace
-        self.captured.trace_file.unlink(missing_ok=True)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        try:
+            self._stack.close()
+            self.captured = _captured(
+                self._recorder, self._start, exit_code=int(error is not None), error=error, interrupted=interrupted
+            )
+            self.trace = self.captured.trace
+        finally:
+            self._recorder.recording.folder.remove()
 
 
 def profile(**options: Any) -> Profile:
@@ -170,15 +218,14 @@ def range(name: str) -> Range:
 
 
 @contextlib.contextmanager
-def _capturing(options: Any, **about: Any) -> Iterator[Recorder]:
+def _capturing(options: Any, *, folder: Folder, **about: Any) -> Iterator[Recorder]:
     from sublight.trace.capture.phases import Recorder
 
     if _Current.recorder is not None:
+        folder.remove()
         raise BadInput("a capture is already under way: profile blocks do not nest")
     set_up_profiler()
-    handle, name = tempfile.mkstemp(prefix="sublight-", suffix=".json")
-    os.close(handle)
-    recorder = Recorder(options, path=Path(name), **about)
+    recorder = Recorder(options, folder=folder, **about)
     _mind_forks()
     _Current.recorder = recorder
     try:
@@ -200,27 +247,47 @@ def _forget() -> None:
         from sublight.trace.capture.guard import forget_profilers
 
         forget_profilers()
+        in_a_child()
         _Current.recorder.abandon()
         _Current.recorder = None
 
 
-def _captured(recorder: Recorder, exit_code: int, error: BaseException | None, interrupted: bool) -> Captured:
+def _end_child(status: int) -> NoReturn:
+    """As Python ends it, but for C++'s destructors: the profiler's waits for a thread that stayed with the parent."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status)
+
+
+def _captured(
+    recorder: Recorder, start: Start, *, exit_code: int, error: BaseException | None, interrupted: bool
+) -> Captured:
     from sublight.trace.read import chrome
 
-    trace, notes = None, list(recorder.notes)
-    if recorder.written:
-        try:
-            trace = chrome.load(recorder.path)
-        except BadInput:
-            notes.append("no torch op ran on the main thread while the profiler looked;")
-    else:
-        notes.append("nothing was recorded: the script ran no torch code that could be profiled")
+    trace, recording = None, recorder.recording
+    if recording.written:
+        with contextlib.suppress(BadInput):  # no event is in it
+            trace = chrome.load(recording.folder.trace)
+    why = reason(
+        start=start,
+        steps_from=recording.steps_from,
+        threads=recorder.finder.other_threads,
+        has_ops=trace is not None,
+        error=error,
+        interrupted=interrupted,
+    )
+    notes = tuple(recording.notes)
+    if why and trace is None and notes:  # what kept the profiler from it says more
+        why, notes = "; ".join(notes), ()
     return Captured(
-        trace=trace,
+        trace=None if why else trace,
+        folder=recording.folder,
+        reason=why,
         exit_code=exit_code,
         error=error,
         interrupted=interrupted,
-        steps_from=recorder.steps_from,
-        notes=tuple(notes),
-        trace_file=recorder.path,
+        steps_from=recording.steps_from,
+        notes=notes,
     )

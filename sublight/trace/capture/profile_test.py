@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -17,8 +19,10 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
+import sublight
 from sublight.trace.capture.profile import Captured, run_script
 
+PACKAGE = Path(sublight.__file__).parents[1]
 NET = """\
 import os, sys, time
 import torch
@@ -111,11 +115,17 @@ def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capture:
     return runner(tmp_path, monkeypatch)
 
 
-def test_a_training_loop(run: Capture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_loop(run: Capture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublight.trace.capture.phases.MORE_S", 0.0)
     seen = run(NET + TRAIN)
     assert seen.captured.exit_code == 0 and seen.captured.error is None and not seen.captured.interrupted
     assert seen.captured.steps_from == "optimizer steps" and seen.captured.notes == ()
-    assert seen.said == ["captured 3 steps (optimizer steps); the script goes on, Ctrl-C ends it with the report"]
+    (line,) = seen.said
+    assert re.fullmatch(
+        r"captured 3 steps \(optimizer steps\)(, which took [\d.]+ s longer than without)?; "
+        r"the script goes on, Ctrl-C ends it with the report",
+        line,
+    )
     assert capsys.readouterr().out == "trained 99\n"
     assert seen.inside("aten::linear") == [2, 2, 2] and seen.inside("Optimizer.zero_grad") == [1, 1, 1]
     meta = seen.meta
@@ -126,7 +136,9 @@ def test_a_training_loop(run: Capture, capsys: pytest.CaptureFixture[str]) -> No
     trace = seen.captured.trace
     assert trace is not None and trace.meta["steps_from"] == "optimizer steps"
     assert sum(name.startswith("ProfilerStep#") for name in trace.names) == 3
-    assert list(Path.cwd().glob("sublight-*")) == [seen.captured.trace_file]  # what was written on the way is gone
+    assert list(seen.captured.folder.path.iterdir()) == [seen.captured.trace_file]  # the rest is gone
+    seen.captured.folder.remove()
+    assert not list(Path.cwd().glob("sublight-*"))
 
 
 def test_each_op_has_its_line_and_its_module(run: Capture) -> None:
@@ -209,8 +221,9 @@ def test_timed_steps_are_timed_as_they_are(run: Capture) -> None:
     assert min(meta["unprofiled_step_s"]) >= 0.05 and 0.05 <= meta["unprofiled_total_s"] / 5 < 0.1
 
 
-def test_fast_steps_are_timed_more_often(run: Capture) -> None:
-    assert 10 < run(NET + INFER, steps=100).meta["unprofiled_steps"] <= 50
+def test_fast_steps_are_timed_more_often(run: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublight.trace.capture.phases.SHORT_WINDOW_S", 1e9)  # every step is fast
+    assert run(NET + INFER, steps=100).meta["unprofiled_steps"] == 50
     assert run(NET + INFER, steps=100, timed=0).meta["unprofiled_steps"] == 0
 
 
@@ -276,6 +289,11 @@ print(dict(counters["frames"]), dict(counters["stats"]))
 """
 
 
+def elsewhere(folder: Path) -> dict[str, str]:
+    """The environment of a process of its own: this package rather than an installed one, temporary files there."""
+    return {**os.environ, "PYTHONPATH": str(PACKAGE), "TMPDIR": str(folder)}
+
+
 def _alone(script: Path) -> tuple[str, str, str]:
     """Output, errors and trace file of a capture in a process of its own."""
     driver = script.with_name("driver.py")
@@ -284,7 +302,9 @@ def _alone(script: Path) -> tuple[str, str, str]:
         f"captured = run_script({str(script)!r}, [], say=lambda line: None)\n"
         "print('report', captured.exit_code, captured.trace_file)\n"
     )
-    done = subprocess.run([sys.executable, str(driver)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(driver)], capture_output=True, text=True, check=True, env=elsewhere(script.parent)
+    )
     output, _, report = done.stdout.rpartition("report ")
     return output, done.stderr, report.split()[1]
 
@@ -301,7 +321,6 @@ def test_compilation_is_counted_and_not_disturbed(tmp_path: Path) -> None:
     assert dynamo["compile_s_in_window"] > 0 and any("expected 4, actual 5" in r for r in dynamo["recompile_reasons"])
     assert sum(dynamo["graph_breaks"].values()) == 2 and "print" in next(iter(dynamo["graph_breaks"]))
     assert meta["steps_from"] == "calls of the outermost module"
-    Path(file).unlink()
 
 
 def test_open_ranges_are_closed_when_a_profile_ends() -> None:
@@ -367,6 +386,5 @@ def test_a_run_without_steps_is_bounded(run: Capture) -> None:
 def test_a_forked_child_has_no_report(tmp_path: Path) -> None:
     script = tmp_path / "forks.py"
     script.write_text("import os, sys, torch\nif os.fork() == 0:\n    sys.exit(7)\nprint('child', os.wait()[1] >> 8)\n")
-    output, errors, file = _alone(script)  # in a process of its own: the child comes out of the script's end
+    output, errors, _ = _alone(script)  # in a process of its own: the child comes out of the script's end
     assert output == "child 7\n" and errors == ""
-    Path(file).unlink()

@@ -9,20 +9,20 @@ import importlib.util
 import os
 import re
 import runpy
-import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import NoReturn
 
 from sublight.errors import BadInput
+from sublight.trace.capture.interrupt import INTERRUPTED, Interrupts, Terminated, not_swallowed
 from sublight.trace.capture.steps import CALL
 
-INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C ended
 # what must find CUDA untouched: a script that chooses its devices, or forks children that use them
 _WAKES_CUDA_ITSELF = re.compile(rb"CUDA_VISIBLE_DEVICES|multiprocessing|\bos\.fork\b|\bvllm\b|\bray\b")
 _OURS = str(Path(__file__).parent)
@@ -58,6 +58,7 @@ class Ended:
     exit_code: int = 0
     error: BaseException | None = None
     interrupted: bool = False
+    module: ModuleType | None = None  # what the script made is in it: to be let go of last
 
 
 def check(name: str, args: Sequence[str], *, module: bool) -> Target:
@@ -108,56 +109,87 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def run(target: Target) -> Ended:
-    """Run it as `__main__`; what it prints, raises and returns to the shell stays as it is."""
+def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
+    """Run it as `__main__`; what it prints, raises and returns to the shell stays as it is.
+
+    From the script's end on, signals are `interrupts`' to answer; without one, they do what they did before.
+    """
+    stages = interrupts or Interrupts()
+    main = ModuleType("__main__")
     before = sys.argv
     folder = os.getcwd() if target.module else os.path.dirname(target.file)
     sys.argv = [target.name, *target.args]
     try:
-        with _first_on_path(folder), _ending_by_signal():
-            if target.module:
-                runpy.run_module(target.name, run_name="__main__", alter_sys=True)
-            else:
-                _run_file(target)
+        try:
+            with _first_on_path(folder), not_swallowed():
+                stages.hand_over()
+                if target.module:
+                    runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+                else:
+                    _run_file(target, main)
+                _wait_for_threads()
+        finally:
+            while stages.stage != "report":
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a second one, right behind the first
+                    stages.hold()
     except SystemExit as exit:
-        return Ended(exit_code=_exit_code(exit), error=exit)
+        was_signal = isinstance(exit, Terminated)
+        return Ended(exit_code=_exit_code(exit), error=exit, interrupted=was_signal, module=main)
     except KeyboardInterrupt as error:
-        return Ended(exit_code=INTERRUPTED, error=error, interrupted=True)
+        return Ended(exit_code=INTERRUPTED, error=error, interrupted=True, module=main)
     except BaseException as error:
         _print(error)
-        return Ended(exit_code=1, error=error)
+        return Ended(exit_code=1, error=error, module=main)
     finally:
         sys.argv = before
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-    return Ended()
+        if interrupts is None:
+            stages.put_back()
+    return Ended(module=main)
+
+
+def _wait_for_threads() -> None:
+    """As Python does before it exits: a script may leave its work to threads, and end.
+
+    The threads of an executor end only when Python tells them that it exits: these are waited for until they have
+    nothing to do.
+    """
+    pools = sys.modules.get("concurrent.futures.thread")
+    queues = dict(getattr(pools, "_threads_queues", {}))
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon and thread not in queues:
+            thread.join()
+    while not all(queue.empty() and _is_idle(thread) for thread, queue in queues.items()):
+        time.sleep(0.01)
+
+
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether an executor's thread waits for work: `_worker` takes it from a queue that is written in C."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is None or frame.f_code.co_name == "_worker"
 
 
 @contextlib.contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the script as Ctrl-C does, so that there is a report; the script's own handlers stay."""
+def watching_exit(leave: Callable[[int], None]) -> Iterator[None]:
+    """`os._exit` ends a process without a word: `leave` is called before it does; not in children, which end so."""
+    exit_now, process = os._exit, os.getpid()
 
-    def end(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
+    def _exit(status: int) -> NoReturn:
+        if os.getpid() == process:
+            leave(status)
+        exit_now(status)
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []  # only the main thread may
-    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, end)
+    os._exit = _exit
     try:
         yield
     finally:
-        for number in ours:
-            if signal.getsignal(number) is end:
-                signal.signal(number, signal.SIG_DFL)
+        os._exit = exit_now
 
 
-def _run_file(target: Target) -> None:
+def _run_file(target: Target, main: ModuleType) -> None:
     """As `python script.py`: `__file__` is absolute and sys.argv[0] as typed, where runpy has one for both."""
-    main = ModuleType("__main__")
     main.__file__ = os.path.abspath(target.name)
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
     main.__dict__["__builtins__"] = builtins

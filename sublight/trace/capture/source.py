@@ -22,6 +22,7 @@ from sublight.trace.capture.steps import leave_uncompiled
 
 MARK = "sublight@"
 MOST_MARKS = 50_000  # a step of pure Python may run a million lines; the profile must stay small
+MOST_LINES = 10_000  # of one function: a long loop in Python must not use up the marks of the whole step
 ENGINE = "autograd::engine::evaluate_function"  # backward ops have no Python above them
 WRAPPERS = ("_orig_mod", "module")  # what torch.compile and DistributedDataParallel put around a model
 
@@ -34,10 +35,14 @@ class SourceTracer:
 
         self.places: list[tuple[str, str]] = []  # (source, module) by the number in a mark
         self._marks = 0
+        self._outer: dict[int, FrameType] = {}  # frames that were there when the step began, by id
+        self._first_line, self._moved = "", False
+        self.long: dict[str, None] = {}  # functions that ran too many lines to mark each
+        self._lines: dict[CodeType, int] = {}  # how many of a function's lines have run
         self._mark: Any = private.RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
         self._call_code: CodeType = torch.nn.Module._call_impl.__code__
-        self._user: dict[str, str] = {script: _shown(script)} if script else {}  # by file; "" is not the user's
+        self._user: dict[str, str] = {script: shown_path(script)} if script else {}  # by file; "" is not the user's
         self._line = ""
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
@@ -54,7 +59,9 @@ class SourceTracer:
             if shown := self._shown(frame.f_code.co_filename):
                 self._line = self._line or f"{shown}:{frame.f_lineno}"
                 frame.f_trace = self._in_user_code
+                self._outer[id(frame)] = frame
             frame = frame.f_back
+        self._first_line = self._line
         self._note()
         sys.settrace(self._enter)
         return True
@@ -66,6 +73,9 @@ class SourceTracer:
             if frame.f_trace is not None and getattr(frame.f_trace, "__self__", None) is self:
                 frame.f_trace = None
             frame = frame.f_back
+        self._outer = {}
+        if not self._moved:  # a library runs the whole step from there, as `trainer.train()`: that line tells nothing
+            self.places = [("" if line == self._first_line else line, module) for line, module in self.places]
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is self._call_code:
@@ -77,7 +87,15 @@ class SourceTracer:
 
     def _in_user_code(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
-            self._line = f"{self._shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+            count = self._lines[frame.f_code] = self._lines.get(frame.f_code, 0) + 1
+            self._moved = self._moved or id(frame) in self._outer
+            frame.f_trace_lines = count < MOST_LINES  # from then on, all of the function counts as its first line
+            shown = self._shown(frame.f_code.co_filename)
+            self._line = f"{shown}:{frame.f_lineno}"
+            if not frame.f_trace_lines:
+                name, first = frame.f_code.co_name, frame.f_code.co_firstlineno
+                self._line = f"{shown}:{first}" if name != "<module>" else ""
+                self.long[name if name != "<module>" else shown] = None
             self._note()
         elif event == "return":  # what follows belongs to the caller's line
             caller = frame.f_back
@@ -112,7 +130,7 @@ class SourceTracer:
     def _shown(self, file: str) -> str:
         shown = self._user.get(file)
         if shown is None:
-            shown = self._user[file] = _shown(file) if _is_users(file) else ""
+            shown = self._user[file] = shown_path(file) if is_users(file) else ""
         return shown
 
     def _path(self, module: Any) -> str:
@@ -192,7 +210,7 @@ def attribute(trace_file: Path, places: list[tuple[str, str]]) -> Sources:
     return found
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     if file.startswith("<") and not file.startswith("<ipython"):  # <frozen runpy>, <string>, <eval_with_key>
         return False
     return not file.startswith(_library_folders()) and f"{os.sep}site-packages{os.sep}" not in file
@@ -204,7 +222,7 @@ def _library_folders() -> tuple[str, ...]:
     return (*(folder + os.sep for folder in folders), str(Path(__file__).parents[2]) + os.sep)
 
 
-def _shown(file: str) -> str:
+def shown_path(file: str) -> str:
     """A path as the user would type it: from here where it is below, else its last two parts."""
     if "ipykernel" in file or file.startswith("<ipython"):
         return "notebook"

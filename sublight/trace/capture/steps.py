@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ STEPS_FROM: dict[Kind, str] = {
     "optimizer": "optimizer steps",
     "module": "calls of the outermost module",
 }
+WHOLE_RUN = "the whole run"  # where no step was found
 CALLS_TO_SETTLE = 4  # of a module: an optimizer that steps with every call has stepped by then
 PATIENCE_CALLS = 256  # of a module that is being trained: gradients may be accumulated over many
 PATIENCE_S = 20.0
@@ -83,6 +85,7 @@ class StepFinder:
         self._ours: Any = None
         self._hook: Any = None
         self._trains = False  # an optimizer exists, or the module has gradients
+        self.other_threads: list[str] = []  # that called modules, or stepped optimizers
 
     def install(self) -> None:
         from torch.compiler import is_compiling
@@ -92,8 +95,9 @@ class StepFinder:
             if not is_compiling():  # a compiled step does not come back here: its graph must hold nothing of ours
                 self.saw("optimizer", id(optimizer))
 
-        for function in (StepFinder.saw, StepFinder._look_for_training):
+        for function in (StepFinder.saw, StepFinder._is_mine, StepFinder._saw_elsewhere, in_compilation):
             leave_uncompiled(function)
+        leave_uncompiled(StepFinder._look_for_training)
         self._hook = register_optimizer_step_post_hook(stepped)
         self._watch_every_call()
 
@@ -114,8 +118,11 @@ class StepFinder:
             self._hook = None
 
     def saw(self, kind: Kind, key: int) -> None:
-        """An event; from another thread, or a kind that no longer counts, it is nothing."""
-        if not self._live or threading.get_ident() != self._thread:
+        """An event; on another thread, inside a compilation, or of a kind that no longer counts, it is nothing."""
+        if threading.get_ident() != self._thread:
+            self._saw_elsewhere()
+            return
+        if not self._live or in_compilation():
             return
         if self._frozen:
             if kind == self.kind and key == self._seen[kind].leader:
@@ -137,6 +144,14 @@ class StepFinder:
             self.kind = kind
             self._listener.settled(kind)
 
+    def _is_mine(self) -> bool:
+        return self._live and threading.get_ident() == self._thread and not in_compilation()
+
+    def _saw_elsewhere(self) -> None:
+        name = threading.current_thread().name
+        if self._live and not self._frozen and name not in self.other_threads:
+            self.other_threads.append(name)
+
     def _waits(self, kind: Kind) -> bool:
         """Whether a stronger kind may still come."""
         mine = self._seen[kind]
@@ -157,7 +172,10 @@ class StepFinder:
 
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             # traced: the graph must hold nothing of ours; no longer watched: a compiled model may have kept this call
-            if is_compiling() or call is not self._ours or threading.get_ident() != self._thread:
+            if is_compiling() or call is not self._ours:
+                return original(module, *args, **kwargs)
+            if threading.get_ident() != self._thread:
+                self._saw_elsewhere()
                 return original(module, *args, **kwargs)
             if not self._depth:
                 self._look_for_training(module)
@@ -177,7 +195,7 @@ class StepFinder:
         leader, boundary = self._seen["module"].leader, self._listener.boundary
 
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and id(module) == leader and self._live and threading.get_ident() == self._thread:
+            if not is_compiling() and id(module) == leader and self._is_mine():
                 boundary()
             return original(module, *args, **kwargs)
 
@@ -210,6 +228,14 @@ class StepFinder:
         calls = self._seen["module"].counts.get(id(module), 0) + 1
         if self.kind is None and calls >= CALLS_TO_SETTLE and calls & (calls - 1) == 0:
             self._trains = any(p.grad is not None for p in module.parameters()) or _an_optimizer_lives()
+
+
+def in_compilation() -> bool:
+    """Whether torch.compile is at work on this thread: it runs modules of its own, and what it has open must not be
+    left behind by a profile that stops.
+    """
+    context = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
+    return context is not None and context.try_get() is not None
 
 
 def _an_optimizer_lives() -> bool:

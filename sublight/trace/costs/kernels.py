@@ -5,6 +5,14 @@ from __future__ import annotations
 import functools
 import re
 
+_COMMUNICATION = (
+    r"nccl|rccl|msccl|oneccl|nvshmem|rocshmem|symm_?mem|multimem"  # libraries, and what stands on them
+    r"|deep_?ep::|(internode|intranode)(_ll)?::|notify_(dispatch|combine)"  # DeepEP: dispatch and combine of experts
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|quick_?reduce|(one|two)_?shot"
+    r"|userbuffers|lamport|moe_?a2a|pplx|send_?recv|(^|[_:])a2a_"
+)
+_COMMUNICATES = re.compile(_COMMUNICATION)
+
 # In order: the first pattern found in the lower-case name decides. What stands early is what later patterns also match.
 _FAMILIES = tuple(
     (family, re.compile(pattern))
@@ -12,8 +20,7 @@ _FAMILIES = tuple(
         ("copy", r"^memcpy|copybuffer|nchwtonhwc|nhwctonchw|batched_transpose|^transpose"),
         ("copy", r"reshape_and_cache|store_?kv_?cache|appendpagedkv|concat_and_cache|copy_page"),  # into a paged cache
         ("memset", r"^memset|fillbuffer|fillfunctor|_memset$"),
-        ("communication", r"nccl|rccl|nvshmem|rocshmem|multimem|deep_?ep::|(internode|intranode)(_ll)?::"),
-        ("communication", r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|quick_?reduce"),
+        ("communication", _COMMUNICATION),
         ("other", r"^triton_tem_"),  # decided by the ops in its name, in _template
         ("fused", r"^triton_(poi|red|per|for|split_scan|mix|unk)"),
         ("moe", r"topk_?gating|topk_softmax|grouped_topk|moe_fused_gate|moe::dev::(routing|finalize|permute)"),
@@ -98,8 +105,8 @@ def kernel_family(kernel_name: str) -> tuple[str, bool | None]:
     """
     name = _without_parameters(kernel_name).lower()
     family = _first_family(name)
-    if family == "other":
-        family = _first_family(kernel_name.lower())
+    if family == "other" and (by_parameters := _first_family(kernel_name.lower())) != "communication":
+        family = by_parameters
     if name.startswith("triton_tem_"):
         return next((family for family, word in _TEMPLATE if word in name), "fused"), None
     if family == "attention":
@@ -107,6 +114,20 @@ def kernel_family(kernel_name: str) -> tuple[str, bool | None]:
     if family in ("matmul", "conv"):
         return family, _on_tensor_cores(name)
     return family, None
+
+
+@functools.lru_cache(maxsize=16384)
+def is_communication(kernel_name: str) -> bool:
+    """Whether a kernel talks to other devices; what a function takes as its arguments says nothing of what it does.
+
+    >>> is_communication("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)")
+    True
+    >>> is_communication("void (anonymous namespace)::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*)")
+    True
+    >>> is_communication("void at::native::reduce_kernel<512, 1>(float)"), is_communication("gather_kernel(ncclComm)")
+    (False, False)
+    """
+    return _COMMUNICATES.search(_without_parameters(kernel_name).lower()) is not None
 
 
 def _first_family(name: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight.trace.complete import complete
+from sublight.trace.read import jax
 from sublight.trace.read.chrome_columns import KEPT_US, Columns
 from sublight.trace.read.chrome_events import UNREADABLE, Event, decode_events, loose_json, objects_in, read_event
 from sublight.trace.read.pieces import Pieces, open_pieces
@@ -30,6 +31,8 @@ _LONG_TIME = re.compile(rb'"ts"\s*+:\s*+(\d{6})(?=\d{10}\.\d)')
 def load(path: Path) -> Trace:
     """A trace, whole or as much of it as can be read; `Trace.lost` says what could not."""
     pieces = open_pieces(path)
+    if jax.is_jax(pieces.head):
+        return jax.load(path)
     reader = _Reader(pieces)
     collecting = gc.isenabled()
     gc.disable()  # a million small objects without a cycle: the collector would go through them again and again
@@ -38,6 +41,8 @@ def load(path: Path) -> Trace:
     finally:
         if collecting:
             gc.enable()
+    if not reader.columns.count and reader.columns.of_devices:  # its mark is not at the front: written by another tool
+        return jax.load(path)
     top = {**_top(pieces.head), **reader.tail}
     lost = list(pieces.lost)
     if reader.tail.get("traceEvents"):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sublight.errors import BadInput
 from sublight.trace.assemble import assemble
+from sublight.trace.intervals import middle
 from sublight.trace.read.chrome_details import (
     BETWEEN,
     KERNEL_TEXTS,
@@ -61,6 +62,7 @@ KINDS = {
     "runtime": Kind.RUNTIME,
     "overhead": Kind.OVERHEAD,
     "kernel": Kind.KERNEL,
+    "mtia_ccp_events": Kind.KERNEL,
     "gpu_memcpy": Kind.MEMCPY,
     "memcpy": Kind.MEMCPY,
     "gpu_memset": Kind.MEMSET,
@@ -71,6 +73,7 @@ KINDS = {
 _OTHERS = frozenset((Begin, End, Instant, Label))
 _ENCLOSING_FIRST = tuple(dict.fromkeys(KINDS.values()))  # of two events with the same times, what is likely outside
 _ON_STREAMS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_RANGE, Kind.SYNC)
+_PARTS = ("dma_request",)  # of a kernel, which the profiler of MTIA writes beside it
 _RANGES = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")  # ops in old schemas
 _INTEGERS = ("correlation", "external", "sequence", "graph_node")
 _INTEGERS_OF: Mapping[Kind, tuple[str, ...]] = {
@@ -102,6 +105,7 @@ class Columns:
         self.memory: list[tuple[float, ...]] = []
         self.labels: dict[tuple[Any, Any], str] = {}
         self.open: dict[tuple[Any, Any], list[Begin]] = defaultdict(list)
+        self.uncategorised = 0
         self.count = self.broken = self.odd = self.untimed = self.negative = self.far = 0
         self.cut_off = self.unclosed = self.too_many = False
 
@@ -120,6 +124,8 @@ class Columns:
             if kind is not None:
                 self.count += len(members)
                 self.parts[kind].append(self._part(members, kind))
+            elif not category:
+                self.uncategorised += len(members)
         self.too_many = self.count > MOST_EVENTS
 
     def _part(self, events: list[Span], kind: Kind) -> dict[str, Any]:
@@ -180,6 +186,12 @@ class Columns:
                 spans.append(begun)
         return spans
 
+    @property
+    def of_devices(self) -> bool:
+        """Whether it is a trace of JAX's: events without categories, in processes that are named as XLA names them."""
+        named = any(label.startswith(("/device:", "/host:")) for label in self.labels.values())
+        return self.uncategorised > 0 and named
+
     def lost(self) -> list[str]:
         """What could not be used, a sentence each."""
         unfinished = sum(map(len, self.open.values()))
@@ -206,7 +218,8 @@ class Columns:
             why = " ".join([*lost, *self.lost()]) or "it is an empty trace"
             raise BadInput(f"{source} holds no event that can be used: {why}")
         column = self._joined()
-        column["kind"][self._old_ranges(column)] = Kind.RANGE
+        column["kind"][self._named(column, Kind.OP, _RANGES)] = Kind.RANGE
+        column["kind"][self._named(column, Kind.KERNEL, _PARTS)] = Kind.DEVICE_RANGE
         ts, dur = column.pop("ts"), column.pop("dur")
         if offset_us:
             ts = _without(ts, offset_us)
@@ -258,9 +271,10 @@ class Columns:
         self.parts.clear()
         return column
 
-    def _old_ranges(self, column: dict[str, Any]) -> Any:
-        ranges = np.fromiter((name.startswith(_RANGES) for name in self.names), dtype=bool, count=len(self.names))
-        return (column["kind"] == Kind.OP) & ranges[column["name"]]
+    def _named(self, column: dict[str, Any], kind: Kind, begins: tuple[str, ...]) -> Any:
+        """Events of this kind whose name begins so."""
+        named = np.fromiter((name.startswith(begins) for name in self.names), dtype=bool, count=len(self.names))
+        return (column["kind"] == kind) & named[column["name"]]
 
     def _usable(self, ts: Any, dur: Any) -> tuple[Any, float]:
         """Events with a time that can be: finite, not backwards, within a day of the middle one."""
@@ -268,9 +282,9 @@ class Columns:
         self.untimed = int(np.count_nonzero(~timed))
         forward = timed & (dur >= 0)
         self.negative = int(np.count_nonzero(timed & ~forward))
-        middle = float(np.median(ts[forward])) if forward.any() else 0.0
+        half = middle(ts[forward]) if forward.any() else 0.0
         with np.errstate(invalid="ignore"):
-            near = forward & (np.abs(ts - middle) < DAY_US) & (dur < DAY_US)
+            near = forward & (np.abs(ts - half) < DAY_US) & (dur < DAY_US)
         self.far = int(np.count_nonzero(forward & ~near))
         return near, float(ts[near].min()) if near.any() else 0.0
 

@@ -12,6 +12,16 @@ META = {  # what our own captures add
     "unprofiled_step_s": [0.000_9, 0.001],
     "steps_from": "optimizer steps",
     "dynamo": {"graph_breaks": {"print": 2}, "compiles_in_window": 1},
+    "samples": {
+        "frames": [["train.py", "<module>", 7, 1], ["train.py", "f", 3, 2], ["torch/nn/modules/module.py", "g", 9, 8]],
+        "stacks": [[0], [0, 1], [0, 2]],
+        "threads": ["MainThread"],
+        "labels": ["timed"],
+        "rows": [[look, 0, look % 3, 10_000_000, 10_000_000, 0] for look in range(12)],
+        "look_s": 0.001,
+        "mine": [True, True, False],
+        "steps": {"timed": 4},
+    },
     "sources": {"ops": ["aten::linear"], "index": [0, 0], "source": ["train.py:7 (f)"] * 2, "module": ["Net/fc"] * 2},
 }
 

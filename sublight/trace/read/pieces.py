@@ -1,7 +1,7 @@
 """A trace file in pieces that end between two events: memory stays small, and damage stays where it is.
 
 A piece ends where one event closes and the next opens. Quotes are escaped inside a JSON string, so the text
-`}, {"ph"` cannot occur in one, and no profiler nests an object that starts with "ph".
+`}, {"ph"` cannot occur in one, and no profiler nests an object that starts with "ph", or with a name and "ph".
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ GZIP_BLOCK_BYTES = 1 << 18  # of packed text: it may unpack to a thousand times 
 FAR_BYTES = 32 << 20  # what may stand before the first event, in one event, and behind the last one
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
+_PHASE = rb'"(?:ph"|name"\s*+:\s*+"[^"\\]*+"\s*+,\s*+"ph")'
 _KEYS = rb'"(?:ph|name|cat|pid|tid|ts|dur|args|id)"'
 _EVENTS = re.compile(rb'"traceEvents"\s*+:\s*+\[')
 
@@ -74,7 +75,7 @@ def open_pieces(path: Path) -> Pieces:
 
 def _pieces(head: bytes, rest: bytes, blocks: Iterator[bytes], lost: list[str]) -> Pieces:
     sample = rest[: 1 << 16]
-    key = rb'"ph"' if re.search(rb'\}\s*+,\s*+\{\s*+"ph"', sample) else _KEYS
+    key = _PHASE if re.search(rb"\}\s*+,\s*+\{\s*+" + _PHASE, sample) else _KEYS
     boundary = re.compile(rb"\}\s*+,\s*+(?=\{\s*+" + key + rb")")
     return Pieces(head=head, boundary=boundary, blocks=blocks, rest=rest, lost=lost)
 

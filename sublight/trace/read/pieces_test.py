@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -19,6 +20,18 @@ def read(path: Path, data: bytes) -> tuple[list[bytes], list[str]]:
     found = list(opened)
     assert [last for _, last in found] == [False] * (len(found) - 1) + [True]
     return [text for text, _ in found], opened.lost
+
+
+def test_a_long_run_of_events_that_begin_with_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of processes, some hundred thousand of them, behind events that begin with their phase."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(pieces, "FAR_BYTES", 4000)
+    labels = [b'{\n  "name": "process_name", "ph": "M", "args": {"name": "{}, {"}}' for _ in range(200)]
+    found, lost = read(tmp_path / "t", b'{"traceEvents": [' + b",\n".join((*EVENTS, *labels, *EVENTS)) + b"]}")
+    assert lost == [] and len(found) > 10
+    assert b"".join(found).count(b'"ph"') == 280
+    for text in found[:-1]:
+        assert len(json.loads(text)) > 0
 
 
 @pytest.mark.parametrize("size", [16, 33, 100, 1000, 1 << 20])

@@ -1,0 +1,252 @@
+"""`sublight explain SCRIPT`: run it, record some of its steps, and end well whatever it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sublight.cli import ranks as cli_ranks
+from sublight.cli.explain_output import Wanted, progress_line, report, report_of_rank, say, status, written
+from sublight.cli.ranks import Rank
+from sublight.errors import BadInput
+
+if TYPE_CHECKING:
+    from sublight.diagnose.record import Explanation
+    from sublight.trace.capture.folder import Folder
+    from sublight.trace.capture.interrupt import Interrupts
+    from sublight.trace.capture.profile import Captured
+
+GIVEN_UP = "interrupted while the report was made: there is none"
+NOT_KEPT = "not kept; --trace FILE keeps it"
+NEEDED = {  # what the floors of a model's ops ask for
+    "cpu": ("host_copy", "matmul_fp32", "launch_eager"),
+    "cuda": ("hbm_copy", "matmul_fp32", "matmul_tf32", "matmul_bf16", "h2d_pinned", "launch_graph_node"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What is run, and how it is called in the report."""
+
+    target: str
+    args: tuple[str, ...]
+    is_module: bool
+
+    @property
+    def command(self) -> str:
+        return " ".join(["python", *(("-m",) if self.is_module else ()), self.target, *self.args])
+
+    @property
+    def name(self) -> str:
+        return self.target.rpartition(".")[2] if self.is_module else self.target
+
+
+class Work:
+    """What is under way and must not be left behind."""
+
+    def __init__(self, rank: Rank | None) -> None:
+        self.folder: Folder | None = None
+        self.child: subprocess.Popen[bytes] | None = None
+        self.rank = rank
+
+    def drop(self) -> None:
+        if self.child is not None:
+            with contextlib.suppress(OSError):
+                self.child.kill()
+        if self.folder is not None:
+            self.folder.remove()
+        if self.rank is not None and self.rank.is_first:
+            self.rank.remove()
+
+
+def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
+    """Run a script or a module; gives its exit status."""
+    from sublight.trace.capture.interrupt import INTERRUPTED, GivenUp, Interrupts
+
+    script = Script(target=module or words[0], args=tuple(words if module else words[1:]), is_module=bool(module))
+    wanted = replace(wanted, rank=cli_ranks.this_rank(wanted.folder))
+    work = Work(wanted.rank)
+    interrupts = Interrupts(work.drop)
+    interrupts.begin()
+    try:
+        _prepare(script, wanted, work)
+        captured = _run(script, wanted, work, interrupts)
+        explanation = _report_of_script(captured, script, wanted)
+        judged = wanted.rank is None or wanted.rank.is_first  # rank 0's report is the one of all
+        return captured.exit_code or (status(explanation, wanted) if judged else 0)
+    except GivenUp:
+        say(GIVEN_UP)
+        return INTERRUPTED
+    finally:
+        work.drop()
+        interrupts.put_back()
+
+
+def _prepare(script: Script, wanted: Wanted, work: Work) -> None:
+    """What can be wrong is looked for before a second is spent."""
+    from sublight import gpus
+    from sublight.results import read_limits_file
+    from sublight.trace.capture import script as capture_script
+    from sublight.trace.capture.folder import Folder
+
+    capture_script.check(script.target, script.args, module=script.is_module)
+    if wanted.rank is not None and wanted.fix:
+        raise BadInput("--fix runs the script again by itself: leave it out under torchrun")
+    if wanted.limits:
+        read_limits_file(Path(wanted.limits))
+    elif wanted.gpu:
+        gpus.find(wanted.gpu)
+    else:
+        _measure_limits(work)
+    work.folder = Folder.make()
+    if wanted.rank is not None:
+        wanted.rank.begin()
+
+
+def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> Captured:
+    from sublight.trace.capture import profile as capture
+    from sublight.trace.capture.interrupt import GivenUp
+
+    speaks = wanted.rank is None or wanted.rank.is_first  # one of many, for all
+    tell = say if speaks else lambda line: None
+    tell(
+        f"running {script.name}: some of its first steps are watched, then it goes on alone; "
+        "Ctrl-C ends it with the report"
+    )
+    with contextlib.ExitStack() as stack:
+        if wanted.json == "-":
+            stack.enter_context(_stdout_for_json())
+
+        def leave(captured: Captured) -> None:
+            """The script calls os._exit: nothing comes after."""
+            stack.close()
+            try:
+                _report_of_script(captured, script, wanted)
+            except GivenUp:
+                say(GIVEN_UP)
+            except BadInput as error:
+                say(str(error))
+            finally:
+                work.drop()
+                sys.stdout.flush()
+
+        return capture.run_script(
+            script.target,
+            script.args,
+            module=script.is_module,
+            profiled=wanted.steps,
+            say=tell,
+            show=progress_line(),
+            folder=work.folder,
+            interrupts=interrupts,
+            at_os_exit=leave,
+        )
+
+
+def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Explanation | None:
+    """What the report shows; None where nothing was captured."""
+    from sublight.diagnose.explain import explain as explain_traces
+
+    rank = wanted.rank
+    if rank is not None:
+        rank.end(captured.trace_file if captured.trace else None, captured.reason)
+    if captured.trace is None:
+        say(f"no report{f' of rank {rank.number}' if rank else ''}: {captured.reason}")
+        return None
+    kept = cli_ranks.name_of(wanted.trace, rank.number) if rank else wanted.trace
+    lost = written(kept, lambda file: _keep(captured.trace_file, file))
+    captured = replace(captured, trace=replace(captured.trace, source=kept or NOT_KEPT))  # its folder is removed
+    assert captured.trace is not None
+    explanation = explain_traces([captured.trace], gpu=wanted.gpu, limits_file=wanted.limits, source=script.command)
+    explanation = replace(explanation, notes=(*explanation.notes, *captured.notes))
+    fixed = None
+    if wanted.fix and not captured.interrupted:
+        from sublight.diagnose import cures as cli_fix
+
+        run = cli_fix.Script(target=script.target, args=script.args, module=script.is_module, folder=wanted.folder)
+        fixed = cli_fix.fix(explanation, run, say=say)
+    if rank is None:
+        report(explanation, wanted, name=script.name, fixed=fixed, lost=lost)
+        return explanation
+    report_of_rank(explanation, wanted, rank, name=script.name, lost=lost)
+    if rank.is_first:
+        explanation = _of_all_ranks(captured, wanted, rank, script)
+        report(explanation, replace(wanted, perfetto=""), name=script.name)
+    return explanation
+
+
+def _of_all_ranks(captured: Captured, wanted: Wanted, rank: Rank, script: Script) -> Explanation:
+    """Rank 0's steps, held against those of the others."""
+    from sublight.diagnose.explain import explain as explain_traces
+    from sublight.trace.read import chrome
+
+    assert captured.trace is not None
+    show, waits_for = progress_line(), list[int]()
+
+    def waiting(ranks: list[int]) -> None:
+        names = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+        if ranks != waits_for:
+            show(f"waiting for rank{'s' * (len(ranks) > 1)} {names}")
+            waits_for[:] = ranks
+
+    missing = rank.wait(waiting=waiting)
+    show("")
+    traces, notes = [replace(captured.trace, rank=rank.number)], list(captured.notes)
+    for number, file in rank.traces().items():
+        try:
+            traces.append(replace(chrome.load(file), rank=number))
+        except BadInput as error:
+            missing[number] = str(error)
+    notes += [f"Rank {number} is not in this report: {why}." for number, why in sorted(missing.items())]
+    explanation = explain_traces(traces, gpu=wanted.gpu, limits_file=wanted.limits, source=script.command)
+    return replace(explanation, notes=(*explanation.notes, *notes))
+
+
+@contextlib.contextmanager
+def _stdout_for_json() -> Iterator[None]:
+    """What the script prints goes to stderr, its children's words too: stdout is for the JSON alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _measure_limits(work: Work) -> None:
+    """Once a machine, in a process of its own: the script must find CUDA untouched, and the device free."""
+    from sublight import bench, nvml
+    from sublight.limits import run
+
+    health = nvml.health()
+    if health is None:
+        machine = run.this_machine("cpu")
+    else:  # the cache is named by what NVML says; torch would wake the GPU
+        machine = run.Machine(kind="cuda", device="", uuid=health.uuid, driver=health.driver, gpu=None)
+    if bench.missing_limits(machine, NEEDED[machine.kind]):
+        say("measuring this machine's limits, once: some 10 s")
+        words = [sys.executable, "-m", "sublight", "limits", "--quick", "--json", os.devnull, "--device", machine.kind]
+        work.child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        work.child.wait()
+        work.child = None
+
+
+def _keep(recorded: Path, wanted: Path) -> None:
+    from sublight.results import write_file
+
+    text = recorded.read_bytes()
+    if wanted.suffix == ".gz":
+        import gzip
+
+        text = gzip.compress(text, compresslevel=6)
+    write_file(text, wanted)

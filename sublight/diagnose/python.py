@@ -1,0 +1,230 @@
+"""Where in the user's Python the time between ops goes: samples of the main thread's stack, less the ops themselves.
+
+A capture looks at the stacks some hundred times during steps that run without the profiler. A look does not tell
+whether an op was running, so what the recorded ops of a line took is taken off that line's looks, scaled so that what
+is left is the time between ops. The looks give shares only: the seconds are the model's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublight.diagnose.case import Case
+from sublight.diagnose.source import PLACE
+from sublight.sampling import Frame, Row, Samples
+from sublight.trace.record import NONE, Kind
+
+# labels of the looks, the better ones first. Where Python may keep the lock for 5 ms, as in timed steps beside other
+# threads, a loop that is shorter is never seen, and the op behind it, which gives the lock up, is seen in its place.
+OFTEN, PLAIN, PROFILED, SEARCH = ("sampled",), ("timed", "sampled"), ("profiled",), ("finding",)
+ENOUGH = 20  # looks of the first kind, for the others to be left out
+FEWEST = 5  # looks, below which they tell nothing
+MOST_OPS = 20_000  # whose line is looked up
+MOST_FACTOR, ROUNDS = 16.0, 20  # by which an op's time may differ; of narrowing that down
+# a frame of these at the bottom is no Python: the engine runs ops, or the device is waited for
+_NO_PYTHON = (
+    ("torch/autograd/graph.py", "_engine_run_backward"),
+    ("torch/cuda/__init__.py", "synchronize"),
+    ("torch/cuda/streams.py", "synchronize"),
+    ("torch/_ops.py", ""),
+)
+LOADER = "torch/utils/data/"
+_WORKERS = ("_MultiProcessingDataLoaderIter.__init__", "_MultiProcessingDataLoaderIter._shutdown_workers")
+_Key = tuple[str, str, int]  # file, function, line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """A function of the user's, and what of the Python time is spent in it."""
+
+    file: str
+    function: str
+    line: int  # the one that takes most
+    share: float  # of all Python time between ops
+    line_share: float  # the line's own
+    looks: int  # that it was seen in
+    waited: float  # of its time, how much the thread slept or waited
+    called: tuple[Frame, ...]  # the library's frames below the line, where most of its time goes
+    stack: tuple[Frame, ...]  # the user's frames down to it, outermost first
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+@dataclass(slots=True)
+class _Line:
+    wall_s: float = 0.0
+    waited_s: float = 0.0
+    looks: int = 0
+    below: dict[tuple[Frame, ...], float] = field(default_factory=lambda: defaultdict(float))
+    stack: tuple[Frame, ...] = ()
+
+
+def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
+    """The user's functions by their Python time, most first; `in_loader`: those that a DataLoader runs in this process.
+
+    Nothing where the trace has no samples, or too few.
+    """
+    found = _samples(case.trace.meta.get("samples"))
+    if found is None:
+        return ()
+    samples, mine, steps = found
+    for labels in (OFTEN, PLAIN, PROFILED, SEARCH):
+        count = sum(steps.get(label, 0) for label in labels) or int(labels == SEARCH)
+        seen = list(samples.of(*labels, thread=0))
+        rows = [row for row in seen if _is_loader(samples.stack(row)) == in_loader]
+        if count > 0 and len(rows) >= (ENOUGH if labels == OFTEN else FEWEST):
+            lines = _lines(samples, mine, rows, _everywhere(samples, seen))
+            spent_s = {key: line.wall_s / count for key, line in lines.items()}
+            if not in_loader:
+                whole_s = sum(row.wall_ns for row in seen) * 1e-9 / count
+                spent_s = _without_ops(spent_s, _ops_s(case), whole_s * _python_share(case))
+            return _spots(lines, spent_s)
+    return ()
+
+
+def _python_share(case: Case) -> float:
+    """Of the step, what passes in Python between ops."""
+    return float(case.model.before_s["python"].sum()) / case.model.steps / max(case.step_s, 1e-12)
+
+
+def _without_ops(
+    spent_s: Mapping[_Key, float], ops_s: Mapping[tuple[str, int], float], python_s: float
+) -> dict[_Key, float]:
+    """Each line less its ops. In the steps that were looked at an op may take longer than in the recorded ones, or
+    shorter: by so much that what is left of all lines is the time between ops.
+    """
+
+    def left(factor: float) -> dict[_Key, float]:
+        return {key: max(s - factor * ops_s.get((key[0], key[2]), 0.0), 0.0) for key, s in spent_s.items()}
+
+    low, high = 0.0, MOST_FACTOR
+    for _ in range(ROUNDS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(left(middle).values()) > python_s else (low, middle)
+    return left(high)
+
+
+def spent(case: Case, wanted: Callable[[tuple[Frame, ...]], bool]) -> tuple[float, int, int]:
+    """The main thread's time in such stacks, a step; over how many steps, and in how many looks it was seen."""
+    found = _samples(case.trace.meta.get("samples"))
+    if found is None:
+        return 0.0, 0, 0
+    samples, _, steps = found
+    numbers = {
+        number for number, stack in enumerate(samples.stacks) if wanted(tuple(samples.frames[at] for at in stack))
+    }
+    for labels in (PLAIN, PROFILED):
+        count = sum(steps.get(label, 0) for label in labels)
+        rows = [row for row in samples.of(*labels, thread=0) if row.stack in numbers]
+        if count > 0 and rows:
+            return sum(row.wall_ns for row in rows) * 1e-9 / count, count, len(rows)
+    return 0.0, 0, 0
+
+
+def starts_workers(stack: tuple[Frame, ...]) -> bool:
+    """Whether a DataLoader starts or ends its worker processes there."""
+    return any(frame.file == f"{LOADER}dataloader.py" and frame.function in _WORKERS for frame in stack)
+
+
+def _samples(data: Any) -> tuple[Samples, tuple[bool, ...], Mapping[str, int]] | None:
+    """As the capture wrote them; None where it did not, or the file is damaged."""
+    if not isinstance(data, dict):
+        return None
+    try:
+        samples = Samples.from_json(data)
+        mine = tuple(bool(is_mine) for is_mine in data["mine"])
+        steps = {str(label): int(count) for label, count in data["steps"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+    return (samples, mine, steps) if len(mine) == len(samples.frames) else None
+
+
+def _is_loader(stack: tuple[Frame, ...]) -> bool:
+    return any(frame.file.startswith(LOADER) for frame in stack)
+
+
+def _lines(
+    samples: Samples, mine: tuple[bool, ...], rows: Sequence[Row], everywhere: frozenset[int]
+) -> dict[tuple[str, str, int], _Line]:
+    """The looks by the innermost line of the user's, but for those in which no Python ran.
+
+    A line that all looks saw runs every step from inside a library, as `trainer.train()`: there, the library's function
+    is named.
+    """
+    lines: dict[tuple[str, str, int], _Line] = defaultdict(_Line)
+    for row in rows:
+        stack, numbers = samples.stack(row), samples.stacks[row.stack]
+        own = [at for at, number in enumerate(numbers) if mine[number]]
+        if not own or _runs_ops(stack[-1]):
+            continue
+        if numbers[own[-1]] in everywhere:
+            own += [at for at in range(own[-1] + 1, len(stack)) if not _is_torch(stack[at])][-1:]
+        frame, below = stack[own[-1]], stack[own[-1] + 1 :]
+        line = lines[frame.file, frame.function, frame.line]
+        line.wall_s += row.wall_ns * 1e-9
+        line.waited_s += row.wall_ns * 1e-9 if row.waited else 0.0
+        line.looks += 1
+        line.below[below] += row.wall_ns * 1e-9
+        line.stack = tuple(stack[at] for at in own)
+    return lines
+
+
+def _everywhere(samples: Samples, rows: Sequence[Row]) -> frozenset[int]:
+    """The frames, by number, that all looks at the steps have in common; none where they all are the same stack."""
+    stacks = {samples.stacks[row.stack] for row in rows}
+    return frozenset.intersection(*map(frozenset, stacks)) if len(stacks) > 1 else frozenset()
+
+
+def _is_torch(frame: Frame) -> bool:
+    return frame.file.startswith(("torch/", "contextlib.py", "functools.py"))
+
+
+def _runs_ops(frame: Frame) -> bool:
+    return any(frame.file == file and function in frame.function for file, function in _NO_PYTHON)
+
+
+def _ops_s(case: Case) -> dict[tuple[str, int], float]:
+    """What the ops of each line took of a recorded step, by file and line."""
+    trace, spent = case.trace, defaultdict[tuple[str, int], float](float)
+    tops = case.attribution.top_ops
+    low, high = case.steps.spans_ns[-1]
+    inside = (trace.start_ns[tops] >= low) & (trace.start_ns[tops] < high) & (trace.kind[tops] == Kind.OP)
+    for row in tops[inside][:MOST_OPS].tolist():
+        if case.attribution.forward(row) != NONE:  # in backward: its line is the forward's, which did not run then
+            continue
+        if match := PLACE.match(case.attribution.place(row)[0]):
+            spent[match["file"], int(match["line"])] += float(trace.end_ns[row] - trace.start_ns[row]) * 1e-9
+    return spent
+
+
+def _spots(lines: Mapping[tuple[str, str, int], _Line], left: Mapping[tuple[str, str, int], float]) -> tuple[Spot, ...]:
+    total_s = sum(left.values())
+    if total_s <= 0:
+        return ()
+    functions: dict[tuple[str, str], list[tuple[str, str, int]]] = defaultdict(list)
+    for key in lines:
+        functions[key[:2]].append(key)
+    found = []
+    for (file, function), keys in functions.items():
+        hottest = max(keys, key=lambda key: left[key])
+        line, looks = lines[hottest], sum(lines[key].looks for key in keys)
+        wall_s = sum(lines[key].wall_s for key in keys)
+        found.append(
+            Spot(
+                file=file,
+                function=function,
+                line=hottest[2],
+                share=sum(left[key] for key in keys) / total_s,
+                line_share=left[hottest] / total_s,
+                looks=looks,
+                waited=sum(lines[key].waited_s for key in keys) / wall_s if wall_s else 0.0,
+                called=max(line.below.items(), key=lambda pair: pair[1])[0],
+                stack=line.stack,
+            )
+        )
+    return tuple(sorted(found, key=lambda spot: -spot.share))

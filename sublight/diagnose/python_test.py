@@ -1,0 +1,228 @@
+"""Hot Python by name: which function, which line, what it does; the ops that ran there are no Python."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublight.diagnose import fakes, python, python_advice
+from sublight.diagnose.rules.data_loading import DATA_LOADING, workers_here
+from sublight.diagnose.rules.host_bound import HOST_BOUND
+from sublight.trace.record import Trace
+
+SCRIPT = """\
+import torch
+
+def positions(rows):
+    found = []
+    for row in rows:
+        found.append(len(row))
+    return torch.tensor(found)
+
+def accuracy(rows):
+    return rows[0]
+
+def plain(rows):
+    return rows[0]
+
+for step in range(10):
+    x = positions(rows)
+    y = [n + 1 for n in rows]
+    accuracy(rows)
+    torch.save(x, "x.pt")
+    print(step)
+    plain(rows)
+    loss.backward()
+"""
+MAIN = ("train.py", "<module>", 16, 1)
+
+
+def samples(*stacks: tuple[list[tuple[str, str, int, int]], int], waited: bool = False, **more: Any) -> dict[str, Any]:
+    """Looks of 10 ms at these stacks, so many each, in 10 steps without the profiler."""
+    frames = list(dict.fromkeys(frame for stack, _ in stacks for frame in stack))
+    rows = [
+        [0, 0, number, 10_000_000, 0 if waited else 10_000_000, 0]
+        for number, (_, count) in enumerate(stacks)
+        for _ in range(count)
+    ]
+    return {
+        "frames": [list(frame) for frame in frames],
+        "stacks": [[frames.index(frame) for frame in stack] for stack, _ in stacks],
+        "threads": ["MainThread"],
+        "labels": ["timed"],
+        "rows": rows,
+        "look_s": 0.0,
+        "mine": [frame[0] == "train.py" for frame in frames],
+        "steps": {"timed": 10},
+        **more,
+    }
+
+
+def trace(meta: Any, **more: Any) -> Trace:
+    """5 ms of Python and 1 ms of work a step."""
+    machine = fakes.Machine()
+    for _ in range(4):
+        with machine.step():
+            machine.python(5_000)
+            machine.lookups(10)
+            machine.sync()
+    return machine.trace(samples=meta, **more)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_the_function_and_its_line_are_named() -> None:
+    hot = [MAIN, ("train.py", "positions", 6, 3)]
+    found = HOST_BOUND.check(fakes.case(trace(samples((hot, 30), ([MAIN], 10)))))
+    assert found is not None
+    assert found.title.startswith("positions() in train.py:6 goes over elements one by one in Python: 3.7")
+    assert "takes 75 % of that Python time, 75 % on line 6" in found.evidence[1]
+    assert "train.py:16 takes 25 % of that Python time" in found.evidence[2]
+    assert [place for place, _ in found.at] == ["train.py:6 (positions)", "train.py:16 (<module>)"]
+    assert "cumsum" in found.fix
+
+
+def test_ops_of_a_line_are_no_python() -> None:
+    """40 ms of looks a step on each of two lines; 5/8 of a recorded step is Python, and the ops are one line's."""
+    machine = fakes.Machine()
+    with machine.step():
+        machine.work("aten::mul", fakes.BIG, us=30_000)
+        machine.python(50_000)
+    with machine.step():
+        machine.work("aten::mul", fakes.BIG, us=30_000)
+        machine.python(50_000)
+    one, other = [("train.py", "f", 6, 3)], [("train.py", "g", 10, 9)]
+    sources = {"ops": ["aten::mul"], "index": [0], "source": ["train.py:6"], "module": [""]}
+    case = fakes.case(machine.trace(samples=samples((one, 40), (other, 40)), sources=sources))
+    assert case.attribution.place(int(case.attribution.top_ops[0]))[0] == "train.py:6"
+    assert {spot.function: round(spot.share, 3) for spot in python.spots(case)} == {"g": 0.8, "f": 0.2}
+
+
+def test_a_line_that_runs_every_step_from_a_library_tells_nothing() -> None:
+    loop = ("transformers/trainer.py", "Trainer._inner_training_loop", 90, 1)
+    slow, plain = ("transformers/trainer_pt_utils.py", "nested_detach", 7, 1), ("torch/nn/modules/module.py", "f", 9, 1)
+    stacks = (([MAIN, loop, slow, plain], 30), ([MAIN, loop, plain], 10), ([MAIN, loop, ("train.py", "own", 6, 3)], 20))
+    found = python.spots(fakes.case(trace(samples(*stacks))))
+    assert [spot.function for spot in found] == ["nested_detach", "own", "Trainer._inner_training_loop"]
+    assert [spot.file for spot in found][:2] == ["transformers/trainer_pt_utils.py", "train.py"]
+
+
+@pytest.mark.parametrize("leaf", [("torch/autograd/graph.py", "_engine_run_backward", 9, 1)])
+def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -> None:
+    found = python.spots(fakes.case(trace(samples(([MAIN, leaf], 90), ([MAIN, ("train.py", "f", 6, 3)], 10)))))
+    assert [(spot.function, spot.share) for spot in found] == [("f", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind"),
+    [
+        ([MAIN, ("train.py", "positions", 6, 3)], python_advice.LOOP),
+        ([MAIN, ("train.py", "positions", 7, 3)], python_advice.BUILD),
+        ([("train.py", "<module>", 17, 1)], python_advice.LOOP),  # a comprehension
+        ([MAIN, ("train.py", "accuracy", 10, 9)], python_advice.METRIC),
+        ([("train.py", "<module>", 19, 1), ("torch/serialization.py", "save", 9, 1)], python_advice.SAVE),
+        ([("train.py", "<module>", 19, 1)], python_advice.SAVE),
+        ([("train.py", "<module>", 20, 1)], python_advice.PRINT),
+        ([MAIN, ("train.py", "plain", 13, 12)], python_advice.OTHER),  # the loop over the steps is none over rows
+        ([MAIN, ("gone.py", "plain", 13, 12)], python_advice.OTHER),
+        ([MAIN, ("train.py", "plain", 13, 12), ("tokenizers/x.py", "encode", 1, 1)], python_advice.TOKENISE),
+        ([MAIN, ("train.py", "plain", 13, 12), ("json/decoder.py", "decode", 1, 1)], python_advice.DATA),
+    ],
+)
+def test_what_it_does(stack: list[tuple[str, str, int, int]], kind: python_advice.Kind) -> None:
+    data = samples((stack, 20))
+    data["mine"] = [frame[0] in ("train.py", "gone.py") for frame in data["frames"]]
+    case = fakes.case(trace(data))
+    (spot,) = python.spots(case)
+    assert python_advice.kind_of(spot, case.trace) == kind
+
+
+def test_what_waits_is_no_loop() -> None:
+    case = fakes.case(trace(samples(([MAIN, ("train.py", "positions", 6, 3)], 20), waited=True)))
+    (spot,) = python.spots(case)
+    assert python_advice.kind_of(spot, case.trace) == python_advice.WAIT
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [None, [], "x", {"mine": []}, {"steps": 3}, {"rows": [[1]]}, {"stacks": [[99]]}, {"frames": 7}, {"steps": {}}],
+)
+def test_damaged_samples_name_nobody(damage: Any) -> None:
+    good = samples(([MAIN], 20))
+    case = fakes.case(trace({**good, **damage} if isinstance(damage, dict) else damage))
+    assert python.spots(case) == ()
+    found = HOST_BOUND.check(case)
+    assert found is not None and found.title.startswith("Python outside of torch takes")
+
+
+def test_few_looks_tell_nothing() -> None:
+    assert python.spots(fakes.case(trace(samples(([MAIN], python.FEWEST - 1))))) == ()
+
+
+def test_what_the_loader_does_in_this_process_is_named() -> None:
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.load(5_000)
+            machine.lookups(10)
+            machine.sync()
+    loader = ("torch/utils/data/dataloader.py", "__next__", 7, 1)
+    item = [MAIN, loader, ("train.py", "Words.__getitem__", 10, 9), ("tokenizers/x.py", "encode", 1, 1)]
+    case = fakes.case(machine.trace(samples=samples((item, 50), ([MAIN], 10)), cores=4))
+    found = DATA_LOADING.check(case)
+    assert found is not None
+    assert "Words.__getitem__() in train.py:10 tokenises text: 100 % of the loading" in found.evidence
+    assert "num_workers=3" in found.fix
+    assert [spot.function for spot in python.spots(case)] == ["<module>"]  # that is no Python of the step
+
+
+def test_the_trainers_own_argument() -> None:
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.load(5_000)
+            machine.lookups(10)
+            machine.sync()
+    trainer = ("transformers/trainer.py", "Trainer.train", 7, 1)
+    found = DATA_LOADING.check(fakes.case(machine.trace(samples=samples(([MAIN, trainer], 10)), cores=8)))
+    assert found is not None
+    assert found.fix.startswith("TrainingArguments(..., dataloader_num_workers=7,") and not found.cure
+
+
+def test_workers_by_the_cores_there_are() -> None:
+    counts = [workers_here(fakes.case(trace(None, **meta))) for meta in ({"cores": 2}, {"cores": 1}, {"cores": 96})]
+    assert counts == [1, 1, 16]
+    assert workers_here(fakes.case(trace(None))) == max(1, min((os.cpu_count() or 1) - 1, 16))
+
+
+def test_the_more_exact_looks_count_where_there_are_enough() -> None:
+    data = samples(([MAIN, ("train.py", "late", 6, 3)], 60), ([MAIN, ("train.py", "exact", 10, 9)], 60))
+    data["labels"], data["steps"] = ["timed", "sampled"], {"timed": 10, "sampled": 10}
+    data["rows"] = [[*row[:5], int(row[2])] for row in data["rows"]]
+    assert [spot.function for spot in python.spots(fakes.case(trace(data)))] == ["exact"]
+    data["rows"] = data["rows"][:70]  # ten of them, which are too few
+    assert {spot.function for spot in python.spots(fakes.case(trace(data)))} == {"late", "exact"}
+
+
+def test_workers_that_start_anew_are_no_slow_workers() -> None:
+    """5 ms of waiting a step, of which 4 are the start of workers."""
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.load(5_000, "_MultiProcessingDataLoaderIter")
+            machine.lookups(10)
+            machine.sync()
+    start = [MAIN, ("torch/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__", 7, 1)]
+    found = DATA_LOADING.check(fakes.case(machine.trace(samples=samples((start, 4)))))
+    assert found is not None
+    assert found.title.endswith("most of it for workers that start anew") and found.most_s == pytest.approx(0.001)
+    found = DATA_LOADING.check(fakes.case(machine.trace()))
+    assert found is not None and found.title.endswith("its workers are too slow")

@@ -1,0 +1,141 @@
+"""repeated-line: one line of the user's runs ever so often in a step, each time on a little."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from sublight import units
+from sublight.diagnose.case import Case, Change, Edit, Rule, drop, fuse
+from sublight.diagnose.model import Model
+from sublight.diagnose.rules.small_grid import over_pieces
+from sublight.trace.record import Ints, Kind
+
+OFTEN = 64  # times a step
+LAYERS = 0.25  # modules a round: with as many, the rounds are layers, each of which needs the one before
+REACHED = 0.6  # of the limit, by one op over all rows
+LOOKED_UP = 30_000  # ops whose place is looked up
+GATES, PRODUCTS = ("tanh", "sigmoid"), ("linear", "matmul", "mm", "addmm", "bmm", "addmv", "mv")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    place: str
+    times: float  # a step
+    names: tuple[str, ...]
+    ops: frozenset[int]  # top-level rows, of all steps
+
+    @property
+    def recurs(self) -> bool:
+        """A cell whose rounds wait for each other: products, and gates on them."""
+        return any(name in GATES for name in self.names) and any(name in PRODUCTS for name in self.names)
+
+
+def check(case: Case) -> Change | None:
+    lines = [line for line in _lines(case) if line.recurs or over_pieces(case, line.times)]
+    if not lines:
+        return None
+    top_of = {row: _top(case, row) for row in case.model.event_row.tolist()}
+    by_line = {
+        line.place: np.array([at for at, row in enumerate(case.model.event_row.tolist()) if top_of[row] in line.ops])
+        for line in lines
+    }
+    line = max(lines, key=lambda line: len(by_line[line.place]))
+    events: Ints = by_line[line.place].astype(np.int64)
+    if not len(events):
+        return None
+    spent = case.device_s(events)
+    return Change(
+        title=f"{line.place.partition(' ')[0]} runs {units.count(line.times)} times a step, on a little each time",
+        evidence=(
+            f"{case.often(len(events))} {'kernels' if case.on_gpu else 'ops'} a step come from that line, "
+            f"{units.text(spent, 's')} of {'device' if case.on_gpu else 'op'} time",
+            f"ops: {', '.join(line.names[:6])}",
+            *(("each round needs the one before: a recurrent cell",) if line.recurs else ()),
+        ),
+        fix=_RECURRENT if line.recurs else _BATCH,
+        edit=_unrolled(case, events) if line.recurs else _batched(case, events),
+        rows=np.array(sorted(line.ops), dtype=np.int64),
+        at=((line.place, f"{units.count(line.times)} times a step"),),
+    )
+
+
+def _lines(case: Case) -> list[_Line]:
+    """Lines that run so often in one module: the layers of a deep model share a line, and each is a module."""
+    if not case.attribution.has_places:
+        return []
+    trace, tops = case.trace, case.inside(case.attribution.top_ops)
+    tops = tops[trace.kind[tops] == Kind.OP]
+    if not OFTEN * case.model.steps <= len(tops) <= LOOKED_UP:
+        return []
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row in tops.tolist():
+        if case.attribution.forward(row) >= 0:  # in backward: it goes with the forward's line, and is not its own
+            continue
+        source, module = case.attribution.place(row)
+        if source:
+            counts[source, module][trace.name_of(row).removeprefix("aten::")] += 1
+            rows[source].append(row)
+    modules = Counter(source for source, _ in counts)
+    often: dict[str, float] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for (source, _), found in counts.items():
+        times = max(found.values()) / case.model.steps
+        if times >= max(OFTEN, often.get(source, 0.0)) and modules[source] < LAYERS * times:
+            often[source] = times
+    for source in often:
+        together: Counter[str] = sum((found for (line, _), found in counts.items() if line == source), Counter())
+        names[source] = tuple(name for name, count in together.most_common() if count >= OFTEN * case.model.steps)
+    return [_Line(source, often[source], names[source], frozenset(rows[source])) for source in often]
+
+
+def _top(case: Case, row: int) -> int:
+    chain = case.attribution.ops_above(row)
+    return chain[-1] if chain else row
+
+
+def _batched(case: Case, events: Ints) -> Edit:
+    """One launch for each op of the line, over all of its rounds."""
+    together: dict[tuple[int, str], list[int]] = defaultdict(list)
+    least: dict[tuple[int, str], float] = defaultdict(float)
+    for event in events.tolist():
+        number = int(case.model.item[event])
+        item = case.items[number]
+        key = (int(case.model.step[case.model.call[event]]), item.name)
+        together[key].append(event)
+        each = len(case.events_of[number])
+        floor = item.floor_s / each / REACHED if item.floor_s is not None and each else float("inf")
+        least[key] += min(floor, float(case.model.duration_s[event]))
+    return fuse([(np.array(rounds), least[key]) for key, rounds in together.items()])
+
+
+def _unrolled(case: Case, events: Ints) -> Edit:
+    """As a library's recurrent layer: the products stay, each round after the last; all else goes into them."""
+    heavy = np.array([case.items[int(case.model.item[event])].family == "matmul" for event in events.tolist()])
+    products, others = events[heavy], events[~heavy]
+
+    def edit(model: Model) -> Model:
+        model = drop(model, others) if len(others) else model
+        calls = np.unique(model.call[products])
+        launch, cost = model.before_s["launch"].copy(), model.cost_s.copy()
+        launch[calls] = 0.0
+        cost[calls] = 0.0
+        return model.replace(cost_s=cost, before_s={**model.before_s, "launch": launch})
+
+    return edit
+
+
+_BATCH = """\
+# one op over all rows, not one a row: the loop's dimension becomes one of the tensor's
+y = (x * 2).relu()                         # not: torch.stack([(row * 2).relu() for row in x])
+y = torch.bmm(a, b)                        # not: torch.stack([a[i] @ b[i] for i in range(n)])
+# a function of one row: torch.vmap(function)(x)"""
+_RECURRENT = """\
+# the library's layer runs all rounds in few kernels, and the inputs' products at once
+self.rnn = nn.LSTM(width, hidden, batch_first=True)      # or nn.GRU, nn.RNN: whichever says what the loop says
+output, state = self.rnn(x)"""
+
+REPEATED_LINE = Rule(id="repeated-line", check=check)

@@ -1,0 +1,170 @@
+"""The words of an Explanation: its one sentence, what limits trust in it, and what else a reader must know."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from sublight import units
+from sublight.diagnose.case import Case
+from sublight.diagnose.record import Explanation
+from sublight.diagnose.unprofiled import has_stacks, unprofiled_s
+from sublight.diagnose.work import backlog, devices_of
+from sublight.results import TOO_GOOD
+
+WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
+COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
+CROWDED = 1.5  # processes that want to run, a core
+MODEL_OFF = 0.1  # of the measured step
+UNEVEN = 0.25  # of the step: steps that differ by more have no typical one
+FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
+DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
+
+
+def with_sentence(found: Explanation) -> Explanation:
+    """The same with its headline: what is wrong, and what it costs."""
+    return replace(found, sentence=_healthy(found) if found.verdict == "healthy" else _cause(found))
+
+
+def _cause(found: Explanation) -> str:
+    first = found.findings[0]
+    saved, share = units.part_of(first.saving_s, found.step_s, "s"), units.percent(first.saving_s / found.step_s)
+    if found.steps_from == WHOLE_RUN:
+        return f"No step to judge, only a whole run. Most of it: {first.title} ({saved}, {share})"
+    if found.unsure:
+        return f"Probably: {first.title}: fixing it would save about {saved} ({share})"
+    return f"{first.title}: fixing it saves {saved} ({share})"
+
+
+def _healthy(found: Explanation) -> str:
+    busy, step = units.percent(1 - found.idle_s / found.step_s), units.text(found.step_s, "s")
+    what = "the device works" if found.kind == "cuda" else "ops run"
+    words = f"{'Probably healthy' if found.unsure else 'Healthy'}: {what} for {busy} of the {step} step"
+    if found.fraction is not None and found.fraction < FAR and found.ops:
+        most = found.ops[0]
+        return (
+            f"No cause was found: {what} for {busy} of the {step} step, at {units.percent(found.fraction)} of the "
+            f"limit, most of it in {most.name} ({units.percent(most.device_s / found.step_s)})"
+        )
+    if found.fraction is not None:
+        return f"{words}, at {units.percent(found.fraction)} of the limit"
+    unknown = units.percent(found.unknown_s / found.step_s)
+    return f"{words}; how near it is to the limit is not known (no cost is known for {unknown} of it)"
+
+
+def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> tuple[tuple[str, ...], bool]:
+    """What limits trust, the worst first; and whether one of them may turn the verdict."""
+    doubts: list[str] = []
+    recorded = case.trace.meta.get("steps_from")
+    if recorded == WHOLE_RUN:
+        doubts.append(
+            "No step was found: the figures are of the whole run, with its first calls and the weights' "
+            "initialisation. More steps, or sublight.step() at the end of each, give a step's."
+        )
+    elif any(str(note).startswith(COLD) for note in _listed(case.trace.meta.get("notes"))):
+        doubts.append("The steps are the script's first ones, before it was warm: a longer run gives better figures.")
+    load, cores = case.trace.meta.get("load"), case.trace.meta.get("cores")
+    if isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load > CROWDED * cores:
+        doubts.append(f"The machine was busy: a load of {load:.1f} on {cores} cores. The host's times are too long.")
+    if abs(case.model_off) > MODEL_OFF:
+        way = "longer" if case.model_off > 0 else "shorter"
+        doubts.append(
+            f"The recorded steps are {units.percent(abs(case.model_off))} {way} than those that were timed without the "
+            "profiler: the figures are fitted to the timed ones."
+        )
+    if spread_s > UNEVEN * step_s:
+        doubts.append(
+            f"The steps differ: half of them lie within {units.text(spread_s, 's')} of {units.text(step_s, 's')}."
+        )
+    extra_s = case.profiled_step_s - case.step_s
+    if not unprofiled_s(case.trace) and extra_s > DISTORTED * case.profiled_step_s:
+        record = ": record it without stacks" if has_stacks(case.trace) else ""
+        doubts.append(
+            f"The profiler cost about {units.text(extra_s, 's')} of the recorded step of "
+            f"{units.text(case.profiled_step_s, 's')}, an estimate; the figures are without it{record}."
+        )
+    doubts += [lost for lost in case.trace.lost if "was not read" in lost or "in the middle of" in lost]
+    milder = [lost for lost in case.trace.lost if lost not in doubts]
+    if case.too_good:
+        milder.append(
+            f"Faster than their floor by more than {units.percent(TOO_GOOD - 1)}, so a cost or a limit is wrong: "
+            f"{', '.join(case.too_good[:3])}{_more(len(case.too_good) - 3)}."
+        )
+    if "which was busy" in limits_from:
+        milder.append(
+            "The limits were measured while others used this machine, so floors are too high; on a quiet one "
+            "they are measured again by themselves."
+        )
+    if "another number of threads" in limits_from:
+        milder.append(f"Floors are by limits that were measured with {limits_from.partition(', by ')[2]}.")
+    if limits_from.startswith("known"):
+        milder.append(f"Floors are not by limits measured on this device: {limits_from}.")
+    return (*doubts, *milder), bool(doubts)
+
+
+def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tuple[str, ...]:
+    """What a reader should know, and need not doubt."""
+    trace = case.trace
+    lines: list[str] = []
+    if not trace.on_gpu and any(device.name for device in trace.devices):
+        lines.append("The trace names a GPU but holds nothing that ran on it: only the host's side can be explained.")
+    if case.steps.skipped:
+        lines.append(f"{case.steps.skipped} step at the front was left out as warm-up.")
+    cut = recorded > case.steps.count
+    if cut:
+        lines.append(
+            f"{recorded} steps were recorded; the figures are of {case.steps.count} in a row, as long as most."
+        )
+    if trace.on_gpu and not cut and (old := backlog(case.attribution)).any():
+        spent = units.text(float((trace.end_ns - trace.start_ns)[old].sum()) * 1e-9, "s")
+        lines.append(
+            f"{int(old.sum())} kernels and copies at the start ({spent}) were launched before the recording began: "
+            "they are left out."
+        )
+    lines += _unknown(case)
+    if limits_from.startswith("none"):
+        lines.append(f"Limits: {limits_from}.")
+    extra_s, measured = case.profiled_step_s - case.step_s, unprofiled_s(trace)
+    if extra_s > MODEL_OFF * case.step_s and (measured or extra_s <= DISTORTED * case.profiled_step_s):
+        lines.append(
+            f"Under the profiler a step took {units.text(case.profiled_step_s, 's')}: the timeline shows that one, the "
+            f"figures the {'measured' if measured else 'estimated'} one without it."
+        )
+    used = set(devices_of(trace)[trace.lane[trace.device_rows]].tolist())
+    if len(used) > 1:
+        mine = int(devices_of(trace)[trace.lane[case.model.event_row[0]]]) if len(case.model.event_row) else 0
+        lines.append(f"The process uses {len(used)} GPUs; the figures are those of GPU {mine}, the busiest.")
+    if case.others:
+        whose = f"rank {trace.rank}'s" if trace.rank is not None else f"those of {trace.source}"
+        lines.append(f"{len(case.others) + 1} ranks were read; the figures are {whose}.")
+    if left_out:
+        plural = "s" if left_out > 1 else ""
+        lines.append(f"{left_out} other trace{plural} without a rank or a device were left out: name each alone.")
+    if not trace.on_gpu and not len(case.items):
+        lines.append("The trace has no device events and no op with a cost: only the host's time is split.")
+    return tuple(lines)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _unknown(case: Case) -> list[str]:
+    unknown: dict[str, float] = defaultdict(float)
+    for item, spent in zip(case.items, case.split.busy_s.tolist(), strict=True):
+        if item.floor_s is None:
+            unknown[item.name] += spent
+    total = sum(unknown.values())
+    if total <= 0.005 * case.step_s:
+        return []
+    worst = sorted(unknown, key=lambda name: -unknown[name])[:4]
+    names = ", ".join(f"{name[:60]} ({units.percent(unknown[name] / case.step_s)})" for name in worst)
+    return [
+        f"The cost of {units.percent(total / case.step_s)} of the step is not known, and counts in the floor as it was "
+        f"measured: {names}{_more(len(unknown) - len(worst))}."
+    ]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""

@@ -1,0 +1,67 @@
+"""How busy others keep this machine's processors: what is measured beside them is no limit of the machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+BUSY = 0.1  # of this process's processors, used by others: from then on a figure is marked
+QUIET_S = 0.2  # that a look at the machine takes
+MARK = "busy"  # in a limit's detail: the share that others used meanwhile
+STAT = Path("/proc/stat")
+
+
+class Watch:
+    """Others' share of the processors since it was made."""
+
+    def __init__(self) -> None:
+        self._began_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
+
+    def share(self) -> float | None:
+        """From 0 to 1; None where the system does not tell."""
+        busy_s, elapsed_s = _busy_s(), time.monotonic() - self._began_s
+        if busy_s is None or self._busy_s is None or elapsed_s <= 0:
+            return None
+        others_s = (busy_s - self._busy_s) - (_own_s() - self._own_s)
+        return min(max(others_s / (elapsed_s * len(processors())), 0.0), 1.0)
+
+
+def is_quiet() -> bool:
+    """Whether a measurement now would be of the machine alone; takes a moment."""
+    watch = Watch()
+    time.sleep(QUIET_S)
+    share = watch.share()
+    return share is None or share < BUSY
+
+
+def processors() -> frozenset[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def threads() -> int:
+    """That torch uses for an op, unless the script says otherwise."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(given) if given.isdigit() and int(given) > 0 else len(processors())
+
+
+def _busy_s() -> float | None:
+    """CPU time that our processors have given to anybody."""
+    try:
+        lines = STAT.read_text().splitlines()
+    except OSError:
+        return None
+    mine, ticks = processors(), 0
+    for line in lines:
+        name, _, numbers = line.partition(" ")
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in mine:
+            user, nice, system, _idle, _waiting, *others = map(int, numbers.split()[:8])
+            ticks += user + nice + system + sum(others)  # interrupts, and what the host of a virtual machine took
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    return sum(os.times()[:4])

@@ -1,0 +1,50 @@
+"""One colour a cause: each finding has the part of the step that it is about, and with it that part's colour."""
+
+from __future__ import annotations
+
+from sublight.diagnose.record import BREAKDOWN
+
+CAUSES = {
+    "launch-bound": "launch",
+    "host-sync": "sync",
+    "data-loading": "data",
+    "host-bound": "python",
+    "recompilation": "python",
+    "graph-break": "python",
+    "pageable-copy": "copy",
+    "exposed-copy": "copy",
+    "allocator-thrash": "allocator",
+    "exposed-communication": "communication",
+    "rank-imbalance": "communication",
+    "start-up": "start_up",
+    "worker-restart": "data",
+    "anomaly-mode": "launch",
+    "repeated-line": "launch",
+    "dense-embedding": "above_floor",
+    "device-idle": "other",
+    "unfused-pointwise": "fusable",
+    "unfused-attention": "fusable",
+    "unfused-norm": "fusable",
+    "unfused-optimizer": "fusable",
+    "redundant-cast-or-copy": "above_floor",
+    "slow-kernel": "above_floor",
+    "small-grid": "above_floor",
+    "no-tensor-cores": "above_floor",
+    "fp32-where-bf16-serves": "above_floor",
+}
+_WORDS = (  # of a finding that is not listed, the first that its name holds
+    ("data", "data"), ("loader", "data"), ("worker", "data"), ("copy", "copy"), ("sync", "sync"), ("launch", "launch"),
+    ("rank", "communication"), ("communication", "communication"), ("allocator", "allocator"), ("memory", "allocator"),
+    ("repeat", "launch"), ("loop", "launch"), ("python", "python"), ("host", "python"), ("compil", "python"),
+    ("anomaly", "launch"), ("fus", "fusable"), ("unrolled", "launch"),
+)  # fmt: skip
+
+
+def cause(finding: str) -> str:
+    """A key of BREAKDOWN.
+
+    >>> cause("host-sync"), cause("repeated-line"), cause("something new")
+    ('sync', 'launch', 'above_floor')
+    """
+    found = CAUSES.get(finding) or next((part for word, part in _WORDS if word in finding), "above_floor")
+    return found if found in BREAKDOWN else "other"

@@ -1,0 +1,13 @@
+"""Which names of a trace are kernels that talk to other devices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sublight.trace.costs.kernels import is_communication
+from sublight.trace.record import Mask, Trace
+
+
+def named(trace: Trace) -> Mask:
+    """By the trace's names: which of them are kernels that communicate."""
+    return np.fromiter((is_communication(name) for name in trace.names), dtype=bool, count=len(trace.names))
