@@ -34,6 +34,8 @@ def page(patch: Patch) -> RenderableType:
 
 def sentence(patch: Patch) -> str:
     """The outcome in one line."""
+    if patch.before and not patch.swapped:
+        return f"patched already: {patch.before} modules, and no more to swap; sublight.unpatch(model) undoes it"
     if not patch.rows:
         return "nothing here that our ops do: the model is as it was"
     if not patch.swapped:

@@ -111,11 +111,8 @@ def values(twin: Any, formula: Formula, x: torch.Tensor) -> str:
                 if probe.same(one[part], other[part], _natural(name, theirs, each, part)):
                     continue
                 in_single = in_single or _in_single(twin, formula, each)
-                if not any(
-                    error(name, one[part].float(), x[part], other[part]).ok
-                    for y in in_single
-                    if (x := y[name]) is not None
-                ):
+                singles = [single for step in in_single if (single := step[name]) is not None]
+                if not any(error(name, one[part].float(), single[part], other[part]).ok for single in singles):
                     return f"{name} is not {formula.name}'s"
     return ""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,7 @@ class Head:
     by_name: frozenset[str]
     results: Mapping[str, str]  # a field of the result: the body's that it is
     loss_function: Any  # that the user has set
+    numbers: tuple[float, ...]  # settings about logits
 
 
 class NotKnown(Exception):
@@ -112,7 +114,8 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     what = "loss without logits" + (f", which are scaled by {head.scale:g}" if head.scale != 1.0 else "")
     what += f", capped at {head.softcap:g}" if head.softcap else ""
     arguments = partial(_arguments, head)
-    return Swap(rule=RULE, op="linear_cross_entropy", forward=forward, arguments=arguments, what=what)
+    op = "linear_cross_entropy"
+    return Swap(rule=RULE, op=op, forward=forward, arguments=arguments, reads_settings=False, what=what)
 
 
 def loss_only(head: Head) -> Callable[..., Any]:
@@ -130,6 +133,7 @@ def loss_only(head: Head) -> Callable[..., Any]:
             or not (return_dict is True and getattr(self.config, "return_dict", True))
             or any(name not in head.by_name and name not in head.in_order for name in asked)
             or self.__dict__.get("_loss_function") is not head.loss_function
+            or has_changed(self, head)
             or not is_plain(output)
             or not _is_summable(head, output.weight, items)
         ):
@@ -139,6 +143,18 @@ def loss_only(head: Head) -> Callable[..., Any]:
         return head.kind(loss=loss, **{name: getattr(found, theirs, None) for name, theirs in head.results.items()})
 
     return forward
+
+
+def has_changed(module: Any, head: Head) -> bool:
+    """Whether a scale or a soft cap is another than when the model was patched."""
+    if torch.compiler.is_dynamo_compiling() or tuple(_numbers(module)) == head.numbers:
+        return False
+    warnings.warn(
+        f"a setting of {type(module).__name__}'s logits has changed since sublight.patch, so its own forward runs: "
+        "patch the model again",
+        stacklevel=4,
+    )
+    return True
 
 
 def _is_summable(head: Head, weight: torch.Tensor, items: Any) -> bool:
@@ -225,6 +241,7 @@ def understood(module: Any) -> Head:
         by_name=by_name,
         results=results,
         loss_function=module.__dict__.get("_loss_function"),
+        numbers=tuple(_numbers(module)),
     )
 
 

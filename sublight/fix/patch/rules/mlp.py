@@ -251,7 +251,7 @@ def _swap(plan: Plan, dtypes: frozenset[torch.dtype]) -> Swap:
 
     names = f"{plan.gate} and {plan.up}" if plan.up else plan.gate
     what = f"{ops[plan.act]} of {names}" + (f", {plan.layout}" if plan.layout.startswith("gate") else "")
-    return Swap(rule="mlp", op=ops[plan.act], forward=forward, arguments=arguments, what=what)
+    return Swap(rule="mlp", op=ops[plan.act], forward=forward, arguments=arguments, hides=plan.skipped, what=what)
 
 
 MLP = Rule(name="mlp", find=find)

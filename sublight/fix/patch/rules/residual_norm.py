@@ -48,7 +48,15 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     first, kind = next(iter(kinds.items()))
     op = "add_layer_norm" if kind.kind == "LayerNorm" else "add_rms_norm"
     arguments = partial(_arguments, first, kind)
-    return Swap(rule=RULE, op=op, forward=forward, arguments=arguments, what=f"x + y, {kind.kind}")
+    return Swap(
+        rule=RULE,
+        op=op,
+        forward=forward,
+        arguments=arguments,
+        hides=tuple(kinds),
+        reads_settings=False,
+        what=f"x + y, {kind.kind}",
+    )
 
 
 def _known(child: torch.nn.Module, model: torch.nn.Module) -> norm.Norm | Left | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,11 +74,12 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     if missing := unproven(turner, turning, probe.dtype_of(module, model)):
         return Left(rule=RULE, reason=missing)
     try:
-        put = {NAME: turned_by(turning, turner)}
+        put = {NAME: turned_by(turning, turner, sys.modules.get(function.__module__), name)}
         forward = rewrite.rebuilt(own, lambda tree: _renamed(tree, name), put)
     except rewrite.NotUnderstood as reason:
         return Left(rule=RULE, reason=str(reason))
-    return Swap(rule=RULE, op="rope", forward=forward, arguments=_arguments, what=f"{name}, {turning.style}")
+    what = f"{name}, {turning.style}"
+    return Swap(rule=RULE, op="rope", forward=forward, arguments=_arguments, reads_settings=False, what=what)
 
 
 def takes_tables(function: Any) -> bool:
@@ -125,7 +128,7 @@ def unproven(function: Callable[..., Any], turning: Turning, runs_in: torch.dtyp
         wide = tuple(_inputs(turning.table, WIDTH, tokens, size))
         for dtype in dict.fromkeys((torch.float64, runs_in)):
             narrow = tuple(x.to(dtype) for x in wide)
-            ways = (lambda *xs: function(*xs), lambda *xs: turned(turning, *xs, 1, reference))
+            ways = (lambda *xs: function(*xs), lambda *xs: _by_reference(turning, xs))
             (mine, theirs), truth = (
                 (_step(way, narrow) for way in ways),
                 _step(ways[1], tuple(x.double() for x in narrow)),
@@ -139,6 +142,11 @@ def unproven(function: Callable[..., Any], turning: Turning, runs_in: torch.dtyp
     return ""
 
 
+def _by_reference(turning: Turning, inputs: tuple[torch.Tensor, ...]) -> Pair:
+    q, k, cos, sin = inputs
+    return turned(turning, q, k, cos, sin, 1, reference)
+
+
 def _step(way: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Both results and their gradients."""
     q, k, cos, sin = inputs
@@ -149,10 +157,17 @@ def _step(way: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[to
         return (*(x.detach() for x in results), *torch.autograd.grad(results, leaves, weights))
 
 
-def turned_by(turning: Turning, own: Callable[..., Any]) -> Callable[..., Any]:
-    """The function to call in place of `own`, which it calls itself where ours does not win or is not understood."""
+def turned_by(
+    turning: Turning, own: Callable[..., Any], home: types.ModuleType | None = None, name: str = ""
+) -> Callable[..., Any]:
+    """The function to call in place of `own`, which it calls itself where ours does not win or is not understood.
+
+    Where somebody has put another function in its place, in the module that is its home, that one is called.
+    """
 
     def turn(q: Any, k: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
+        if home is not None and getattr(home, name, own) is not own:
+            return getattr(home, name)(q, k, cos, sin, *rest, **named)
         dim = named.get("unsqueeze_dim", 1)
         if rest or set(named) - {"unsqueeze_dim"} or dim not in (1, 2) or not _fits(turning, q, k, cos, sin, dim):
             return own(q, k, cos, sin, *rest, **named)
