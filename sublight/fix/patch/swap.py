@@ -7,9 +7,10 @@ children whose calls are left out. Every call compares; a module that was change
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ class Noted:
 
     own: Any  # its class's forward
     settings: tuple[tuple[str, Any], ...] = ()
+    inner: tuple[tuple[str, str, Any], ...] = ()  # an object that it holds, such as a config; what its code reads of it
     held: tuple[tuple[str, str, bool], ...] = ()  # kind, name of a parameter or buffer, whether there is one
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
 
@@ -52,6 +54,10 @@ class Noted:
             found = getattr(module, name, MISSING)
             if found is not value and found != value:
                 return name
+        for holder, name, value in self.inner:
+            found = getattr(getattr(module, holder, None), name, MISSING)
+            if found is not value and found != value:
+                return f"{holder}.{name}"
         for kind, name, is_there in self.held:
             if (getattr(module, kind).get(name) is not None) != is_there:
                 return name
@@ -72,6 +78,7 @@ def note(module: torch.nn.Module, swap: Swap) -> Noted:
     return Noted(
         own=type(module).forward,
         settings=_settings(module) if swap.reads_settings else (),
+        inner=tuple(_inner(module)) if swap.reads_settings else (),
         held=_held(module) if swap.reads_settings else (),
         hidden=tuple(
             (name, Noted(own=type(child).forward, settings=_settings(child), held=_held(child)))
@@ -85,6 +92,19 @@ def _settings(module: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (name, value) for name, value in own if name not in ("training", "forward") and isinstance(value, PLAIN)
     )
+
+
+def _inner(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Of objects that the module holds, the plain values whose names occur in its class's code."""
+    classes = [each for each in type(module).__mro__ if not each.__module__.startswith("torch.nn.modules.module")]
+    functions = [inspect.unwrap(each) for kind in classes for each in vars(kind).values() if inspect.isfunction(each)]
+    names = {name for function in functions if hasattr(function, "__code__") for name in function.__code__.co_names}
+    for holder, value in vars(module).items():
+        if holder in probe.EVERY_MODULES or isinstance(value, PLAIN) or not hasattr(value, "__dict__"):
+            continue
+        for name, inside in vars(value).items():
+            if name in names and isinstance(inside, PLAIN):
+                yield holder, name, inside
 
 
 def _held(module: torch.nn.Module) -> tuple[tuple[str, str, bool], ...]:

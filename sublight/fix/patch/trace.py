@@ -235,6 +235,7 @@ class _Below(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.recorder.is_muted and not _is_identity(func, args):
             space, _, name = func._schema.name.partition("::")
+            name += "_tanh" if name == "gelu" and (kwargs or {}).get("approximate") == "tanh" else ""
             self.recorder.ops.append(name if space == "aten" else f"{space}::{name}")
             if name in READS:
                 self.recorder.note(READS[name])

@@ -20,7 +20,16 @@ from sublight.ops.pointwise.activation import gelu, gelu_reference, gelu_tanh, r
 OPS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 Elementwise = Callable[[torch.Tensor], torch.Tensor]
 ENDS = (4.0, 100.0)  # where the two gelus differ, and where one that is clipped does
-UNCAST = ("gelu", "relu", "square", "mul", "add", "tanh", "clone")  # autocast makes float32 of pow, not of these
+UNCAST = (
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "square",
+    "mul",
+    "add",
+    "tanh",
+    "clone",
+)  # autocast makes float32 of pow, not of these
 ROWS, COLS = 16, 32
 
 
@@ -46,7 +55,7 @@ BY_HAND: dict[str, Elementwise] = {
 }
 BUDGETS: dict[str, dict[str, int]] = {  # what each may be written with
     "gelu": {"gelu": 1, "erf": 1, "mul": 3, "div": 1, "add": 1},
-    "gelu_tanh": {"gelu": 1, "tanh": 1, "pow": 1, "mul": 7, "add": 2},
+    "gelu_tanh": {"gelu_tanh": 1, "tanh": 1, "pow": 1, "mul": 7, "add": 2},
     "relu2": {"relu": 1, "pow": 1, "mul": 1},
     "silu": {"silu": 1, "sigmoid": 1, "mul": 1},
 }
