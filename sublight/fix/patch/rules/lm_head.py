@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sublight.correct import error
 from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.proof import quiet
 from sublight.fix.patch.record import Left, Rule, Swap
@@ -281,14 +282,25 @@ def _prove(twin: Any, output: str, body: Body, handed_on: set[str], scale: float
                 raise NotKnown(f"structure not proven: its forward fails ({type(failure).__name__})") from failure
             if why := found.why_not(BUDGET, "the loss of each next token"):
                 raise NotKnown(f"structure not proven: {why}")
-            (mine,) = torch.autograd.grad(found.result.loss, hidden)
-            logits = hidden @ weight.T * scale
-            logits = cap * torch.tanh(logits / cap) if cap else logits
-            loss = _total(logits) / (labels[:, 1:] != IGNORED).sum()
-            (theirs,) = torch.autograd.grad(loss, hidden)
-        if not probe.same(found.result.loss.detach().double(), loss.detach()) or not probe.same(mine, theirs):
-            raise NotKnown("values not proven: its loss or its gradient is not that of each next token")
+            mine = found.result.loss.detach(), *torch.autograd.grad(found.result.loss, hidden)
+            wide, single = (
+                _loss_step(hidden, weight, labels, scale, cap, kind) for kind in (torch.float64, torch.float32)
+            )
+        for one, true, other in zip(mine, wide, single, strict=True):
+            if not probe.same(one.double(), true) and not error("", one.float(), other.float(), true).ok:
+                raise NotKnown("values not proven: its loss or its gradient is not that of each next token")
     body.hidden = hidden_states()
+
+
+def _loss_step(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float, cap: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """The loss of each next token and its gradient, from logits that are rounded to this data type."""
+    logits = hidden @ weight.T * scale
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    flat, following = logits[:, :-1].flatten(0, 1).to(dtype), labels[:, 1:].flatten()
+    loss = F.cross_entropy(flat, following, ignore_index=IGNORED)
+    return loss.detach(), *torch.autograd.grad(loss, hidden)
 
 
 def _named(twin: Any, **given: Any) -> Any:
