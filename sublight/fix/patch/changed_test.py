@@ -275,3 +275,20 @@ def test_the_soft_cap_of_a_config_counts() -> None:
         ours = found(input_ids=tokens, labels=tokens)
     torch.testing.assert_close(ours.loss, plain(input_ids=tokens, labels=tokens).loss)
     assert ours.logits is not None
+
+
+@pytest.mark.parametrize("columns", (80, 100))
+def test_the_table_can_be_read(columns: int) -> None:
+    from rich.console import Console
+
+    class Clamped(Gated):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down((self.act(self.gate(x)) * self.up(x)).clamp(-7, 7))  # type: ignore[no-any-return]
+
+    console = Console(width=columns, record=True, file=io.StringIO())
+    console.print(report.page(patch(nn.Sequential(Clamped(), Gated(), Layer(), nn.Softmax(0)))))
+    shown = console.export_text()
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= columns
+    assert shown.count("swapped  ") == 3 and shown.count("left  ") == 2
+    for word in ("structure", "not", "proven:", "its", "forward", "calls", "clamp,"):
+        assert word in shown
