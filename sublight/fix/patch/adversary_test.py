@@ -157,6 +157,17 @@ class InferenceNorm(Norm):
         return y if torch.is_grad_enabled() else y.round(decimals=2)
 
 
+class LooseNorm(Norm):
+    """By a factor that somebody may set later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.ones(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor
+
+
 class AbsoluteNorm(Norm):
     """As RMSNorm where eps counts; elsewhere the mean is of absolute values."""
 
@@ -289,7 +300,7 @@ class OwnLoss(nn.CrossEntropyLoss):
 NORMS = (
     DetachedNorm, SilentlyDetachedNorm, DataNorm, OwnBackwardNorm, ClampedNorm, ClampedInHalfNorm, LengthNorm, SizeNorm,
     BranchNorm, ListNorm, GpuNorm, DeviceNorm, WhereNorm, HookedGradientNorm, CountingNorm, InPlaceNorm, InferenceNorm,
-    AbsoluteNorm,
+    AbsoluteNorm, LooseNorm,
 )  # fmt: skip
 GATES = (ClampedGate, MinimumGate, DetachedUp, TwiceGate, NanGate, MaskedGate)
 TABLES = (ModuloEmbedding, ClampedEmbedding, ScaledGradientEmbedding, HookedEmbedding, MaskedEmbedding)
