@@ -216,7 +216,7 @@ def test_it_is_one_graph_and_its_lines_are_the_sources() -> None:
     apply(module, found(module))
     torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), expected)
     first = inspect.getsourcelines(Llama.forward)[1]
-    lines = {line for *_, line in module.forward.__func__.__code__.co_lines() if line}
+    lines = {line for *_, line in module.forward.__func__.__wrapped__.__code__.co_lines() if line}
     assert first <= min(lines) and max(lines) <= first + len(inspect.getsourcelines(Llama.forward)[0])
 
 

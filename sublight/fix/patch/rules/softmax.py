@@ -38,7 +38,8 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     kind = str(kinds[ranks[0]])
     dtypes: list[frozenset[torch.dtype]] = []
     for rank in ranks:
-        x = scaled(random(*[1] * (rank - 3), ROWS, COLS)) if rank > 2 else scaled(random(COLS))
+        x = scaled(random(*[1] * (rank - 3), ROWS, COLS))
+        x = x.flatten(0, 1) if rank == 2 else x
         proof = prove(twin, _formula(kind), x, probe.dtype_of(module, model))
         if proof.missing:
             return Left(rule="softmax", reason=proof.missing)
@@ -52,8 +53,9 @@ def _formula(kind: str) -> Formula:
 
     def by_hand(twin: Any, x: torch.Tensor) -> torch.Tensor:
         x = x - x.amax(-1, keepdim=True)
-        total = x.exp().sum(-1, keepdim=True)
-        return x.exp() / total if kind == "softmax" else x - total.log()
+        e = x.exp()
+        total = e.sum(-1, keepdim=True)
+        return e / total if kind == "softmax" else x - total.log()
 
     return Formula(name=kind, budget=BUDGET, compute=compute, by_hand=by_hand)
 
