@@ -48,7 +48,12 @@ def sublight(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
     return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=COMMAND_S
+        command,
+        cwd=folder,
+        env=environment(folder, interpreted=False),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
     )
 
 

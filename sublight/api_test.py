@@ -27,15 +27,15 @@ def test_unknown_names() -> None:
 
 
 def test_ops_are_the_functions_of_their_records() -> None:
-    x = torch.randn(3, 5)
-    assert torch.equal(sublight.softmax(x), torch.softmax(x, -1))
+    assert all(getattr(sublight, op.name) is op.call for op in ops.OPS)
 
 
 def test_why_takes_a_name_or_an_op() -> None:
     x = torch.randn(3, 5)
     by_name = sublight.why("softmax", x)
-    assert by_name == sublight.why(ops.find("softmax"), x)
-    assert by_name.reason
+    by_op = sublight.why(ops.find("softmax"), x)
+    assert (by_name.provider, by_name.kernel, by_name.reason) == (by_op.provider, by_op.kernel, by_op.reason)
+    assert by_name.kernel and by_name.reason
 
 
 def test_measure_limits_passes_on(monkeypatch: pytest.MonkeyPatch) -> None:

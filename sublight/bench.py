@@ -124,7 +124,9 @@ def known_providers(op: Op) -> tuple[str, ...]:
 
 
 def check_providers(ops: Sequence[Op], against: Sequence[str]) -> None:
-    known = list(dict.fromkeys(name for op in ops for name in known_providers(op)))
+    from sublight.ops import OPS
+
+    known = list(dict.fromkeys(name for op in (*ops, *OPS) for name in known_providers(op)))
     for name in against:
         if name not in (*known, LADDER):
             raise BadInput(f"unknown provider {name!r}: use one of {nearest(name, [*known, LADDER])}")

@@ -44,6 +44,12 @@ def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MAX_INPUT_SETS", 4)
 
 
+@pytest.fixture(autouse=True)
+def a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on anybody's machine: the interpreter is for tests of kernels, and nothing to time."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
 def with_peer(call: Callable[..., Any], op: Op = SOFTMAX) -> Op:
     """The op with a peer of that name that computes this."""
     return replace(op, peers={"liger": lambda *inputs: functools.partial(call, *inputs)})
@@ -175,8 +181,16 @@ def test_unknown_provider_names_the_nearest() -> None:
 
 
 def test_ours_and_pytorchs_are_always_there() -> None:
-    assert providers([]) == ("sublight", "torch")
-    assert providers(["quack", "torch", "compile"]) == ("sublight", "torch", "compile", "quack")
+    assert providers(SOFTMAX, []) == ("sublight", "torch")
+    assert providers(SOFTMAX, ["quack", "torch", "compile"]) == ("sublight", "torch", "compile", "quack")
+    assert providers(ADD, ["liger"]) == ("sublight", "torch", "liger")  # whose row says that it has no add
+
+
+def test_a_ladder_is_timed_step_by_step() -> None:
+    steps = dict.fromkeys(("naive", "tiled"), SOFTMAX.best)
+    op = replace(SOFTMAX, providers=steps)
+    assert providers(op, ["ladder"]) == ("sublight", "naive", "tiled", "torch")
+    assert providers(op, ["tiled"]) == ("sublight", "tiled", "torch")
 
 
 def test_each_peer_is_asked_for_by_name() -> None:
@@ -256,7 +270,7 @@ def shapes_of(found: list[bench.Case]) -> list[tuple[str, str, str, tuple[int, .
 
 def test_what_needs_no_kernel_has_no_case() -> None:
     assert shapes_of(cases([ADD, SOFTMAX], CPU, [], ["fp16"], ["bwd"], True)) == [
-        ("softmax", "bwd", "float16", (bench.CPU_ELEMENTS // 768, 768))
+        ("softmax", "bwd", "float16", (bench.CPU_BYTES // (2 * 4 * 768), 768))  # as a forward pass in float32 fills it
     ]
     assert shapes_of(cases([ADD], CPU, ["8"], [], ["fwd", "bwd"], True)) == [("add", "fwd", "float32", (8,))]
 
@@ -283,7 +297,7 @@ def test_a_gpu_gets_the_ops_own_shapes_and_a_cpu_small_ones() -> None:
         for how in (True, False):
             small = cases([op], CPU, [], [], ["fwd"], how)
             assert small
-            assert all(math.prod(case.shape.values()) <= bench.CPU_ELEMENTS for case in small)
+            assert all(op.cost(case.shape, case.dtype, "fwd").bytes <= bench.CPU_BYTES for case in small)
             assert {case.dtype for case in small} == {"float32"}
 
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sublight import correct
-from sublight.correct import Error, Inputs, backward_errors, error, forward_errors, gradients, worst
+from sublight.correct import Error, Inputs, backward_errors, error, forward_errors, gradients, settled, worst
 from sublight.op import Op
 from sublight.ops import find
 
@@ -238,6 +238,24 @@ def test_draws_are_pooled() -> None:
     )
     assert not drawn(3.0, 1.0).ok and pooled.ok, "one draw's luck is not an error"
     assert pooled.ratio == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("largest", "ok", "seeds"), [((3.0, 1.0, 1.0, 1.0), True, 2), ((3.0,) * 8, False, 8)])
+def test_more_draws_end_luck_and_leave_an_error(largest: tuple[float, ...], ok: bool, seeds: int) -> None:
+    asked: list[int] = []
+
+    def draw(seed: int) -> list[Error]:
+        asked.append(seed)
+        return [drawn(0.5, 1.0), drawn(largest[seed], 1.0 + (seed == 1 and ok))]
+
+    assert settled(draw).ok == ok
+    assert asked == list(range(seeds))
+
+
+def test_what_is_right_at_once_is_drawn_once() -> None:
+    asked: list[int] = []
+    assert settled(lambda seed: [asked.append(seed) or drawn(1.0, 1.0)], 3).ok  # type: ignore[func-returns-value]
+    assert asked == [0, 1, 2]
 
 
 def test_luck_does_not_hide_what_is_misplaced() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +182,28 @@ def test_the_checker_finds_an_untyped_function() -> None:
     assert untyped(
         "def f(x: int): ...\ndef g(x) -> int: ...\ndef h(x: int) -> int: ...\n@triton.jit\ndef k(x): ..."
     ) == ["f", "g"]
+
+
+LEFT_OUT = re.compile(r"(_test|conftest|fakes?)$")  # of a wheel
+
+
+def test_wheels_hold_no_tests_and_no_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    setuptools = pytest.importorskip("setuptools")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **words: given.update(words))
+    runpy.run_path(str(PACKAGE.parent / "setup.py"))
+    command = given["cmdclass"]["build_py"](setuptools.Distribution({"script_name": "setup.py"}))
+    held = {name for _, name, _ in command.find_package_modules("sublight.trace.read", str(PACKAGE / "trace" / "read"))}
+    assert "chrome" in held and not [name for name in held if LEFT_OUT.search(name)]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_that_is_installed_needs_what_is_left_out(path: Path) -> None:
+    if not LEFT_OUT.search(path.stem):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                names += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        modules = [name for name in names if (PACKAGE.parent / f"{name.replace('.', '/')}.py").exists()]
+        assert [name for name in modules if LEFT_OUT.search(name)] == []

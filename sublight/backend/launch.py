@@ -86,7 +86,7 @@ class Step:
         """Launch on the current device and stream; the tensors are the kernel's pointers, `free` the values of the
         numbers that go by a name, all in their order."""
         quick = self._quick
-        if quick is None or WATCHERS or not quick(tensors, free):
+        if quick is None or WATCHERS or CHECKED.get() or not quick(tensors, free):
             self._launch(tensors, free)
 
     def _launch(self, tensors: tuple[Any, ...], free: tuple[float, ...]) -> None:
@@ -144,7 +144,7 @@ class _Route:
     def quick(cls, step: Step, compiled: Any, pointers: int) -> Quick | None:
         if not cls.checked:
             cls.try_out()
-        if cls.reason:
+        if cls.reason or not cls.checked:
             return None
         try:
             return quick_launch(compiled, step, pointers)
@@ -193,7 +193,6 @@ def self_check() -> None:
 
 def quick_launch(compiled: Any, step: Step, pointers: int) -> Quick | None:
     """The launch of a compiled kernel as a call of Triton's C function; None where it needs more than that."""
-    import torch
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
@@ -209,7 +208,7 @@ def quick_launch(compiled: Any, step: Step, pointers: int) -> Quick | None:
     constants = [named.get(p.name, p.default) for p in step.kernel.params[pointers + len(step.numbers) :]]
     rest = (*step.numbers, *constants)
     has_free = bool(step.free)
-    runtime, theirs, stream_of = knobs.runtime, JITFunction.run, torch._C._cuda_getCurrentRawStream
+    runtime, theirs, stream_of = knobs.runtime, JITFunction.run, private.current_raw_stream
 
     def is_watched() -> bool:
         """Whether launches are intercepted (`listen`), or Triton's hooks are set, as its profiler sets them."""

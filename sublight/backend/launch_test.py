@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from sublight.backend import launch, listen
+from sublight.backend import launch, listen, private
 from sublight.backend.jit import tl
 from sublight.backend.launch import Step, quick_launch, watching
 
@@ -41,8 +41,9 @@ class Compiled:
 
 
 @pytest.fixture(autouse=True)
-def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.node.get_closest_marker("gpu"):
+        monkeypatch.setitem(vars(private), "current_raw_stream", lambda device: 7)
 
 
 @pytest.fixture
@@ -162,8 +163,10 @@ def test_while_a_graph_is_captured_nothing_is_tried(tensors: Any, monkeypatch: p
     route = Route(monkeypatch, Compiled())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(launch, "self_check", lambda: pytest.fail("it would have to wait for the GPU"))
-    step_of()(*tensors)
-    assert len(route.public) == 1 and not launch._Route.checked
+    step = step_of()
+    step(*tensors)
+    step(*tensors)
+    assert len(route.public) == 2 and not launch._Route.checked and step._quick is None
 
 
 def test_a_step_is_for_one_kind_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

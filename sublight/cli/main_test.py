@@ -248,7 +248,7 @@ def test_bench_passes_on_what_was_asked(interrupted: int, say: Say, monkeypatch:
         "ops": ["softmax"],
         "limits": fakes.limits(),
         "shapes": ["rows=8,cols=16"],
-        "dtypes": ["float32", "bfloat16"],
+        "dtypes": ["fp32", "bf16"],  # each op reads them: some have words of their own
         "against": ["liger"],
         "directions": ["fwd"],
         "quick": True,

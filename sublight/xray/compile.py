@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from sublight.cost import Shape
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.op import Kernel, Op
-from sublight.xray import binary, build
+from sublight.xray import binary, build, ledger
 from sublight.xray.occupancy.sm import SMS
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
@@ -173,9 +173,13 @@ def is_odd(launch: Launch) -> bool:
     What such numbers lead to begins anywhere, so that Triton moves it element by element.
     """
     numbers = [name for name, kind in launch.signature.items() if str(kind).startswith("i")]
+    return has_ones(launch) or any(name not in launch.aligned for name in numbers)
+
+
+def has_ones(launch: Launch) -> bool:
+    """Whether a size is one, which Triton makes a constant: a number, and no tensor."""
     fixed = {parameter.name for parameter in launch.jit.params if parameter.is_constexpr}
-    has_ones = any(name not in fixed for name in launch.constants)  # Triton makes a size of one a constant
-    return has_ones or any(name not in launch.aligned for name in numbers)
+    return any(name not in fixed for name in launch.constants)
 
 
 def kernel_of(op: Op, name: str) -> Kernel:
@@ -196,28 +200,63 @@ def _gapped(x: Any, *, flat: bool) -> Any:
     return wide.copy_(x)
 
 
+class Compiler:
+    """Compiles each specialisation once, and none that `known` has figures of."""
+
+    def __init__(self, known: Mapping[str, ledger.Figures] | None = None) -> None:
+        self.known = known or {}
+        self.figures: dict[str, ledger.Figures] = {}  # of all that was asked for
+        self.compiled = 0
+
+    def __call__(self, launch: Launch, target: int, *, look_for_narrow: bool = False) -> Compiled:
+        key = ledger.key_of(launch, target, look_for_narrow=look_for_narrow)
+        figures = self.figures.get(key) or self.known.get(key)
+        if figures is None:
+            self.compiled += 1
+            found = compile_for(launch, target, look_for_narrow=look_for_narrow)
+            figures = found.registers, found.spill_bytes, found.shared_bytes, found.narrow
+        self.figures[key] = figures
+        registers, spill_bytes, shared_bytes, narrow = figures
+        return Compiled(
+            launch=launch,
+            target=target,
+            registers=registers,
+            spill_bytes=spill_bytes,
+            shared_bytes=shared_bytes,
+            narrow=narrow,
+        )
+
+
 def check(
-    ops: tuple[Op, ...], targets: tuple[int, ...], *, thorough: bool, quick: bool = False
+    ops: tuple[Op, ...],
+    targets: tuple[int, ...],
+    *,
+    thorough: bool,
+    quick: bool = False,
+    compiler: Compiler | None = None,
 ) -> Iterator[tuple[str, Compiled, str]]:
-    """Compile and judge: every specialisation; or of each kernel and data type (`quick`: each kernel) the largest."""
+    """Compile and judge: every specialisation; or of each kernel and data type (`quick`: each kernel) the largest, and
+    of those with a size of one."""
+    compiler = compiler or Compiler()  # ops share kernels: each is listed for every op, compiled once
     for target in targets:
         for launch in limit_launches(target):
-            compiled = compile_for(launch, target, look_for_narrow=True)
+            compiled = compiler(launch, target, look_for_narrow=True)
             yield "limits", compiled, compiled.problem()
-    done: dict[tuple[str, int, bool], Compiled] = {}  # ops share kernels: each is listed for every op, compiled once
     for op, target in itertools.product(ops, targets):
         launches = launches_of(op, (*op.shapes, *op.test_shapes), target)
         even = {_group(launch) for launch in launches if not is_odd(launch)}
-        for launch in launches if thorough else most_demanding(launches, by_type=not quick):
+        if not thorough:
+            ones = [launch for launch in launches if has_ones(launch)]
+            chosen = [each for part in (launches, ones) for each in most_demanding(part, by_type=not quick)]
+            launches = list({launch.key: launch for launch in chosen}.values())
+        for launch in launches:
             kernel = kernel_of(op, launch.kernel)
             if target not in kernel.targets:
                 continue
-            # an odd size explains narrow accesses, if there is an even one that cannot be excused so
-            look = not kernel.narrow and not (is_odd(launch) and _group(launch) in even)
-            known = (launch.key, target, look)
-            if known not in done:
-                done[known] = compile_for(launch, target, look_for_narrow=look)
-            yield op.name, done[known], done[known].problem(kernel)
+            # a size of one explains narrow accesses; an odd one does if there is an even one that has no such excuse
+            look = not kernel.narrow and not has_ones(launch) and not (is_odd(launch) and _group(launch) in even)
+            compiled = compiler(launch, target, look_for_narrow=look)
+            yield op.name, compiled, compiled.problem(kernel)
 
 
 def most_demanding(launches: list[Launch], *, by_type: bool = True) -> list[Launch]:
@@ -235,7 +274,10 @@ def _group(launch: Launch) -> tuple[str, str]:
 
 
 def main() -> None:
-    """`python -m sublight.xray.compile [--quick | --all-targets]`: a line a kernel, exit 1 where one has a problem."""
+    """`python -m sublight.xray.compile [--quick | --all-targets] [--write]`: a line a kernel; exit 1 for a problem.
+
+    With `--quick`, what the ledger has is not compiled; `--write` compiles all the same, and writes the ledger.
+    """
     import os
     import sys
 
@@ -243,10 +285,12 @@ def main() -> None:
         sys.exit("sublight: TRITON_INTERPRET=1 makes kernels that cannot be compiled: unset it")
     from sublight.ops import OPS
 
-    everything = "--all-targets" in sys.argv[1:]
+    everything, quick, is_written = (word in sys.argv[1:] for word in ("--all-targets", "--quick", "--write"))
+    kept = ledger.read()
+    compiler = Compiler(kept if quick and not is_written else None)
     targets = tuple(TARGETS) if everything else (90,)
     failed = count = 0
-    for owner, compiled, problem in check(OPS, targets, thorough=everything, quick="--quick" in sys.argv[1:]):
+    for owner, compiled, problem in check(OPS, targets, thorough=everything, quick=quick, compiler=compiler):
         launch = compiled.launch
         pointers = "/".join(sorted({kind for kind in launch.signature.values() if kind.startswith("*")}))
         blocks = " ".join(f"{name}={value}" for name, value in launch.constants.items())
@@ -257,6 +301,13 @@ def main() -> None:
         )
         count += 1
         failed += bool(problem)
+    if is_written:
+        ledger.write(compiler.figures)
+    elif wrong := [key for key, figures in compiler.figures.items() if kept.get(key, figures) != figures]:
+        print(f"the ledger is not what was found here, for {len(wrong)} kernels, as {wrong[0]}: write it anew")
+        failed += 1
+    elif quick and kept and compiler.compiled:
+        print(f"{compiler.compiled} kernels are not in the ledger: python -m sublight.xray.compile --quick --write")
     print(f"{count - failed} of {count} kernels compile, fit, and have no spill or narrow access unexplained")
     sys.exit(1 if failed else 0)
 

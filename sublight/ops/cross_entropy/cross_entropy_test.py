@@ -71,13 +71,6 @@ def gradient(options: dict[str, Any], *, how: str = "new") -> Any:
     return call
 
 
-def pooled(errors: list[list[correct.Error]]) -> correct.Error:
-    total = errors[0]
-    for more in errors[1:]:
-        total = [one.merge(other) for one, other in zip(total, more, strict=True)]
-    return correct.worst(total)
-
-
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [(kernel, options) for kernel in WIDTHS for options in OPTIONS if kernel == "tile" or options in _SHARED],
@@ -95,8 +88,8 @@ def test_each_option_is_as_right_as_pytorch(options: dict[str, Any], kernel: str
         found.append(correct.forward_errors(loss(options), truth, (x, labels)))
         grads = correct.random_grads(truth, (x, labels), seed=seed)
         slopes.append(correct.backward_errors(gradient(options), truth, (x, labels), grads))
-    assert pooled(found).ok, pooled(found)
-    assert pooled(slopes).ok, pooled(slopes)
+    assert correct.pooled(found).ok, correct.pooled(found)
+    assert correct.pooled(slopes).ok, correct.pooled(slopes)
 
 
 @KERNELS

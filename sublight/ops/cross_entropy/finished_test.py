@@ -16,7 +16,7 @@ from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
 from sublight.ops.cross_entropy import finished
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY, cross_entropy, reference
-from sublight.ops.cross_entropy.cross_entropy_test import EACH_OPTION, OPTIONS, gradient, pooled, scale
+from sublight.ops.cross_entropy.cross_entropy_test import EACH_OPTION, OPTIONS, gradient, scale
 from sublight.ops.cross_entropy.options import Options
 
 
@@ -52,7 +52,7 @@ def test_gradients_through_autograd_are_as_right_as_pytorchs(options: dict[str, 
                 truth, (x,), grads,
             )
         )  # fmt: skip
-    assert pooled(errors).ok, pooled(errors)
+    assert correct.pooled(errors).ok, correct.pooled(errors)
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS[-1]], ids=["plain", "all"])
@@ -102,7 +102,7 @@ def test_a_second_derivative_is_as_right_as_pytorchs_or_refused(
         results = second(ours, x, labels), second(reference, x, labels), second(reference, x.double(), labels)
         errors.append([correct.error("second derivative", *results)])
         assert results[-1].abs().max() > 0
-    assert pooled(errors).ok, pooled(errors)
+    assert correct.pooled(errors).ok, correct.pooled(errors)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

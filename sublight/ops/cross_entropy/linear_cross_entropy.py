@@ -187,7 +187,7 @@ _linear_cross_entropy = Registered(
     schema=f"linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, {_OPTIONS}, bool wide)"
     " -> (Tensor loss, Tensor dh, Tensor dw, Tensor count)",
     reference=_reference,
-    theirs="torch.nn.functional.cross_entropy",
+    theirs="torch.nn.functional.linear, torch.nn.functional.cross_entropy",
     why_torch=lambda hidden, weight, *rest: _why_torch(hidden, weight),
     plan=_plan,
     fake=_fake,

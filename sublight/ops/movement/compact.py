@@ -242,7 +242,7 @@ _compact = Registered(
     launch=lambda plan, x, mask, indices: tuple(_run(plan, x=x, mask=mask)),
     fake=_fake,
     reference=_with_indices,
-    theirs="torch.cat",
+    theirs="x[mask], x[~mask], torch.cat",
     why_torch=_why_torch,
     gradient=SizedGradient(
         by=_compact_backward,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from sublight import correct
 from sublight.conftest import HAS_GPU
+from sublight.cost.movement import distinct
 from sublight.errors import BadInput
 from sublight.ops.movement import embedding
 from sublight.ops.movement.embedding import EMBEDDING, launch
@@ -169,8 +170,8 @@ def test_the_expected_number_of_different_ids() -> None:
     shares = (math.log((token + 2) / (token + 1)) / math.log(vocab + 1) for token in range(vocab))
     missing = [(1 - share) ** rows for share in shares]
     variance = sum(each * (1 - each) for each in missing)  # at most: that one id is drawn makes others rarer
-    assert abs(sum(found) / draws - embedding.distinct(rows, vocab)) < 4 * math.sqrt(variance / draws) + 0.5  # rounded
-    assert embedding.distinct(1, 1000) == 1
+    assert abs(sum(found) / draws - distinct(rows, vocab)) < 4 * math.sqrt(variance / draws) + 0.5  # rounded
+    assert distinct(1, 1000) == 1
 
 
 @pytest.mark.gpu

@@ -67,8 +67,8 @@ def test_the_gradient_goes_back(device: str) -> None:
         assert torch.equal(ours, dy.permute(permute.inverse(dims)))
 
 
-def test_more_dimensions_than_the_kernel_takes_go_to_pytorch() -> None:
-    x = torch.arange(2**6).view(2, 2, 2, 2, 2, 2)
+def test_more_dimensions_than_the_kernel_takes_go_to_pytorch(device: str) -> None:
+    x = torch.arange(2**6, device=device).view(2, 2, 2, 2, 2, 2)
     assert len(permute.runs_of(x.permute(5, 4, 3, 2, 1, 0))) > permute.MAX_DIMS
     assert permute.plan(x).provider == "torch" and "dimensions" in permute.plan(x).reason
     assert torch.equal(permute.permute(x), x.permute(5, 4, 3, 2, 1, 0))

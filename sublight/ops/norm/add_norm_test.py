@@ -15,9 +15,9 @@ from sublight.conftest import HAS_GPU
 from sublight.correct import Call, Inputs
 from sublight.errors import BadInput
 from sublight.op import Op
-from sublight.ops.norm import add_norm, add_norm_plan
-from sublight.ops.norm.add_layer_norm import ADD_LAYER_NORM
-from sublight.ops.norm.add_rms_norm import ADD_RMS_NORM
+from sublight.ops.norm import add_norm, add_norm_tiles
+from sublight.ops.norm.add_layer_norm import ADD_LAYER, ADD_LAYER_BACKWARD, ADD_LAYER_NORM
+from sublight.ops.norm.add_rms_norm import ADD_RMS, ADD_RMS_BACKWARD, ADD_RMS_NORM
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")
 WIDTHS = (100, 3000, 40_000)  # rows in registers, several and one at a time; rows in chunks
@@ -55,13 +55,13 @@ def test_y_is_the_norm_of_the_rounded_sum(op: Op, cols: int, device: str) -> Non
 @EACH_OP
 @EACH_WIDTH
 def test_an_unused_new_residual_adds_nothing(op: Op, cols: int, device: str) -> None:
-    center = op is ADD_LAYER_NORM
+    whole, back = (ADD_LAYER, ADD_LAYER_BACKWARD) if op is ADD_LAYER_NORM else (ADD_RMS, ADD_RMS_BACKWARD)
     x, residual, weight, *bias = op.inputs({"rows": 7, "cols": cols}, "float32", device, 0)
     dy, dsum = correct.random_grads(op.reference, (x, residual, weight, *bias))
-    _, total, mean, rstd = add_norm.forward(x, residual, weight, bias[0] if center else None, 1e-5)
-    without = add_norm.backward(dy, None, total, weight, mean, rstd)
-    zeros = add_norm.backward(dy, torch.zeros_like(dsum), total, weight, mean, rstd)
-    added = add_norm.backward(dy, dsum, total, weight, mean, rstd)
+    _, total, *stats = whole.by_kernels(x, residual, weight, *bias, 1e-5)
+    without = back.by_kernels(dy, None, total, weight, *stats)
+    zeros = back.by_kernels(dy, torch.zeros_like(dsum), total, weight, *stats)
+    added = back.by_kernels(dy, dsum, total, weight, *stats)
     assert all(torch.equal(a, b) for a, b in zip(without, zeros, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(without[1:], added[1:], strict=True))
     assert not torch.equal(without[0], added[0])
@@ -103,7 +103,7 @@ def test_the_two_gradients_can_be_changed_apart(op: Op, device: str) -> None:
 @EACH_OP
 def test_a_residual_of_another_shape(op: Op, device: str) -> None:
     x, residual, *columns = op.inputs({"rows": 6, "cols": 40}, "float32", device, 0)
-    assert op.choose(x, residual[0], *columns).provider == "torch"
+    assert op.plan(x, residual[0], *columns).provider == "torch"
     for ours, theirs in zip(op.call(x, residual[0], *columns), op.reference(x, residual[0], *columns), strict=True):
         assert torch.equal(ours, theirs)
     with pytest.raises(BadInput, match="one shape"):
@@ -114,8 +114,8 @@ def test_a_residual_of_another_shape(op: Op, device: str) -> None:
 
 def test_each_kernel_is_reached() -> None:
     shapes = [shape["cols"] for shape in ADD_RMS_NORM.test_shapes]
-    forward = [add_norm_plan.plan("", cols, 4, packed=False) for cols in shapes]
-    backward = [add_norm_plan.plan_backward("", cols, 4, Facts(), packed=False) for cols in shapes]
+    forward = [add_norm_tiles.tile_of("", cols, 4, packed=False) for cols in shapes]
+    backward = [add_norm_tiles.tile_of_backward("", cols, 4, Facts(), packed=False) for cols in shapes]
     for tiles in (forward, backward):
         held = [tile.block >= cols for tile, cols in zip(tiles, shapes, strict=True)]
         assert set(held) == {True, False}
@@ -130,5 +130,5 @@ def test_what_is_on_its_way_fits_in_shared_memory(
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     gpu = Facts(capability=80, shared_bytes=shared_kib * 1024)
     for cols in add_norm.WIDTHS:
-        tile = add_norm_plan.plan_backward("", cols, itemsize, gpu, packed=itemsize == 2)
-        assert add_norm_plan._fits(tile, cols, itemsize, gpu), (cols, tile)
+        tile = add_norm_tiles.tile_of_backward("", cols, itemsize, gpu, packed=itemsize == 2)
+        assert add_norm_tiles._fits(tile, cols, itemsize, gpu), (cols, tile)

@@ -127,7 +127,8 @@ def test_another_number_needs_no_other_plan(device: str, monkeypatch: pytest.Mon
     try:
         for seed in (0, 1, 16, 17, -5, 2**40):
             result = op.bias_dropout_residual(x, bias, residual, seed, 0.5003)  # a probability that no other test has
-            assert torch.equal(result, op.bias_dropout_residual(x, bias, residual, torch.tensor(seed), 0.5003))
+            number = torch.tensor(seed, device=device)
+            assert torch.equal(result, op.bias_dropout_residual(x, bias, residual, number, 0.5003))
     finally:
         object.__setattr__(op._bias_dropout_residual, "plan", plan)
     assert len(plans) == 2  # with a number, and with a tensor

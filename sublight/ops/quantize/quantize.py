@@ -18,6 +18,7 @@ from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.quantize import quantize as cost
+from sublight.cost.quantize import quantize_blocks as cost_of_blocks
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import ODD_WIDTHS, copies_of, forget, random_rows, rows_of, why_torch
@@ -274,7 +275,7 @@ def _of_blocks(kind: Kind) -> dict[str, Any]:
         "reference": partial(quantize, kind=kind, block_size=128),
         "plan": partial(plan_blocks, kind=kind),
         "providers": {"sublight": Provider(launch=partial(launch_blocks, kind=kind), kernels=BLOCK_KERNELS)},
-        "cost": partial(cost, block_size=128),
+        "cost": cost_of_blocks,
         "library_args": lambda x: (x, 128),
         "judged": partial(as_numbers, block_size=128),
     }

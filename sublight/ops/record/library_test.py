@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.ops.record.library import is_plain, on_its_device, peer
+from sublight.backend.state import is_plain
+from sublight.ops.record.call import guarded
+from sublight.ops.record.library import peer
 
 
-@pytest.mark.parametrize(("index", "entered"), [(0, []), (1, ["cuda:1"])])
-def test_a_launch_is_made_on_its_tensors_gpu(monkeypatch: pytest.MonkeyPatch, index: int, entered: list[str]) -> None:
+class OnGPU(torch.Tensor):
+    """A tensor that says that it is on the second of two GPUs."""
+
+    is_cuda = True
+    device = torch.device("cuda", 1)
+
+    def get_device(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("current", "entered"), [(1, []), (0, ["cuda:1"])])
+def test_a_launch_is_made_on_its_tensors_gpu(monkeypatch: pytest.MonkeyPatch, current: int, entered: list[str]) -> None:
     seen: list[str] = []
 
     @contextlib.contextmanager
@@ -22,10 +33,12 @@ def test_a_launch_is_made_on_its_tensors_gpu(monkeypatch: pytest.MonkeyPatch, in
         seen.append(str(chosen))
         yield
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", device)
-    x = SimpleNamespace(device=torch.device("cuda", index))
-    assert on_its_device(lambda first, scale: (first, scale))(x, 2.0) == (x, 2.0)
+    x = torch.ones(2).as_subclass(OnGPU)
+    first, scale = guarded(lambda first, scale: (first, scale))(x, 2.0)
+    assert first is x and scale == 2.0
     assert seen == entered
 
 

@@ -261,8 +261,8 @@ def test_what_was_kept_for_a_gradient_is_not_changed_in_silence(moved: Any, devi
         assert all(map(torch.equal, rope.launch(q, k, cos, sin), rope.rope_(q, k, cos, sin)))
 
 
-def test_why_a_call_goes_to_pytorch() -> None:
-    q, k, cos, sin = drawn("float16", "cpu")
+def test_why_a_call_goes_to_pytorch(device: str) -> None:
+    q, k, cos, sin = drawn("float16", device)
     token = PRETEND.set(Facts())
     try:
         assert rope.plan(q, k, cos, sin).provider == "sublight"
