@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sublight import units
 from sublight.fix.patch.record import Patch, Row
-from sublight.report.draw.tables import note, plain
+from sublight.report.draw.tables import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,10 +18,16 @@ def page(patch: Patch) -> RenderableType:
 
     parts: list[RenderableType] = []
     if patch.rows:
-        out = plain(("", "module", "times", "saves a step", "why"), right=("times", "saves a step"))
+        saves = any(row.saving_s is not None for row in patch.rows)
+        headings = ("", "times", "module", *(("saves a step",) if saves else ()), "why")
+        out = plain(headings, right=("times", "saves a step"), fold=("module", "why"))
+        for column in out.columns:
+            if column.no_wrap:  # what is short is never cut: module and why are broken into lines
+                column.min_width = max(len(str(column.header)), len("swapped") if not column.header else 0)
         for row in sorted(patch.rows, key=lambda row: (not row.is_swapped, -(row.saving_s or 0.0))):
             state = Text("swapped", style="green") if row.is_swapped else Text("left", style="dim")
-            out.add_row(state, row.kind, f"{len(row.names)} ×", _saving(row), note(row.reason))
+            saving = (_saving(row),) if saves else ()
+            out.add_row(state, f"{len(row.names)} ×", row.kind, *saving, Text(row.reason, style="dim"))
         parts.append(out)
     parts.append(Text(sentence(patch), style="bold"))
     if patch.verdict:
@@ -34,6 +40,8 @@ def page(patch: Patch) -> RenderableType:
 
 def sentence(patch: Patch) -> str:
     """The outcome in one line."""
+    if patch.before and not patch.swapped:
+        return f"patched already: {patch.before} modules, and no more to swap; sublight.unpatch(model) undoes it"
     if not patch.rows:
         return "nothing here that our ops do: the model is as it was"
     if not patch.swapped:

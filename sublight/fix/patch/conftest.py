@@ -10,11 +10,8 @@ import pytest
 def always_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU where ours wins for every shape."""
     from sublight.fix.patch import model as patching
-    from sublight.fix.patch.model import Asked
 
-    monkeypatch.setattr(
-        patching, "_asked", lambda model, modules, swaps, batch: dict.fromkeys(swaps, Asked(wins=True, reason="told"))
-    )
+    monkeypatch.setattr(patching, "asked", lambda model, found, batch: found)
 
 
 @pytest.fixture

@@ -43,6 +43,15 @@ def fingerprint(module: torch.nn.Module) -> tuple[Hashable, Hashable]:
     return tuple(settings), tuple(numbers)
 
 
+def dtype_of(module: torch.nn.Module, model: torch.nn.Module) -> torch.dtype:
+    """What a module runs in: its parameters' data type, else the model's."""
+    for each in (module, model):
+        for parameter in each.parameters():
+            if parameter.is_floating_point():
+                return parameter.dtype
+    return torch.get_default_dtype()
+
+
 def _plain(value: Any) -> str:
     """A setting as it is written; of anything else, which object it is."""
     return repr(value) if isinstance(value, bool | int | float | str | tuple | None) else f"{type(value)} {id(value)}"
@@ -55,11 +64,11 @@ def sample(*shape: int, seed: int = SEED) -> torch.Tensor:
     return x * 0.01 ** torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)) if len(shape) > 1 else x
 
 
-def same(one: Any, other: Any) -> bool:
-    """Tensors of one shape and dtype with the same values."""
+def same(one: Any, other: Any, size: float = 0.0) -> bool:
+    """Tensors of one shape and dtype with the same values, as far as they count beside this size."""
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
         return False
-    scale = max(float(other.abs().max()), 1e-30) if other.numel() else 1.0
+    scale = max(float(other.abs().max()), size, 1e-30) if other.numel() else 1.0
     return bool(((one - other).abs().max() if one.numel() else torch.zeros(())) <= CLOSE * scale)
 
 

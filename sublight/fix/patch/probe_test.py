@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sublight.fix.patch import model as patching
+from sublight.fix.patch import candidate as patching
 from sublight.fix.patch.model import patch
 
 

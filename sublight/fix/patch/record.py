@@ -21,9 +21,13 @@ class Swap:
 
     rule: str
     forward: Forward
-    op: str = ""  # whose `choose` says whether ours wins; none: it is swapped always
+    op: str = ""  # whose plan says whether ours wins; none: it is swapped always
     arguments: Callable[..., tuple[Any, ...]] = tuple  # (module, *what its forward is called with) -> what the op takes
     over: Callable[[Forward], Forward] | None = None  # the same done to another rule's forward for this module
+    hides: tuple[str, ...] = ()  # children that it does not call, which must stay what they are
+    reads_settings: bool = (
+        True  # the module's settings are part of the proof; a forward rebuilt from its source reads them
+    )
     what: str = ""  # in the table: "RMSNorm with 1 + weight"
     why: str = "decided call by call"  # in the table, unless a batch tells more
 
@@ -66,6 +70,7 @@ class Patch:
     verdict: Verdict | None = None  # where it was verified
     paid: Paid | None = None  # where it was measured
     notes: tuple[str, ...] = field(default=())
+    before: int = 0  # modules that had been patched before
 
     @property
     def swapped(self) -> int:

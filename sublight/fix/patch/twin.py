@@ -5,6 +5,8 @@ and stand-ins for children that are too large to copy. What a twin does, the mod
 from __future__ import annotations
 
 import copy
+import dis
+import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from sublight.fix.patch import probe
+from sublight.fix.patch.trace import as_one_op
 
 RANK = 4  # of a stand-in's matrix
 
@@ -20,8 +23,9 @@ RANK = 4  # of a stand-in's matrix
 class Line(torch.nn.Module):
     """Stands in for a projection: affine, of its widths, of low rank, so that a large one costs nothing."""
 
-    def __init__(self, width: int, out: int, seed: int) -> None:
+    def __init__(self, width: int, out: int, seed: int, name: str = "") -> None:
         super().__init__()
+        self.name = name
         first, second = random(width, RANK, seed=seed), random(RANK, out, seed=seed + 1)
         self.register_buffer("first", first / width**0.5)
         self.register_buffer("second", second / RANK**0.5)
@@ -29,18 +33,20 @@ class Line(torch.nn.Module):
         self.register_buffer("weight", random(0))  # for whoever asks for its data type
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.first @ self.second + self.shift  # type: ignore[operator]
+        with as_one_op(self.name):
+            return x @ self.first @ self.second + self.shift  # type: ignore[operator]
 
 
 class Shift(torch.nn.Module):
     """Stands in for dropout: it shows where it is called, and the same every time."""
 
-    def __init__(self, by: float) -> None:
+    def __init__(self, by: float, name: str = "") -> None:
         super().__init__()
-        self.by = by
+        self.by, self.name = by, name
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.by
+        with as_one_op(self.name):
+            return x + self.by
 
 
 def random(*shape: int, seed: int = probe.SEED) -> torch.Tensor:
@@ -52,8 +58,11 @@ def twin_of(
     stand_ins: Mapping[str, torch.nn.Module] | None = None,
     parameters: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
-    """The module is neither changed nor copied: what the twin shares with it is only what `forward` must not change."""
-    twin = copy.copy(module)
+    """The module is not changed: lists, counts and objects that it holds are the twin's own. Raises NotCopied."""
+    if why := _acts_outside(type(module).forward):
+        raise NotCopied(why)
+    twin = object.__new__(type(module))
+    vars(twin).update({name: own_copy(value) for name, value in vars(module).items()})
     given = parameters or {}
     mine = {
         name: given.get(name) if name in given or p is None else random(*p.shape, seed=probe.SEED + i) * 0.3 + 0.2
@@ -69,7 +78,47 @@ def twin_of(
     return twin
 
 
+class NotCopied(Exception):
+    """Why a module is not tried out."""
+
+
+def own_copy(value: Any, depth: int = 3) -> Any:
+    """A copy that a forward may change: containers and objects, not the tensors, modules and functions in them."""
+    if isinstance(value, torch.nn.Module | type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+        return value
+    if isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Tensor | None):
+        return value
+    try:
+        copied = copy.copy(value)
+        if not depth:
+            return copied
+        if isinstance(copied, dict):
+            for key, item in list(copied.items()):
+                copied[key] = own_copy(item, depth - 1)
+        elif type(copied) in (list, tuple, set, frozenset):
+            copied = type(copied)(own_copy(item, depth - 1) for item in copied)
+        elif copied is not value and hasattr(copied, "__dict__"):
+            vars(copied).update({name: own_copy(item, depth - 1) for name, item in vars(copied).items()})
+    except NotCopied:
+        raise
+    except Exception as error:  # whatever a stranger's object may raise
+        raise NotCopied(f"it holds a {type(value).__name__}, which cannot be copied") from error
+    return copied
+
+
+def _acts_outside(function: Any) -> str:
+    """Whether a forward writes to globals, which a trial of it would change."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    if code is not None and any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(code)):
+        return "its forward writes to a global variable"
+    return ""
+
+
 def _plain(buffer: torch.Tensor) -> torch.Tensor:
+    if buffer.is_meta:
+        buffer = torch.zeros(buffer.shape, dtype=buffer.dtype)
     buffer = buffer.detach().cpu()
     return buffer.double() if buffer.is_floating_point() else buffer.clone()
 

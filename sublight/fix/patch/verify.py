@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,22 +99,26 @@ def baseline(model: torch.nn.Module, batch: Any) -> Baseline:
 def with_draws(known: Baseline, model: torch.nn.Module, batch: Any) -> Baseline:
     """The baseline with more draws of PyTorch's error: one draw of a single number may be exact by luck.
 
-    Each is the plain model's step with every parameter moved by at most half of its last digit: nobody can hold a
-    result against a kernel that PyTorch gives for parameters which are the same up to rounding.
+    Each is the plain model's step with every parameter and input changed by at most its last digit: nobody can hold a
+    result against a kernel that PyTorch gives for numbers which are the same up to rounding.
     """
     nudged = []
     for seed in range(DRAWS):
-        other = copy.deepcopy(model)
         generator = torch.Generator().manual_seed(seed)
+        other = copy.deepcopy(model)
         with torch.no_grad():
             for parameter in other.parameters():
-                if parameter.is_floating_point():
-                    digits = torch.rand(parameter.shape, generator=generator).to(parameter.device) - 0.5
-                    wide = torch.promote_types(parameter.dtype, torch.float32)
-                    eps = torch.finfo(parameter.dtype).eps
-                    parameter.copy_(parameter.to(wide) * (1 + 2 * eps * digits.to(wide)))
-        nudged.append(step(other, batch))
+                parameter.copy_(_nudged(parameter, generator))
+        nudged.append(step(other, _each_tensor(batch, partial(_nudged, generator=generator))))
     return replace(known, nudged=tuple(nudged))
+
+
+def _nudged(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    wide = torch.promote_types(x.dtype, torch.float32)
+    change = (2 * torch.rand(x.shape, generator=generator) - 1).to(x.device, wide) * torch.finfo(x.dtype).eps
+    return (x.to(wide) * (1 + change)).to(x.dtype)
 
 
 def wrong_rules(
@@ -164,8 +169,12 @@ def _wide(model: torch.nn.Module) -> tuple[torch.dtype, str]:
 
 def _cast(batch: Any, dtype: torch.dtype) -> Any:
     """The floating-point tensors of a batch in that data type."""
+    return _each_tensor(batch, lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def _each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(batch, torch.Tensor):
-        return batch.to(dtype) if batch.is_floating_point() else batch
+        return change(batch)
     if isinstance(batch, Mapping):
-        return {name: _cast(value, dtype) for name, value in batch.items()}
-    return type(batch)(_cast(value, dtype) for value in batch) if isinstance(batch, tuple | list) else batch
+        return {name: _each_tensor(value, change) for name, value in batch.items()}
+    return type(batch)(_each_tensor(value, change) for value in batch) if isinstance(batch, tuple | list) else batch

@@ -77,7 +77,7 @@ def test_others_are_none(module: Any) -> None:
 
 
 def test_one_that_widens_is_left() -> None:
-    told = activation.find(Widened(), nn.Module())
+    told = activation.find(Widened(), nn.Linear(3, 3).bfloat16())
     assert isinstance(told, Left) and "data type" in told.reason
 
 

@@ -48,7 +48,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         forward = over(own)
     except rewrite.NotUnderstood as reason:
         return Left(rule=RULE, reason=str(reason))
-    return Swap(rule=RULE, forward=forward, over=over, why=WHY)
+    return Swap(rule=RULE, forward=forward, over=over, reads_settings=False, why=WHY)
 
 
 def _read_by(code: types.CodeType) -> Iterator[str]:

@@ -238,15 +238,12 @@ def test_what_a_step_costs_does_not_undo_it(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(patching, "keep_what_pays", undoing)
     swap = Swap(rule="own", forward=lambda self, x: x, op="softmax", arguments=lambda module, x: (x,))
-    monkeypatch.setattr(patching, "_asked", lambda model, modules, swaps, batch: dict.fromkeys(swaps, WON))
+    monkeypatch.setattr(patching, "asked", lambda model, found, batch: found)
     own = Rule(name="own", find=lambda module, model: swap if isinstance(module, torch.nn.Embedding) else None)
     model = built("Llama")
     told = patch(model, measure={"input_ids": ids()}, rules=(own, *ONLY))
     assert asked == ["own"] and {row.rule: row.is_swapped for row in told.rows} == {"own": False, "causal_mask": True}
     assert is_patched(model.model) and not is_patched(model.model.embed_tokens)
-
-
-WON = patching.Asked(wins=True, reason="")
 
 
 class Both(torch.nn.Module):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 
 from sublight.fix.patch import probe
+from sublight.fix.patch.proof import DTYPES, in_dtype, quiet
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import answer, own, random, twin_of
+from sublight.fix.patch.trace import trace
+from sublight.fix.patch.twin import NotCopied, answer, own, random, twin_of
 from sublight.ops.movement.embedding import embedding
 
 ROWS = 8  # of the table in a trial
@@ -35,13 +38,33 @@ def _why_not(module: torch.nn.Embedding) -> str:
     if module._modules or set(module._parameters) != {"weight"}:
         return "its forward is its own, and it has more than a table"
     table = random(ROWS, module.weight.shape[1])
-    twin = twin_of(module, parameters={"weight": table})
+    try:
+        twin = twin_of(module, parameters={"weight": table})
+    except NotCopied as why:
+        return f"not tried: {why}"
     twin.num_embeddings, twin.padding_idx = ROWS, None
     ids = torch.tensor([[1, 0, 5], [7, 5, 2]])
     result, reason = answer(twin, ids)
     if result is not None and not probe.same(result, table[ids]):
-        reason = "its forward is its own, and no plain lookup (a scale, or positions)"
-    return reason
+        reason = "values not proven: its forward is its own, and no plain lookup (a scale, or positions)"
+    return reason or _unproven(twin, ids)
+
+
+def _unproven(twin: Any, ids: torch.Tensor) -> str:
+    """Why its forward is not a lookup and nothing else, gradient included; empty where it is."""
+    for training, dtype in itertools.product((False, True), (torch.float64, *DTYPES)):
+        each = in_dtype(twin, dtype)
+        each.train(training)
+        each._parameters["weight"] = table = each._parameters["weight"].detach().requires_grad_()
+        with torch.enable_grad(), quiet():
+            found = trace(type(each).forward, each, ids)
+            if why := found.why_not({"embedding": 1}, "a lookup"):
+                return f"structure not proven: {why}"
+            (gradient,) = torch.autograd.grad(found.result.sum(), table)
+        expected = torch.bincount(ids.flatten(), minlength=ROWS)[:, None].expand_as(table)
+        if found.result.dtype != dtype or not torch.equal(gradient, expected.to(dtype)):
+            return "values not proven: the gradient is not a lookup's"
+    return ""
 
 
 def _swap() -> Swap:

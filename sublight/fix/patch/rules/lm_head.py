@@ -8,8 +8,9 @@ gives its loss and `logits=None`; without labels, or under no_grad, all is as be
 
 from __future__ import annotations
 
-import copy
 import inspect
+import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sublight.correct import error
 from sublight.fix.patch import probe, rewrite
+from sublight.fix.patch.proof import quiet
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import is_hooked, own, random
+from sublight.fix.patch.trace import as_one_op, trace
+from sublight.fix.patch.twin import NotCopied, is_hooked, own, own_copy, random
 from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 RULE = "lm_head"
@@ -28,6 +32,11 @@ IGNORED = -100
 FEATURES, BATCH, TOKENS = 8, 2, 5
 SPREAD = 3.0  # of the logits, so that a soft cap shows
 ITEMS = 7  # for the loss to be divided by
+SCALES = (1e-2, 1.0, 1e2)  # of the hidden states
+BUDGET = {
+    **{"call body": 1, "mm": 1, "bmm": 1, "mul": 1, "div": 2, "tanh": 1, "constant_pad_nd": 1},
+    **{"_log_softmax": 1, "nll_loss_forward": 1},
+}
 EXTRA = ("output_attentions", "output_hidden_states", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 OTHER_LOSSES = ("aux_loss", "z_loss")  # fields by which a result says that more is added to its loss
 
@@ -46,6 +55,7 @@ class Head:
     by_name: frozenset[str]
     results: Mapping[str, str]  # a field of the result: the body's that it is
     loss_function: Any  # that the user has set
+    numbers: tuple[float, ...]  # settings about logits
 
 
 class NotKnown(Exception):
@@ -62,8 +72,8 @@ class Named:
 class Results:
     """The body's: random hidden states, and any other field by its name."""
 
-    def __init__(self) -> None:
-        self.last_hidden_state = random(BATCH, TOKENS, FEATURES)
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -80,10 +90,16 @@ class Body(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.hidden = hidden_states()
 
     def forward(self, *args: Any, **kwargs: Any) -> Results:
         self.called = args, kwargs
-        return Results()
+        with as_one_op("body"):
+            return Results(self.hidden)
+
+
+def hidden_states(scale: float = 1.0) -> torch.Tensor:
+    return random(BATCH, TOKENS, FEATURES) * scale
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
@@ -99,7 +115,8 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     what = "loss without logits" + (f", which are scaled by {head.scale:g}" if head.scale != 1.0 else "")
     what += f", capped at {head.softcap:g}" if head.softcap else ""
     arguments = partial(_arguments, head)
-    return Swap(rule=RULE, op="linear_cross_entropy", forward=forward, arguments=arguments, what=what)
+    op = "linear_cross_entropy"
+    return Swap(rule=RULE, op=op, forward=forward, arguments=arguments, reads_settings=False, what=what)
 
 
 def loss_only(head: Head) -> Callable[..., Any]:
@@ -117,6 +134,7 @@ def loss_only(head: Head) -> Callable[..., Any]:
             or not (return_dict is True and getattr(self.config, "return_dict", True))
             or any(name not in head.by_name and name not in head.in_order for name in asked)
             or self.__dict__.get("_loss_function") is not head.loss_function
+            or has_changed(self, head)
             or not is_plain(output)
             or not _is_summable(head, output.weight, items)
         ):
@@ -126,6 +144,18 @@ def loss_only(head: Head) -> Callable[..., Any]:
         return head.kind(loss=loss, **{name: getattr(found, theirs, None) for name, theirs in head.results.items()})
 
     return forward
+
+
+def has_changed(module: Any, head: Head) -> bool:
+    """Whether a scale or a soft cap is another than when the model was patched."""
+    if torch.compiler.is_dynamo_compiling() or tuple(_numbers(module)) == head.numbers:
+        return False
+    warnings.warn(
+        f"a setting of {type(module).__name__}'s logits has changed since sublight.patch, so its own forward runs: "
+        "patch the model again",
+        stacklevel=4,
+    )
+    return True
 
 
 def _is_summable(head: Head, weight: torch.Tensor, items: Any) -> bool:
@@ -183,7 +213,7 @@ def understood(module: Any) -> Head:
         body = others[0]
     if not is_plain(output):
         raise NotKnown("its output embeddings are not a plain product")
-    twin, _ = _twin(module, names[output], body, output.out_features)
+    twin, stand_in = _twin(module, names[output], body, output.out_features)
     result, reason = _tried(twin, input_ids=_ids(output.out_features), labels=_labels(output.out_features))
     loss, logits = getattr(result, "loss", None), getattr(result, "logits", None)
     if not isinstance(loss, torch.Tensor) or not isinstance(logits, torch.Tensor):
@@ -200,6 +230,7 @@ def understood(module: Any) -> Head:
     )
     divides = more is not None and probe.same(more.loss.double(), _total(logits).double() / ITEMS)
     in_order, by_name = _handed_on(module, *_twin(module, names[output], body, FEATURES))
+    _prove(twin, names[output], stand_in, {*in_order, *by_name}, scale, softcap)
     return Head(
         body=body,
         output=names[output],
@@ -211,17 +242,69 @@ def understood(module: Any) -> Head:
         by_name=by_name,
         results=results,
         loss_function=module.__dict__.get("_loss_function"),
+        numbers=tuple(_numbers(module)),
     )
 
 
 def _twin(module: Any, output: str, body: str, classes: int) -> tuple[Any, Body]:
     """The model with a stand-in for its body and a small head; nothing of its own is changed."""
-    twin, stand_in = copy.copy(module), Body()
+    twin, stand_in = object.__new__(type(module)), Body()
+    try:
+        vars(twin).update({name: own_copy(value) for name, value in vars(module).items()})
+    except NotCopied as why:
+        raise NotKnown(f"not tried: {why}") from why
     small = torch.nn.Linear(FEATURES, classes, bias=False, device="meta", dtype=torch.float64)
     small._parameters["weight"] = torch.nn.Parameter(_weight(classes), requires_grad=False)
     vars(twin)["_modules"] = {**module._modules, body: stand_in, output: small}
     vars(twin)["training"] = True
     return twin, stand_in
+
+
+def _prove(twin: Any, output: str, body: Body, handed_on: set[str], scale: float, cap: float) -> None:
+    """Structure and values of the loss, with the arguments that it may be called with; raises NotKnown.
+
+    A loss that leaves out what an attention mask or a padding token marks, or weighs a class, has ops of its own.
+    """
+    weight = vars(twin)["_modules"][output].weight
+    labels = _labels(len(weight))
+    ids = _ids(len(weight))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    tensors = {"attention_mask": mask, "position_ids": torch.arange(TOKENS).expand(ids.shape)}
+    tensors["token_type_ids"] = torch.ones_like(ids)
+    given = {name: value for name, value in tensors.items() if name in handed_on}
+    for more, size in itertools.product(({}, given), SCALES):
+        body.hidden = hidden = hidden_states(size).requires_grad_()
+        with torch.enable_grad(), quiet():
+            try:
+                found = trace(_named, twin, input_ids=ids, labels=labels, **more, allowed=("device",))
+            except Exception as failure:  # whatever a stranger's forward may raise
+                raise NotKnown(f"structure not proven: its forward fails ({type(failure).__name__})") from failure
+            if why := found.why_not(BUDGET, "the loss of each next token"):
+                raise NotKnown(f"structure not proven: {why}")
+            mine = found.result.loss.detach(), *torch.autograd.grad(found.result.loss, hidden)
+            wide, single = (
+                _loss_step(hidden, weight, labels, scale, cap, kind) for kind in (torch.float64, torch.float32)
+            )
+        for one, true, other in zip(mine, wide, single, strict=True):
+            if not probe.same(one.double(), true) and not error("", one.float(), other.float(), true).ok:
+                raise NotKnown("values not proven: its loss or its gradient is not that of each next token")
+    body.hidden = hidden_states()
+
+
+def _loss_step(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float, cap: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """The loss of each next token and its gradient, from logits that are rounded to this data type."""
+    logits = hidden @ weight.T * scale
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    flat, following = logits[:, :-1].flatten(0, 1).to(dtype), labels[:, 1:].flatten()
+    loss = F.cross_entropy(flat, following, ignore_index=IGNORED)
+    return loss.detach(), *torch.autograd.grad(loss, hidden)
+
+
+def _named(twin: Any, **given: Any) -> Any:
+    return type(twin).forward(twin, **given)
 
 
 def _weight(classes: int) -> torch.Tensor:
@@ -249,7 +332,7 @@ def _tried(twin: Any, **given: Any) -> tuple[Any, str]:
 
 def _how(module: Any, logits: torch.Tensor, loss: torch.Tensor) -> tuple[float, float]:
     """(scale, soft cap) of the logits, from whatever numbers the model and its config name after them."""
-    hidden, weight = Results().last_hidden_state, _weight(logits.shape[-1])
+    hidden, weight = hidden_states(), _weight(logits.shape[-1])
     if hidden.shape[:2] != logits.shape[:2]:
         raise NotKnown("its logits are not one for every hidden state")
     product = hidden @ weight.T

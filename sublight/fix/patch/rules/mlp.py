@@ -11,19 +11,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from sublight.fix.patch import probe
+from sublight.fix.patch.proof import Formula, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import Line, Shift, answer, first, is_hooked, is_leaf, own, twin_of
+from sublight.fix.patch.rules.activation import BUDGETS, BY_HAND, FORMULAS, Elementwise
+from sublight.fix.patch.twin import Line, NotCopied, Shift, answer, first, is_hooked, is_leaf, own, random, twin_of
 from sublight.ops.gated.gated import Gate
 from sublight.ops.gated.gated_linear import gated, gated_linear, holds_product
 from sublight.ops.pointwise.activation import gelu, relu2
 
 MOST_CHILDREN = 8
 TOKENS = 6
+LEAST = 8  # the least width of a stand-in
 GATED_OPS = {"silu": "swiglu", "gelu_tanh": "geglu", "gelu": "geglu"}
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_tanh": "tanh", "gelu": "none"}
 PLAIN_OPS = {"gelu_tanh": "gelu_tanh", "gelu": "gelu", "relu2": "relu2"}
@@ -57,17 +61,41 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         for plan in _plans(widths, drops, skipped)
         if plan.layout != "plain" or not skipped  # the activation is a module: its own rule swaps it
     ]
-    return _tried(module, widths, drops, plans) if plans else None
+    runs_in = probe.dtype_of(module, model)
+    found: Swap | Left | None = None
+    for small in dict.fromkeys((_smaller(widths), 1)):  # its forward may know the true widths
+        if plans and isinstance(found := _tried(module, widths, drops, plans, small, runs_in), Swap):
+            break
+    return found
+
+
+def _smaller(widths: dict[str, tuple[int, int]]) -> int:
+    """By how much all widths can be divided, so that stand-ins cost nothing."""
+    divisor = 1
+    while all(
+        size % (2 * divisor) == 0 and size // (2 * divisor) >= LEAST for pair in widths.values() for size in pair
+    ):
+        divisor *= 2
+    return divisor
 
 
 def _tried(
-    module: torch.nn.Module, widths: dict[str, tuple[int, int]], drops: list[str], plans: list[Plan]
+    module: torch.nn.Module,
+    widths: dict[str, tuple[int, int]],
+    drops: list[str],
+    plans: list[Plan],
+    divisor: int,
+    runs_in: torch.dtype,
 ) -> Swap | Left | None:
+    widths = {name: (wide // divisor, out // divisor) for name, (wide, out) in widths.items()}
     stand_ins: dict[str, torch.nn.Module] = {
-        name: Line(*width, seed=probe.SEED + 10 * i) for i, (name, width) in enumerate(widths.items())
+        name: Line(*width, seed=probe.SEED + 10 * i, name=name) for i, (name, width) in enumerate(widths.items())
     }
-    stand_ins |= {name: Shift(0.5 + 0.3 * i) for i, name in enumerate(drops)}
-    twin, reason = twin_of(module, stand_ins), ""
+    stand_ins |= {name: Shift(0.5 + 0.3 * i, name=name) for i, name in enumerate(drops)}
+    try:
+        twin, reason = twin_of(module, stand_ins), ""
+    except NotCopied as why:
+        return Left(rule="mlp", reason=f"not tried: {why}")
     for width in dict.fromkeys(widths[plan.gate][0] for plan in plans):  # it may go from narrow to wide, or back
         x = probe.sample(1, TOKENS, width)
         result, reason = answer(twin, x)
@@ -77,12 +105,43 @@ def _tried(
         best = min(tried, key=lambda plan: tried[plan])  # not the first: the two gelus are near each other
         if probe.same(result, _run(twin, best, x)):
             hooked = [name for name in best.skipped if is_hooked(module.get_submodule(name))]
-            reason = f"{hooked[0]} has a hook, which would not be called" if hooked else ""
-            return Left(rule="mlp", reason=reason) if hooked else _swap(best)
+            if hooked:
+                return Left(rule="mlp", reason=f"{hooked[0]} has a hook, which would not be called")
+            proof = prove(twin, _formula(best), scaled(random(TOKENS, width)), runs_in)
+            return Left(rule="mlp", reason=proof.missing) if proof.missing else _swap(best, proof.dtypes)
     has_act = plans[0].skipped or any(callable(value) for value in vars(module).values())
     if not has_act or all(plan.layout == "plain" for plan in plans):
         return None  # projections alone: attention, maybe
-    return Left(rule="mlp", reason=reason or "no product of an activation (silu, gelu) and a projection")
+    return Left(
+        rule="mlp", reason=reason or "values not proven: no product of an activation (silu, gelu) and a projection"
+    )
+
+
+def _formula(plan: Plan) -> Formula:
+    """Between stand-ins, the activation and the product; each projection is called once, and the dropouts."""
+    budget = dict(BUDGETS[plan.act])
+    if plan.layout != "plain":
+        budget["mul"] = budget.get("mul", 0) + 1
+    names = [name for name in (plan.gate, plan.up, plan.down, plan.inner, plan.outer) if name]
+    budget |= {f"call {name}": names.count(name) for name in names}
+
+    def compute(act: Elementwise, twin: Any, x: torch.Tensor) -> torch.Tensor:
+        gate = getattr(twin, plan.gate)(x)
+        up = getattr(twin, plan.up)(x) if plan.layout == "apart" else None
+        if plan.layout == "gate first":
+            gate, up = gate.chunk(2, -1)
+        elif plan.layout == "gate last":
+            up, gate = gate.chunk(2, -1)
+        h = act(gate) if up is None else act(gate) * up
+        return _finish(twin, plan, h)  # type: ignore[no-any-return]
+
+    name = f"{plan.act} and a product" if plan.layout != "plain" else plan.act
+    return Formula(
+        name=name,
+        budget=budget,
+        compute=partial(compute, FORMULAS[plan.act]),
+        by_hand=partial(compute, BY_HAND[plan.act]),
+    )
 
 
 def _width(child: Any) -> tuple[int, int] | None:
@@ -167,14 +226,14 @@ def _far(one: Any, other: Any) -> float:
     return float((one - other).abs().max()) if is_alike else float("inf")
 
 
-def _swap(plan: Plan) -> Swap:
+def _swap(plan: Plan, dtypes: frozenset[torch.dtype]) -> Swap:
     ops = PLAIN_OPS if plan.layout == "plain" else GATED_OPS
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 1 or any(is_hooked(getattr(self, name)) for name in plan.skipped):
             return own(self, *args, **kwargs)
         (x,) = args
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, torch.Tensor) or x.dtype not in dtypes:
             return own(self, x)
         weight = getattr(getattr(self, plan.down), "weight", None)
         is_mixed = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
@@ -192,7 +251,7 @@ def _swap(plan: Plan) -> Swap:
 
     names = f"{plan.gate} and {plan.up}" if plan.up else plan.gate
     what = f"{ops[plan.act]} of {names}" + (f", {plan.layout}" if plan.layout.startswith("gate") else "")
-    return Swap(rule="mlp", op=ops[plan.act], forward=forward, arguments=arguments, what=what)
+    return Swap(rule="mlp", op=ops[plan.act], forward=forward, arguments=arguments, hides=plan.skipped, what=what)
 
 
 MLP = Rule(name="mlp", find=find)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from sublight.fix.patch import probe
+from sublight.fix.patch.proof import Formula, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import answer, first, is_cast, keeps_16_bit, own, twin_of
+from sublight.fix.patch.twin import NotCopied, answer, first, is_cast, own, random, twin_of
 from sublight.ops.norm.layer_norm import layer_norm
 from sublight.ops.norm.rms_norm import rms_norm
 
@@ -23,6 +25,12 @@ ROWS = 4  # each a hundredth of the one before
 NO_EPS = 1e-20
 WIDTH = 32  # of the input for a module without a weight, which does not tell
 OTHERS = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase, torch.nn.LocalResponseNorm)
+
+NUMBERS = 512  # of a probe at each scale, at least
+BUDGET = {
+    **{"native_layer_norm": 1, "_fused_rms_norm": 1, "pow": 2, "mean": 2, "var": 1, "var_mean": 1, "sub": 2},
+    **{"add": 3, "add_": 1, "rsqrt": 1, "sqrt": 1, "reciprocal": 1, "div": 1, "mul": 3, "linalg_vector_norm": 1},
+}
 
 Kind = Literal["LayerNorm", "RMSNorm", "RMSNorm with 1 + weight"]
 
@@ -33,14 +41,15 @@ class Norm:
     weight: str = ""  # the parameter's name
     bias: str = ""
     eps: float | None = None  # None: PyTorch's, of the data type that it computes in
+    dtypes: frozenset[torch.dtype] = frozenset()  # in which it is proven
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
-    told = known(module)
+    told = known(module, probe.dtype_of(module, model))
     return _swap(told) if isinstance(told, Norm) else told
 
 
-def known(module: torch.nn.Module) -> Norm | Left | None:
+def known(module: torch.nn.Module, runs_in: torch.dtype | None = None) -> Norm | Left | None:
     """Which norm it is, with its parameters' names and its eps."""
     names = [name for name, p in module._parameters.items() if p is not None]
     if module._modules or module._buffers or len(names) > 2 or isinstance(module, OTHERS):
@@ -51,21 +60,45 @@ def known(module: torch.nn.Module) -> Norm | Left | None:
         return Left(rule="norm", reason="over several dimensions: our kernels take the last one")
     if dims - {1} or len(shapes) > 1 or 0 in (size := shapes.pop() if shapes else (_width(module),)):
         return None
-    twin = twin_of(module)
+    try:
+        twin = twin_of(module)
+    except NotCopied as why:
+        return Left(rule="norm", reason=f"not tried: {why}") if _looks_like_one(module) else None
     x = probe.sample(ROWS, 2, *size)
     result, reason = answer(twin, x)
     norm = _recognised(twin, names, x, result) if isinstance(result, torch.Tensor) else None
     if norm is None:
-        looks_like_one = bool(names) and any("norm" in each.__name__.lower() for each in type(module).__mro__)
-        reason = reason or "neither LayerNorm nor RMSNorm with its parameters"
-        return Left(rule="norm", reason=reason) if looks_like_one else None
+        reason = reason or "values not proven: neither LayerNorm nor RMSNorm with its parameters"
+        return Left(rule="norm", reason=reason) if names and _looks_like_one(module) else None
     if not norm.weight:
         return Left(rule="norm", reason=f"{norm.kind} without a weight: our kernels have one")
-    if not keeps_16_bit(twin, x):
-        return Left(rule="norm", reason="it gives another data type than it takes")
     if is_rounded(norm, module.get_parameter(norm.weight)):
         return Left(rule="norm", reason="its own adds 1 to the weight in float32, ours would in 16 bits")
-    return norm
+    proof = prove(
+        twin,
+        _formula_of(norm),
+        scaled(random(max(4, NUMBERS // size[0]), *size)),
+        runs_in or probe.dtype_of(module, module),
+    )
+    return Left(rule="norm", reason=proof.missing) if proof.missing else replace(norm, dtypes=proof.dtypes)
+
+
+def _looks_like_one(module: torch.nn.Module) -> bool:
+    return any("norm" in each.__name__.lower() for each in type(module).__mro__)
+
+
+def _formula_of(norm: Norm) -> Formula:
+    def by_hand(twin: Any, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = _columns(norm, twin)
+        centred = x - x.mean(-1, keepdim=True) if norm.kind == "LayerNorm" else x
+        y = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + _eps_for(norm, x))
+        y = y if weight is None else y * weight
+        return y if bias is None else y + bias
+
+    parameters = tuple(name for name in (norm.weight, norm.bias) if name)
+    return Formula(
+        name=norm.kind, budget=BUDGET, compute=partial(_formula, norm), by_hand=by_hand, parameters=parameters
+    )
 
 
 def is_rounded(norm: Norm, x: torch.Tensor) -> bool:
@@ -149,7 +182,7 @@ def _swap(norm: Norm) -> Swap:
             return own(self, *args, **kwargs)
         (x,) = args
         weight, bias = _columns(norm, self)
-        if weight is None or x.dtype != weight.dtype or is_cast(x) or is_rounded(norm, x):
+        if weight is None or x.dtype != weight.dtype or x.dtype not in norm.dtypes or is_cast(x) or is_rounded(norm, x):
             return own(self, x)  # its own rules of promotion
         if norm.kind == "LayerNorm":
             return layer_norm(x, weight, torch.zeros_like(weight) if bias is None else bias, _eps_for(norm, x))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sublight.fix.patch import rewrite
+from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.rules import norm
 from sublight.fix.patch.twin import is_cast, is_hooked
@@ -36,7 +36,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         names = fused(tree, lambda name: _may_be_norm(getattr(module, name, None)))
         if not names:
             return None
-        told = {name: norm.known(getattr(module, name)) for name in names}
+        told = {name: _known(getattr(module, name), model) for name in names}
         kinds = {name: kind for name, kind in told.items() if isinstance(kind, norm.Norm)}
         if not kinds:
             reasons = {f"{name}: {left.reason}" for name, left in told.items() if isinstance(left, Left)}
@@ -48,7 +48,19 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     first, kind = next(iter(kinds.items()))
     op = "add_layer_norm" if kind.kind == "LayerNorm" else "add_rms_norm"
     arguments = partial(_arguments, first, kind)
-    return Swap(rule=RULE, op=op, forward=forward, arguments=arguments, what=f"x + y, {kind.kind}")
+    return Swap(
+        rule=RULE,
+        op=op,
+        forward=forward,
+        arguments=arguments,
+        hides=tuple(kinds),
+        reads_settings=False,
+        what=f"x + y, {kind.kind}",
+    )
+
+
+def _known(child: torch.nn.Module, model: torch.nn.Module) -> norm.Norm | Left | None:
+    return norm.known(child, probe.dtype_of(child, model))
 
 
 def adding(kind: norm.Norm) -> Callable[..., Any]:
@@ -56,7 +68,7 @@ def adding(kind: norm.Norm) -> Callable[..., Any]:
 
     def add_norm(module: Any, a: torch.Tensor, b: torch.Tensor, with_sum: bool = True) -> Any:
         weight, bias = _columns(kind, module)
-        if not is_plain(a, b, weight) or is_hooked(module) or norm.is_rounded(kind, a):
+        if not is_plain(a, b, weight) or a.dtype not in kind.dtypes or is_hooked(module) or norm.is_rounded(kind, a):
             total = a + b
             both = module(total), total
         elif kind.kind == "LayerNorm":

@@ -216,7 +216,7 @@ def test_it_is_one_graph_and_its_lines_are_the_sources() -> None:
     apply(module, found(module))
     torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), expected)
     first = inspect.getsourcelines(Llama.forward)[1]
-    lines = {line for *_, line in module.forward.__func__.__code__.co_lines() if line}
+    lines = {line for *_, line in module.forward.__func__.__wrapped__.__code__.co_lines() if line}
     assert first <= min(lines) and max(lines) <= first + len(inspect.getsourcelines(Llama.forward)[0])
 
 
@@ -241,7 +241,9 @@ def test_one_plus_a_weight_of_16_bits_is_the_norms_own(
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(residual_norm, "add_rms_norm", lambda a, b, *rest: calls.append(a) or (a, b))
-    kind = residual_norm.norm.Norm(kind="RMSNorm with 1 + weight", weight="weight", eps=1e-6)
+    kind = residual_norm.norm.Norm(
+        kind="RMSNorm with 1 + weight", weight="weight", eps=1e-6, dtypes=frozenset((dtype,))
+    )
     module, x = torch.nn.RMSNorm(WIDTH, dtype=dtype), torch.randn(2, WIDTH, dtype=dtype)
     _, total = residual_norm.adding(kind)(module, x, x)
     assert bool(calls) is fuses and (fuses or torch.equal(total, x + x))

@@ -9,15 +9,20 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from sublight.correct import error
 from sublight.fix.patch import probe, rewrite
+from sublight.fix.patch.proof import DTYPES, quiet
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.ops.rotary.rope import rope
+from sublight.fix.patch.trace import trace
+from sublight.ops.rotary.rope import reference, rope
 from sublight.ops.rotary.rotary import STYLES, Pair, Style, why_not_ours
 
 RULE = "rope"
@@ -28,6 +33,8 @@ TURNABLE = (
     *(("half", "halves"), ("half", "once")),
     *(("interleaved", "neighbours"), ("interleaved", "halves"), ("interleaved", "once")),
 )
+LONG = 5000  # tokens of the long probe
+BUDGET = {"mul": 8, "add": 2, "sub": 2, "neg": 2, "cat": 4, "stack": 2}
 BATCH, TOKENS, HEADS, KV_HEADS, WIDTH = 2, 3, 4, 2, 8
 
 
@@ -63,13 +70,16 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         return Left(rule=RULE, reason="no rotary embedding in the model shows how its tables are laid out")
     turning = understood(turner, tables.pop())
     if turning is None:
-        return Left(rule=RULE, reason=f"{name} is neither of our two ways to turn q and k")
+        return Left(rule=RULE, reason=f"values not proven: {name} is neither of our two ways to turn q and k")
+    if missing := unproven(turner, turning, probe.dtype_of(module, model)):
+        return Left(rule=RULE, reason=missing)
     try:
-        put = {NAME: turned_by(turning, turner)}
+        put = {NAME: turned_by(turning, turner, sys.modules.get(function.__module__), name)}
         forward = rewrite.rebuilt(own, lambda tree: _renamed(tree, name), put)
     except rewrite.NotUnderstood as reason:
         return Left(rule=RULE, reason=str(reason))
-    return Swap(rule=RULE, op="rope", forward=forward, arguments=_arguments, what=f"{name}, {turning.style}")
+    what = f"{name}, {turning.style}"
+    return Swap(rule=RULE, op="rope", forward=forward, arguments=_arguments, reads_settings=False, what=what)
 
 
 def takes_tables(function: Any) -> bool:
@@ -99,10 +109,65 @@ def understood(function: Callable[..., Any], table: Table) -> Turning | None:
     )
 
 
-def turned_by(turning: Turning, own: Callable[..., Any]) -> Callable[..., Any]:
-    """The function to call in place of `own`, which it calls itself where ours does not win or is not understood."""
+def unproven(function: Callable[..., Any], turning: Turning, runs_in: torch.dtype) -> str:
+    """Why the function is not that turning and nothing else; empty where it is.
+
+    Structure in every data type, values and gradients at scales and lengths far apart, and rounded as it runs.
+    """
+    for dtype in (torch.float64, *DTYPES):
+        q, k, cos, sin = (x.to(dtype) for x in _inputs(turning.table, WIDTH))
+        leaves = [x.requires_grad_() for x in (q, k)]
+        try:
+            with torch.enable_grad(), quiet():
+                found = trace(function, *leaves, cos, sin)
+        except Exception as failure:  # whatever a stranger's function may raise
+            return f"structure not proven: it fails in {dtype} ({type(failure).__name__})" if dtype == runs_in else ""
+        if why := found.why_not(BUDGET, "turning"):
+            return f"structure not proven: {why.replace('its forward', function.__name__)}"
+    for size, tokens in ((1e-4, TOKENS), (1.0, LONG), (1e4, TOKENS)):
+        wide = tuple(_inputs(turning.table, WIDTH, tokens, size))
+        for dtype in dict.fromkeys((torch.float64, runs_in)):
+            narrow = tuple(x.to(dtype) for x in wide)
+            ways = (lambda *xs: function(*xs), lambda *xs: _by_reference(turning, xs))
+            (mine, theirs), truth = (
+                (_step(way, narrow) for way in ways),
+                _step(ways[1], tuple(x.double() for x in narrow)),
+            )
+            for one, other, true in zip(mine, theirs, truth, strict=True):
+                right = probe.same(one, true) if dtype == torch.float64 else error("", one, other, true).ok
+                if one.dtype != dtype or not right:
+                    return (
+                        f"values not proven: {function.__name__} is another in {dtype} at {tokens} tokens of {size:g}"
+                    )
+    return ""
+
+
+def _by_reference(turning: Turning, inputs: tuple[torch.Tensor, ...]) -> Pair:
+    q, k, cos, sin = inputs
+    return turned(turning, q, k, cos, sin, 1, reference)
+
+
+def _step(way: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Both results and their gradients."""
+    q, k, cos, sin = inputs
+    leaves = [x.detach().requires_grad_() for x in (q, k)]
+    with torch.enable_grad(), quiet():
+        results = way(*leaves, cos, sin)
+        weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape) for x in results]
+        return (*(x.detach() for x in results), *torch.autograd.grad(results, leaves, weights))
+
+
+def turned_by(
+    turning: Turning, own: Callable[..., Any], home: types.ModuleType | None = None, name: str = ""
+) -> Callable[..., Any]:
+    """The function to call in place of `own`, which it calls itself where ours does not win or is not understood.
+
+    Where somebody has put another function in its place, in the module that is its home, that one is called.
+    """
 
     def turn(q: Any, k: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
+        if home is not None and getattr(home, name, own) is not own:
+            return getattr(home, name)(q, k, cos, sin, *rest, **named)
         dim = named.get("unsqueeze_dim", 1)
         if rest or set(named) - {"unsqueeze_dim"} or dim not in (1, 2) or not _fits(turning, q, k, cos, sin, dim):
             return own(q, k, cos, sin, *rest, **named)
@@ -113,7 +178,15 @@ def turned_by(turning: Turning, own: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
-def turned(turning: Turning, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, dim: int) -> Pair:
+def turned(
+    turning: Turning,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    dim: int,
+    op: Callable[..., Pair] = rope,
+) -> Pair:
     """q and k by our op; heads lie in dimension `dim`, tables are (batch or 1, tokens, width)."""
     if dim == 1:  # (b, h, t, d) -> (b, t, h, d)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -123,12 +196,12 @@ def turned(turning: Turning, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor
     cos, sin, (batch, tokens) = cos.flatten(0, 1), sin.flatten(0, 1), q.shape[:2]
     by: dict[str, Any] = {"style": turning.style, "rotary_dim": width}
     if cos.shape[0] == tokens:
-        q, k = rope(q, k, cos, sin, **by)
+        q, k = op(q, k, cos, sin, **by)
     elif all(x.stride(0) == tokens * x.stride(1) for x in (q, k)):  # one long sequence, each token with its own angles
-        pair = rope(q.flatten(0, 1)[None], k.flatten(0, 1)[None], cos, sin, **by)
+        pair = op(q.flatten(0, 1)[None], k.flatten(0, 1)[None], cos, sin, **by)
         q, k = (x[0].unflatten(0, (batch, tokens)) for x in pair)
     else:
-        q, k = rope(q, k, cos, sin, torch.arange(batch * tokens, device=q.device).view(batch, tokens), **by)
+        q, k = op(q, k, cos, sin, torch.arange(batch * tokens, device=q.device).view(batch, tokens), **by)
     if dim == 1:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
     return (q.contiguous(), k.contiguous()) if turning.packs else (q, k)
@@ -159,9 +232,11 @@ def _layout(*tables: torch.Tensor) -> Table:
     return "neighbours" if all(torch.equal(x[..., ::2], x[..., 1::2]) for x in tables) else "once"
 
 
-def _inputs(table: Table, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    q, k = probe.sample(BATCH, HEADS, TOKENS, WIDTH, seed=1), probe.sample(BATCH, KV_HEADS, TOKENS, WIDTH, seed=2)
-    angles = torch.rand(BATCH, TOKENS, width // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 6
+def _inputs(
+    table: Table, width: int, tokens: int = TOKENS, size: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k = (size * probe.sample(BATCH, n, tokens, WIDTH, seed=n) for n in (HEADS, KV_HEADS))
+    angles = torch.rand(BATCH, tokens, width // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 6
     if table == "halves":
         angles = torch.cat((angles, angles), -1)
     elif table == "neighbours":
@@ -176,9 +251,9 @@ def _agrees(function: Callable[..., Any], style: Any, table: Table, width: int) 
     q, k, cos, sin = inputs
     swapped = (q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     try:
-        results = [(function(*inputs), turned(turning, *inputs, 1))]
+        results = [(function(*inputs), turned(turning, *inputs, 1, reference))]
         if "unsqueeze_dim" in _parameters(function):
-            results.append((function(*swapped, unsqueeze_dim=2), turned(turning, *swapped, 2)))
+            results.append((function(*swapped, unsqueeze_dim=2), turned(turning, *swapped, 2, reference)))
         return all(len(theirs) == 2 and all(map(probe.same, theirs, ours)) for theirs, ours in results)
     except Exception:  # whatever a stranger's function may raise
         return False

@@ -253,3 +253,33 @@ def test_a_function_that_refuses_wider_tables_is_understood_without() -> None:
 
     turning = rope.understood(strict, "halves")
     assert turning is not None and turning.style == "half" and not turning.widens
+
+
+def long_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """Another one beyond some length."""
+    return llama(q, k, cos * (0.5 if q.shape[-2] > 10**6 else 1.0), sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def long_rope_by_mask(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    far = torch.arange(cos.shape[-2]) > 10**6
+    return llama(q, k, torch.where(far[:, None], 0.0, cos), sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def detached_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return llama(q, k.detach(), cos, sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def clamped_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return tuple(x.clamp(-1e6, 1e6) for x in llama(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim))
+
+
+def half_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return llama(q, k, cos, sin.clamp(-1, 1) if q.dtype == torch.float16 else sin, unsqueeze_dim=unsqueeze_dim)
+
+
+@pytest.mark.parametrize("function", (long_rope, long_rope_by_mask, detached_rope, clamped_rope, half_rope))
+def test_one_that_is_only_almost_it_is_left(function: Any) -> None:
+    turning = rope.understood(function, "halves")
+    assert turning is not None, "by a look at its values it is one"
+    assert "not proven" in rope.unproven(function, turning, torch.float32)
+    assert rope.unproven(llama, turning, torch.float32) == ""

@@ -61,7 +61,7 @@ def test_which_ranks_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("module", [nn.Softmax(0), nn.LogSoftmax(-2), Widened()])
 def test_what_is_left(module: Any) -> None:
-    assert isinstance(softmax.find(module, module), Left)
+    assert isinstance(softmax.find(module, nn.Linear(3, 3).bfloat16()), Left)
 
 
 @pytest.mark.parametrize("module", [nn.Identity(), nn.GELU(), nn.Dropout(), nn.Softmax2d(), nn.Linear(3, 3)], ids=str)

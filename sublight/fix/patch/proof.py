@@ -1,0 +1,240 @@
+"""Two proofs, of different kinds, that a module computes a formula: its structure and its values.
+
+Structure: with gradients on, its forward calls the ops of the formula and nothing else, in every data type and mode,
+and reads nothing that could make it do otherwise (`trace.py`). Values: what it gives and every gradient are the
+formula's in float64 at scales from 1e-4 to 1e4 with outliers; and in each data type that it may run in, it is no
+further from that than twice what PyTorch is, by its own op for the formula or op by op.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sublight.correct import error
+from sublight.fix.patch import probe
+from sublight.fix.patch.trace import trace
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
+OUTLIER = 30.0  # times the scale
+LONG = 1030  # rows of the long probe
+MOST = 1 << 18  # numbers in it
+Compute = Callable[[Any, torch.Tensor], torch.Tensor]  # (twin, x) -> y
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """What a module is to be proven to compute."""
+
+    name: str  # in messages: "RMSNorm"
+    budget: Mapping[str, int]  # ATen's ops that it may be written with, and how often each may occur
+    compute: Compute  # in the data type of its inputs, as PyTorch's own op does it where there is one
+    by_hand: Compute | None = None  # the same op by op, each rounded
+    parameters: tuple[str, ...] = ()  # of the twin, whose gradients count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is proven of a module: for which data types, and what is missing."""
+
+    dtypes: frozenset[torch.dtype] = frozenset()
+    missing: str = ""
+
+
+def prove(twin: Any, formula: Formula, x: torch.Tensor, runs_in: torch.dtype) -> Proof:
+    """Both proofs, for a twin in float64 and an input whose first dimension is as long as SCALES."""
+    if loose := next((name for name, value in vars(twin).items() if isinstance(value, torch.Tensor)), ""):
+        return Proof(missing=f"structure not proven: it holds a tensor that is no parameter ({loose})")
+    if missing := structure(twin, formula, x[:2]):
+        return Proof(missing=f"structure not proven: {missing}")
+    if missing := values(twin, formula, x):
+        return Proof(missing=f"values not proven: {missing}")
+    failed = {dtype: why for dtype in (*DTYPES, torch.float64) if (why := rounding(twin, formula, x, dtype))}
+    if runs_in in failed:
+        return Proof(missing=f"values not proven: {failed[runs_in]}")
+    return Proof(dtypes=frozenset({*DTYPES, torch.float64} - failed.keys()))
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    """x times each scale, in a new first dimension, with an outlier in every row."""
+    x = x.clone()
+    x[..., x.shape[-1] // 2] *= OUTLIER
+    return torch.stack([x * scale for scale in SCALES])
+
+
+def structure(twin: Any, formula: Formula, x: torch.Tensor) -> str:
+    """Why its forward is not made of the formula's ops; empty where it is."""
+    for training, records, dtype in _modes():
+        each = in_dtype(twin, dtype)
+        each.train(training)
+        before = contents(each)
+        value = x.to(dtype) if x.is_floating_point() else x
+        with torch.set_grad_enabled(records), quiet():
+            try:
+                found = trace(type(each).forward, each, _leaf(value, records))
+            except Exception as failure:  # whatever a stranger's forward may raise
+                return f"its forward does not take one tensor ({type(failure).__name__})"
+        if why := found.why_not(formula.budget, formula.name):
+            return why
+        if contents(each) != before:
+            return "its forward changes what the module holds"
+        if not isinstance(found.result, torch.Tensor):
+            return f"its forward gives a {type(found.result).__name__}"
+        if records and not found.result.requires_grad:
+            return "no gradient comes through its forward"
+    return ""
+
+
+def _modes() -> Sequence[tuple[bool, bool, torch.dtype]]:
+    """Training, gradients, data type."""
+    return (
+        *((training, records, torch.float64) for training in (False, True) for records in (False, True)),
+        *((True, True, dtype) for dtype in DTYPES),
+    )
+
+
+def values(twin: Any, formula: Formula, x: torch.Tensor) -> str:
+    """Why it does not compute the formula; empty where it does, gradients included, in float64."""
+    for each in (x, long(x)):
+        mine, theirs = (_step(twin, call, each, formula.parameters) for call in (_own, formula.compute))
+        in_single: list[dict[str, torch.Tensor | None]] = []
+        for name, one in mine.items():
+            other = theirs[name]
+            if one is None or other is None or one.shape != other.shape:
+                return f"{name} is not {formula.name}'s"
+            for part in _parts(one, len(each)):
+                if probe.same(one[part], other[part], _natural(name, theirs, each, part)):
+                    continue
+                in_single = in_single or _in_single(twin, formula, each)
+                singles = [single for step in in_single if (single := step[name]) is not None]
+                if not any(error(name, one[part].float(), single[part], other[part]).ok for single in singles):
+                    return f"{name} is not {formula.name}'s"
+    return ""
+
+
+def _natural(name: str, step: Mapping[str, torch.Tensor | None], x: torch.Tensor, part: Any) -> float:
+    """How large an input's gradient is if nothing cancels: a softmax that is all but certain has next to none."""
+    y = step["its result"]
+    if name != "the gradient of its input" or y is None or isinstance(part, slice):
+        return 0.0
+    return float(y[part].abs().max() / x[part].abs().max())
+
+
+def _in_single(twin: Any, formula: Formula, x: torch.Tensor) -> list[dict[str, torch.Tensor | None]]:
+    """The formula in float32: a forward that casts to it can be no nearer to float64."""
+    single = in_dtype(twin, torch.float32)
+    ways = [call for call in (formula.compute, formula.by_hand) if call is not None]
+    return [_step(single, call, x.float(), formula.parameters) for call in ways]
+
+
+def _parts(x: torch.Tensor, scales: int) -> Sequence[Any]:
+    """Each scale by itself: beside 1e8, what is wrong at 1e-4 would not show."""
+    return range(scales) if x.dim() > 1 and len(x) == scales else (slice(None),)
+
+
+def rounding(twin: Any, formula: Formula, x: torch.Tensor, dtype: torch.dtype) -> str:
+    """Why it does not compute the formula in this data type; empty where it does."""
+    x = x.to(dtype)
+    narrow = in_dtype(twin, dtype)
+    wide = in_dtype(narrow, torch.float64)
+    mine = _step(narrow, _own, x, formula.parameters)
+    ways = [call for call in (formula.compute, formula.by_hand) if call is not None]
+    theirs = [_step(narrow, call, x, formula.parameters) for call in ways]
+    truth = _step(wide, formula.compute, x.double(), formula.parameters)
+    for name, one in mine.items():
+        others, true = [each[name] for each in theirs], truth[name]
+        if dtype == torch.float64:  # `values` has compared it
+            return "" if one is not None and one.dtype == dtype else "its result is not of float64"
+        if one is None or true is None or one.dtype != dtype:
+            return f"{name} is of another data type than {str(dtype).removeprefix('torch.')}"
+        for part in _parts(true, len(x)):
+            if not bool(true[part].to(dtype).isfinite().all()):
+                continue  # beyond the data type: the formula has no right answer there
+            if float(true[part].abs().max()) < torch.finfo(dtype).eps * _natural(name, truth, x.double(), part):
+                continue  # all of it cancels: what is left is rounding
+            errors = [error(name, one[part], other[part], true[part]) for other in others if other is not None]
+            if not any(each.ok for each in errors):
+                return f"in {str(dtype).removeprefix('torch.')}, {name} is not {formula.name}'s"
+    return ""
+
+
+def long(x: torch.Tensor) -> torch.Tensor:
+    """The same rows again and again, in the dimension before the last."""
+    if x.dim() < 2:
+        return x
+    times = min(-(-LONG // x.shape[-2]), max(1, MOST // x.numel()))
+    return x.repeat(*[1] * (x.dim() - 2), times, 1)
+
+
+def _step(twin: Any, call: Compute, x: torch.Tensor, parameters: tuple[str, ...]) -> dict[str, torch.Tensor | None]:
+    """What a call gives, and the gradients; in evaluation, its answer alone where nothing asks for gradients."""
+    leaves = {name: getattr(twin, name).detach().requires_grad_() for name in parameters}
+    holder = copy.copy(twin)
+    vars(holder)["_parameters"] = vars(twin)["_parameters"] | leaves
+    vars(holder)["training"] = True
+    x = x.detach().requires_grad_()
+    with torch.enable_grad(), quiet():
+        y = call(holder, x)
+        asked = [x, *leaves.values()]
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(probe.SEED)).to(y.dtype)
+        grads = torch.autograd.grad(y, asked, grad, allow_unused=True)
+    named = dict(zip((f"the gradient of {name}" for name in ("its input", *leaves)), grads, strict=True))
+    return {"its result": y.detach(), **named}
+
+
+def _own(twin: Any, x: torch.Tensor) -> torch.Tensor:
+    return type(twin).forward(twin, x)  # type: ignore[no-any-return]
+
+
+def in_dtype(twin: Any, dtype: torch.dtype) -> Any:
+    """The twin with parameters, buffers and children in this data type."""
+    other = copy.copy(twin)
+    for kind in ("_parameters", "_buffers"):
+        found = vars(twin)[kind].items()
+        vars(other)[kind] = {name: x.to(dtype) if x is not None and x.is_floating_point() else x for name, x in found}
+    children = vars(twin)["_modules"].items()
+    vars(other)["_modules"] = {name: child if child is None else in_dtype(child, dtype) for name, child in children}
+    return other
+
+
+def contents(twin: Any) -> Any:
+    """What a module holds beside tensors, to see whether a call changes it."""
+    own = {
+        name: _plain(value, 3) for name, value in vars(twin).items() if name not in probe.EVERY_MODULES | {"training"}
+    }
+    return own, {name: contents(child) for name, child in vars(twin)["_modules"].items() if child is not None}
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return value
+    if depth and isinstance(value, Mapping):
+        return {repr(key): _plain(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item, depth - 1) for item in value]
+    if depth and hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | torch.Tensor | type):
+        return {name: _plain(item, depth - 1) for name, item in vars(value).items()}
+    return type(value)
+
+
+def _leaf(x: torch.Tensor, records: bool) -> torch.Tensor:
+    return x.detach().clone().requires_grad_(records and x.is_floating_point())
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings, and random numbers as they were: the user gets both when he calls it."""
+    state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_rng_state(state)

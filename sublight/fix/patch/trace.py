@@ -1,0 +1,264 @@
+"""What a forward calls, with gradients on: its ops in their order, and whatever lets its result depend on more.
+
+Two modes listen while it runs. The one below autograd sees every op, whoever wrote the Python around it. The one above
+sees what no op shows: values read into Python, sizes that are compared, a device that is asked for, hooks on gradients.
+A branch shows by what it reads, though the probe may take only one side of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+VIEWS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "alias",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "narrow",
+        "t",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "contiguous",
+        "clone",
+        "movedim",
+        "flatten",
+        "unflatten",
+        "as_strided",
+        "lift_fresh",
+    ]
+)
+CASTS = frozenset(
+    ("_to_copy", "to", "promote_types", "detach")
+)  # below autograd, what it saves of an op's result is a detached one
+READS = {  # into Python, where a branch may follow
+    "_local_scalar_dense": "reads values, and may branch on them",
+    "equal": "reads values, and may branch on them",
+    "is_nonzero": "reads values, and may branch on them",
+}
+STOPS = "detaches: its gradient is not the formula's"
+ASKS = {  # functions and properties of tensors that no op shows
+    "tolist": READS["equal"],
+    "numpy": READS["equal"],
+    "item": READS["equal"],
+    "__bool__": READS["equal"],
+    "__float__": READS["equal"],
+    "__int__": READS["equal"],
+    "__index__": READS["equal"],
+    "__array__": READS["equal"],
+    "data_ptr": "reads where a tensor lies",
+    "is_cuda": "asks for the device, and may do otherwise on a GPU",
+    "device": "asks for the device, and may do otherwise on a GPU",
+    "get_device": "asks for the device, and may do otherwise on a GPU",
+    "register_hook": "hooks a gradient",
+    "register_post_accumulate_grad_hook": "hooks a gradient",
+    "retain_grad": "keeps a gradient",
+    "requires_grad": "asks whether a gradient is wanted",
+    "requires_grad_": "changes whether a gradient is wanted",
+    "data": STOPS,
+    "detach": STOPS,
+    "detach_": STOPS,
+    "grad": "reads a gradient",
+    "is_contiguous": "asks how a tensor lies",
+    "stride": "asks how a tensor lies",
+}
+ACTIVE: ContextVar[Recorder | None] = ContextVar("ACTIVE", default=None)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """What was called so far."""
+
+    ops: list[str] = field(default_factory=list)
+    oddities: list[str] = field(default_factory=list)
+    allowed: tuple[str, ...] = ()
+    is_muted: bool = False
+
+    def note(self, oddity: str) -> None:
+        if not self.is_muted:
+            self.oddities.append(oddity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One call of a forward."""
+
+    ops: tuple[str, ...]  # of ATen, without views and casts; `call x` for a stand-in's
+    views: tuple[str, ...]
+    oddity: str  # the first thing that lets its result depend on more; empty: nothing
+    result: Any
+
+    def why_not(self, budget: Mapping[str, int], what: str) -> str:
+        """Why these are not the ops of a formula, which needs each at most so often; empty where they are."""
+        if self.oddity:
+            return f"its forward {self.oddity}"
+        for name, count in Counter(self.ops).items():
+            if count > budget.get(name, 0):
+                often = f" {count} times" if name in budget else ""
+                return f"its forward calls {name.strip('_')}{often}, which {what} does not"
+        return ""
+
+
+def trace(call: Callable[..., Any], *inputs: Any, allowed: tuple[str, ...] = (), **named: Any) -> Trace:
+    """The call's ops; `allowed` may be asked of a tensor without being an oddity."""
+    recorder = Recorder(allowed=allowed)
+    token = ACTIVE.set(recorder)
+    try:
+        with _Above(recorder), _Below(recorder):
+            result = call(*inputs, **named)
+    finally:
+        ACTIVE.reset(token)
+    for each in result if isinstance(result, tuple | list) else (result,):
+        if isinstance(each, torch.Tensor) and (custom := _own_backward(each)):
+            recorder.note(f"has a backward pass of its own ({custom})")
+    ops = tuple(name for name in recorder.ops if name not in VIEWS | CASTS)
+    views = tuple(name for name in recorder.ops if name in VIEWS)
+    return Trace(ops=ops, views=views, oddity=next(iter(recorder.oddities), ""), result=result)
+
+
+@contextlib.contextmanager
+def as_one_op(name: str) -> Iterator[None]:
+    """What runs inside stands in for a module: it is recorded as one call."""
+    recorder = ACTIVE.get()
+    if recorder is None or recorder.is_muted:
+        yield
+        return
+    recorder.ops.append(f"call {name}")
+    recorder.is_muted = True
+    try:
+        yield
+    finally:
+        recorder.is_muted = False
+
+
+class Length(int):
+    """A size that knows when it is compared."""
+
+    def _compared(self) -> None:
+        if (recorder := ACTIVE.get()) is not None:
+            recorder.note("compares sizes, and may do otherwise for others")
+
+    def __bool__(self) -> bool:
+        self._compared()
+        return int(self) != 0
+
+    __hash__ = int.__hash__
+
+
+def _comparing(name: str) -> Any:
+    theirs = getattr(int, name)
+
+    def compare(self: Length, other: Any) -> Any:
+        self._compared()
+        return theirs(self, other)
+
+    return compare
+
+
+def _computing(name: str) -> Any:
+    theirs = getattr(int, name)
+
+    def compute(self: Length, *others: Any) -> Any:
+        result = theirs(self, *others)
+        return Length(result) if type(result) is int else result
+
+    return compute
+
+
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+    setattr(Length, _name, _comparing(_name))
+for _name in ["add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs", "pow"]:
+    setattr(Length, f"__{_name}__", _computing(f"__{_name}__"))
+
+
+class _Above(TorchFunctionMode):
+    """Above autograd: torch's functions, and tensors' properties."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_property = getattr(func, "__name__", "") in ("__get__", "__set__")
+        name = func.__self__.__name__ if is_property else getattr(func, "__name__", "")
+        result = func(*args, **(kwargs or {}))
+        if self.recorder.is_muted:
+            return result
+        if name in ASKS and name not in self.recorder.allowed:
+            self.recorder.note(ASKS[name])
+        if is_property and func.__name__ == "__set__":
+            self.recorder.note(f"sets {name} of a tensor")
+        if name in ("shape", "size") and isinstance(result, torch.Size):
+            return _Shape(map(Length, result))
+        return Length(result) if name in ("size", "numel", "__len__", "nelement") and type(result) is int else result
+
+
+class _Shape(tuple[Length, ...]):
+    """A shape whose sizes know when they are compared."""
+
+    def numel(self) -> int:
+        total = Length(1)
+        for each in self:
+            total = total * each  # type: ignore[assignment]
+        return total
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return _Shape(found) if isinstance(index, slice) else found
+
+
+class _Below(TorchDispatchMode):
+    """Below autograd: every op."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.recorder.is_muted and not _is_identity(func, args):
+            space, _, name = func._schema.name.partition("::")
+            name += "_tanh" if name == "gelu" and (kwargs or {}).get("approximate") == "tanh" else ""
+            self.recorder.ops.append(name if space == "aten" else f"{space}::{name}")
+            if name in READS:
+                self.recorder.note(READS[name])
+            if name.startswith("nll_loss") and args[2] is not None:
+                self.recorder.note("weighs classes")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_identity(func: Any, args: Any) -> bool:
+    """x * 1, x / 1: a setting that is not used; if it is changed later, the module's own forward runs."""
+    is_factor = func._schema.name in ("aten::mul", "aten::div") and len(args) == 2
+    return is_factor and isinstance(args[1], int | float) and args[1] == 1
+
+
+def _own_backward(result: torch.Tensor) -> str:
+    """The name of a torch.autograd.Function on the way back from this tensor."""
+    todo, seen = [result.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node.name()
+        todo += [following for following, _ in node.next_functions]
+    return ""
