@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-
 BLOCKS = [triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})]
 
 
