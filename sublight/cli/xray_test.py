@@ -14,6 +14,7 @@ import pytest
 
 from sublight import gpus
 from sublight.cli import main as cli
+from sublight.cli import options
 from sublight.cli import output as cli_output
 from sublight.cli import xray as cli_xray
 from sublight.cli.main_test import HEAVY, Say, python
@@ -313,8 +314,8 @@ def test_completion_of_ops_files_and_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("sof.py", "soft.txt", "software.cu"):
         (tmp_path / name).touch()
     (tmp_path / "sofas").mkdir()
-    assert cli._op_and_file_names("sof") == ["softmax", "softmax_topk", "sof.py", "software.cu", "sofas/"]
-    assert cli._gpu_lists("h2") == ["h200"] and cli._gpu_lists("a100,h2") == ["a100,h200"]
+    assert options.op_and_file_names("sof") == ["softmax", "softmax_topk", "sof.py", "software.cu", "sofas/"]
+    assert options.gpu_lists("h2") == ["h200"] and options.gpu_lists("a100,h2") == ["a100,h200"]
 
 
 @pytest.mark.parametrize(
@@ -331,9 +332,8 @@ def test_the_shell_is_told(words: str, expected: str) -> None:
 
 
 def test_help_says_what_runs_code_and_loads_nothing() -> None:
-    code = (
-        "from sublight.cli import main as cli; cli.run(['xray', '--help']); cli._op_and_file_names('s'); import sys; "
-    )
+    code = "import sys; from sublight.cli import main, options; main.run(['xray', '--help']); "
+    code += "options.op_and_file_names('s'); "
     done = python(f"{code}print('loaded:', *(m for m in {HEAVY} if m in sys.modules))")
     assert done.stdout.splitlines()[-1] == "loaded:"
     assert (

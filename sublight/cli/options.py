@@ -1,0 +1,57 @@
+"""What several verbs share: flags that are spelled once, names that a shell completes, words taken apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sublight.errors import one_of
+
+INTERRUPTED = 130  # 128 + the signal, as a shell says it
+
+
+def op_names(incomplete: str) -> list[str]:
+    """For the shell: the ops by their files, since asking OPS would cost an import of torch at every Tab."""
+    import sublight
+
+    return [name for name in dir(sublight) if name.startswith(incomplete) and sublight._is_op(name)]
+
+
+def gpu_names(incomplete: str) -> list[str]:
+    from sublight import gpus as known
+
+    return [gpu.key for gpu in known.all_gpus() if gpu.key.startswith(incomplete)]
+
+
+def gpu_lists(incomplete: str) -> list[str]:
+    """The last of several, which commas part."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in gpu_names(last)]
+
+
+def op_and_file_names(incomplete: str) -> list[str]:
+    """A shell that is given names offers no files of its own."""
+    import glob
+
+    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    files = [name for name in found if Path(name).suffix in (".py", ".cu", ".ptx", ".cubin")]
+    return op_names(incomplete) + files + [f"{name}/" for name in found if os.path.isdir(name)]
+
+
+Json = Annotated[str, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE; - prints JSON alone.")]
+Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="The GPU where there is one, unless told.")]
+
+
+def kind_of(device: str) -> Any:
+    if device.lower() in ("gpu", "rocm"):  # what people call it; torch calls both cuda
+        return "cuda"
+    return one_of("device", device.lower(), ("cuda", "cpu")) if device else None
+
+
+def split(words: Iterable[str] | None) -> list[str]:
+    """Options that take several words take them apart or with commas."""
+    return [part.strip() for word in words or () for part in word.split(",") if part.strip()]

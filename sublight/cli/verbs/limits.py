@@ -1,0 +1,35 @@
+"""`sublight limits`: what this machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sublight.cli import output as cli_output
+from sublight.cli.options import INTERRUPTED, Device, Json, kind_of, split
+
+
+def limits(
+    quick: Annotated[bool, typer.Option("--quick", help="Under 20 s, less exact.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this limit or family; again for more.")
+    ] = None,
+    device: Device = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Also write a page with the table and the curves.")] = "",
+    json: Json = "",
+) -> None:
+    """Measure what this machine can do. Ctrl-C keeps what was measured."""
+    from sublight.limits import run
+    from sublight.report import limits as report
+    from sublight.report.draw import console, page
+
+    cli_output.check_writable(html, json)
+    with console.progress("limits") as progress:
+        found = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
+    if html:
+        page.write(page.limits(found), Path(html))
+    cli_output.show(report.page(found), found.to_json(), json)
+    if "interrupted" in found.source:
+        raise typer.Exit(INTERRUPTED)
