@@ -36,4 +36,5 @@ class Barriers:
         sizes = {int(event): self.sizes.get(int(event), size) for event in np.unique(writers[recent])}
         if any(count != size for count in sizes.values()):
             is_other |= np.array([sizes.get(int(event), size) != size for event in writers])
-        return recent & is_other
+        unseen: Array = recent & is_other
+        return unseen
