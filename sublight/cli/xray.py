@@ -7,9 +7,9 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sublight import gpus, units
 from sublight.cli import output as cli_output
@@ -29,57 +29,45 @@ EXAMPLE = "sublight xray kernels.py:my_kernel, or an op: sublight xray softmax"
 Kind = Literal["op", "python", "binary", "cache"]
 
 
+def _flag(name: str, uses: str, default: Any = "") -> Any:
+    """An option: how it is written, and the kinds of targets and the modes that have a use for it."""
+    return field(default=default, metadata={"flag": name, "uses": frozenset(uses.split())})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The command's options."""
+    """The command's options, each with its flag and what takes it."""
 
     target: str
     args: tuple[str, ...] = ()
-    gpus: tuple[str, ...] = ()
-    signature: str = ""
-    constants: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    grid: str = ""
-    threads: str = ""
-    shared: str = ""
-    nvcc: str = ""
-    shape: str = ""
-    dtype: str = ""
-    record: bool = False
-    no_exec: bool = False
-    measure: bool = False
-    counted: str = ""
-    at: str = ""
-    full: bool = False
-    html: str = ""
+    gpus: tuple[str, ...] = _flag("--gpu", "op python binary cache diff", ())
+    signature: str = _flag("--sig", "python diff")
+    constants: tuple[str, ...] = _flag("--const", "python diff", ())
+    numbers: tuple[str, ...] = _flag("--arg", "op python binary cache diff", ())
+    grid: str = _flag("--grid", "op python binary cache diff")
+    threads: str = _flag("--threads", "binary diff")
+    shared: str = _flag("--shared", "binary diff")
+    nvcc: str = _flag("--nvcc", "binary diff")
+    shape: str = _flag("--shape", "op diff")
+    dtype: str = _flag("--dtype", "op diff")
+    record: bool = _flag("--record", "python", False)
+    no_exec: bool = _flag("--no-exec", "op python binary cache diff", False)
+    measure: bool = _flag("--measure", "op python", False)
+    counted: str = _flag("--import", "op python binary cache import")
+    at: str = _flag("--at", "run")
+    full: bool = _flag("--full", "op python binary cache", False)
+    html: str = _flag("--html", "op python binary cache")
     json: str = ""
 
 
-FLAGS = {
-    "--gpu": "gpus", "--sig": "signature", "--const": "constants", "--arg": "numbers", "--grid": "grid",
-    "--threads": "threads", "--shared": "shared", "--nvcc": "nvcc",
-    "--shape": "shape", "--dtype": "dtype", "--record": "record", "--no-exec": "no_exec",
-    "--measure": "measure", "--import": "counted", "--at": "at", "--full": "full", "--html": "html",
-}  # fmt: skip
-OF_DIFF = (
-    "--gpu",
-    "--sig",
-    "--const",
-    "--arg",
-    "--grid",
-    "--threads",
-    "--shared",
-    "--nvcc",
-    "--shape",
-    "--dtype",
-    "--no-exec",
-)
-NOT_OF: dict[Kind, tuple[str, ...]] = {  # what a target has no use for
-    "op": ("--sig", "--const", "--threads", "--shared", "--nvcc", "--record"),
-    "python": ("--shape", "--dtype", "--threads", "--shared", "--nvcc"),
-    "binary": ("--shape", "--dtype", "--sig", "--const", "--record", "--measure"),
-    "cache": ("--shape", "--dtype", "--sig", "--const", "--record", "--measure", "--threads", "--shared", "--nvcc"),
-}
+FLAGS = {each.metadata["flag"]: each for each in fields(Wanted) if each.metadata}
+
+
+def _useless(use: str) -> list[str]:
+    """The flags that this kind of target, or mode, has no use for."""
+    return [name for name, each in FLAGS.items() if use not in each.metadata["uses"]]
+
+
 CALLED: dict[Kind, str] = {
     "op": "an op", "python": "a Python file", "binary": "CUDA C++, PTX or a cubin", "cache": "a Triton cache",
 }  # fmt: skip
@@ -90,14 +78,14 @@ def command(wanted: Wanted, *, run: bool, diff: bool) -> int:
     if run and diff:
         raise BadInput("--run watches one script, --diff compares two kernels: one of them at a time")
     if run:
-        _refuse("--run", wanted, [flag for flag in FLAGS if flag != "--at"])
+        _refuse("--run", wanted, _useless("run"))
         return run_script(wanted)
     _refuse("without --run, xray", wanted, ["--at"])
     if diff:
-        _refuse("--diff", wanted, [flag for flag in FLAGS if flag not in OF_DIFF])
+        _refuse("--diff", wanted, _useless("diff"))
         return compare(wanted)
     if wanted.counted and not wanted.target:
-        _refuse("--import without a kernel", wanted, [flag for flag in FLAGS if flag != "--import"])
+        _refuse("--import without a kernel", wanted, _useless("import"))
     return show(wanted)
 
 
@@ -168,7 +156,7 @@ def run_script(wanted: Wanted) -> int:
 
 
 def _refuse(what: str, wanted: Wanted, flags: Iterable[str]) -> None:
-    given = [flag for flag in flags if getattr(wanted, FLAGS[flag])]
+    given = [flag for flag in flags if getattr(wanted, FLAGS[flag].name)]
     if given:
         raise BadInput(f"{what} takes no {' and no '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
 
@@ -195,15 +183,16 @@ def _pages(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[list[Page]
 def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]:
     os.environ.pop("TRITON_INTERPRET", None)  # kernels must be compiled, and Triton decides when it loads
     from sublight.cost import parse_dtype
-    from sublight.xray.inputs.load import load, sides_of
+    from sublight.xray.inputs.load import load, parted, sides_of
 
-    kind = _kind(target)
-    _refuse(CALLED[kind], wanted, NOT_OF[kind])
+    path, _ = parted(target)
+    kind = _kind(path)
+    _refuse(CALLED[kind], wanted, _useless(kind))
     if args and not wanted.record:
         raise BadInput(f"{args[0]}: one kernel file at a time; a script's arguments go with --record or --run")
     return load(
         target,
-        _gpus(wanted.gpus, target),
+        _gpus(wanted.gpus, path),
         signature=wanted.signature,
         constants=wanted.constants,
         numbers=dict(map(_number, wanted.numbers)),
@@ -218,20 +207,15 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
     )
 
 
-def _kind(target: str) -> Kind:
-    from sublight.xray.inputs.load import parted
-
-    path, _ = parted(target)
+def _kind(path: Path | None) -> Kind:
+    """Of a target's file or folder; without one it is an op."""
     return "op" if path is None else "cache" if path.is_dir() else "python" if path.suffix == ".py" else "binary"
 
 
-def _gpus(names: Sequence[str], target: str) -> list[gpus.Gpu]:
+def _gpus(names: Sequence[str], path: Path | None) -> list[gpus.Gpu]:
     """Those named, else this machine's, else one that many have; what is compiled already says for which it is."""
-    from sublight.xray.inputs.load import parted
-
     if names:
         return list({gpu.key: gpu for gpu in map(gpus.find, names)}.values())
-    path, _ = parted(target)
     if path is not None and path.suffix not in (".py", ".cu", ".ptx"):
         return []
     here = gpus.detect()
@@ -307,8 +291,10 @@ def _measure(codes: Sequence[Code], wanted: Wanted) -> dict[int, Measured]:
     mine = {at: code for at, code in enumerate(codes) if code.gpu.key == here.key}
     if not mine:
         raise BadInput(f"--measure runs on {here.key}, the GPU that is here: leave --gpu out, or name that one, too")
-    script = wanted.target.rpartition(".py:")[0] + ".py" if ".py:" in wanted.target else wanted.target
-    run = (sys.executable, script, *wanted.args) if wanted.record else ()
+    from sublight.xray.inputs.load import parted
+
+    script, _ = parted(wanted.target)
+    run = (sys.executable, str(script), *wanted.args) if wanted.record else ()
     found = measure.measure([(code, code.function) for code in mine.values()], command=run)
     return dict(zip(mine, found, strict=True))
 

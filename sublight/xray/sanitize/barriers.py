@@ -32,8 +32,9 @@ class Barriers:
         if storage.writer_lane is None or not recent.any():
             return np.zeros(len(granules), bool)
         mine = lanes if each == 1 else np.repeat(lanes, each)
-        is_other: Array = storage.writer_lane[granules] != mine
+        is_other = storage.writer_lane[granules] != mine
         sizes = {int(event): self.sizes.get(int(event), size) for event in np.unique(writers[recent])}
         if any(count != size for count in sizes.values()):
             is_other |= np.array([sizes.get(int(event), size) != size for event in writers])
-        return np.asarray(recent & is_other)
+        unseen: Array = recent & is_other
+        return unseen

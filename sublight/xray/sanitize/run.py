@@ -6,10 +6,15 @@ What is looked for, each at its source line:
   elements it reaches: the gaps of `x[:, :10]` are outside.
 - `uninitialised-read`: a kernel reads what `torch.empty` made and nobody wrote.
 - `unwritten-output`: a kernel stores to what `torch.empty` made, but not everywhere, and torch reads the rest, or the
-  script ends. (A buffer of which only the written part is read is no fault.)
+  script ends. (A buffer of which only the written part is read is no fault, nor are programs that return early where
+  nobody reads what they left out.)
 - `race`: two programs of one launch meet on an address, one of them writes, and no atomic orders them. It is named at
   both lines. Where both write the same value it is information: harmless, and seldom meant. One store that names an
   address twice with different values is a race as well.
+- `missing-barrier`: a program of several warps reads what other lanes of it wrote, with no barrier between.
+- `lock-kept`: a program waits for a lock (tl.atomic_cas) that one before it took and never gave back.
+- `undefined-lanes`: a masked load without `other`, whose lanes without a value enter a reduction that is stored.
+- `autotuned-in-place`: a second launch changes the result once more, and autotune makes many (see tuned.py).
 - `offset-overflow`: 32-bit arithmetic wraps on its way to an address that is used, at the sizes that ran or at those of
   `at`.
 - `does-not-compile`: the compiler refuses what the interpreter took (for sm_80 and sm_90; for one alone: information).
@@ -98,7 +103,8 @@ def run(script: Path, args: Sequence[str] = (), *, at: Mapping[str, int] | None 
         raise BadInput(f"{script}{line}: it ended before it launched a kernel: {report.failure}")
     if report.launches == 0:
         raise BadInput(
-            f"{script} launches no Triton kernel: call kernel[grid](...) in it, under no `if` that a CPU fails"
+            f"{script} launches no Triton kernel: call kernel[grid](...) in it, in no benchmark and under no `if` that "
+            "a CPU fails"
         )
     return report
 

@@ -98,6 +98,14 @@ def k(count_ptr, PROGRAMS: tl.constexpr):
         pass
 k[(2,)](torch.zeros(1, dtype=torch.int32), PROGRAMS=2)
 """,
+    "builtin_of_gpus_alone": """
+from triton.language.extra import cuda
+@triton.jit
+def k(x_ptr):
+    cuda.gdc_wait()  # information: not-interpreted
+    tl.store(x_ptr, 1.0)
+k[(1,)](torch.zeros(1))
+""",
     "fails_by_itself": """
 @triton.jit
 def k(x_ptr):

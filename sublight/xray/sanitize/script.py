@@ -103,7 +103,8 @@ def _note_failure(failed: BaseException, file: Path, session: Session, stack: St
     kernel = "" if type(failed).__name__ != "InterpreterError" else next(reversed(session.names), "")
     if isinstance(cause, LockKept):
         return "a kernel that waits for ever"  # noted where it waits
-    if isinstance(cause, NotImplementedError) and "interpreter" in words:
+    is_unknown = kernel and "Did you forget to add @triton.jit" in words  # a builtin that the interpreter lacks
+    if is_unknown or (isinstance(cause, NotImplementedError) and "interpreter" in words):
         detail = f"Triton's interpreter cannot run this, so the rest was not looked at: {words}"
         session.notes.add("not-interpreted", kernel, place, detail, is_information=True)
     else:
