@@ -26,13 +26,13 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 -q --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/python -m pytest -q -m alone
 
-# Every test of the ops on the CPU, of which `test` draws a quarter, others at each commit: ten minutes on two cores.
+# Every test of the ops on the CPU, of which `test` draws some, others at each commit: ten minutes on two cores.
 thorough: $(READY)
 	SUBLIGHT_CASES=all $(BIN)/python -m pytest -n 2 -q sublight/ops
 
 # Those that `test` left out at this commit.
 rest: $(READY)
-	SUBLIGHT_CASES=rest $(BIN)/python -m pytest -n 2 -q sublight/ops
+	SUBLIGHT_CASES=rest $(BIN)/python -m pytest -n 2 -q -rs --dist loadfile --no-loadscope-reorder -m 'not alone'
 
 # On a machine with a GPU, with the Python that is there: installs nothing.
 gpu:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -18,6 +19,10 @@ def _has_gpu() -> bool:
 
 HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
+SIDES = {  # one case of so many is drawn
+    **{"ops/ops_test": 8, "sublight/ops/": 4, "cli/interrupt_test": 4, "docs_test": 3},
+    **{"sublight/fix/": 3, "sublight/xray/": 3, "trace/capture/": 3, "sublight/cli/": 2, "examples/": 2},
+}
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
@@ -39,8 +44,8 @@ def pytest_report_header() -> str:
 
 
 def left_out(item: pytest.Item) -> bool:
-    """On a CPU five of six tests of ops times shapes times types, two of three of an op's own: others at each commit.
-    `make rest` runs those that `make test` left out, `make thorough` all."""
+    """On a CPU most cases of tests that interpret kernels, compile or start processes: others at each commit.
+    `make rest` runs those that `make test` left out, `make thorough` all of the ops."""
     wanted = os.environ.get("SUBLIGHT_CASES", "drawn")  # or: rest, all
     if HAS_GPU or wanted == "all":
         return False
@@ -48,9 +53,8 @@ def left_out(item: pytest.Item) -> bool:
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    if "ops" not in item.path.parts or "[" not in item.name:
-        return True
-    return _die(item.nodeid, 6 if item.path.name == "ops_test.py" else 3) == 0
+    part = next((part for part in SIDES if part in str(item.path)), None)
+    return part is None or "[" not in item.name or _die(item.nodeid, SIDES[part]) == 0
 
 
 def _die(name: str, sides: int) -> int:
@@ -69,9 +73,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped := [item for item in items if left_out(item)]:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if not left_out(item)]
+    if until := float(os.environ.get("SUBLIGHT_UNTIL", 0)):
+        for item in items:
+            item.add_marker(pytest.mark.until(until))
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A machine that has only so long runs what it has time for, and says what it had none for."""
+    until = item.get_closest_marker("until")
+    if until and time.time() > until.args[0]:
+        pytest.skip("no time left on this machine")
 
 
 @pytest.fixture

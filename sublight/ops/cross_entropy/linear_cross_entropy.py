@@ -32,7 +32,7 @@ from sublight.ops.record.library import Registered, peer
 from sublight.ops.softmax.plans import in_python
 from sublight.timing import Thunk
 
-CHUNK_BYTES = 640 * 2**20  # of logits held at once: four chunks for 8192 tokens of today's largest vocabularies
+CHUNK_BYTES = 1280 * 2**20  # of logits held at once: two chunks for 8192 tokens of today's largest vocabularies
 
 
 def reference(
@@ -213,8 +213,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """The loss of hidden (…, features) times weight (classes, features) against labels (…); see `cross_entropy`.
 
-    At most `chunk_bytes` of logits are held at once (or 128 rows of them). Where that makes more than four chunks, or
-    as much memory holds it, the gradient of a 16-bit weight is added up in fp32, in twice its memory. A `wide` loss is
+    At most `chunk_bytes` of logits are held at once (or 128 rows of them). Where that makes more than two chunks, or
+    256 MiB hold it, the gradient of a 16-bit weight is added up in fp32, in twice its memory. A `wide` loss is
     given in float32 where hidden is of 16 bits, as that of logits cast to float32 is.
     """
     options = Options(ignore_index, label_smoothing, z_loss, softcap, reduction)

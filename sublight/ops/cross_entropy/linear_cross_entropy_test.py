@@ -59,10 +59,10 @@ def test_chunks_cover_the_rows_and_fit(rows: int, row_bytes: int, chunk_bytes: i
 
 @pytest.mark.parametrize(
     ("rows", "features", "vocab", "chunks"),
-    [(8192, 4096, 128256, 4), (8192, 2048, 151936, 4), (8192, 1600, 50257, 2), (4096, 4096, 32000, 1)],
+    [(8192, 4096, 128256, 2), (8192, 2048, 151936, 2), (8192, 1600, 50257, 2), (4096, 4096, 32000, 1)],
 )
 def test_chunks_fill_whole_waves(rows: int, features: int, vocab: int, chunks: int) -> None:
-    """16 steps of 128 rows by 16 of 256 features are 256 tiles: on 132 multiprocessors two waves, all but full."""
+    """32 steps of 128 rows by 16 of 256 features are 512 tiles: on 132 multiprocessors four waves, all but full."""
     assert len(list(chunks_of(rows, 2 * vocab, module.CHUNK_BYTES, features=features))) == chunks
 
 
@@ -195,21 +195,20 @@ def test_the_whole_logits_are_never_held() -> None:
     linear_cross_entropy(hidden, weight, labels).backward()
     outputs = 2 * (rows * cols + vocab * cols)
     beyond = torch.cuda.max_memory_allocated() - before - outputs
-    assert beyond < 0.4 * 2**30, beyond
-    assert beyond < 2 * rows * vocab / 2  # half of the logits
+    assert beyond < 0.51 * 2 * rows * vocab, beyond  # half of the logits
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_weights_gradient_is_as_right_as_pytorch_over_many_chunks(dtype: str) -> None:
-    x = LINEAR_CROSS_ENTROPY.inputs({"rows": 4096, "cols": 1024, "vocab": 32000}, dtype, "cuda", 0)
+    x = LINEAR_CROSS_ENTROPY.inputs({"rows": 4096, "cols": 2304, "vocab": 32000}, dtype, "cuda", 0)
     grads = (torch.ones((), device="cuda", dtype=x[0].dtype),)
 
     def ours(dloss: Any, *leaves: Any, chunk_bytes: int) -> Any:
         return correct.gradients(lambda *t: linear_cross_entropy(*t, chunk_bytes=chunk_bytes), leaves, (dloss,))
 
-    for chunk_bytes in (2**25, 2**26):  # eight chunks are added up in fp32, four in the weight's data type
+    for chunk_bytes in (2**25, 2**27):  # eight chunks are added up in fp32, two in the weight's data type
         errors = correct.backward_errors(partial(ours, chunk_bytes=chunk_bytes), reference, x, grads)
         assert correct.worst(errors).ok, errors
-    thrice = correct.backward_errors(partial(ours, chunk_bytes=2**26), reference, x, (3 * grads[0],))
+    thrice = correct.backward_errors(partial(ours, chunk_bytes=2**27), reference, x, (3 * grads[0],))
     assert correct.worst(thrice).ok, thrice

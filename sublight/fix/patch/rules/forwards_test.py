@@ -156,6 +156,7 @@ def test_on_a_gpu_a_step_is_as_right_as_before(family: str) -> None:
     model = built(family).cuda().bfloat16()
     batch = {name: value.cuda() for name, value in padded().items()}
     known = verify.baseline(model, batch)
-    assert patch(model, rules=RULES).swapped == SWAPS.get(family, 1 + 2 * LAYERS)
+    one_each = {"Gemma": 1 + LAYERS, "Gemma2": 1 + LAYERS}  # whose norms add 1 in float32: left to them in 16 bits
+    assert patch(model, rules=RULES).swapped == (one_each | SWAPS).get(family, 1 + 2 * LAYERS)
     verdict = known.judge(verify.step(model, batch))
     assert verdict.is_right and verdict.missing == ("logits",), verdict.sentence

@@ -288,12 +288,17 @@ def test_wrapped_for_many_gpus(one_process: None) -> None:
 @pytest.mark.parametrize("module", [Block(), Block(bias=True), Halves(), Halves(first=False), Halves(F.gelu)])
 def test_training_on_the_gpu_is_as_right_as_pytorch(module: Any) -> None:
     plain = copy.deepcopy(module).to("cuda", torch.bfloat16)
-    x = torch.randn(16, 128, WIDTH, device="cuda", dtype=torch.bfloat16)
-    truth = run(copy.deepcopy(plain).double(), x.double())
-    ours, theirs = run(patched(copy.deepcopy(plain)), x), run(plain, x)
-    assert is_fused(ours[0])
-    errors = [correct.error(str(i), *triple) for i, triple in enumerate(zip(ours, theirs, truth, strict=True))]
-    assert correct.worst(errors).ok, correct.worst(errors)
+    swapped = patched(copy.deepcopy(plain))
+
+    def draw(seed: int) -> list[correct.Error]:
+        x = torch.randn(16, 128, WIDTH, generator=torch.Generator().manual_seed(seed)).to("cuda", torch.bfloat16)
+        truth = run(copy.deepcopy(plain).double(), x.double())
+        ours, theirs = run(swapped, x), run(plain, x)
+        assert is_fused(ours[0])
+        return [correct.error(str(i), *triple) for i, triple in enumerate(zip(ours, theirs, truth, strict=True))]
+
+    error = correct.settled(draw)
+    assert error.ok, error
 
 
 @pytest.mark.gpu
@@ -316,5 +321,5 @@ def test_the_peak_of_memory_is_lower_by_the_products(monkeypatch: pytest.MonkeyP
     holding = peak_bytes()
     product = 2 * tokens * hidden
     assert before - after >= layers * product
-    # the last layer's own backward holds its product, in its gradient's place, beside two gradients
-    assert holding - after >= (layers - 1) * product - 2**20
+    # the last layer's own backward holds its product, in its gradient's place, beside two gradients and one of x's size
+    assert holding - after >= (layers - 1) * product - x.nbytes - 2**20
