@@ -131,7 +131,7 @@ def test_a_training_loop(run: Capture, capsys: pytest.CaptureFixture[str], monke
     meta = seen.meta
     assert meta["version"] == 1 and meta["command"] == "train.py" and meta["torch"] == torch.__version__
     assert 5 <= meta["unprofiled_steps"] == len(meta["unprofiled_step_s"])
-    assert sum(meta["unprofiled_step_s"]) == pytest.approx(meta["unprofiled_total_s"], rel=0.05)
+    assert sum(meta["unprofiled_step_s"]) == pytest.approx(meta["unprofiled_total_s"])
     assert meta["peak_memory_bytes"] > 10**7 and meta["cpu"]
     trace = seen.captured.trace
     assert trace is not None and trace.meta["steps_from"] == "optimizer steps"
