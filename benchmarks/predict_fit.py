@@ -244,7 +244,8 @@ def streams(gpu: str, cases: Iterable[dict[str, Any]]) -> tuple[dict[str, float]
     """One small table an op and direction; the parameters are of all of them together."""
     here = machine.find(gpu)
     axes = [steps(10, 34, 4)]
-    rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in cases if row.get("bytes")]
+    light = [row for row in cases if row.get("bytes") and row.get("bound") in ("memory", "launch")]
+    rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in light]
     known, held = halves(rows)
     fitted = fit([row for _, row in known], START["stream"])
     predicted, made = [], []

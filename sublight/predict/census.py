@@ -36,6 +36,7 @@ class Operation:
     direction: Direction = "fwd"
     count: int
     cost: Cost
+    once: bool = False  # a step, however many parts the batch is cut into
 
     @property
     def intensity(self) -> float:
@@ -411,6 +412,7 @@ def _backward(builder: _Builder) -> Iterator[Operation]:
             direction="bwd",
             count=1,
             cost=spent,
+            once=True,
         )
 
 
@@ -471,5 +473,12 @@ def _optimizer(model: Model, step: Step) -> Iterator[Operation]:
     spent = optimizer.update(updated, [dense(precision.gradients, numel)], each=optimizer.ADAM)
     shape = {"tensors": 1, "numel": numel}
     yield Operation(
-        name="optimizer", op="adamw", kind="stream", shape=shape, dtype=precision.weights, count=1, cost=spent
+        name="optimizer",
+        op="adamw",
+        kind="stream",
+        shape=shape,
+        dtype=precision.weights,
+        count=1,
+        cost=spent,
+        once=True,
     )

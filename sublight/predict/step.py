@@ -55,12 +55,18 @@ class Step:
     precision: Precision = Precision()
     checkpointing: bool = False  # a layer's activations are made again in the backward pass
     lora: int | None = None  # rank of adapters; the model itself is then not trained
+    eager: bool = False  # activations are kept as PyTorch's own ops keep them, not as fused kernels do
     parallel: Parallel = Parallel()
 
     @property
     def queries(self) -> int:
         """New tokens of a sequence."""
         return 1 if self.mode == "decode" else self.context
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of the whole batch."""
+        return self.batch * self.queries
 
     @property
     def trains(self) -> bool:

@@ -76,7 +76,7 @@ def parameters(kind: str) -> dict[str, float]:
 @functools.cache
 def analytic_error(kind: str) -> float:
     """The 90th percentile of the analytic model's relative error, where it was checked; a half where it never was."""
-    return float(data()["analytic"][kind].get("p90_error", 0.5))
+    return float(data()["analytic"]["stream" if kind.startswith("stream") else kind].get("p90_error", 0.5))
 
 
 @functools.cache
