@@ -2,8 +2,8 @@
 
     python benchmarks/predict_fit.py ROWS [--docs docs/predict.md]
 
-ROWS is a folder with gemm_h100.csv, attention_h100.csv and mlp_vidur_a100.csv: published times of other people's kernels
-(`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Rows of this project's own runs are
+ROWS is a folder with gemm_h100.csv, attention_h100.csv and mlp_vidur_a100.csv: published times of other people's
+kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Rows of this project's own runs are
 read from benchmarks/*.json: memory-bound ops, and products (op `matmul`, shape m, n, k) and attention where a run has
 them. Half of the rows, drawn by a fixed seed, fit the parameters; the other half gives the errors. The tables that are
 written (sublight/predict/efficiency.json) are of all rows.
@@ -31,8 +31,8 @@ from sublight.predict.analytic import Heads, Rates
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
 SOURCE = (
-    "ai-dynamo/aiconfigurator at 095f58a, Apache-2.0: bf16 products by TensorRT-LLM 1.3.0rc20, FlashAttention 3 by vLLM "
-    "0.24.0 with the cache's write, H100 SXM; 3,000 rows of each drawn evenly over the logarithms of the shape"
+    "ai-dynamo/aiconfigurator at 095f58a, Apache-2.0: bf16 products by TensorRT-LLM 1.3.0rc20, FlashAttention 3 by "
+    "vLLM 0.24.0 with the cache's write, H100 SXM; 3,000 rows of each drawn evenly over the logarithms of the shape"
 )
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 RIDGE, SMOOTH, ROBUST = 0.01, 0.05, 0.05

@@ -79,7 +79,9 @@ class _Builder:
     def tokens(self) -> int:
         return self.step.batch * self.step.queries
 
-    def product(self, name: str, m: int, n: int, k: int, count: int, *, bias: bool = False, adapted: bool = True) -> None:
+    def product(
+        self, name: str, m: int, n: int, k: int, count: int, *, bias: bool = False, adapted: bool = True
+    ) -> None:
         """y[m, n] = x[m, k] w[n, k]^T; with adapters, two thin products beside it."""
         if min(m, n, k) < 1:
             return
@@ -122,9 +124,7 @@ def _product(
     spent = matmul.product(x, weight, y, k, *scales, *biases, limit=matmul_limit(precision.products))
     shape = {"m": m, "n": n, "k": k} | ({"groups": groups} if groups > 1 else {})
     op = "grouped_matmul" if groups > 1 else "linear" if bias else "matmul"
-    return Operation(
-        name=name, op=op, kind="product", shape=shape, dtype=precision.products, count=count, cost=spent
-    )
+    return Operation(name=name, op=op, kind="product", shape=shape, dtype=precision.products, count=count, cost=spent)
 
 
 def _transformer(builder: _Builder) -> None:
@@ -173,7 +173,9 @@ def _block(builder: _Builder, block: Block, count: int) -> None:
         _mlp(builder, block.inner // tensor, count, "MLP")
     _all_reduce(builder, "MLP all-reduce", count)
     if model.modulation:
-        builder.stream("gated residual", "bias_dropout_residual", {"rows": builder.tokens, "cols": model.hidden}, 2 * count)
+        builder.stream(
+            "gated residual", "bias_dropout_residual", {"rows": builder.tokens, "cols": model.hidden}, 2 * count
+        )
 
 
 def _attention(builder: _Builder, block: Block, count: int) -> None:
@@ -237,16 +239,12 @@ def _latent(builder: _Builder, latent: Latent, count: int) -> None:
         builder.add("latent attention", "attention", "attention", shape, count, spent + stored)
         _per_head(builder, "values from latent", heads, latent.value_dim, latent.kv_rank, count)
     else:
-        builder.product(
-            "keys and values", tokens, heads * (latent.nope_dim + latent.value_dim), latent.kv_rank, count
-        )
+        builder.product("keys and values", tokens, heads * (latent.nope_dim + latent.value_dim), latent.kv_rank, count)
         q = k = dense(dtype, step.batch, heads, step.context, per_head)
         v = dense(dtype, step.batch, heads, step.context, latent.value_dim)
         shape |= {"kv_heads": heads, "head_dim": per_head, "value_dim": latent.value_dim}
         spent = attention.forward(q, k, v, pairs)
-        builder.add(
-            "attention", "attention", "attention", shape, count, spent if step.trains else spent + stored
-        )
+        builder.add("attention", "attention", "attention", shape, count, spent if step.trains else spent + stored)
     builder.product("output projection", tokens, model.hidden, heads * latent.value_dim, count)
 
 
@@ -342,7 +340,14 @@ def _all_reduce(builder: _Builder, name: str, count: int) -> None:
 def _all_to_all(builder: _Builder, name: str, count: int, rows: int) -> None:
     ranks = builder.step.parallel.expert
     if ranks > 1:
-        _link(builder, name, "all_to_all", max(rows * _token_groups(builder.step) // ranks, 1) * builder.model.hidden, ranks, count)
+        _link(
+            builder,
+            name,
+            "all_to_all",
+            max(rows * _token_groups(builder.step) // ranks, 1) * builder.model.hidden,
+            ranks,
+            count,
+        )
 
 
 def _link(builder: _Builder, name: str, op: str, numel: int, ranks: int, count: int) -> None:
@@ -357,7 +362,9 @@ def _convolutional(builder: _Builder) -> None:
     dtype = step.precision.activations
     for count, sizes in models.convolutions(model):
         shape = {"batch": step.batch, **sizes}
-        after = convolution.output_sizes((sizes["size"],), (sizes["taps"],), (sizes["stride"],), (sizes["padding"],), (1,))
+        after = convolution.output_sizes(
+            (sizes["size"],), (sizes["taps"],), (sizes["stride"],), (sizes["padding"],), (1,)
+        )
         pixels, channels = step.batch * after[0] ** 2, sizes["out_channels"]
         inner = sizes["in_channels"] * sizes["taps"] ** 2
         spent = convolution.conv2d(shape, step.precision.products, "fwd")
@@ -367,7 +374,9 @@ def _convolutional(builder: _Builder) -> None:
         x, weight = dense(dtype, pixels, channels), dense(dtype, channels)
         rows = {"rows": pixels, "cols": channels}
         if step.trains:
-            builder.add("norm", "layer_norm", "stream", rows, count, norm.forward(x, weight, weight, kind=norm.CENTERED))
+            builder.add(
+                "norm", "layer_norm", "stream", rows, count, norm.forward(x, weight, weight, kind=norm.CENTERED)
+            )
         else:
             builder.add("norm", "add", "stream", rows, count, pointwise.elementwise([x, weight, weight], x, each=4))
     width = model.stages[-1].out_channels

@@ -38,7 +38,9 @@ def load(words: str) -> Model:
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
-            raise BadInput(f"there is no config.json in {words}: give a model's folder, its config.json or a known name")
+            raise BadInput(
+                f"there is no config.json in {words}: give a model's folder, its config.json or a known name"
+            )
     if path.is_file():
         return from_config(_read(path), name=_name_of(path), source=str(path))
     if path.suffix == ".json":
@@ -92,7 +94,9 @@ def from_config(config: Config, *, name: str = "model", source: str = "given") -
         raise BadInput(f"the config of {name} has {refusal}")
     model = READERS[kind](_Fields(config, name), source)
     if bad := next((field for field in ("hidden", "heads", "kv_heads", "head_dim") if _missing(model, field)), ""):
-        raise BadInput(f"the config of {name} gives a {bad} of {getattr(model, bad)}: it must be a whole number above 0")
+        raise BadInput(
+            f"the config of {name} gives a {bad} of {getattr(model, bad)}: it must be a whole number above 0"
+        )
     if model.heads and model.kv_heads and model.heads % model.kv_heads:
         raise BadInput(f"the config of {name} has {model.heads} heads for {model.kv_heads} of keys: they must divide")
     return model

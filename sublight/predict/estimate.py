@@ -12,7 +12,7 @@ from sublight.predict.expected import Timed
 from sublight.predict.machine import Machine
 from sublight.predict.memory import USABLE, Memory
 from sublight.predict.model import Model
-from sublight.predict.step import Parallel, Step
+from sublight.predict.step import Mode, Step
 
 MICRO_BATCHES = 4  # for each stage of a pipeline, when training
 
@@ -154,18 +154,14 @@ def micro(step: Step) -> tuple[Step, int]:
 def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
     part, rounds = micro(step)
     ops = tuple(
-        TimedOperation(
-            operation=op, timed=op_times.timed(op, machine), runs=op.count if op.once else op.count * rounds
-        )
+        TimedOperation(operation=op, timed=op_times.timed(op, machine), runs=op.count if op.once else op.count * rounds)
         for op in census.census(model, part)
     )
     held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
-    return Prediction(
-        model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour
-    )
+    return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
 
 
-def modes_of(model: Model) -> tuple[str, ...]:
+def modes_of(model: Model) -> tuple[Mode, ...]:
     """The steps that make sense for a model."""
     return ("prefill", "decode", "train") if model.generates else ("forward", "train")
 
@@ -174,9 +170,4 @@ def side_by_side(
     model: Model, machines: Iterable[Machine], steps: Iterable[Step], *, price_per_hour: float | None = None
 ) -> tuple[Prediction, ...]:
     steps = tuple(steps)
-    return tuple(
-        predict(model, machine, step, price_per_hour=price_per_hour) for machine in machines for step in steps
-    )
-
-
-ONE_GPU = Parallel()
+    return tuple(predict(model, machine, step, price_per_hour=price_per_hour) for machine in machines for step in steps)

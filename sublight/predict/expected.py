@@ -1,4 +1,4 @@
-"""The time of one op: its floor, what a good kernel is expected to take, how that is known and how far it may be off."""
+"""The time of one op: its floor, what a good kernel should take, how that is known and how far it may be off."""
 
 from __future__ import annotations
 

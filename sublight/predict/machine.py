@@ -8,7 +8,7 @@ import re
 import statistics
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ KNOBS = {  # what --what-if may scale, and the figures behind it
 }
 _NEEDED = ("memory_bytes", "memory_bytes_per_s", "sms", "peak_flops")
 _INTEGERS = ("sms", "memory_bytes", "l2_bytes")
-PCIE_ONE_WAY = "pcie_bytes_per_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +37,16 @@ class Machine:
     gpu: Gpu
     limits: Limits
     changed: bool = False  # by --what-if or a user's file: what was measured on such a GPU is not of this one
+    factors: Mapping[str, float] = field(default_factory=dict)  # of --what-if
 
     @property
     def key(self) -> str:
         return self.gpu.key
+
+    @property
+    def label(self) -> str:
+        """In one short word or two: h100, or h100 bandwidth x2."""
+        return " ".join([self.key, *(f"{knob} x{factor:g}" for knob, factor in self.factors.items())])
 
     @property
     def link_bytes_per_s(self) -> float | None:
@@ -75,7 +80,11 @@ def usual_share() -> float:
     >>> 0.75 < usual_share() < 0.9
     True
     """
-    known_rates = [(gpu.reached.get("matmul_bf16"), gpu.peak_flops.get("bf16")) for gpu in gpus.all_gpus() if gpu.vendor == "NVIDIA"]
+    known_rates = [
+        (gpu.reached.get("matmul_bf16"), gpu.peak_flops.get("bf16"))
+        for gpu in gpus.all_gpus()
+        if gpu.vendor == "NVIDIA"
+    ]
     return statistics.median(reached / peak for reached, peak in known_rates if reached and peak)
 
 
@@ -104,16 +113,20 @@ def read_gpu(path: Path) -> Gpu:
     fields = {field.name for field in dataclasses.fields(Gpu)} - {"sources", "notes", "aliases"}
     like = data.pop("like", None)
     if unknown := next((name for name in data if name not in fields), ""):
-        raise BadInput(f"{path} has {unknown!r}, which is no figure of a GPU: did you mean {nearest(unknown, list(fields))}?")
+        raise BadInput(
+            f"{path} has {unknown!r}, which is no figure of a GPU: did you mean {nearest(unknown, list(fields))}?"
+        )
     for name, value in data.items():
         _check(path, name, value)
     for name in _INTEGERS:
         if name in data:
             data[name] = int(data[name])
     source = f"given in {path.name}"
-    sources = {name: source for name in data}
+    sources = dict.fromkeys(data, source)
     base = gpus.find(like) if like else None
-    tables = {name: {**getattr(base, name), **data.pop(name)} if base else data.pop(name) for name in _TABLES if name in data}
+    tables = {
+        name: {**getattr(base, name), **data.pop(name)} if base else data.pop(name) for name in _TABLES if name in data
+    }
     if base:
         reached = {name: rate for name, rate in base.reached.items() if name in data.get("reached", {})}
         kept = {"reached": tables.pop("reached", reached), "sources": {**base.sources, **sources}}
@@ -121,7 +134,7 @@ def read_gpu(path: Path) -> Gpu:
     else:
         gpu = Gpu(**{"key": path.stem, "name": path.stem, **data, **tables}, sources=sources)
     if missing := [name for name in _NEEDED if not getattr(gpu, name)]:
-        raise BadInput(f"{path} lacks {', '.join(missing)}: add it, or like = \"h100\" for that GPU's figures")
+        raise BadInput(f'{path} lacks {", ".join(missing)}: add it, or like = "h100" for that GPU\'s figures')
     return gpu
 
 
@@ -177,7 +190,10 @@ def change(machine: Machine, factors: Mapping[str, float]) -> Machine:
         limits = [_scaled(limit, factor) if _belongs(limit.name, knob) else limit for limit in limits]
     name = f"{gpu.name}, " + ", ".join(f"{knob} x{factor:g}" for knob, factor in factors.items())
     return Machine(
-        gpu=replace(gpu, name=name), limits=replace(machine.limits, device=name, limits=tuple(limits)), changed=True
+        gpu=replace(gpu, name=name),
+        limits=replace(machine.limits, device=name, limits=tuple(limits)),
+        changed=True,
+        factors=dict(factors),
     )
 
 

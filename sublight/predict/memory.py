@@ -1,8 +1,8 @@
 """What one GPU holds during a step, by kind, and the largest batch that fits.
 
-Training: what each layer keeps for its backward pass, by the tensors that autograd saves; the loss holds its logits on
-top of that, and that moment is the peak. Eager is PyTorch's own ops as Hugging Face writes the layers, fused are kernels
-that keep only what they cannot make again cheaply, as `sublight.patch` puts in.
+Training: what each layer keeps for its backward pass, by the tensors that autograd saves; the loss holds its logits
+on top of that, and that moment is the peak. Eager is PyTorch's own ops as Hugging Face writes the layers, fused are
+kernels that keep only what they cannot make again cheaply, as `sublight.patch` puts in.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _mlp_bytes(model: Model, block: Block, step: Step, size: int) -> int:
 
 
 def _loss(model: Model, step: Step) -> int:
-    """Eager: logits in float32, their log-softmax and its gradient; fused: a chunk of logits, and the head's gradient."""
+    """Eager: logits in float32, their log-softmax and its gradient; fused: a chunk of logits, the head's gradient."""
     if not model.generates:
         return 0
     size = find_dtype(step.precision.activations).bits // 8

@@ -1,4 +1,4 @@
-"""What is asked of a model: which step, of how many sequences of which length, in which data types, on how many GPUs."""
+"""What is asked of a model: which step, how many sequences of which length, which data types, how many GPUs."""
 
 from __future__ import annotations
 
@@ -45,9 +45,12 @@ class Parallel:
         return " · ".join(f"{name} {count}" for name, count in parts.items() if count > 1) or "one GPU"
 
 
+ONE_GPU = Parallel()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One pass: a prefill of whole prompts, one new token for each sequence, a pass without a cache, or a training step."""
+    """One pass: a prefill of prompts, one new token for each sequence, a pass without a cache, or a training step."""
 
     mode: Mode
     batch: int
@@ -56,7 +59,7 @@ class Step:
     checkpointing: bool = False  # a layer's activations are made again in the backward pass
     lora: int | None = None  # rank of adapters; the model itself is then not trained
     eager: bool = False  # activations are kept as PyTorch's own ops keep them, not as fused kernels do
-    parallel: Parallel = Parallel()
+    parallel: Parallel = ONE_GPU
 
     @property
     def queries(self) -> int:

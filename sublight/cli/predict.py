@@ -1,0 +1,186 @@
+"""What `sublight predict` is asked, taken apart: the model, GPUs, steps and data types, and where the answer goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from sublight.cost.dtypes import find_dtype, is_floating, parse_dtype
+from sublight.errors import BadInput, one_of
+from sublight.predict import config, estimate, machine
+from sublight.predict.estimate import Prediction
+from sublight.predict.machine import Machine
+from sublight.predict.model import Model
+from sublight.predict.step import ONE_GPU, Mode, Parallel, Precision, Step
+from sublight.units import parse_quantity
+
+MOST_ROWS = 2000  # GPUs x batches x contexts x steps
+MOST = {"batch": 1 << 20, "context": 1 << 27}
+PRODUCTS = ("bfloat16", "float16", "float32", "float8_e4m3fn", "int8", "float4_e2m1fn")
+STORED = (*PRODUCTS, "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The command's words."""
+
+    model: str
+    gpus: Sequence[str]
+    batches: Sequence[str] = ()
+    contexts: Sequence[str] = ()
+    modes: Sequence[str] = ()
+    dtype: str = ""
+    weights: str = ""
+    cache: str = ""
+    optimizer: str = ""
+    checkpointing: bool = False
+    eager: bool = False
+    lora: int = 0
+    price: str = ""
+    changes: Sequence[str] = ()
+    parallel: Parallel = ONE_GPU
+
+
+def numbers(words: Iterable[str], what: str) -> list[int]:
+    """1,8,64 or 4k as whole numbers above 0."""
+    found = []
+    for word in words:
+        try:
+            number = parse_quantity(word)
+        except ValueError:
+            raise BadInput(f"--{what} {word}: give whole numbers, as in --{what} 1,8,64") from None
+        if not 0 < number <= MOST[what]:
+            raise BadInput(f"--{what} {word}: it must be from 1 to {MOST[what]}")
+        found.append(number)
+    return found
+
+
+def precision_of(request: Request) -> Precision:
+    """What is not said follows from the rest: fp8 products have fp8 weights and bf16 activations."""
+    products = parse_dtype(request.dtype or "bf16", PRODUCTS)
+    weights = parse_dtype(request.weights, STORED) if request.weights else products
+    activations = products if find_dtype(products).bits >= 16 and is_floating(products) else "bfloat16"
+    cache = parse_dtype(request.cache, STORED) if request.cache else activations
+    wide = weights if find_dtype(weights).bits >= 16 else activations
+    state = parse_dtype(request.optimizer, ("float32", "bfloat16", "float16")) if request.optimizer else "float32"
+    return Precision(
+        products=products, activations=activations, weights=weights, cache=cache, gradients=wide, optimizer=state
+    )
+
+
+def price_of(words: str) -> float | None:
+    if not words:
+        return None
+    try:
+        price = float(words.removeprefix("$"))
+    except ValueError:
+        price = -1.0
+    if not 0 < price < math.inf:
+        raise BadInput(f"--price {words}: give the price of a GPU's hour, as in --price 2.50")
+    return price
+
+
+def modes_of(model: Model, words: Sequence[str]) -> tuple[Mode, ...]:
+    possible = estimate.modes_of(model)
+    wanted: list[Mode] = []
+    for word in words:
+        if word not in possible and word in ("prefill", "decode", "forward", "train"):
+            raise BadInput(f"{model.name} has no {word} step: use {' or '.join(possible)}")
+        one_of("mode", word, possible)
+        wanted += [mode for mode in possible if mode == word]
+    return tuple(dict.fromkeys(wanted)) or possible
+
+
+def contexts_of(model: Model, words: Sequence[str]) -> list[int]:
+    """An image has as many tokens as patches; a sequence must not be longer than a learned table of positions."""
+    if not model.generates and model.family != "encoder":
+        if words:
+            raise BadInput(f"{model.name} takes images: leave --context out, it has {model.tokens or 1} tokens")
+        return [model.tokens or 1]
+    found = numbers(words, "context") or [min(4096, model.longest or 4096)]
+    if model.positions and max(found) > model.positions:
+        raise BadInput(f"{model.name} has {model.positions} positions: --context {max(found)} is longer than that")
+    return found
+
+
+def check_parallel(model: Model, parallel: Parallel) -> None:
+    sizes = {"--tp": parallel.tensor, "--pp": parallel.pipeline, "--dp": parallel.data, "--ep": parallel.expert}
+    if low := next((name for name, size in sizes.items() if size < 1), ""):
+        raise BadInput(f"{low} {sizes[low]}: give how many GPUs, 1 or more")
+    if model.family == "convolution" and max(parallel.tensor, parallel.pipeline, parallel.expert) > 1:
+        raise BadInput(f"{model.name} is cut by --dp only")
+    if parallel.tensor > 1 and model.heads % parallel.tensor:
+        raise BadInput(f"--tp {parallel.tensor} does not divide the {model.heads} heads of {model.name}")
+    if parallel.pipeline > max(model.layers, 1):
+        raise BadInput(f"--pp {parallel.pipeline} is more than the {model.layers} layers of {model.name}")
+    experts = next((block.experts for block in model.blocks if block.experts), None)
+    if parallel.expert > 1 and experts is None:
+        raise BadInput(f"{model.name} has no experts: leave --ep out")
+    if experts and experts.count % parallel.expert:
+        raise BadInput(f"--ep {parallel.expert} does not divide the {experts.count} experts of {model.name}")
+    if parallel.expert > 1 and parallel.expert not in (parallel.tensor, parallel.tensor * parallel.data):
+        given = f"--ep {parallel.expert} with --tp {parallel.tensor} --dp {parallel.data}"
+        raise BadInput(f"{given}: experts are spread over the tp GPUs, or over all tp x dp of them")
+
+
+def machines_of(names: Sequence[str], changes: Sequence[str]) -> list[Machine]:
+    """Each GPU, and behind it the same with each --what-if."""
+    factors = [machine.parse_changes([part.strip() for part in word.split(",")]) for word in changes]
+    found = []
+    for name in dict.fromkeys(names):
+        here = machine.find(name)
+        found += [here, *(machine.change(here, each) for each in factors)]
+    return found
+
+
+def steps_of(request: Request, model: Model, precision: Precision) -> list[Step]:
+    batches = numbers(request.batches, "batch") or [1]
+    contexts = contexts_of(model, request.contexts)
+    modes = modes_of(model, request.modes)
+    if request.lora < 0:
+        raise BadInput(f"--lora {request.lora}: give the adapters' rank, as in --lora 16")
+    if request.lora and model.family == "convolution":
+        raise BadInput(f"{model.name} has no products that --lora adapts: leave it out")
+    return [
+        Step(
+            mode=mode,
+            batch=batch,
+            context=context,
+            precision=precision,
+            checkpointing=request.checkpointing,
+            lora=request.lora or None,
+            eager=request.eager,
+            parallel=request.parallel,
+        )
+        for mode, batch, context in product(modes, batches, contexts)
+    ]
+
+
+def answer(request: Request) -> tuple[Model, Precision, tuple[Prediction, ...]]:
+    model, precision = config.load(request.model), precision_of(request)
+    check_parallel(model, request.parallel)
+    price = price_of(request.price)
+    machines, steps = machines_of(request.gpus, request.changes), steps_of(request, model, precision)
+    if len(machines) * len(steps) > MOST_ROWS:
+        raise BadInput(f"{len(machines) * len(steps)} predictions are too many: at most {MOST_ROWS} at once")
+    fixed = [replace(step, batch=max(step.batch, request.parallel.data)) for step in steps]
+    return model, precision, estimate.side_by_side(model, machines, fixed, price_per_hour=price)
+
+
+def write_csv(found: Sequence[Prediction], path: str, *, census: bool) -> None:
+    from sublight.report.predict import data
+    from sublight.results import write_file
+
+    write_file(data.to_csv(found, ops=census), Path(path))
+
+
+def refuse_misfit(rows: Sequence[Any]) -> None:
+    """Where one step was asked for and it does not fit, that is the answer."""
+    from sublight.report.predict.terminal import misfit
+
+    if len(rows) == 1 and not rows[0]["fits"]:
+        raise BadInput(misfit(rows[0]))
