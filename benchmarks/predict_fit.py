@@ -3,10 +3,11 @@
     python benchmarks/predict_fit.py ROWS [--docs docs/predict.md]
 
 ROWS is a folder with gemm_h100.csv, attention_h100.csv and mlp_vidur_a100.csv: published times of other people's
-kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Rows of this project's own runs are
-read from benchmarks/*.json: memory-bound ops, and products (op `matmul`, shape m, n, k) and attention where a run has
-them. Half of the rows, drawn by a fixed seed, fit the parameters; the other half gives the errors. The tables that are
-written (sublight/predict/efficiency.json) are of all rows.
+kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Rows of this project's own
+runs are read from benchmarks/*.json: memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape
+batch, q_len, kv_len, heads, kv_heads, head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the
+rows, drawn by a fixed seed, fit the parameters; the other half gives the errors. The tables that are written
+(sublight/predict/efficiency.json) are of all rows.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ SOURCE = (
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 RIDGE, SMOOTH, ROBUST = 0.01, 0.05, 0.05
 SEED = 1
+LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
 START = {
     "product": {
         **{"launch_s": 2.5e-6, "prologue_s": 3e-7, "stream": 0.85, "sm_share": 0.82, "split": 9.0},
@@ -179,10 +181,12 @@ def halves(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return [rows[place] for place in order[::2]], [rows[place] for place in order[1::2]]
 
 
-def checked(kind: str, gpu: str, rows: list[Row], axes: Any) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
+def checked(
+    kind: str, gpu: str, rows: list[Row], axes: Any, source: str = SOURCE, fitted: dict[str, float] | None = None
+) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
     """Parameters, the table of all rows, and the errors on the half that neither saw."""
     known, held = halves(rows)
-    fitted = fit(known, START[kind])
+    fitted = fitted or fit(known, START[kind])
     base = {id(row): row.model(fitted) for row in rows}
     known_base, held_base = [base[id(row)] for row in known], [base[id(row)] for row in held]
     values = grid(known, known_base, axes)
@@ -204,7 +208,7 @@ def checked(kind: str, gpu: str, rows: list[Row], axes: Any) -> tuple[dict[str, 
         "median_error": table_error[0],
         "p90_error": table_error[1],
         "rows": len(rows),
-        "source": SOURCE,
+        "source": source,
     }
     return fitted, made, check
 
@@ -227,6 +231,22 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
                 if key not in cases or row["median_s"] < cases[key]["median_s"]:
                     cases[key] = row
     return found
+
+
+def rows_of_run(gpu: str, cases: Iterable[dict[str, Any]]) -> dict[str, list[Row]]:
+    """Products and attention of a run, by the kind of table that they make."""
+    here = machine.find(gpu)
+    found: dict[str, list[Row]] = {"product": [], "prefill attention": [], "decode attention": []}
+    for row in cases:
+        shape = row["shape"]
+        if row["op"] in ("matmul", "linear") and row["direction"] == "fwd":
+            found["product"].append(product_row(here, shape["m"], shape["n"], shape["k"], row["median_s"]))
+        if row["op"] in ("attention", "paged_attention") and row["direction"] == "fwd" and shape.get("causal", 1):
+            phase = "generation" if shape["q_len"] == 1 else "context"
+            words = {name: str(size) for name, size in shape.items()} | {"phase": phase}
+            kind = "decode attention" if phase == "generation" else "prefill attention"
+            found[kind].append(attention_row(here, words | {"us": str(row["median_s"] * 1e6)}))
+    return {kind: rows for kind, rows in found.items() if len(rows) >= LEAST_ROWS}
 
 
 def stream_row(gpu: machine.Machine, row: dict[str, Any]) -> Row:
@@ -360,6 +380,10 @@ def main() -> None:
         fitted["stream"] = {"parameters": parameters, "p90_error": check["analytic"][1]}
         made += grids_of_run
         checks.append(check)
+        for kind, of_kind in rows_of_run(gpu, cases.values()).items():
+            own = checked(kind, gpu, of_kind, groups[kind][1], f"benchmarks/{gpu}.json", fitted[kind]["parameters"])
+            made.append(own[1])
+            checks.append(own[2])
     rows = a100_rows(read(given.rows / "mlp_vidur_a100.csv"))
     checks.append(
         {

@@ -265,7 +265,7 @@ def touched(experts: int, chosen: int, tokens: int) -> int:
     """How many experts are expected to get a token, if each choice is as likely as any other.
 
     >>> touched(8, 2, 1), touched(256, 8, 16), touched(8, 2, 1000)
-    (2, 103, 8)
+    (2, 102, 8)
     """
     return min(experts, math.ceil(experts * (1 - (1 - chosen / experts) ** tokens) - 1e-9))
 

@@ -32,7 +32,7 @@ def load(words: str) -> Model:
     (4096, 32)
     >>> load("lama-3-8b")
     Traceback (most recent call last):
-    sublight.errors.BadInput: unknown model 'lama-3-8b': did you mean llama-3-8b, llama-2-7b, llama-3-70b? Any other one: give its config.json
+    sublight.errors.BadInput: unknown model 'lama-3-8b': did you mean llama-3-8b, llama-3-70b, llama-3.2-3b? Any other one: give its config.json
     """  # noqa: E501
     path = Path(words)
     if path.is_dir():
