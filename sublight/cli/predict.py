@@ -19,6 +19,7 @@ from sublight.predict.step import ONE_GPU, Mode, Parallel, Precision, Step
 from sublight.units import parse_quantity
 
 MOST_ROWS = 2000  # GPUs x batches x contexts x steps
+MOST_GRIDS = 4  # GPUs whose grid the page shows
 MOST = {"batch": 1 << 20, "context": 1 << 27}
 PRODUCTS = ("bfloat16", "float16", "float32", "float8_e4m3fn", "int8", "float4_e2m1fn")
 STORED = (*PRODUCTS, "int4")
@@ -176,6 +177,22 @@ def write_csv(found: Sequence[Prediction], path: str, *, census: bool) -> None:
     from sublight.results import write_file
 
     write_file(data.to_csv(found, ops=census), Path(path))
+
+
+def write_html(document: dict[str, Any], found: Sequence[Prediction], path: str) -> None:
+    """With the grids of the first GPUs, for each step that was asked for but training."""
+    from sublight.predict import grid
+    from sublight.report.predict import page
+    from sublight.results import write_file
+
+    likes = {(each.machine.label, each.step.mode): each for each in reversed(found) if not each.step.trains}
+    machines = list(dict.fromkeys(each.machine.label for each in found))[:MOST_GRIDS]
+    grids = [
+        grid.grid(each.model, each.machine, each.step)
+        for (label, _), each in reversed(likes.items())
+        if label in machines
+    ]
+    write_file(page.html(document, found, grids), Path(path))
 
 
 def refuse_misfit(rows: Sequence[Any]) -> None:

@@ -108,12 +108,11 @@ def test_one_of_several_that_does_not_fit_has_no_time(capsys: pytest.CaptureFixt
     assert rows[1]["largest_batch"] == 121
 
 
-def test_what_is_predicted_needs_no_torch_and_little_time() -> None:
+def test_a_prediction_needs_no_torch() -> None:
     code = (
-        "import sys, time; from sublight.cli import main; begin = time.process_time();"
+        "import sys; from sublight.cli import main;"
         "status = main.run(['predict', 'llama-3-8b', '--gpu', 'h100,h200,b200', '--batch', '1,8,64']);"
-        "took = time.process_time() - begin;"
-        "assert status == 0 and 'torch' not in sys.modules and took < 1.0, took"
+        "assert status == 0 and 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

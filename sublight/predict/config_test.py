@@ -72,13 +72,13 @@ def test_a_bad_config_is_one_line(change: dict[str, Any], words: str) -> None:
 def test_a_file_that_is_no_config(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(BadInput, match="config.json"):
+    with pytest.raises(BadInput, match="config"):
         config.load(str(path))
 
 
 @pytest.mark.parametrize(
     ("words", "near"),
-    [("lama-3-8b", "llama-3-8b"), ("gpt3", "gpt2"), ("nowhere.json", "no file"), ("", "folder|unknown|no config")],
+    [("lama-3-8b", "llama-3-8b"), ("gpt3", "gpt2"), ("nowhere.json", "no file"), ("", "no config")],
 )
 def test_an_unknown_model_names_the_nearest(words: str, near: str) -> None:
     with pytest.raises(BadInput, match=near):

@@ -6,7 +6,7 @@ import pytest
 
 from sublight.predict import config, model
 
-PARAMETERS = {  # each counted from its class in transformers 5.22 (ResNet, DiT: their own), checkpoints' totals where given
+PARAMETERS = {  # each counted from its class in transformers 5.22, ResNet from torchvision's
     "llama-2-7b": 6_738_415_616,
     "llama-2-70b": 68_976_648_192,
     "llama-3-8b": 8_030_261_248,

@@ -42,6 +42,7 @@ def predict(
         list[str] | None, typer.Option(metavar="KNOB=2x", help="bandwidth, flops, links, memory, power.")
     ] = None,
     census: Annotated[bool, typer.Option("--census", help="Every op, its bytes, its bound, its share.")] = False,
+    html: Annotated[str, typer.Option(metavar="FILE", help="A page: roofline, bottlenecks, GPUs.")] = "",
     csv: Annotated[str, typer.Option(metavar="FILE", help="A line a prediction; with --census an op.")] = "",
     json: Json = "",
 ) -> None:
@@ -56,8 +57,8 @@ def predict(
     from sublight.predict.step import Parallel
     from sublight.report.predict import data, terminal
 
-    cli_output.check_writable(csv, json)
-    cli_output.check_apart((csv, json), [model, *(gpu or ())])
+    cli_output.check_writable(html, csv, json)
+    cli_output.check_apart((html, csv, json), [model, *(gpu or ())])
     request = cli_predict.Request(
         model=model,
         gpus=split(gpu) or ["h100"],
@@ -78,6 +79,8 @@ def predict(
     found_model, precision, found = cli_predict.answer(request)
     document = data.to_json(found_model, precision, found)
     cli_predict.refuse_misfit(document["predictions"])
+    if html:
+        cli_predict.write_html(document, found, html)
     if csv:
         cli_predict.write_csv(found, csv, census=census)
     cli_output.show(terminal.page(document, census=census), document, json)

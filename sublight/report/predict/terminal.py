@@ -74,7 +74,7 @@ def page(document: Row, *, census: bool = False) -> RenderableType:
             parts += [Text(""), titled(TITLES[mode], _steps(of_mode)), *_lines(of_mode)]
     if census:
         parts += [part for row in rows if row["fits"] for part in (Text(""), _census(row))]
-    parts += [Text(""), *(Text(note, style="dim") for note in _notes(rows))]
+    parts += [Text(""), *(Text(note, style="dim") for note in notes(rows))]
     return Group(*parts)
 
 
@@ -213,7 +213,7 @@ def _op_cells(op: Row) -> dict[str, str]:
     }
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[Row]) -> list[str]:
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
         return ["Nothing fits: no time is given."]
