@@ -41,6 +41,16 @@ class TimedOperation:
             return bound
         return "link" if self.operation.kind == "link" else "compute"
 
+    @property
+    def cause(self) -> str:
+        """The same, and of memory which bytes: weights, the cache, or activations."""
+        if self.bound != "memory":
+            return self.bound
+        operation = self.operation
+        if operation.kind == "attention":
+            return "cache" if operation.shape["q_len"] == 1 else "activations"
+        return "weights" if operation.kind == "product" and operation.direction == "fwd" else "activations"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -77,10 +87,10 @@ class Prediction:
 
     @property
     def bounds(self) -> Mapping[str, float]:
-        """The share of the time by what bounds the ops."""
+        """The share of the time by what bounds the ops, largest first."""
         shares: dict[str, float] = {}
         for op in self.ops:
-            shares[op.bound] = shares.get(op.bound, 0.0) + op.expected_s / (self.expected_s or 1.0)
+            shares[op.cause] = shares.get(op.cause, 0.0) + op.expected_s / (self.expected_s or 1.0)
         return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
     @property

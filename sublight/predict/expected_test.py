@@ -52,6 +52,16 @@ def test_more_of_anything_is_never_slower(name: str, gpu: str, step: Step, knob:
     assert more.largest_batch >= plain.largest_batch
 
 
+def test_the_bottleneck_moves_from_weights_to_the_cache() -> None:
+    model, here = config.load("llama-3-8b"), machine.find("h200")
+    found = [
+        estimate.predict(model, here, Step(mode="decode", batch=batch, context=context)).bottleneck
+        for batch, context in ((1, 1024), (64, 4096))
+    ]
+    assert found == ["weights", "cache"]
+    assert estimate.predict(model, here, Step(mode="prefill", batch=1, context=4096)).bottleneck == "compute"
+
+
 def test_twice_the_bandwidth_speeds_up_what_memory_bounds() -> None:
     here, model = machine.find("h100"), config.load("llama-3-8b")
     step = Step(mode="decode", batch=1, context=4096)

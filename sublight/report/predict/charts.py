@@ -13,8 +13,11 @@ from sublight.report.draw.roofline import decades
 from sublight.report.draw.svg import share, style
 
 Row = Mapping[str, Any]
-BOUNDS = {"memory": "p0", "compute": "p1", "launch": "p4", "link": "p3"}  # colours that the colour-blind tell apart
+CAUSES = {"weights": "p0", "cache": "p2", "activations": "p5", "compute": "p1", "launch": "p4", "link": "p3"}
+BOUNDS = {"memory": "p0", "compute": "p1", "launch": "p4", "link": "p3"}
+COLOURS = BOUNDS | CAUSES  # that the colour-blind tell apart
 WIDTH = 960
+LABELLED = 0.08  # of the time: an op with less has no name in the picture
 CELL_W, CELL_H, LEFT, TOP = 84, 30, 76, 64
 
 
@@ -31,7 +34,7 @@ def _frame(width: int, height: int, title: str, *parts: str) -> str:
 def legend(x: float, y: float, names: Sequence[str]) -> str:
     parts = []
     for name in names:
-        parts.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12" rx="2" class="{BOUNDS[name]}"/>')
+        parts.append(f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12" rx="2" class="{COLOURS[name]}"/>')
         parts.append(text(x + 18, y, name))
         x += 40 + 7.5 * len(name)
     return "".join(parts)
@@ -41,7 +44,8 @@ def heatmap(grid: Grid) -> str:
     """A cell a batch and context: its colour is what bounds most of the time, its words are the time of the step."""
     width = LEFT + CELL_W * len(grid.batches) + 16
     height = TOP + CELL_H * len(grid.contexts) + 34
-    parts = [legend(LEFT, 22, list(BOUNDS)[: 4 if grid.cells[0][0].gpus > 1 else 3])]
+    seen = {cell.bottleneck for line in grid.cells for cell in line if cell.fits}
+    parts = [legend(LEFT, 22, [name for name in CAUSES if name in seen])]
     for column, batch in enumerate(grid.batches):
         parts.append(text(LEFT + CELL_W * (column + 0.5), TOP - 10, str(batch), "faint", "middle"))
     for line, context in enumerate(grid.contexts):
@@ -65,7 +69,7 @@ def _cell(x: float, y: float, grid: Grid, line: int, column: int) -> str:
     name, part = found.bottleneck, found.bounds[found.bottleneck]
     words = f"{where}: {units.text(found.expected_s, 's')}, {units.percent(part)} of it bound by {name}, "
     words += f"{units.text(found.tokens_per_s, '').strip()} tokens/s"
-    box = f'<rect x="{x:.1f}" y="{y:.1f}" {size} class="{BOUNDS[name]}" fill-opacity="{0.15 + 0.5 * part:.2f}"/>'
+    box = f'<rect x="{x:.1f}" y="{y:.1f}" {size} class="{CAUSES[name]}" fill-opacity="{0.15 + 0.5 * part:.2f}"/>'
     label = text(x + CELL_W / 2, y + 19, units.text(found.expected_s, "s"), "ink", "middle")
     return f"<g><title>{escape(words)}</title>{box}{label}</g>"
 
@@ -100,17 +104,27 @@ def roofline(row: Row, machine: Machine, dtype: str) -> str:
     path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in points)
     parts.append(f'<polyline points="{path}" class="roof"/>')
     memory, compute = units.text(slope, "B/s"), units.text(flat, "FLOP/s")
-    parts.append(text(x_of(ridge) + 8, y_of(flat) - 9, f"{compute} · {memory} on the slope", "name"))
+    parts.append(text(left + 8, y_of(flat) - 9, f"roofs: {compute} of products, {memory} of memory", "name"))
+    placed: list[tuple[float, float]] = []
     for op, rate in sorted(zip(ops, rates, strict=True), key=lambda pair: -pair[0]["share"]):
         radius = 4 + 26 * op["share"] ** 0.5
         words = f"{op['name']}{' bwd' if op['direction'] == 'bwd' else ''}: {units.percent(op['share'])} of the time, "
         words += f"{units.text(op['expected_s'], 's')}, floor {units.text(op['floor_s'], 's')}, {op['how']}"
         spot = f'<circle cx="{x_of(op["intensity"]):.1f}" cy="{y_of(rate):.1f}" r="{radius:.1f}" fill-opacity="0.75"'
         parts.append(f'{spot} class="{BOUNDS[op["bound"]]}"><title>{escape(words)}</title></circle>')
-        if op["share"] >= 0.08:
-            parts.append(text(x_of(op["intensity"]), y_of(rate) - radius - 4, op["name"], "ink", "middle"))
+        if op["share"] >= LABELLED:
+            x, y = x_of(op["intensity"]), _free(placed, x_of(op["intensity"]), y_of(rate) + radius + 16)
+            parts.append(text(x, y, op["name"], "ink", "middle"))
     parts.append(text((left + WIDTH - right) / 2, height - bottom + 44, "FLOP for each byte moved", "ink", "middle"))
     return _frame(WIDTH, height, f"Ops of {row['mode']} under the roofline of {row['gpu_name']}", *parts)
+
+
+def _free(placed: list[tuple[float, float]], x: float, y: float) -> float:
+    """The first height from y downwards where a label at x meets none that is there already."""
+    while any(abs(x - other_x) < 150 and abs(y - other_y) < 15 for other_x, other_y in placed):
+        y += 15
+    placed.append((x, y))
+    return y
 
 
 def bars(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -121,7 +135,7 @@ def bars(rows: Sequence[Row], names: Sequence[str]) -> str:
     scale = (WIDTH - left - 120) / longest
     parts = []
     for index, (row, name) in enumerate(zip(rows, names, strict=True)):
-        y, kind = 8 + line * index, BOUNDS[row["bound"]]
+        y, kind = 8 + line * index, CAUSES[row["bound"]]
         length, floor = row["expected_s"] * scale, row["floor_s"] * scale
         low, high = (left + length * (1 + sign * row["error"]) for sign in (-1, 1))
         parts.append(text(left - 10, y + 17, name, "ink", "end"))

@@ -123,7 +123,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
             "tokens/s": units.text(row["tokens_per_s"], "").strip(),
             "MFU": units.percent(row["mfu"]),
             "$/M": "" if price is None else f"{price:.3g}",
-            "J/token": units.text(row["joules_per_token"], "").strip() if row["joules_per_token"] else "",
+            "J/token": f"{row['joules_per_token']:.3g}" if row["joules_per_token"] else "",
         }
         | tail
     )
