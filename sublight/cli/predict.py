@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,14 +12,16 @@ from typing import Any
 
 from sublight.cost.dtypes import find_dtype, is_floating, parse_dtype
 from sublight.errors import BadInput, one_of
-from sublight.predict import config, estimate, machine
+from sublight.predict import config, estimate, machine, plan
 from sublight.predict.estimate import Prediction
 from sublight.predict.machine import Machine
 from sublight.predict.model import Model
+from sublight.predict.plan import Plan
 from sublight.predict.step import ONE_GPU, Mode, Parallel, Precision, Step
 from sublight.units import parse_quantity
 
 MOST_ROWS = 2000  # GPUs x batches x contexts x steps
+MOST_GPUS = 4096  # of a plan
 MOST_GRIDS = 4  # GPUs whose grid the page shows
 MOST = {"batch": 1 << 20, "context": 1 << 27}
 PRODUCTS = ("bfloat16", "float16", "float32", "float8_e4m3fn", "int8", "float4_e2m1fn")
@@ -43,6 +46,7 @@ class Request:
     lora: int = 0
     price: str = ""
     changes: Sequence[str] = ()
+    network: str = ""
     parallel: Parallel = ONE_GPU
 
 
@@ -128,12 +132,13 @@ def check_parallel(model: Model, parallel: Parallel) -> None:
         raise BadInput(f"{given}: experts are spread over the tp GPUs, or over all tp x dp of them")
 
 
-def machines_of(names: Sequence[str], changes: Sequence[str]) -> list[Machine]:
+def machines_of(request: Request) -> list[Machine]:
     """Each GPU, and behind it the same with each --what-if."""
-    factors = [machine.parse_changes([part.strip() for part in word.split(",")]) for word in changes]
+    factors = [machine.parse_changes([part.strip() for part in word.split(",")]) for word in request.changes]
+    rate = network(request.network)
     found = []
-    for name in dict.fromkeys(names):
-        here = machine.find(name)
+    for name in dict.fromkeys(request.gpus):
+        here = replace(machine.find(name), network_bytes_per_s=rate)
         found += [here, *(machine.change(here, each) for each in factors)]
     return found
 
@@ -165,11 +170,22 @@ def answer(request: Request) -> tuple[Model, Precision, tuple[Prediction, ...]]:
     model, precision = config.load(request.model), precision_of(request)
     check_parallel(model, request.parallel)
     price = price_of(request.price)
-    machines, steps = machines_of(request.gpus, request.changes), steps_of(request, model, precision)
+    machines, steps = machines_of(request), steps_of(request, model, precision)
     if len(machines) * len(steps) > MOST_ROWS:
         raise BadInput(f"{len(machines) * len(steps)} predictions are too many: at most {MOST_ROWS} at once")
     fixed = [replace(step, batch=max(step.batch, request.parallel.data)) for step in steps]
     return model, precision, estimate.side_by_side(model, machines, fixed, price_per_hour=price)
+
+
+def show_plans(request: Request, gpus: int, latency: str, json: str) -> None:
+    from sublight.cli import output
+    from sublight.report.predict import plans
+
+    if not gpus:
+        raise BadInput(f"--latency {latency} needs --plan N: of how many GPUs")
+    target, found = best_plans(request, gpus, latency)
+    document = plans.to_json(found, target)
+    output.show(plans.page(document), document, json)
 
 
 def write_csv(found: Sequence[Prediction], path: str, *, census: bool) -> None:
@@ -201,3 +217,50 @@ def refuse_misfit(rows: Sequence[Any]) -> None:
 
     if len(rows) == 1 and not rows[0]["fits"]:
         raise BadInput(misfit(rows[0]))
+
+
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def seconds(words: str, option: str) -> float:
+    """
+    >>> seconds("30ms", "latency"), seconds("0.5 s", "latency")
+    (0.03, 0.5)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)", words.strip())
+    if not match or not float(match[1]):
+        raise BadInput(f"--{option} {words}: give a time, as in --{option} 30ms")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def network(words: str) -> float | None:
+    """Bytes a second of one GPU to other machines."""
+    if not words:
+        return None
+    try:
+        rate = parse_quantity(words.removesuffix("/s"))
+    except ValueError:
+        rate = 0
+    if not rate:
+        raise BadInput(f"--network {words}: give one GPU's bytes a second to other machines, as in --network 50GB")
+    return float(rate)
+
+
+def best_plans(request: Request, gpus: int, latency: str) -> tuple[float | None, tuple[Plan, ...]]:
+    """The target in seconds, and the plans for one GPU, one step and one context, best first."""
+    model, precision = config.load(request.model), precision_of(request)
+    machines, modes = machines_of(request), modes_of(model, request.modes or ["decode"] * model.generates)
+    contexts, batches = contexts_of(model, request.contexts), numbers(request.batches, "batch")
+    for what, several in (("GPU", machines), ("mode", modes), ("context", contexts), ("batch", batches)):
+        if len(several) > 1:
+            raise BadInput(f"--plan takes one {what}, not {len(several)}")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise BadInput(f"--plan {gpus}: give how many GPUs, from 1 to {MOST_GPUS}")
+    if request.parallel != ONE_GPU:
+        raise BadInput("--plan tries every --tp, --pp, --dp and --ep: leave them out")
+    target_s = seconds(latency, "latency") if latency else None
+    like = replace(steps_of(request, model, precision)[0], mode=modes[0])
+    found = plan.plans(model, machines[0], like, gpus, latency_s=target_s, batch=batches[0] if batches else None)
+    if not found:
+        raise BadInput(f"{model.name} does not fit on {gpus} {machines[0].gpu.name}: more GPUs, or --weights int4")
+    return target_s, found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sublight import cost
-from sublight.cost import attention, convolution, matmul, moe, movement, norm, optimizer, pointwise
+from sublight.cost import attention, communication, convolution, matmul, moe, movement, norm, optimizer, pointwise
 from sublight.cost.dtypes import find_dtype, matmul_limit
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import Tensor, dense
@@ -132,6 +132,10 @@ def _transformer(builder: _Builder) -> None:
     _first(builder)
     for block in model.blocks:
         _block(builder, block, -(-block.count // step.parallel.pipeline))
+    if step.parallel.pipeline > 1:
+        size = dense(step.precision.activations, builder.tokens, model.hidden).bytes
+        shape = {"numel": builder.tokens * model.hidden, "ranks": 2, "span": step.parallel.gpus}
+        builder.add("stage hand-over", "send", "link", shape, 1, communication.collective("send", size, size, 2))
     _last(builder)
 
 
@@ -410,7 +414,7 @@ def _backward(builder: _Builder) -> Iterator[Operation]:
             yield replace(op, direction="bwd", cost=cost.find(op.op)(op.shape, op.dtype, "bwd"))
     if step.parallel.data > 1:
         gradients = trained(builder.model, step) // (step.parallel.tensor * step.parallel.pipeline)
-        shape = {"numel": gradients, "ranks": step.parallel.data}
+        shape = {"numel": gradients, "ranks": step.parallel.data, "span": step.parallel.gpus}
         spent = cost.find("all_reduce")(shape, step.precision.gradients, "fwd")
         yield Operation(
             name="gradient all-reduce",

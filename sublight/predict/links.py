@@ -15,12 +15,18 @@ from sublight.predict.machine import Machine
 
 SHARE = 0.8  # of the vendor's rate
 HOP_S = 3e-6  # between two GPUs of one machine, the launch of its part of the collective included
+NODE_GPUS = 8  # of one machine; between machines the network carries
 
 
 def seconds(op: Operation, machine: Machine) -> float:
     rate = machine.link_bytes_per_s
     if not rate:
         raise BadInput(f"no link of {machine.gpu.name} to other GPUs is known: use one GPU, or give nvlink_bytes_per_s")
+    span = op.shape.get("span", op.shape["ranks"])
+    if span > NODE_GPUS:
+        if not machine.network_bytes_per_s:
+            raise BadInput(f"{span} GPUs are more than one machine's {NODE_GPUS}: give --network, as in --network 50GB")
+        rate = min(rate, machine.network_bytes_per_s)
     size = size_bytes(op.shape["numel"], op.dtype)
     return collective_s(op.op, size, op.shape["ranks"], rate)
 
@@ -36,8 +42,12 @@ def collective_s(op: str, size: int, ranks: int, rate: float) -> float:
     share = (ranks - 1) / ranks
     ring = 2 if op == "all_reduce" else 1  # passes: reduce and scatter, then gather
     by_ring = ring * (share * size / (SHARE * rate) + (ranks - 1) * HOP_S)
+    if op == "send":
+        return size / (SHARE * rate) + HOP_S
+    if op == "all_to_all":
+        return share * size / (SHARE * rate) + HOP_S
     if op != "all_reduce":
-        return by_ring if op != "all_to_all" else share * size / (SHARE * rate) + HOP_S
+        return by_ring
     depth = math.ceil(math.log2(ranks))
     by_tree = 2 * (size / (SHARE * rate) + depth * HOP_S)
     return min(by_ring, by_tree)

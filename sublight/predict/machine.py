@@ -38,6 +38,7 @@ class Machine:
     limits: Limits
     changed: bool = False  # by --what-if or a user's file: what was measured on such a GPU is not of this one
     factors: Mapping[str, float] = field(default_factory=dict)  # of --what-if
+    network_bytes_per_s: float | None = None  # of one GPU to other machines
 
     @property
     def key(self) -> str:
@@ -194,6 +195,7 @@ def change(machine: Machine, factors: Mapping[str, float]) -> Machine:
         limits=replace(machine.limits, device=name, limits=tuple(limits)),
         changed=True,
         factors=dict(factors),
+        network_bytes_per_s=(machine.network_bytes_per_s or 0) * factors.get("links", 1.0) or None,
     )
 
 

@@ -37,6 +37,9 @@ def predict(
     pp: Annotated[int, typer.Option(metavar="N", help="GPUs that share the layers.")] = 1,
     dp: Annotated[int, typer.Option(metavar="N", help="GPUs that share the batch.")] = 1,
     ep: Annotated[int, typer.Option(metavar="N", help="GPUs that share the experts.")] = 1,
+    network: Annotated[str, typer.Option(metavar="50GB", help="A GPU's bytes/s to other machines.")] = "",
+    plan: Annotated[int, typer.Option(metavar="N", help="The best way to spread it over N GPUs.")] = 0,
+    latency: Annotated[str, typer.Option(metavar="30ms", help="With --plan: the most that a step may take.")] = "",
     price: Annotated[str, typer.Option(metavar="$", help="Of a GPU's hour: cost of a million tokens.")] = "",
     what_if: Annotated[
         list[str] | None, typer.Option(metavar="KNOB=2x", help="bandwidth, flops, links, memory, power.")
@@ -74,8 +77,11 @@ def predict(
         lora=lora,
         price=price,
         changes=what_if or (),
+        network=network,
         parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
     )
+    if plan or latency:
+        return cli_predict.show_plans(request, plan, latency, json)
     found_model, precision, found = cli_predict.answer(request)
     document = data.to_json(found_model, precision, found)
     cli_predict.refuse_misfit(document["predictions"])
