@@ -188,6 +188,22 @@ def show_plans(request: Request, gpus: int, latency: str, json: str) -> None:
     output.show(plans.page(document), document, json)
 
 
+def show_elsewhere(trace: str, request: Request, json: str) -> None:
+    """A recorded step on each GPU."""
+    from sublight.cli import output
+    from sublight.diagnose import elsewhere
+    from sublight.report.predict import elsewhere as report
+    from sublight.trace import load
+
+    machines = machines_of(request)
+    path = Path(trace)
+    if not path.exists():
+        raise BadInput(f"there is no file {trace}: give a trace, as torch.profiler or nsys writes it")
+    traces = load.load(path)
+    document = report.to_json([elsewhere.elsewhere(traces, here, source=path.name) for here in machines])
+    output.show(report.page(document), document, json)
+
+
 def write_csv(found: Sequence[Prediction], path: str, *, census: bool) -> None:
     from sublight.report.predict import data
     from sublight.results import write_file
@@ -262,5 +278,6 @@ def best_plans(request: Request, gpus: int, latency: str) -> tuple[float | None,
     like = replace(steps_of(request, model, precision)[0], mode=modes[0])
     found = plan.plans(model, machines[0], like, gpus, latency_s=target_s, batch=batches[0] if batches else None)
     if not found:
-        raise BadInput(f"{model.name} does not fit on {gpus} {machines[0].gpu.name}: more GPUs, or --weights int4")
+        lower = "--checkpointing or --lora 16" if like.trains else "--weights int4"
+        raise BadInput(f"{model.name} does not fit on {gpus} {machines[0].gpu.name}: take more GPUs, or {lower}")
     return target_s, found

@@ -8,15 +8,16 @@ import typer
 
 from sublight.cli import output as cli_output
 from sublight.cli.options import Json, gpu_lists, model_names, split
+from sublight.errors import BadInput
 
 
 def predict(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MODEL", help="A known name, or a config.json or its folder.", autocompletion=model_names
         ),
-    ],
+    ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(metavar="NAMES", help="As in h100,b200, or my.toml.", autocompletion=gpu_lists),
@@ -44,6 +45,9 @@ def predict(
     what_if: Annotated[
         list[str] | None, typer.Option(metavar="KNOB=2x", help="bandwidth, flops, links, memory, power.")
     ] = None,
+    trace: Annotated[
+        str, typer.Option("--from", metavar="TRACE", help="Instead of a model: what was recorded on another GPU.")
+    ] = "",
     census: Annotated[bool, typer.Option("--census", help="Every op, its bytes, its bound, its share.")] = False,
     html: Annotated[str, typer.Option(metavar="FILE", help="A page: roofline, bottlenecks, GPUs.")] = "",
     csv: Annotated[str, typer.Option(metavar="FILE", help="A line a prediction; with --census an op.")] = "",
@@ -55,15 +59,19 @@ def predict(
     sublight predict llama-3-8b --gpu h100,h200,b200 --batch 1,8,64 --context 4096
     sublight predict path/to/config.json --gpu h100 --weights int4 --mode decode --census
     sublight predict mixtral-8x7b --gpu my.toml --what-if bandwidth=2x
+    sublight predict llama-3-70b --gpu h100 --plan 8 --latency 30ms
+    sublight predict --from trace.json.gz --gpu b200
     """
     from sublight.cli import predict as cli_predict
     from sublight.predict.step import Parallel
     from sublight.report.predict import data, terminal
 
     cli_output.check_writable(html, csv, json)
-    cli_output.check_apart((html, csv, json), [model, *(gpu or ())])
+    cli_output.check_apart((html, csv, json), [model or "", trace, *(gpu or ())])
+    if bool(model) == bool(trace):
+        raise BadInput("name a model, as in `sublight predict llama-3-8b --gpu h100`, or a trace with --from")
     request = cli_predict.Request(
-        model=model,
+        model=model or "",
         gpus=split(gpu) or ["h100"],
         batches=split(batch),
         contexts=split(context),
@@ -80,6 +88,8 @@ def predict(
         network=network,
         parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
     )
+    if trace:
+        return cli_predict.show_elsewhere(trace, request, json)
     if plan or latency:
         return cli_predict.show_plans(request, plan, latency, json)
     found_model, precision, found = cli_predict.answer(request)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sublight import units
 from sublight.predict.plan import Plan
-from sublight.report.draw.tables import plain, titled
+from sublight.report.draw.tables import Fitting, plain, titled
 from sublight.report.predict import data
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 SHOWN = 8
 
@@ -38,10 +39,22 @@ def page(document: Mapping[str, Any]) -> RenderableType:
 
     rows = document["plans"]
     where = f"{document['gpus']} {document['gpu']}, {document['mode']}, context {document['context']}"
-    names = ["plan", "batch", "time", "±", "floor", "tokens/s", "a GPU", "memory", "bound"]
+    choices = [_table(document, without) for without in ((), ("bound",), ("bound", "±"), ("bound", "±", "a GPU"))]
+    more = [Text(f"… and {len(rows) - SHOWN} more: --json has all", style="dim")] if len(rows) > SHOWN else []
+    return Group(
+        Text(sentence(document), style="bold"),
+        Text(""),
+        titled(f"{document['model']['name']} on {where}", Fitting(tuple(choices))),
+        *more,
+        Text("Links are not measured: 80 % of the vendor's rate and 3 µs a hop are assumed.", style="dim"),
+    )
+
+
+def _table(document: Mapping[str, Any], without: Sequence[str]) -> Table:
+    every = ("plan", "batch", "time", "±", "floor", "tokens/s", "a GPU", "memory", "bound")
+    names = [name for name in every if name not in without]
     table = plain(names, right=[name for name in names if name not in ("plan", "bound")])
-    for row in rows[:SHOWN]:
-        style = "" if row["meets"] else "dim"
+    for row in document["plans"][:SHOWN]:
         cells = (
             row["parallel"],
             str(row["batch"]),
@@ -53,15 +66,9 @@ def page(document: Mapping[str, Any]) -> RenderableType:
             units.text(row["memory_bytes"]["total"], "B"),
             row["bound"],
         )
-        table.add_row(*cells, style=style)
-    more = [Text(f"… and {len(rows) - SHOWN} more: --json has all", style="dim")] if len(rows) > SHOWN else []
-    return Group(
-        Text(sentence(document), style="bold"),
-        Text(""),
-        titled(f"{document['model']['name']} on {where}", table),
-        *more,
-        Text("Links are not measured: 80 % of the vendor's rate and 3 µs a hop are assumed.", style="dim"),
-    )
+        shown = [cell for name, cell in zip(every, cells, strict=True) if name in names]
+        table.add_row(*shown, style="" if row["meets"] else "dim")
+    return table
 
 
 def sentence(document: Mapping[str, Any]) -> str:
