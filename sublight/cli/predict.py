@@ -177,6 +177,12 @@ def answer(request: Request) -> tuple[Model, Precision, tuple[Prediction, ...]]:
     return model, precision, estimate.side_by_side(model, machines, fixed, price_per_hour=price)
 
 
+def refuse(why: str, **options: Any) -> None:
+    """Options that the answer would ignore."""
+    if given := ", ".join(f"--{name.replace('_', '-')}" for name, value in options.items() if value):
+        raise BadInput(f"{why}: leave out {given}")
+
+
 def show_plans(request: Request, gpus: int, latency: str, json: str) -> None:
     from sublight.cli import output
     from sublight.report.predict import plans
@@ -276,7 +282,8 @@ def best_plans(request: Request, gpus: int, latency: str) -> tuple[float | None,
         raise BadInput("--plan tries every --tp, --pp, --dp and --ep: leave them out")
     target_s = seconds(latency, "latency") if latency else None
     like = replace(steps_of(request, model, precision)[0], mode=modes[0])
-    found = plan.plans(model, machines[0], like, gpus, latency_s=target_s, batch=batches[0] if batches else None)
+    batch, price = batches[0] if batches else None, price_of(request.price)
+    found = plan.plans(model, machines[0], like, gpus, latency_s=target_s, batch=batch, price_per_hour=price)
     if not found:
         lower = "--checkpointing or --lora 16" if like.trains else "--weights int4"
         raise BadInput(f"{model.name} does not fit on {gpus} {machines[0].gpu.name}: take more GPUs, or {lower}")

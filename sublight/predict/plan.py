@@ -61,7 +61,14 @@ def _batches(model: Model, machine: Machine, step: Step) -> list[int]:
 
 
 def plans(
-    model: Model, machine: Machine, like: Step, gpus: int, *, latency_s: float | None = None, batch: int | None = None
+    model: Model,
+    machine: Machine,
+    like: Step,
+    gpus: int,
+    *,
+    latency_s: float | None = None,
+    batch: int | None = None,
+    price_per_hour: float | None = None,
 ) -> tuple[Plan, ...]:
     """Best first: those that meet the target by tokens per second, then the others by how near they come.
 
@@ -74,7 +81,8 @@ def plans(
             batches: Sequence[int] = _batches(model, machine, step)
         else:
             batches = [batch] if batch >= parallel.data else []
-        tried = [predict(model, machine, replace(step, batch=each)) for each in batches]
+        steps = [replace(step, batch=each) for each in batches]
+        tried = [predict(model, machine, each, price_per_hour=price_per_hour) for each in steps]
         fitting = [Plan(prediction=each, meets=_meets(each, latency_s)) for each in tried if each.fits]
         if fitting:
             found.append(min(fitting, key=_order))

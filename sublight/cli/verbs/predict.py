@@ -89,8 +89,20 @@ def predict(
         parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
     )
     if trace:
+        of_model = {
+            "batch": batch,
+            "context": context,
+            "mode": mode,
+            "dtype": dtype,
+            "weights": weights,
+            "cache": cache,
+        }
+        of_model |= {"optimizer": optimizer, "checkpointing": checkpointing, "eager": eager, "lora": lora, "plan": plan}
+        of_model |= {"tp": tp > 1, "pp": pp > 1, "dp": dp > 1, "ep": ep > 1, "price": price, "latency": latency}
+        cli_predict.refuse("--from takes GPUs alone", **of_model, census=census, csv=csv, html=html, network=network)
         return cli_predict.show_elsewhere(trace, request, json)
     if plan or latency:
+        cli_predict.refuse("--plan gives one table", census=census, csv=csv, html=html)
         return cli_predict.show_plans(request, plan, latency, json)
     found_model, precision, found = cli_predict.answer(request)
     document = data.to_json(found_model, precision, found)

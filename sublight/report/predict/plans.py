@@ -51,7 +51,9 @@ def page(document: Mapping[str, Any]) -> RenderableType:
 
 
 def _table(document: Mapping[str, Any], without: Sequence[str]) -> Table:
-    every = ("plan", "batch", "time", "±", "floor", "tokens/s", "a GPU", "memory", "bound")
+    every = ("plan", "batch", "time", "±", "floor", "tokens/s", "a GPU", "$/M", "memory", "bound")
+    prices = any(row["price_per_million_tokens"] for row in document["plans"])
+    without = [*without, *(["a GPU"] if prices else ["$/M"])]
     names = [name for name in every if name not in without]
     table = plain(names, right=[name for name in names if name not in ("plan", "bound")])
     for row in document["plans"][:SHOWN]:
@@ -63,6 +65,7 @@ def _table(document: Mapping[str, Any], without: Sequence[str]) -> Table:
             units.text(row["floor_s"], "s"),
             units.text(row["tokens_per_s"], "").strip(),
             units.text(row["tokens_per_s"] / document["gpus"], "").strip(),
+            f"{row['price_per_million_tokens'] or 0:.3g}",
             units.text(row["memory_bytes"]["total"], "B"),
             row["bound"],
         )
