@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from sublight.cli import output
 from sublight.cost.dtypes import find_dtype, is_floating, parse_dtype
 from sublight.errors import BadInput, one_of
 from sublight.predict import config, estimate, machine, plan
@@ -18,6 +19,7 @@ from sublight.predict.machine import Machine
 from sublight.predict.model import Model
 from sublight.predict.plan import Plan
 from sublight.predict.step import ONE_GPU, Mode, Parallel, Precision, Step
+from sublight.results import write_file
 from sublight.units import parse_quantity
 
 MOST_ROWS = 2000  # GPUs x batches x contexts x steps
@@ -32,8 +34,9 @@ STORED = (*PRODUCTS, "int4")
 class Request:
     """The command's words."""
 
-    model: str
-    gpus: Sequence[str]
+    model: str = ""
+    trace: str = ""
+    gpus: Sequence[str] = ()
     batches: Sequence[str] = ()
     contexts: Sequence[str] = ()
     modes: Sequence[str] = ()
@@ -48,6 +51,58 @@ class Request:
     changes: Sequence[str] = ()
     network: str = ""
     parallel: Parallel = ONE_GPU
+    plan: int = 0
+    latency: str = ""
+    census: bool = False
+    html: str = ""
+    csv: str = ""
+    json: str = ""
+
+
+OPTIONS = {"batches": "--batch", "contexts": "--context", "modes": "--mode", "parallel": "--tp, --pp, --dp or --ep"}
+OF_GPUS = ("trace", "gpus", "changes", "json")  # what a trace needs to know
+
+
+def command(request: Request) -> None:
+    output.check_writable(request.html, request.csv, request.json)
+    read = [request.model, request.trace, *request.gpus]
+    output.check_apart((request.html, request.csv, request.json), read)
+    if bool(request.model) == bool(request.trace):
+        raise BadInput("name a model, as in `sublight predict llama-3-8b --gpu h100`, or a trace with --from")
+    if request.trace:
+        refuse(
+            request, "--from takes GPUs alone", [field.name for field in fields(Request) if field.name not in OF_GPUS]
+        )
+        return show_elsewhere(request)
+    if request.plan or request.latency:
+        refuse(request, "--plan gives one table and tries every split", ["census", "csv", "html", "parallel"])
+        return show_plans(request)
+    show_steps(request)
+
+
+def refuse(request: Request, why: str, names: Sequence[str]) -> None:
+    """Options that the answer would ignore."""
+    plain = Request()
+    given = [
+        OPTIONS.get(name, f"--{name}")
+        for name in names
+        if (getattr(request, name) or None) != (getattr(plain, name) or None)
+    ]
+    if given:
+        raise BadInput(f"{why}: leave out {', '.join(given)}")
+
+
+def show_steps(request: Request) -> None:
+    from sublight.report.predict import data, terminal
+
+    model, precision, found = answer(request)
+    document = data.to_json(model, precision, found)
+    refuse_misfit(document["predictions"])
+    if request.html:
+        write_html(document, found, request.html)
+    if request.csv:
+        write_file(data.to_csv(found, ops=request.census), Path(request.csv))
+    output.show(terminal.page(document, census=request.census), document, request.json)
 
 
 def numbers(words: Iterable[str], what: str) -> list[int]:
@@ -177,51 +232,32 @@ def answer(request: Request) -> tuple[Model, Precision, tuple[Prediction, ...]]:
     return model, precision, estimate.side_by_side(model, machines, fixed, price_per_hour=price)
 
 
-def refuse(why: str, **options: Any) -> None:
-    """Options that the answer would ignore."""
-    if given := ", ".join(f"--{name.replace('_', '-')}" for name, value in options.items() if value):
-        raise BadInput(f"{why}: leave out {given}")
-
-
-def show_plans(request: Request, gpus: int, latency: str, json: str) -> None:
-    from sublight.cli import output
+def show_plans(request: Request) -> None:
     from sublight.report.predict import plans
 
-    if not gpus:
-        raise BadInput(f"--latency {latency} needs --plan N: of how many GPUs")
-    target, found = best_plans(request, gpus, latency)
-    document = plans.to_json(found, target)
-    output.show(plans.page(document), document, json)
+    target_s, found = best_plans(request)
+    document = plans.to_json(found, target_s)
+    output.show(plans.page(document), document, request.json)
 
 
-def show_elsewhere(trace: str, request: Request, json: str) -> None:
+def show_elsewhere(request: Request) -> None:
     """A recorded step on each GPU."""
-    from sublight.cli import output
     from sublight.diagnose import elsewhere
     from sublight.report.predict import elsewhere as report
     from sublight.trace import load
 
-    machines = machines_of(request)
-    path = Path(trace)
+    machines, path = machines_of(request), Path(request.trace)
     if not path.exists():
-        raise BadInput(f"there is no file {trace}: give a trace, as torch.profiler or nsys writes it")
+        raise BadInput(f"there is no file {path}: give a trace, as torch.profiler or nsys writes it")
     traces = load.load(path)
     document = report.to_json([elsewhere.elsewhere(traces, here, source=path.name) for here in machines])
-    output.show(report.page(document), document, json)
-
-
-def write_csv(found: Sequence[Prediction], path: str, *, census: bool) -> None:
-    from sublight.report.predict import data
-    from sublight.results import write_file
-
-    write_file(data.to_csv(found, ops=census), Path(path))
+    output.show(report.page(document), document, request.json)
 
 
 def write_html(document: dict[str, Any], found: Sequence[Prediction], path: str) -> None:
     """With the grids of the first GPUs, for each step that was asked for but training."""
     from sublight.predict import grid
     from sublight.report.predict import page
-    from sublight.results import write_file
 
     likes = {(each.machine.label, each.step.mode): each for each in reversed(found) if not each.step.trains}
     machines = list(dict.fromkeys(each.machine.label for each in found))[:MOST_GRIDS]
@@ -268,19 +304,19 @@ def network(words: str) -> float | None:
     return float(rate)
 
 
-def best_plans(request: Request, gpus: int, latency: str) -> tuple[float | None, tuple[Plan, ...]]:
+def best_plans(request: Request) -> tuple[float | None, tuple[Plan, ...]]:
     """The target in seconds, and the plans for one GPU, one step and one context, best first."""
-    model, precision = config.load(request.model), precision_of(request)
+    model, precision, gpus = config.load(request.model), precision_of(request), request.plan
+    if not gpus:
+        raise BadInput(f"--latency {request.latency} needs --plan N, of how many GPUs")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise BadInput(f"--plan {gpus}: give how many GPUs, from 1 to {MOST_GPUS}")
     machines, modes = machines_of(request), modes_of(model, request.modes or ["decode"] * model.generates)
     contexts, batches = contexts_of(model, request.contexts), numbers(request.batches, "batch")
     for what, several in (("GPU", machines), ("mode", modes), ("context", contexts), ("batch", batches)):
         if len(several) > 1:
             raise BadInput(f"--plan takes one {what}, not {len(several)}")
-    if not 1 <= gpus <= MOST_GPUS:
-        raise BadInput(f"--plan {gpus}: give how many GPUs, from 1 to {MOST_GPUS}")
-    if request.parallel != ONE_GPU:
-        raise BadInput("--plan tries every --tp, --pp, --dp and --ep: leave them out")
-    target_s = seconds(latency, "latency") if latency else None
+    target_s = seconds(request.latency, "latency") if request.latency else None
     like = replace(steps_of(request, model, precision)[0], mode=modes[0])
     batch, price = batches[0] if batches else None, price_of(request.price)
     found = plan.plans(model, machines[0], like, gpus, latency_s=target_s, batch=batch, price_per_hour=price)

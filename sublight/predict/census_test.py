@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from sublight.predict import census, config, model
-from sublight.predict.census import Operation
+from sublight.predict import backward, census, config, forward, model
+from sublight.predict.operation import Operation
 from sublight.predict.step import Parallel, Precision, Step
 
 
@@ -111,7 +111,7 @@ def test_checkpointing_runs_layers_again_and_lora_trains_thin_products() -> None
     assert not [op for op in adapted if op.name == "MLP up (weight)"]
     wide = found.hidden * 16 + 3072 * 16, 2048 * 16 + found.hidden * 16, 18432 * 0
     mlp = 16 * (2048 + 16384) + 16 * (8192 + 2048)
-    assert census.trained(found, replace(step, lora=16)) == 16 * (sum(wide) + mlp)
+    assert backward.trained(found, replace(step, lora=16)) == 16 * (sum(wide) + mlp)
 
 
 @pytest.mark.parametrize("ways", [2, 4])
@@ -139,9 +139,9 @@ def test_weights_of_four_bits_are_read_with_their_scales() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7, 1000])
 def test_touched_experts_stay_within_bounds(tokens: int) -> None:
-    found = census.touched(64, 4, tokens)
+    found = forward.touched(64, 4, tokens)
     assert min(4, 64) <= found <= min(64, 4 * tokens) and isinstance(found, int)
-    assert math.isclose(census.touched(64, 64, tokens), 64)
+    assert math.isclose(forward.touched(64, 64, tokens), 64)
 
 
 @pytest.mark.parametrize("name", config.known_names())

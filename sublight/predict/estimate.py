@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from sublight.predict import census, memory
 from sublight.predict import expected as op_times
-from sublight.predict.census import Operation
 from sublight.predict.expected import Timed
 from sublight.predict.machine import Machine
 from sublight.predict.memory import USABLE, Memory
 from sublight.predict.model import Model
+from sublight.predict.operation import Operation
 from sublight.predict.step import Mode, Step
 
 MICRO_BATCHES = 4  # for each stage of a pipeline, when training

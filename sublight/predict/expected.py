@@ -8,8 +8,8 @@ from typing import Literal
 from sublight.cost.dtypes import find_dtype
 from sublight.predict import analytic, links, table
 from sublight.predict.analytic import Heads, Rates
-from sublight.predict.census import Operation
 from sublight.predict.machine import Machine
+from sublight.predict.operation import Operation
 
 How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
 HALF = ("bfloat16", "float16")  # what the tables were measured in

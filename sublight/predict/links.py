@@ -10,8 +10,8 @@ import math
 
 from sublight.cost.dtypes import size_bytes
 from sublight.errors import BadInput
-from sublight.predict.census import Operation
 from sublight.predict.machine import Machine
+from sublight.predict.operation import Operation
 
 SHARE = 0.8  # of the vendor's rate
 HOP_S = 3e-6  # between two GPUs of one machine, the launch of its part of the collective included

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sublight.cost.dtypes import find_dtype, size_bytes
-from sublight.predict import census
+from sublight.predict import backward
 from sublight.predict import model as models
 from sublight.predict.model import Block, Model
+from sublight.predict.operation import GROUP
 from sublight.predict.step import Step
 
 USABLE = 0.95  # of the GPU's memory: the rest is the driver's, the context's and what the allocator cannot fill
@@ -58,7 +59,7 @@ def memory(model: Model, step: Step) -> Memory:
         cache = models.cache_bytes(model, step.batch, step.context, bits) // parallel.pipeline
         shards = 1 if model.latent else min(parallel.tensor, model.kv_heads or 1)
         return Memory(weights=weights, cache=cache // shards, activations=_working(model, step))
-    trained = -(-census.trained(model, step) // split)
+    trained = -(-backward.trained(model, step) // split)
     adapters = _weight_bytes(trained, precision.weights) if step.lora is not None else 0
     state = 2 * size_bytes(trained, precision.optimizer)
     state += size_bytes(trained, precision.master) if precision.master else 0
@@ -72,7 +73,7 @@ def memory(model: Model, step: Step) -> Memory:
 
 
 def _weight_bytes(numel: int, dtype: str) -> int:
-    scales = 2 * -(-numel // census.GROUP) if find_dtype(dtype).bits < 8 else 0
+    scales = 2 * -(-numel // GROUP) if find_dtype(dtype).bits < 8 else 0
     return size_bytes(numel, dtype) + scales
 
 

@@ -20,9 +20,9 @@ from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.errors import BadInput
 from sublight.predict import expected
-from sublight.predict.census import Operation
 from sublight.predict.estimate import TimedOperation
 from sublight.predict.machine import Machine
+from sublight.predict.operation import Operation
 from sublight.trace.costs import cost_of, no_cost
 from sublight.trace.costs.shapes import DTYPES
 from sublight.trace.record import Detail
@@ -128,10 +128,8 @@ class _Recorder(TorchDispatchMode):
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         name = func._schema.name
-        values = [
-            *args,
-            *(kwargs[each.name] if each.name in kwargs else each.default_value for each in _rest(func, args)),
-        ]
+        rest = func._schema.arguments[len(args) :]
+        values = [*args, *(kwargs.get(each.name, each.default_value) for each in rest)]
         detail = _detail(values)
         if name in _FREE or no_cost(name, detail) or func.is_view:
             return
@@ -160,7 +158,10 @@ class _Recorder(TorchDispatchMode):
 
 def _detail(values: Sequence[Any]) -> Detail:
     """The arguments as the profiler would have recorded them."""
-    dims, strides, types, concrete = [], [], [], []
+    dims: list[Any] = []
+    strides: list[Any] = []
+    types: list[str] = []
+    concrete: list[str] = []
     for value in values:
         tensors = value if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor) else None
         if isinstance(value, torch.Tensor):

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sublight.cli import output as cli_output
 from sublight.cli.options import Json, gpu_lists, model_names, split
-from sublight.errors import BadInput
 
 
 def predict(
@@ -64,51 +62,31 @@ def predict(
     """
     from sublight.cli import predict as cli_predict
     from sublight.predict.step import Parallel
-    from sublight.report.predict import data, terminal
 
-    cli_output.check_writable(html, csv, json)
-    cli_output.check_apart((html, csv, json), [model or "", trace, *(gpu or ())])
-    if bool(model) == bool(trace):
-        raise BadInput("name a model, as in `sublight predict llama-3-8b --gpu h100`, or a trace with --from")
-    request = cli_predict.Request(
-        model=model or "",
-        gpus=split(gpu) or ["h100"],
-        batches=split(batch),
-        contexts=split(context),
-        modes=split(mode),
-        dtype=dtype,
-        weights=weights,
-        cache=cache,
-        optimizer=optimizer,
-        checkpointing=checkpointing,
-        eager=eager,
-        lora=lora,
-        price=price,
-        changes=what_if or (),
-        network=network,
-        parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
+    cli_predict.command(
+        cli_predict.Request(
+            model=model or "",
+            trace=trace,
+            gpus=split(gpu) or ["h100"],
+            batches=split(batch),
+            contexts=split(context),
+            modes=split(mode),
+            dtype=dtype,
+            weights=weights,
+            cache=cache,
+            optimizer=optimizer,
+            checkpointing=checkpointing,
+            eager=eager,
+            lora=lora,
+            price=price,
+            changes=what_if or (),
+            network=network,
+            parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
+            plan=plan,
+            latency=latency,
+            census=census,
+            html=html,
+            csv=csv,
+            json=json,
+        )
     )
-    if trace:
-        of_model = {
-            "batch": batch,
-            "context": context,
-            "mode": mode,
-            "dtype": dtype,
-            "weights": weights,
-            "cache": cache,
-        }
-        of_model |= {"optimizer": optimizer, "checkpointing": checkpointing, "eager": eager, "lora": lora, "plan": plan}
-        of_model |= {"tp": tp > 1, "pp": pp > 1, "dp": dp > 1, "ep": ep > 1, "price": price, "latency": latency}
-        cli_predict.refuse("--from takes GPUs alone", **of_model, census=census, csv=csv, html=html, network=network)
-        return cli_predict.show_elsewhere(trace, request, json)
-    if plan or latency:
-        cli_predict.refuse("--plan gives one table", census=census, csv=csv, html=html)
-        return cli_predict.show_plans(request, plan, latency, json)
-    found_model, precision, found = cli_predict.answer(request)
-    document = data.to_json(found_model, precision, found)
-    cli_predict.refuse_misfit(document["predictions"])
-    if html:
-        cli_predict.write_html(document, found, html)
-    if csv:
-        cli_predict.write_csv(found, csv, census=census)
-    cli_output.show(terminal.page(document, census=census), document, json)
