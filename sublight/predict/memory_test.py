@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from sublight import units
 from sublight.predict import config, machine, memory, model
 from sublight.predict.step import Parallel, Precision, Step
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "end_to_end_h200.json"
+DOCS = Path(__file__).parents[2] / "docs" / "predict.md"
 BAR = 0.05
 STEPS = {  # as benchmarks/end_to_end.py runs them: everything in bf16, Adam's averages too
     "llama-train": ("llama-3.2-1b", 4, 2048),
@@ -27,7 +29,10 @@ def test_peaks_of_the_training_runs(part: str, variant: str) -> None:
     name, batch, context = STEPS[part]
     precision = Precision(optimizer="bfloat16")
     step = Step(mode="train", batch=batch, context=context, precision=precision, eager=variant == "eager")
-    assert memory.memory(config.load(name), step).total == pytest.approx(measured, rel=BAR)
+    found = memory.memory(config.load(name), step).total
+    assert found == pytest.approx(measured, rel=BAR)
+    off = f"{100 * (found / measured - 1):+.1f} %".replace("-", "−")
+    assert f"| {units.text(measured, 'B')} | {units.text(found, 'B')} | {off} |" in DOCS.read_text(encoding="utf-8")
 
 
 def test_kinds_add_up_and_weights_are_the_parameters() -> None:
