@@ -336,11 +336,16 @@ def checks_markdown(checks: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_docs(path: Path, checks: Iterable[dict[str, Any]]) -> None:
-    begin, end = "<!-- errors: begin -->\n", "\n<!-- errors: end -->"
-    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
-    _, _, after = rest.partition(end)
-    path.write_text(before + begin + checks_markdown(checks) + end + after, encoding="utf-8")
+BEGIN, END = "<!-- errors: begin -->", "<!-- errors: end -->"
+
+
+def with_checks(page: str, checks: Iterable[dict[str, Any]]) -> str:
+    """The page with its table of errors written anew; the rest of it stays."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"the page has no {BEGIN} … {END}: it is left as it is")
+    return f"{before}{BEGIN}\n{checks_markdown(checks)}\n{END}{after}"
 
 
 def main() -> None:
@@ -402,7 +407,7 @@ def main() -> None:
     TARGET.write_text(json.dumps(document, indent=None, separators=(",", ":")).replace('{"gpu"', '\n{"gpu"') + "\n")
     print(checks_markdown(checks))
     if given.docs:
-        write_docs(given.docs, checks)
+        given.docs.write_text(with_checks(given.docs.read_text(encoding="utf-8"), checks), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,14 @@ def test_a_run_of_this_project_is_read(script: Any) -> None:
     assert script.rows_of_run("h200", [product] * (script.LEAST_ROWS - 1)) == {}
 
 
+def test_only_the_table_of_a_page_is_written_anew(script: Any) -> None:
+    for old in ("", "\nold\n", "\n"):
+        page = script.with_checks(f"before\n{script.BEGIN}{old}{script.END}\nafter\n", table.data()["checks"])
+        assert page.startswith("before\n") and page.endswith(f"{script.END}\nafter\n") and "old" not in page
+    with pytest.raises(SystemExit, match="left as it is"):
+        script.with_checks("a page without the marks", [])
+
+
 def test_the_docs_print_the_errors_of_the_tables(script: Any) -> None:
     page = (HERE.parent / "docs" / "predict.md").read_text(encoding="utf-8")
     assert script.checks_markdown(table.data()["checks"]) in page
