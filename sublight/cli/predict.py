@@ -198,10 +198,26 @@ def machines_of(request: Request) -> list[Machine]:
     return found
 
 
+def _trainable(modes: tuple[Mode, ...], request: Request, precision: Precision) -> tuple[Mode, ...]:
+    """Weights of fewer than 16 bits are not trained; adapters beside them are."""
+    if "train" not in modes or request.lora or find_dtype(precision.weights).bits >= 16:
+        return modes
+    if "train" in request.modes:
+        raise BadInput(
+            f"weights of {find_dtype(precision.weights).bits} bits are not trained: add --weights bf16, or --lora 16"
+        )
+    return tuple(mode for mode in modes if mode != "train")
+
+
 def steps_of(request: Request, model: Model, precision: Precision) -> list[Step]:
-    batches = numbers(request.batches, "batch") or [1]
+    replicas = request.parallel.data
+    batches = numbers(request.batches, "batch") or [replicas]
+    if min(batches) < replicas:
+        raise BadInput(
+            f"--batch {min(batches)} leaves some of --dp {replicas} GPUs without a sequence: give {replicas} or more"
+        )
     contexts = contexts_of(model, request.contexts)
-    modes = modes_of(model, request.modes)
+    modes = _trainable(modes_of(model, request.modes), request, precision)
     if request.lora < 0:
         raise BadInput(f"--lora {request.lora}: give the adapters' rank, as in --lora 16")
     if request.lora and model.family == "convolution":
@@ -228,8 +244,7 @@ def answer(request: Request) -> tuple[Model, Precision, tuple[Prediction, ...]]:
     machines, steps = machines_of(request), steps_of(request, model, precision)
     if len(machines) * len(steps) > MOST_ROWS:
         raise BadInput(f"{len(machines) * len(steps)} predictions are too many: at most {MOST_ROWS} at once")
-    fixed = [replace(step, batch=max(step.batch, request.parallel.data)) for step in steps]
-    return model, precision, estimate.side_by_side(model, machines, fixed, price_per_hour=price)
+    return model, precision, estimate.side_by_side(model, machines, steps, price_per_hour=price)
 
 
 def show_plans(request: Request) -> None:

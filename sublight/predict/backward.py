@@ -13,7 +13,7 @@ from sublight.cost.tensor import dense
 from sublight.predict import model as models
 from sublight.predict.forward import Builder, transformer
 from sublight.predict.model import Model
-from sublight.predict.operation import Operation
+from sublight.predict.operation import Operation, weight_tensors
 from sublight.predict.step import Step
 
 
@@ -65,13 +65,13 @@ def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[O
     groups = op.shape.get("groups", 1)
     dtype = step.precision.products
     x, dy = dense(dtype, m, k), dense(dtype, m, n)
-    weight = dense(dtype, groups * n, k)
+    weight, *scales = weight_tensors(step.precision.weights if not trained else dtype, groups * n, k)
     limit = matmul_limit(dtype)
     if op.op == "conv2d":  # its input is smaller than the matrix that it stands for
         x = dense(dtype, op.shape["batch"], op.shape["in_channels"], op.shape["size"], op.shape["size"])
     flops = 2.0 * m * n * k
     if op.name not in ("patches", "embedding"):  # nobody needs the gradient of the input
-        spent = replace(matmul.product(dy, weight, x, n, limit=limit), flops={limit: flops})
+        spent = replace(matmul.product(dy, weight, x, n, *scales, limit=limit), flops={limit: flops})
         yield replace(op, name=op.name, direction="bwd", shape={**op.shape, "n": k, "k": n}, cost=spent)
     if trained:
         out = dense(step.precision.gradients, groups * n, k)
@@ -110,7 +110,8 @@ def optimizer_step(model: Model, step: Step) -> Iterator[Operation]:
     """AdamW over everything that is trained, in one pass."""
     numel = trained(model, step) // (step.parallel.tensor * step.parallel.pipeline)
     precision = step.precision
-    updated = [dense(precision.weights, numel), *(dense(precision.optimizer, numel) for _ in range(2))]
+    kept = precision.weights if step.lora is None else precision.gradients
+    updated = [dense(kept, numel), *(dense(precision.optimizer, numel) for _ in range(2))]
     if precision.master:
         updated.append(dense(precision.master, numel))
     spent = optimizer.update(updated, [dense(precision.gradients, numel)], each=optimizer.ADAM)

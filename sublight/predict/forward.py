@@ -7,7 +7,7 @@ product, gate and up in another. Of a model that is cut over GPUs, the ops of on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sublight import cost
 from sublight.cost import attention, communication, convolution, moe, movement, norm, pointwise
@@ -16,7 +16,7 @@ from sublight.cost.tensor import dense
 from sublight.predict import model as models
 from sublight.predict.model import Block, Experts, Latent, Model
 from sublight.predict.operation import Kind, Operation, product
-from sublight.predict.step import Step
+from sublight.predict.step import Step, adapter_precision
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,8 +43,9 @@ class Builder:
             self.frozen.add(len(self.ops))
         self.ops.append(product(self.step, name, m, n, k, count, bias=bias))
         if rank is not None and adapted:
-            self.ops.append(product(self.step, "adapters", m, rank, k, count))
-            self.ops.append(product(self.step, "adapters", m, n, rank, count))
+            thin = replace(self.step, precision=adapter_precision(self.step.precision))
+            self.ops.append(product(thin, "adapters", m, rank, k, count))
+            self.ops.append(product(thin, "adapters", m, n, rank, count))
 
     def stream(self, name: str, op: str, shape: Shape, count: int) -> None:
         dtype = self.step.precision.activations

@@ -60,7 +60,7 @@ def memory(model: Model, step: Step) -> Memory:
         shards = 1 if model.latent else min(parallel.tensor, model.kv_heads or 1)
         return Memory(weights=weights, cache=cache // shards, activations=_working(model, step))
     trained = -(-backward.trained(model, step) // split)
-    adapters = _weight_bytes(trained, precision.weights) if step.lora is not None else 0
+    adapters = size_bytes(trained, precision.gradients) if step.lora is not None else 0
     state = 2 * size_bytes(trained, precision.optimizer)
     state += size_bytes(trained, precision.master) if precision.master else 0
     gradients = size_bytes(trained, precision.gradients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Mode = Literal["prefill", "decode", "forward", "train"]
@@ -20,6 +20,11 @@ class Precision:
     gradients: str = "bfloat16"
     optimizer: str = "float32"  # each of Adam's two averages
     master: str | None = None  # a second copy of the weights that the optimizer updates
+
+
+def adapter_precision(precision: Precision) -> Precision:
+    """Adapters are trained, whatever the weights beside them are stored in."""
+    return replace(precision, products=precision.activations, weights=precision.gradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
