@@ -67,8 +67,10 @@ def command(request: Request) -> None:
     output.check_writable(request.html, request.csv, request.json)
     read = [request.model, request.trace, *request.gpus]
     output.check_apart((request.html, request.csv, request.json), read)
-    if bool(request.model) == bool(request.trace):
-        raise BadInput("name a model, as in `sublight predict llama-3-8b --gpu h100`, or a trace with --from")
+    if request.model and request.trace:
+        raise BadInput(f"name a model or a trace, not both: leave out {request.model} or --from {request.trace}")
+    if not request.model and not request.trace:
+        return show_models(request)
     if request.trace:
         refuse(
             request, "--from takes GPUs alone", [field.name for field in fields(Request) if field.name not in OF_GPUS]
@@ -90,6 +92,16 @@ def refuse(request: Request, why: str, names: Sequence[str]) -> None:
     ]
     if given:
         raise BadInput(f"{why}: leave out {', '.join(given)}")
+
+
+def show_models(request: Request) -> None:
+    """Nothing was named: what could be."""
+    from sublight.report.predict import models
+
+    of_step = [field.name for field in fields(Request) if field.name not in ("gpus", "json")]
+    refuse(request, "no model is named, as in `sublight predict llama-3-8b`", of_step)
+    document = models.to_json()
+    output.show(models.page(document), document, request.json)
 
 
 def show_steps(request: Request) -> None:

@@ -94,6 +94,46 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], words: tuple[
     assert message in caught.err and caught.err.count("\n") == 1 and not caught.out
 
 
+def test_without_a_model_the_known_ones_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["predict", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) >= 25 and {"llama-3-8b", "resnet-50"} <= {row["name"] for row in rows}
+    assert main.run(["predict", "--batch", "8"]) == 2
+    assert "no model is named" in capsys.readouterr().err
+    assert main.run(["predict", "gpt2", "--from", "trace.json"]) == 2
+    assert "name a model or a trace, not both" in capsys.readouterr().err
+
+
+def test_plans_and_what_they_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "predict", "llama-3-70b", "--gpu", "h100", "--plan", "4", "--latency", "50ms")
+    assert found["plans"][0]["meets"] and found["plans"][0]["gpus"] == 4
+    for words, message in (
+        (("--plan", "4", "--tp", "2"), "leave out --tp"),
+        (("--plan", "4", "--html", "x.html"), "leave out --html"),
+        (("--plan", "4", "--gpu", "h100,a100"), "--plan takes one GPU"),
+        (("--latency", "5ms"), "needs --plan N"),
+        (("--plan", "4", "--latency", "soon"), "give a time"),
+        (("--plan", "1"), "does not fit on 1"),
+    ):
+        assert main.run(["predict", "llama-3-70b", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_trace_takes_gpus_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in ((("--batch", "2"), "leave out --batch"), ((), "there is no file gone.json.gz")):
+        assert main.run(["predict", "--from", "gone.json.gz", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_few_bits_are_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = answer(capsys, *LLAMA, "--gpu", "h200", "--weights", "int4")["predictions"]
+    assert {row["mode"] for row in rows} == {"prefill", "decode"}
+    assert main.run([*LLAMA, "--gpu", "h200", "--weights", "int4", "--mode", "train"]) == 2
+    assert "weights of 4 bits are not trained" in capsys.readouterr().err
+    adapted = answer(capsys, *LLAMA, "--gpu", "h200", "--weights", "int4", "--mode", "train", "--lora", "16")
+    assert adapted["predictions"][0]["memory_bytes"]["weights"] < 5e9
+
+
 def test_a_batch_that_does_not_fit_says_by_how_much_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*LLAMA, "--gpu", "h100", "--mode", "decode", "--batch", "500"]) == 2
     line = capsys.readouterr().err

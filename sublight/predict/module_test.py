@@ -66,6 +66,17 @@ def test_a_convolution_and_a_norm() -> None:
     assert product.shape == {"m": 512, "n": 8, "k": 27} and product.cost.total_flops == 2 * 512 * 8 * 27
 
 
+def test_a_batch_of_products_is_as_many_groups() -> None:
+    class Scores(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            return torch.bmm(q, k.transpose(1, 2))
+
+    found = predict_module(Scores(), torch.randn(6, 32, 64), torch.randn(6, 48, 64), machine=H100)
+    product = next(op.operation for op in found.ops if op.operation.kind == "product")
+    assert product.shape == {"m": 6 * 32, "n": 48, "k": 64, "groups": 6}
+    assert product.cost.total_flops == 2 * 6 * 32 * 48 * 64
+
+
 def test_what_cannot_run_on_meta_tensors_is_one_line() -> None:
     class Reads(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,9 @@ def predict(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="A known name, or a config.json or its folder.", autocompletion=model_names
+            metavar="MODEL",
+            help="A known name (none: lists them), or a config.json or its folder.",
+            autocompletion=model_names,
         ),
     ] = None,
     gpu: Annotated[
