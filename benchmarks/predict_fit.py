@@ -222,10 +222,11 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
     found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for path in sorted((ROOT / "benchmarks").glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(run, dict) or "limits" not in run:
+        rows = [row for row in run["rows"] if "op" in row] if isinstance(run, dict) and "rows" in run else []
+        if not rows:
             continue
         cases = found.setdefault(gpus.find(run["gpu"]).key, {})
-        for row in run["rows"]:
+        for row in rows:
             if row.get("median_s") and row.get("cache", "cold") == "cold" and row["dtype"] == "bfloat16":
                 key = (row["op"], row["direction"], *row["shape"].items())
                 if key not in cases or row["median_s"] < cases[key]["median_s"]:
@@ -264,7 +265,9 @@ def streams(gpu: str, cases: Iterable[dict[str, Any]]) -> tuple[dict[str, float]
     """One small table an op and direction; the parameters are of all of them together."""
     here = machine.find(gpu)
     axes = [steps(10, 34, 4)]
+    heavy = ("matmul", "linear", "attention", "paged_attention")
     light = [row for row in cases if row.get("bytes") and row.get("bound") in ("memory", "launch")]
+    light = [row for row in light if row["op"] not in heavy]
     rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in light]
     known, held = halves(rows)
     fitted = fit([row for _, row in known], START["stream"])
