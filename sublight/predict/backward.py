@@ -14,7 +14,7 @@ from sublight.predict import model as models
 from sublight.predict.forward import Builder, transformer
 from sublight.predict.model import Model
 from sublight.predict.operation import Operation, weight_tensors
-from sublight.predict.step import Step
+from sublight.predict.step import Parallel, Step
 
 
 def backward(builder: Builder) -> Iterator[Operation]:
@@ -43,8 +43,7 @@ def backward(builder: Builder) -> Iterator[Operation]:
         elif op.name not in ("loss", "routing", "positions"):  # done in the forward pass, or no gradient of its own
             yield replace(op, direction="bwd", cost=cost.find(op.op)(op.shape, op.dtype, "bwd"))
     if step.parallel.data > 1:
-        gradients = trained(builder.model, step) // (step.parallel.tensor * step.parallel.pipeline)
-        shape = {"numel": gradients, "ranks": step.parallel.data, "span": step.parallel.gpus}
+        shape = {"numel": trained(builder.model, step), "ranks": step.parallel.data, "span": step.parallel.gpus}
         spent = cost.find("all_reduce")(shape, step.precision.gradients, "fwd")
         yield Operation(
             name="gradient all-reduce",
@@ -101,15 +100,29 @@ def adapter_parameters(model: Model, rank: int) -> int:
     return sum(op.count * op.shape["n"] * op.shape["k"] for op in thin)
 
 
+def held(model: Model, parallel: Parallel) -> int:
+    """Parameters of one GPU: its part of every product and of the layers, and its experts."""
+    numel, ways = models.parameters(model), parallel.expert // parallel.tensor
+    if ways > 1:  # tensor parallel cuts experts as it cuts everything; beyond that they are spread
+        experts = sum(
+            block.count * block.experts.count * models.expert_parameters(model, block.experts)
+            for block in model.blocks
+            if block.experts
+        )
+        numel += experts // ways - experts
+    return -(-numel // (parallel.tensor * parallel.pipeline))
+
+
 def trained(model: Model, step: Step) -> int:
-    """Parameters that get a gradient."""
-    return models.parameters(model) if step.lora is None else adapter_parameters(model, step.lora)
+    """Parameters of one GPU that get a gradient."""
+    if step.lora is None:
+        return held(model, step.parallel)
+    return -(-adapter_parameters(model, step.lora) // (step.parallel.tensor * step.parallel.pipeline))
 
 
 def optimizer_step(model: Model, step: Step) -> Iterator[Operation]:
     """AdamW over everything that is trained, in one pass."""
-    numel = trained(model, step) // (step.parallel.tensor * step.parallel.pipeline)
-    precision = step.precision
+    numel, precision = trained(model, step), step.precision
     kept = precision.weights if step.lora is None else precision.gradients
     updated = [dense(kept, numel), *(dense(precision.optimizer, numel) for _ in range(2))]
     if precision.master:

@@ -23,7 +23,8 @@ class TimedOperation:
 
     operation: Operation
     timed: Timed
-    runs: int
+    runs: int  # the time of so many, those of a pipeline that fills and drains included
+    useful: int  # of them, those that do something
 
     @property
     def expected_s(self) -> float:
@@ -105,7 +106,7 @@ class Prediction:
     def flops(self) -> float:
         """Of one GPU, on tensor cores; ops that are done again count once."""
         return sum(
-            op.runs * sum(flops for limit, flops in op.operation.cost.flops.items() if limit.startswith("matmul"))
+            op.useful * sum(flops for limit, flops in op.operation.cost.flops.items() if limit.startswith("matmul"))
             for op in self.ops
             if not op.operation.name.endswith("(again)")
         )
@@ -147,24 +148,29 @@ class Prediction:
         return here * parallel.data
 
 
-def micro(step: Step) -> tuple[Step, int]:
-    """What one GPU runs at a time, and how often: its part of the batch, cut once more where there is a pipeline.
+def micro(step: Step) -> tuple[Step, int, int]:
+    """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline.
 
     A pipeline fills and drains: with m parts and p stages, m + p - 1 rounds; while tokens are generated it stays full.
     """
     parallel = step.parallel
     here = -(-step.batch // parallel.data)
     if parallel.pipeline == 1:
-        return replace(step, batch=here), 1
+        return replace(step, batch=here), 1, 1
     parts = min(here, parallel.pipeline * (MICRO_BATCHES if step.trains else 1))
     rounds = max(parts, parallel.pipeline) if step.mode == "decode" else parts + parallel.pipeline - 1
-    return replace(step, batch=-(-here // parts)), rounds
+    return replace(step, batch=-(-here // parts)), parts, rounds
 
 
 def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
-    part, rounds = micro(step)
+    part, parts, rounds = micro(step)
     ops = tuple(
-        TimedOperation(operation=op, timed=op_times.timed(op, machine), runs=op.count if op.once else op.count * rounds)
+        TimedOperation(
+            operation=op,
+            timed=op_times.timed(op, machine),
+            runs=op.count if op.once else op.count * rounds,
+            useful=op.count if op.once else op.count * parts,
+        )
         for op in census.census(model, part)
     )
     held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))

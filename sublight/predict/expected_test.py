@@ -149,13 +149,19 @@ def test_tensor_parallel_cuts_time_but_not_to_the_half() -> None:
 
 def test_a_pipeline_fills_and_drains() -> None:
     step = Step(mode="train", batch=32, context=128, parallel=Parallel(pipeline=4))
-    part, rounds = estimate.micro(step)
-    assert (part.batch, rounds) == (2, 19)
-    assert estimate.micro(replace(step, mode="decode"))[1] == 4
+    part, parts, rounds = estimate.micro(step)
+    assert (part.batch, parts, rounds) == (2, 16, 19)
+    assert estimate.micro(replace(step, mode="decode"))[1:] == (4, 4)
     model = config.load("llama-3-8b")
     ops = estimate.predict(model, machine.find("h100"), step).ops
     assert next(op.runs for op in ops if op.operation.name == "optimizer") == 1
     assert next(op.runs for op in ops if op.operation.name == "MLP up") == 8 * 19
+    alone = estimate.predict(model, machine.find("h100"), replace(step, parallel=Parallel())).ops
+    done = [
+        sum(op.useful * op.operation.cost.total_flops for op in found if op.operation.name == "MLP up")
+        for found in (ops, alone)
+    ]
+    assert 4 * done[0] == done[1]  # four stages do what one GPU does, and the bubble does nothing
 
 
 def test_energy_and_cost() -> None:

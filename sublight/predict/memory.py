@@ -50,16 +50,13 @@ class Memory:
 def memory(model: Model, step: Step) -> Memory:
     """Of one GPU; `step.batch` is that GPU's."""
     parallel, precision = step.parallel, step.precision
-    split = parallel.tensor * parallel.pipeline
-    numel = models.parameters(model)
-    held = numel if parallel.expert <= parallel.tensor else _spread(model, parallel.expert // parallel.tensor)
-    weights = _weight_bytes(-(-held // split), precision.weights)
+    weights = _weight_bytes(backward.held(model, parallel), precision.weights)
     if not step.trains:
         bits = find_dtype(precision.cache).bits
         cache = models.cache_bytes(model, step.batch, step.context, bits) // parallel.pipeline
         shards = 1 if model.latent else min(parallel.tensor, model.kv_heads or 1)
         return Memory(weights=weights, cache=cache // shards, activations=_working(model, step))
-    trained = -(-backward.trained(model, step) // split)
+    trained = backward.trained(model, step)
     adapters = size_bytes(trained, precision.gradients) if step.lora is not None else 0
     state = 2 * size_bytes(trained, precision.optimizer)
     state += size_bytes(trained, precision.master) if precision.master else 0
@@ -67,6 +64,8 @@ def memory(model: Model, step: Step) -> Memory:
     kept, loss = _kept(model, step), _loss(model, step)
     # gradients appear as activations go: at the loss there are none yet, at the end all of them and no activations
     working = _working(model, step)
+    if parallel.pipeline > 1:  # those of one part of the batch wait while others run
+        return Memory(weights=weights + adapters, activations=kept + loss, gradients=gradients, optimizer=state)
     if kept + loss >= gradients + working:
         return Memory(weights=weights + adapters, activations=kept + loss, optimizer=state)
     return Memory(weights=weights + adapters, activations=working, gradients=gradients, optimizer=state)
@@ -75,16 +74,6 @@ def memory(model: Model, step: Step) -> Memory:
 def _weight_bytes(numel: int, dtype: str) -> int:
     scales = 2 * -(-numel // GROUP) if find_dtype(dtype).bits < 8 else 0
     return size_bytes(numel, dtype) + scales
-
-
-def _spread(model: Model, ways: int) -> int:
-    """Parameters of a GPU that holds one of so many parts of the experts."""
-    expert = sum(
-        block.count * block.experts.count * models.expert_parameters(model, block.experts)
-        for block in model.blocks
-        if block.experts
-    )
-    return models.parameters(model) - expert + expert // ways
 
 
 def _widest(model: Model) -> int:

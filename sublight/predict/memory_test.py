@@ -72,7 +72,10 @@ def test_what_lowers_memory_lowers_it() -> None:
 
 def test_experts_over_gpus_and_low_bits() -> None:
     found, step = config.load("deepseek-v3"), Step(mode="decode", batch=1, context=1)
-    spread = memory.memory(found, replace(step, parallel=Parallel(data=8, expert=8)))
+    ways = Parallel(data=8, expert=8)
+    spread = memory.memory(found, replace(step, parallel=ways))
     assert spread.weights < memory.memory(found, step).weights / 6
+    training = memory.memory(found, replace(step, mode="train", parallel=ways))
+    assert training.optimizer == 8 * (spread.weights // 2) and training.weights == spread.weights
     four = memory.memory(found, replace(step, precision=Precision(weights="int4"))).weights
     assert four == pytest.approx(model.parameters(found) * (0.5 + 2 / 128), rel=1e-6)

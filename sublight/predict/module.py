@@ -88,7 +88,10 @@ def predict_module(
     for op in recorder.ops:
         key = (op.name, op.direction, op.dtype, op.cost.bytes, op.cost.total_flops, *op.shape.items())
         counts[key] = (op, counts.get(key, (op, 0))[1] + 1)
-    timed = [TimedOperation(operation=op, timed=expected.timed(op, machine), runs=runs) for op, runs in counts.values()]
+    timed = [
+        TimedOperation(operation=op, timed=expected.timed(op, machine), runs=runs, useful=runs)
+        for op, runs in counts.values()
+    ]
     return ModulePrediction(
         name=type(module).__name__,
         machine=machine,
