@@ -45,6 +45,10 @@ def test_layer_types_say_which_layers_have_a_window() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     found = config.from_config({**LLAMA, "num_hidden_layers": 3, "sliding_window": 16, "layer_types": types})
     assert [(block.count, block.window) for block in found.blocks] == [(2, 16), (1, None)]
+    qwen = {**LLAMA, "model_type": "qwen2", "sliding_window": 16, "max_window_layers": 1}
+    assert config.from_config(qwen).blocks[0].window is None  # unless it says so
+    used = config.from_config({**qwen, "use_sliding_window": True})
+    assert [(block.count, block.window) for block in used.blocks] == [(1, None), (1, 16)]
     unused = config.from_config({**LLAMA, "sliding_window": 16, "use_sliding_window": False})
     assert unused.blocks[0].window is None
 

@@ -58,8 +58,11 @@ def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tu
 
 def _window(fields: Fields, index: int) -> int | None:
     window = fields.maybe("sliding_window")
-    if not window or not fields.flag("use_sliding_window", True):
+    is_qwen = str(fields.config.get("model_type")).startswith("qwen")  # which uses it only if told, in its last layers
+    if not window or not fields.flag("use_sliding_window", not is_qwen):
         return None
+    if is_qwen and "layer_types" not in fields.config:
+        return window if index >= (fields.maybe("max_window_layers") or 0) else None
     types, pattern = fields.config.get("layer_types"), fields.maybe("sliding_window_pattern")
     if isinstance(types, list) and index < len(types):
         return window if types[index] == "sliding_attention" else None
@@ -117,7 +120,7 @@ def _qwen3_moe(fields: Fields, source: str) -> Model:
         chosen=fields.number("num_experts_per_tok"),
         inner=fields.number("moe_intermediate_size"),
     )
-    return _decoder(fields, source, qk_norm=True, experts=experts)
+    return _decoder(fields, source, qk_norm=True, experts=experts, qkv_bias=fields.flag("attention_bias"))
 
 
 def _mixtral(fields: Fields, source: str) -> Model:
