@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sublight import units
-from sublight.predict import config, machine, memory, model
+from sublight.predict import config, estimate, machine, memory, model
 from sublight.predict.step import Parallel, Precision, Step
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "end_to_end_h200.json"
@@ -33,6 +35,25 @@ def test_peaks_of_the_training_runs(part: str, variant: str) -> None:
     assert found == pytest.approx(measured, rel=BAR)
     off = f"{100 * (found / measured - 1):+.1f} %".replace("-", "−")
     assert f"| {units.text(measured, 'B')} | {units.text(found, 'B')} | {off} |" in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("part", "variant", "mode"),
+    [
+        ("llama-train", "patched", "train"),
+        ("gpt2-train", "patched", "train"),
+        ("llama-decode", "patched+graph", "decode"),
+    ],
+)
+def test_the_docs_say_how_far_off_whole_steps_are(part: str, variant: str, mode: Any) -> None:
+    """No bar is held here: what the page says is what is predicted, and what was measured."""
+    rows = json.loads(RUN.read_text(encoding="utf-8"))["rows"]
+    measured = next(row["median_s"] for row in rows if (row["part"], row["variant"]) == (part, variant))
+    name, batch, context = STEPS.get(part, ("llama-3.2-1b", 1, 640))
+    step = Step(mode=mode, batch=batch, context=context, precision=Precision(optimizer="bfloat16"))
+    found = estimate.predict(config.load(name), machine.find("h200"), step).expected_s
+    words = re.sub(r"\s+", " ", DOCS.read_text(encoding="utf-8")).replace("predicted ", "")
+    assert f"{units.text(measured, 's')} ({units.text(found, 's')}" in words
 
 
 def test_kinds_add_up_and_weights_are_the_parameters() -> None:
