@@ -59,7 +59,8 @@ class Machine:
         limit = matmul_limit(dtype)
         value = self.limits.value(limit)
         if value is None:
-            have = sorted(row.name.removeprefix("matmul_") for row in self.limits.limits if "matmul_" in row.name)
+            names = (row.name.removeprefix("matmul_") for row in self.limits.limits if "matmul_" in row.name)
+            have = sorted(name for name in names if name not in ("fp64", "tf32"))  # nobody serves a model in these
             kind = limit.removeprefix("matmul_")
             raise BadInput(f"{self.gpu.name} has no {kind} products: use --dtype {' or '.join(have)}, or another GPU")
         return value

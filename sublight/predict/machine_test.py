@@ -70,7 +70,7 @@ def test_a_bad_what_if_is_one_line(words: str) -> None:
 
 
 def test_a_gpu_without_a_data_type() -> None:
-    with pytest.raises(BadInput, match="A100 SXM 80GB has no fp8 products: use --dtype bf16 or fp16"):
+    with pytest.raises(BadInput, match="A100 SXM 80GB has no fp8 products: use --dtype bf16 or fp16 or fp32 or int8,"):
         machine.find("a100").rate("float8_e4m3fn")
 
 
