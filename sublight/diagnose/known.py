@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sublight import gpus, nvml
 from sublight.gpus import Gpu
-from sublight.limits.known import of_gpu
+from sublight.predict.known_limits import of_gpu
 from sublight.results import Limits, read_limits_file
 from sublight.trace.record import Trace
 

@@ -16,7 +16,7 @@ from sublight import gpus
 from sublight.cost.dtypes import matmul_limit
 from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu
-from sublight.limits import known
+from sublight.predict import known_limits
 from sublight.results import Limit, Limits
 
 KNOBS = {  # what --what-if may scale, and the figures behind it
@@ -94,7 +94,7 @@ def of_gpu(gpu: Gpu, *, changed: bool = False) -> Machine:
     for figure in _NEEDED:
         if not getattr(gpu, figure):
             raise BadInput(f"{gpu.name} lacks {figure}: a prediction needs {', '.join(_NEEDED)}")
-    return Machine(gpu=gpu, limits=known.of_gpu(gpu)[0], changed=changed)
+    return Machine(gpu=gpu, limits=known_limits.of_gpu(gpu)[0], changed=changed)
 
 
 def find(words: str) -> Machine:
