@@ -7,6 +7,8 @@ import pytest
 
 from sublight import gpus, nvml
 from sublight.errors import BadInput
+from sublight.health import check
+from sublight.health.record import Clocks, GpuState
 from sublight.limits import run as run_module
 from sublight.limits.folder import cache_folder
 from sublight.limits.probe import Context, Kind, Probe
@@ -200,26 +202,23 @@ def test_on_a_gpu_figures_are_judged_and_cached_by_device_and_driver(
     probes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "check_room", lambda machine: None)
-    health = nvml.Health(
-        uuid="GPU-1/2",
-        driver="570.1",
-        others=0,
-        used_by_others_bytes=0,
-        pcie=(5, 16),
-        pcie_max=(5, 16),
-        ecc=True,
-        power_limit_w=700.0,
-        power_default_w=700.0,
-        state=nvml.State(clock_mhz=1980, throttle=("power cap",)),
+    health = nvml.Health(uuid="GPU-1/2", driver="570.1")
+    throttled = GpuState(
+        index=0, name="NVIDIA H200", clocks=Clocks(sm_clock_hz=1.98e9, slowed_by=("hardware thermal",))
     )
     gpu = gpus.find("h200")
     monkeypatch.setattr(gpus, "detect", lambda: gpu)
     monkeypatch.setattr(nvml, "health", lambda: health)
+    monkeypatch.setattr(run_module, "this_gpu", lambda: throttled)
     reached = gpu.reached["hbm_copy"]
     probes(fake("device memory", {"hbm_copy": reached, "hbm_read": reached / 2}, kinds=("cuda",)))
     limits = run()
     assert limits.device == gpu.name and limits.uuid == "GPU-1/2" and limits.driver == "570.1"
-    assert [limit.verdict for limit in limits.limits] == ["normal", "low: throttled (power cap)"]
+    assert [limit.verdict for limit in limits.limits] == [
+        "normal",
+        "low: throttled (hardware thermal) to 1.98 GHz",
+    ]
+    assert [limit.detail[check.MARK] for limit in limits.limits] == [["throttled (hardware thermal) to 1.98 GHz"]] * 2
     assert this_machine().cache_path.name == "GPU-1-2-570.1.json"
     assert values(cached(this_machine())) == values(limits)
 
