@@ -42,7 +42,7 @@ REASONS = {
     MISMATCH: "the driver's library and its kernel module are of different versions",
 }
 GPM_SHARES = {  # field of Activity -> GPM's number of the metric, in percent
-    "gpu_share": 1,
+    "engine_share": 1,
     "sm_share": 2,
     "occupancy_share": 3,
     "tensor_share": 5,
@@ -157,10 +157,7 @@ class _Gpu:
             "encoder_share": self._ask(lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0] / 100),
             "decoder_share": self._ask(lambda nvml, handle: nvml.nvmlDeviceGetDecoderUtilization(handle)[0] / 100),
         }
-        counted = self._counted()
-        if isinstance(found["gpu_share"], float):
-            counted.pop("gpu_share")  # GPM's replaces only what is not there, as under MIG
-        return Activity(**(found | counted))
+        return Activity(**found, **self._counted())
 
     def _counted(self) -> dict[str, Number]:
         """What GPM counted since the last reading."""
@@ -310,7 +307,7 @@ class _Gpu:
             return tuple(self.events), f"NVML's events since this began; {logged.reason}"
         mine = [xid for bus_id, xid in logged if xids.same_bus(known(self._bus_id) or "", bus_id)]
         new = [] if mine else self.events
-        return (*mine, *new), "the kernel log" + (" and NVML's events" if watched else "")
+        return (*mine, *new), "kernel log" + (", NVML's events" if watched else "")
 
 
 def ask(nvml: Any, question: Callable[[Any], _T]) -> _T | Unavailable:

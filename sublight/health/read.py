@@ -71,10 +71,11 @@ def _nvidia(nvml: Any) -> nvidia.Reader | Unavailable:
 
 
 def this_gpu() -> GpuState | None:
-    """The GPU that torch calls cuda:0, for those who measure on it; None without NVML. Counts no activity."""
+    """The GPU that torch calls cuda:0, for those who measure on it; None where it is not known. Counts no activity."""
     found = driver.handle()
     if found is None:
-        return None
+        cards = sysfs.read("AMD")
+        return cards[0] if isinstance(cards, tuple) and len(cards) == 1 else None  # of several, which is torch's?
     nvml, handle = found
     reader = nvidia.ask(nvml, lambda nvml: nvidia.Reader(nvml, [handle]))
     return None if isinstance(reader, Unavailable) else next(iter(reader.read()), None)

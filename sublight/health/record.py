@@ -38,12 +38,14 @@ def known(value: _T | Unavailable) -> _T | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What the GPU does. The first four are what NVML has always counted: that *some* kernel ran, however small."""
+    """What the GPU does. The first four are what NVML has always counted: that *some* kernel ran, however small; the
+    others are GPM's, from Hopper on."""
 
     gpu_share: Number = UNREAD  # of the time, in which a kernel ran
     memory_controller_share: Number = UNREAD
     encoder_share: Number = UNREAD
     decoder_share: Number = UNREAD
+    engine_share: Number = UNREAD  # of the time, in which a kernel ran, under MIG, too
     sm_share: Number = UNREAD  # of the SMs' cycles, with a warp on them
     occupancy_share: Number = UNREAD  # of the warps that there is room for
     tensor_share: Number = UNREAD  # of the tensor cores' cycles
