@@ -128,6 +128,7 @@ def test_mig_shows_its_parts() -> None:
 def test_before_hopper_there_is_no_gpm_and_it_says_so() -> None:
     gpu = snapshot({"nvmlGpmQueryDeviceSupport": {"fields": {"isSupportedDevice": 0}}}).gpus[0]
     assert gpu.activity.gpu_share == 0.98
+    assert snapshot(WELL).gpus[0].activity.nvlink_sent_bytes_per_s == Unavailable("not supported by this GPU or driver")
     assert gpu.activity.sm_share == Unavailable("needs GPM, which begins with Hopper")
 
 
@@ -154,7 +155,9 @@ def test_a_driver_that_was_renewed_without_a_reboot_is_said_so() -> None:
 @pytest.mark.parametrize(("number", "weight"), [(79, "wrong"), (31, "worth knowing"), (143, "wrong")])
 def test_xids_of_the_kernel_log(no_kernel_log: Path, number: int, weight: str) -> None:
     line = f"4,1,2,-;NVRM: Xid (PCI:0000:17:00): {number}, pid=3, something\n"
-    no_kernel_log.write_text("6,1,2,-;usb 1-1: new device\n" + line + line.replace(":17:", ":99:"))
+    no_kernel_log.write_text(
+        "6,1,2,-;usb 1-1: new device\n" + line + line.replace(":17:", ":99:").replace(f": {number}", ": 48")
+    )
     found = check.problems(snapshot(WELL))
     assert [(problem.kind, problem.weight) for problem in found] == [("xid", weight)]
     assert f"XID {number}: " in found[0].line
