@@ -35,7 +35,7 @@ def page(snapshot: Snapshot, history: History, *, lines: int | None = None) -> R
     from rich.text import Text
 
     found = problems(snapshot)
-    title = heading(snapshot) + (" · q quits" if lines is not None else "")
+    title = heading(snapshot, "" if lines is None else "q quits")
     parts: list[RenderableType] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
     parts += [_line(problem, cut=lines is not None) for problem in found]
     rows: list[Row] = []
@@ -55,7 +55,7 @@ def page(snapshot: Snapshot, history: History, *, lines: int | None = None) -> R
     return Group(*parts)
 
 
-def heading(snapshot: Snapshot) -> str:
+def heading(snapshot: Snapshot, keys: str = "") -> str:
     """
     >>> heading(Snapshot(time_s=0, host=Host(cpu="EPYC", cpus=2)))
     'EPYC, 2 CPUs · 00:00:00'
@@ -67,9 +67,10 @@ def heading(snapshot: Snapshot) -> str:
     cuda = f" (CUDA {known(versions.driver_cuda)})" if known(versions.driver_cuda) else ""
     parts = (
         devices or f"{snapshot.host.cpu}, {snapshot.host.cpus} CPUs",
+        time.strftime("%H:%M:%S", time.gmtime(snapshot.time_s)),
+        keys,
         f"driver {versions.driver}{cuda}" if known(versions.driver) else "",
         f"torch {versions.torch}" if snapshot.gpus and isinstance(versions.torch, str) else "",
-        time.strftime("%H:%M:%S", time.gmtime(snapshot.time_s)),
     )
     return " · ".join(part for part in parts if part)
 
@@ -98,9 +99,9 @@ def gpu_rows(gpu: GpuState, history: History) -> Iterator[Row]:
     if known(link.nvlinks_active):
         words = f"{link.nvlinks_active} of {link.nvlinks} links up"
         yield "NVLink", _both(both), curve("nvlink_received_bytes_per_s", None), words
-    slowed_by = clocks.slowed_by
+    slowed_by, most = clocks.slowed_by, known(clocks.sm_clock_max_hz)
     held = _reason(slowed_by) if isinstance(slowed_by, Unavailable) else ", ".join(slowed_by) or "nothing slows it"
-    yield "clock", _of(clocks.sm_clock_hz, clocks.sm_clock_max_hz, "Hz"), curve("sm_clock_hz", None), held
+    yield "clock", _of(clocks.sm_clock_hz, clocks.sm_clock_max_hz, "Hz"), curve("sm_clock_hz", most), held
     words = _reason(power.power_w) or f"limit by default {units.text(known(power.power_default_w), 'W')}"
     yield "power", _of(power.power_w, power.power_limit_w, "W"), curve("power_w", known(power.power_limit_w)), words
     yield "heat", _celsius(power.temperature_c), curve("temperature_c", known(power.slowdown_c)), _heat_words(gpu)
