@@ -142,7 +142,8 @@ def memory_peak(gpu: Gpu) -> Peak:
     if gpu.memory_bytes_per_s is None:
         raise UnknownFigure(f"no memory bandwidth is known for {gpu.name}: measure it with `sublight limits`")
     value = gpu.memory_bytes_per_s
-    return Peak(value=value, arithmetic=f"{_tera(value, digits=3)}B/s ({gpu.sources['memory_bytes_per_s']})")
+    source = ", ".join(gpu.sources["memory_bytes_per_s"].split(", ")[:2])  # author and title; `sources` has all of it
+    return Peak(value=value, arithmetic=f"{_tera(value, digits=3)}B/s ({source})")
 
 
 def derive(
