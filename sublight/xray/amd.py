@@ -84,12 +84,13 @@ def compile_for(launch: Launch, gfx: str) -> AmdCompiled:
 
 
 def launches(gfx: str, names: Collection[str] = ()) -> Iterator[tuple[str, Launch]]:
-    """Of each kernel and data type the most demanding launch that our ops make of their shapes there."""
+    """Of each kernel and data type the most demanding launch that our ops make of their shapes there, of all ops and
+    the probes of `limits`, or of the ops of these names."""
     from sublight.ops import OPS
     from sublight.xray import compile as xray
 
     plan = PLANS[gfx]
-    for launch in xray.limit_launches(PLAIN, plan):
+    for launch in () if names else xray.limit_launches(PLAIN, plan):
         yield "limits", launch
     for op in OPS:
         if names and op.name not in names:
