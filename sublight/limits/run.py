@@ -61,6 +61,17 @@ def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Mac
     return Machine(kind="cuda", device=gpu.name, uuid=uuid, driver=health.driver if health else "unknown", gpu=gpu)
 
 
+def passed_over() -> str:
+    """What torch could use here, and nothing of ours measures: "xpu" of Intel's GPUs; empty where there is no such."""
+    try:
+        import torch
+
+        found = torch.accelerator.current_accelerator()
+    except (ImportError, AttributeError, RuntimeError):  # an old torch knows no accelerators, a broken driver fails
+        return ""
+    return "" if found is None or found.type in ("cuda", "cpu") else found.type
+
+
 def machine_by_driver() -> Machine | None:
     """This machine's GPU as its driver names it, which needs no torch; None where there is none, or no NVML."""
     health = nvml.health()
