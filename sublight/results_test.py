@@ -119,6 +119,8 @@ def test_limits_have_the_keys_that_were_promised() -> None:
 
 def test_a_run_comes_back_as_it_went() -> None:
     assert Run.from_json(through_json(RUN.to_json())) == RUN
+    unwell = replace(RUN, unwell=("throttled (hardware thermal) to 900 MHz",))
+    assert Run.from_json(through_json(unwell.to_json())) == unwell
 
 
 def test_a_run_has_the_keys_that_were_promised() -> None:

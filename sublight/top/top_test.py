@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import json
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,16 +242,44 @@ def test_where_nobody_measured_a_share_of_the_vendors_figure_counts(share: float
 
 
 @pytest.mark.gpu
-def test_a_gpu_under_load_shows_it() -> None:
-    """SM and tensor activity of a matmul that fills the GPU, from the driver's own counters."""
-    load = diagnose.Matmul("matmul", 3)
-    reader = read.Reader()
-    for _ in range(5):
+def test_tensor_activity_is_what_the_products_own_count_says() -> None:
+    """FLOP/s over what the tensor cores do at this clock, within five points; GPM's only, so from Hopper on."""
+    kind = gpus.detect()
+    assert kind is not None and kind.sms
+    load, reader = diagnose.Matmul("matmul", 3), read.Reader()
+    first = reader.read().gpus[0]
+    if isinstance(first.activity.tensor_share, Unavailable):
+        pytest.skip(first.activity.tensor_share.reason)
+    begin, flops = time.perf_counter(), 0.0
+    while time.perf_counter() - begin < 3:
         load.start()
-        load.finish()
-    load.start()
-    (state, *_) = reader.read().gpus
-    load.finish()
-    shares = [known(state.activity.sm_share), known(state.activity.tensor_share)]
-    assert all(share is None or share > 0.5 for share in shares)
-    assert load.is_right()
+        state = read.this_gpu()  # the clock under load
+        flops += load.finish()
+    rate, seen = flops / (time.perf_counter() - begin), reader.read().gpus[0]
+    clock_hz = known(state.clocks.sm_clock_hz) if state else None
+    assert clock_hz and load.is_right()
+    expected = rate / (kind.sms * kind.flops_per_clock_per_sm["bf16"] * clock_hz)
+    assert known(seen.activity.tensor_share) == pytest.approx(expected, abs=0.05)
+    assert known(seen.activity.sm_share) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.gpu
+def test_sm_activity_of_a_kernel_on_half_the_sms_is_half() -> None:
+    """Where NVML's own utilisation says that the GPU is busy all the time."""
+    torch = pytest.importorskip("torch")
+    from sublight.limits.kernels.vector import multiply_add
+
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    x = torch.zeros(2**20, device="cuda")
+    multiply_add(x, 10, sms // 2)  # compiled before it is watched
+    torch.cuda.synchronize()
+    reader = read.Reader()
+    if isinstance(reader.read().gpus[0].activity.sm_share, Unavailable):
+        pytest.skip("no GPM here")
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 2:
+        multiply_add(x, 100_000, sms // 2)  # one program an SM: they are spread before any SM gets a second
+        torch.cuda.synchronize()
+    activity = reader.read().gpus[0].activity
+    assert known(activity.sm_share) == pytest.approx(0.5, abs=0.05)
+    assert (known(activity.gpu_share) or 0) > 0.9
