@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def use(*gpus: dict[str, Any], system: dict[str, Any] | None = None) -> None:
         found = fakes.by_hand(*gpus, system=system)
-        monkeypatch.setattr(read, "_nvidia", lambda _: read.nvidia.ask(found, read.nvidia.Reader))
+        monkeypatch.setattr(read, "_nvidia", lambda _: read.ask(found, read.nvidia.Reader))
 
     return use
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sublight import units
-from sublight.health.nvidia import MISMATCH, REASONS
+from sublight.health.ask import MISMATCH, REASONS
 from sublight.health.processes import ELSEWHERE
 from sublight.health.record import GpuState, Host, Process, Snapshot, Unavailable, Versions, known
 
@@ -69,8 +69,9 @@ def of_gpu(gpu: GpuState) -> tuple[Problem, ...]:
 
 
 def wrong_with(gpu: GpuState | None) -> list[str]:
-    """What to note with a figure that was taken on it just now."""
-    return [problem.words for problem in of_gpu(gpu) if problem.weight == "wrong"] if gpu else []
+    """What to note with a figure that was taken on it just now. An XID may be from days ago, and the GPU well since."""
+    found = of_gpu(gpu) if gpu else ()
+    return [problem.words for problem in found if problem.weight == "wrong" and problem.kind != "xid"]
 
 
 def of_driver(without: Mapping[str, str]) -> tuple[Problem, ...]:
@@ -195,6 +196,8 @@ def _xids(gpu: GpuState) -> Iterator[Problem]:
     """The last of each number; a program's own mistakes are no fault of the GPU."""
     for xid in {each.number: each for each in known(gpu.xids) or ()}.values():
         words = XIDS.get(xid.number, "") or xid.words or "see NVIDIA's list of XIDs"
+        age_s = known(xid.age_s)
+        words += f", {units.ago(age_s)}" if age_s is not None else ""
         is_own_fault = xid.number in APPLICATION_XIDS
         yield _problem(gpu, "xid", f"XID {xid.number}: {words}", weight="worth knowing" if is_own_fault else "wrong")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,8 @@ FAULTS: list[tuple[dict[str, Any], str, str]] = [  # change of the driver's answ
     ({"nvmlDeviceGetEnforcedPowerLimit": 350_000}, "power-limit", "350 W, not 700 W"),
     ({f"{STATE} 4": 0}, "nvlink", "17 of 18 NVLinks are up"),
     ({"nvmlDeviceGetComputeRunningProcesses": [fakes.process(-7, 5 * 10**9)]}, "shared", "another process on it (-7;"),
-    ({"nvmlDeviceGetUUID": fakes.InTurn(("GPU-0", {"error": 15}))}, "lost", "the GPU is lost"),
+    ({"nvmlDeviceGetTemperature 0": {"error": 15}}, "lost", "the GPU is lost"),
+    ({"nvmlDeviceGetPowerUsage": {"error": 16}}, "lost", "the GPU needs a reset"),
 ]  # fmt: skip
 NO_FAULTS: list[dict[str, Any]] = [
     WELL,
@@ -154,13 +156,15 @@ def test_a_driver_that_was_renewed_without_a_reboot_is_said_so() -> None:
 
 @pytest.mark.parametrize(("number", "weight"), [(79, "wrong"), (31, "worth knowing"), (143, "wrong")])
 def test_xids_of_the_kernel_log(no_kernel_log: Path, number: int, weight: str) -> None:
-    line = f"4,1,2,-;NVRM: Xid (PCI:0000:17:00): {number}, pid=3, something\n"
+    at = int((time.monotonic() - 600) * 1e6)
+    line = f"4,1,{max(at, 1)},-;NVRM: Xid (PCI:0000:17:00): {number}, pid=3, something\n"
     no_kernel_log.write_text(
         "6,1,2,-;usb 1-1: new device\n" + line + line.replace(":17:", ":99:").replace(f": {number}", ": 48")
     )
     found = check.problems(snapshot(WELL))
     assert [(problem.kind, problem.weight) for problem in found] == [("xid", weight)]
-    assert f"XID {number}: " in found[0].line
+    assert f"XID {number}: " in found[0].line and found[0].line.endswith(" ago")
+    assert check.wrong_with(snapshot(WELL).gpus[0]) == []  # long ago: no mark on a figure that is taken now
 
 
 def test_xids_of_events_where_the_kernel_log_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sublight import nvml as driver
 from sublight.health import processes, xids
+from sublight.health.ask import GONE, NOT_SUPPORTED, REASONS, ask
 from sublight.health.record import (
     Activity,
     Clocks,
@@ -27,20 +29,10 @@ from sublight.health.record import (
     Versions,
     Xid,
     known,
+    leaves,
 )
 
 _T = TypeVar("_T")
-NOT_SUPPORTED, LOST, RESET, MISMATCH = 3, 15, 16, 18  # NVML's numbers
-REASONS = {
-    NOT_SUPPORTED: "not supported by this GPU or driver",
-    4: "needs root",
-    9: "NVIDIA's kernel module is not loaded",
-    12: "no NVIDIA driver here (libnvidia-ml is missing)",
-    13: "the driver is too old for it",
-    LOST: "the GPU is lost",
-    RESET: "the GPU needs a reset",
-    MISMATCH: "the driver's library and its kernel module are of different versions",
-}
 GPM_SHARES = {  # field of Activity -> GPM's number of the metric, in percent
     "engine_share": 1,
     "sm_share": 2,
@@ -124,15 +116,12 @@ class _Gpu:
         self._sample: Any = self._ask(_sample) if has_gpm is True and counts else NO_GPM  # GPM's last, to count from
 
     def read(self, logged: list[tuple[str, Xid]] | Unavailable, events: Any) -> GpuState:
-        lost = self._ask(_uuid)
-        is_lost = isinstance(lost, Unavailable) and lost.reason in (REASONS[LOST], REASONS[RESET])
         found, sources = self._xids(logged, events)
-        return GpuState(
+        state = GpuState(
             index=self._index,
             name=self._name,
             uuid=self.uuid,
             bus_id=self._bus_id,
-            lost=lost.reason if is_lost and isinstance(lost, Unavailable) else "",
             is_mig=self._is_mig,
             activity=self._activity(),
             clocks=self._clocks(),
@@ -145,6 +134,8 @@ class _Gpu:
             xids=found,
             xids_from=sources,
         )
+        reasons = [value.reason for _, value in leaves(state) if isinstance(value, Unavailable)]
+        return replace(state, lost=next((reason for reason in reasons if reason in GONE), ""))
 
     def _ask(self, question: Callable[[Any, Any], _T]) -> _T | Unavailable:
         return ask(self._nvml, lambda nvml: question(nvml, self.handle))
@@ -310,19 +301,6 @@ class _Gpu:
         return (*mine, *new), "kernel log" + (", NVML's events" if watched else "")
 
 
-def ask(nvml: Any, question: Callable[[Any], _T]) -> _T | Unavailable:
-    """The answer, or why there is none."""
-    try:
-        return question(nvml)
-    except nvml.NVMLError as error:
-        number = getattr(error, "value", None)
-        return Unavailable(REASONS.get(number, f"NVML: {error}") if number else str(error))
-    except AttributeError as error:
-        if not (error.name or "").lower().startswith(("nvml", "c_nvml")):
-            raise
-        return Unavailable("this nvidia-ml-py is too old for it")
-
-
 def _uuid(nvml: Any, handle: Any) -> str:
     return _text(nvml.nvmlDeviceGetUUID(handle))
 
@@ -333,7 +311,11 @@ def _text(value: Any) -> str:
 
 def _sample(nvml: Any, handle: Any) -> Any:
     sample = nvml.nvmlGpmSampleAlloc()
-    nvml.nvmlGpmSampleGet(handle, sample)
+    try:
+        nvml.nvmlGpmSampleGet(handle, sample)
+    except nvml.NVMLError:
+        nvml.nvmlGpmSampleFree(sample)
+        raise
     return sample
 
 

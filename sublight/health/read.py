@@ -8,6 +8,7 @@ from typing import Any
 
 from sublight import nvml as driver
 from sublight.health import host, nvidia, sysfs
+from sublight.health.ask import ask
 from sublight.health.record import GpuState, Snapshot, Unavailable, Vendor, Versions
 from sublight.health.versions import with_torch
 
@@ -62,12 +63,12 @@ class Reader:
 def _nvidia(nvml: Any) -> nvidia.Reader | Unavailable:
     """A reader of NVIDIA's GPUs, or why there is none."""
     if nvml is not None:
-        return nvidia.ask(nvml, nvidia.Reader)
+        return ask(nvml, nvidia.Reader)
     try:
         import pynvml
     except ImportError:
         return Unavailable(NO_LIBRARY)
-    return nvidia.ask(pynvml, nvidia.Reader)
+    return ask(pynvml, nvidia.Reader)
 
 
 def this_gpu() -> GpuState | None:
@@ -77,5 +78,5 @@ def this_gpu() -> GpuState | None:
         cards = sysfs.read("AMD")
         return cards[0] if isinstance(cards, tuple) and len(cards) == 1 else None  # of several, which is torch's?
     nvml, handle = found
-    reader = nvidia.ask(nvml, lambda nvml: nvidia.Reader(nvml, [handle]))
+    reader = ask(nvml, lambda nvml: nvidia.Reader(nvml, [handle]))
     return None if isinstance(reader, Unavailable) else next(iter(reader.read()), None)

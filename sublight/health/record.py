@@ -144,6 +144,7 @@ class Xid:
 
     number: int
     words: str = ""  # the kernel log's; NVML's events have none
+    age_s: Number = Unavailable("NVML's events have no time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +239,7 @@ def from_json(kind: Any, data: Any) -> Any:
     """The record of that kind; ValueError where the data is of another.
 
     >>> from_json(Unavailable | int, {"unavailable": "no fan"}), from_json(tuple[Xid, ...], [{"number": 79}])
-    (Unavailable(reason='no fan'), (Xid(number=79, words=''),))
+    (Unavailable(reason='no fan'), (Xid(number=79, words='', age_s=Unavailable(reason="NVML's events have no time")),))
     """
     if isinstance(data, dict) and data.keys() == {"unavailable"}:
         return Unavailable(data["unavailable"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from sublight.health.record import Unavailable, Xid
 
 KERNEL_LOG = Path("/dev/kmsg")
 _RECORD_BYTES = 8192  # the kernel gives one record a read
-_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, )?(.*)")
+_LINE = re.compile(r"(?:^\d+,\d+,(\d+),.*?;.*)?NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, )?(.*)")
 
 
 def in_kernel_log() -> list[tuple[str, Xid]] | Unavailable:
@@ -34,13 +35,18 @@ def in_kernel_log() -> list[tuple[str, Xid]] | Unavailable:
     return [found for line in log.decode(errors="replace").splitlines() if (found := parse(line))]
 
 
-def parse(line: str) -> tuple[str, Xid] | None:
-    """
-    >>> parse("4,1,2,-;NVRM: Xid (PCI:0000:17:00): 79, pid=123, name=python, GPU has fallen off the bus.")
-    ('0000:17:00', Xid(number=79, words='pid=123, name=python, GPU has fallen off the bus.'))
+def parse(line: str, now_s: float | None = None) -> tuple[str, Xid] | None:
+    """A record begins with its level, number and microseconds since the machine was started.
+
+    >>> parse("4,1,5000000,-;NVRM: Xid (PCI:0000:17:00): 79, pid=123, GPU has fallen off the bus.", now_s=65.0)
+    ('0000:17:00', Xid(number=79, words='pid=123, GPU has fallen off the bus.', age_s=60.0))
     """
     match = _LINE.search(line)
-    return (match[1].lower(), Xid(number=int(match[2]), words=match[3].strip())) if match else None
+    if match is None:
+        return None
+    now_s = time.monotonic() if now_s is None else now_s
+    age_s = max(0.0, now_s - int(match[1]) * 1e-6) if match[1] else Unavailable("the log has no time")
+    return match[2].lower(), Xid(number=int(match[3]), words=match[4].strip(), age_s=age_s)
 
 
 def same_bus(ours: str, theirs: str) -> bool:

@@ -220,13 +220,12 @@ def diagnosis(found: Diagnosis) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    names = ("level", "reached", "its kind", "of it", "clock", "power", "heat", "slowed by")
-    out = plain(names, right=names[1:7], fold=("slowed by",))
+    names = ("level", "reached", "of its kind", "clock", "power", "heat", "slowed by")
+    out = plain(names, right=names[1:6], fold=("slowed by",))
     for level in found.levels:
         out.add_row(
             level.name,
             units.text(level.value, level.unit),
-            units.text(level.expected, level.unit),
             units.percent(level.share),
             units.text(level.clock_hz, "Hz"),
             units.text(level.power_w, "W"),
