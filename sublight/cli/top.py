@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -110,6 +111,16 @@ def watch(source: Iterable[Snapshot], into: Iterable[Sink], console: Console | N
     return count
 
 
+@contextlib.contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """`kill` ends a look as Ctrl-C does: the terminal is put back, files are closed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def serve(words: str) -> None:
     """Until Ctrl-C."""
     from sublight.health.read import Reader
@@ -119,7 +130,7 @@ def serve(words: str) -> None:
     with prometheus.server(words, reader.read) as server:
         host, port = server.server_address[:2]
         print(f"sublight: http://{host!s}:{port}/metrics until Ctrl-C", file=sys.stderr, flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), ended_like_ctrl_c():
             server.serve_forever()
 
 
@@ -185,7 +196,8 @@ def follow(source: Iterable[Snapshot], *, csv: str, record: str, every_s: float)
     into = sinks(csv, record)
     console = Console(highlight=False) if sys.stdout.isatty() and csv != "-" else None
     try:
-        count = watch(source, into, console, Keys(), every_s)
+        with ended_like_ctrl_c():
+            count = watch(source, into, console, Keys(), every_s)
     except BrokenPipeError:  # whoever read --csv - has enough
         return
     finally:

@@ -132,6 +132,7 @@ def _uses_cuda() -> bool:
 
 
 def _problem(gpu: GpuState, kind: Kind, words: str, fix: str = "", weight: Weight = "wrong") -> Problem:
+    fix = "" if "nvidia-smi" in fix and gpu.vendor != "NVIDIA" else fix
     return Problem(kind=kind, where=f"GPU {gpu.index}", words=words, fix=fix, weight=weight)
 
 

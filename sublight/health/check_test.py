@@ -240,7 +240,8 @@ def test_what_a_recorder_wrote_replays_alike(tmp_path: Path) -> None:
 def test_the_recorded_h200_is_well_and_its_load_shows() -> None:
     reader = read.Reader(nvml=fakes.Replay.of(fakes.RECORDED), sleep=lambda _: None)
     looks = [reader.read() for _ in range(6)]
-    assert all(wrong(each) == [] for each in looks)
+    kinds = {problem.kind for each in looks for problem in wrong(each)}
+    assert kinds <= {"shared"}  # the recorder itself was on it
     shares = [known(each.gpus[0].activity.tensor_share) for each in looks]
     assert shares[0] == 0 and (shares[-1] or 0) > 0.5
 

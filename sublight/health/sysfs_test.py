@@ -51,6 +51,15 @@ def test_amd_in_si(cards: Path) -> None:
     assert [problem.kind for problem in check.of_gpu(gpu)] == ["link"]
 
 
+def test_nobody_is_sent_to_another_vendors_tool(cards: Path) -> None:
+    (cards / "card0/device/hwmon/hwmon3/power1_cap").write_text("400000000")
+    found = sysfs.read("AMD")
+    assert isinstance(found, tuple)
+    lines = [problem.line for problem in check.of_gpu(found[0])]
+    assert any("power limit is 400 W, not 750 W" in line for line in lines)
+    assert not any("nvidia" in line for line in lines)
+
+
 def test_intel_in_si(cards: Path) -> None:
     found = sysfs.read("Intel")
     assert isinstance(found, tuple)
