@@ -135,7 +135,7 @@ def test_the_fastest_way_is_taken() -> None:
     assert limit.detail["how"] == "fast" and set(limit.detail["others"]) == {"slow"}
     assert (
         1000 / 0.02 < limit.value <= 1000 / 0.002
-    )  # no sleep is shorter than it was told; a busy machine lengthens it
+    )  # a busy machine lengthens a sleep
 
 
 def test_blocks_do_not_overlap() -> None:
