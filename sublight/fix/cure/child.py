@@ -10,24 +10,32 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sublight.fix import cure as cures
+from sublight.fix.cure import landlock, native
 from sublight.fix.cure.figures import Figures
 from sublight.fix.cure.graphed import NAME as GRAPH
 from sublight.fix.cure.record import Outcome, Told
+from sublight.fix.cure.scratch import is_below
 from sublight.fix.cure.timer import StepTimer
+
+OURS = str(Path(__file__).parents[3])  # where this package is imported from
 
 
 class Child:
     """One run of the script."""
 
-    def __init__(self, *, target: str, args: list[str], module: bool, names: list[str], result: str) -> None:
+    def __init__(
+        self, *, target: str, args: list[str], module: bool, names: list[str], result: str, folders: list[str]
+    ) -> None:
         from sublight.trace.capture import script as capture_script
 
+        sys.path[:] = [_in_copy(path, *folders) for path in sys.path]
         self._target = capture_script.check(target, args, module=module)
         self._cures = [cures.find(name) for name in names]
         self._result = Path(result)
@@ -42,6 +50,7 @@ class Child:
         from sublight.trace.capture import script as capture_script
 
         _seed()
+        native.guard(sys.modules["sublight_fence"].FENCE.check)
         with self._stack:
             self._stack.enter_context(self._figures.watch())
             for cure in self._cures:
@@ -97,6 +106,14 @@ def _words(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
+def _in_copy(path: str, folder: str, copy: str) -> str:
+    """The copy's, where a package of the folder was installed to be edited there."""
+    if path == OURS or not is_below(path, folder):
+        return path
+    mine = os.path.join(copy, os.path.relpath(path, folder))
+    return mine if os.path.isdir(mine) and is_below(os.path.realpath(mine), copy) else path
+
+
 def _seed() -> None:
     """A script that leaves its random numbers to chance gets the same in every run, and can be compared."""
     import torch
@@ -109,5 +126,15 @@ def _seed() -> None:
         numpy.random.seed(0)
 
 
+def _end_with_parent() -> None:
+    """Linux ends this process when the one that started it is gone, however that ended."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+
+
 if __name__ == "__main__":
+    _end_with_parent()
+    landlock.restrict(sys.modules["sublight_fence"].FENCE.kernel_roots())  # before a thread starts
     Child(**json.loads(sys.argv[1])).run()

@@ -28,11 +28,11 @@ def install(told: Told) -> Iterator[None]:
                 continue
             told.left.pop(NAME, None)
             told.did[NAME] = "the model's forward compiled by torch.compile"
-            where = place.made(model)
+            where = place.before_use(model)
             model.forward = torch.compile(model.forward)  # not the call: hooks on the model stay outside
             if where and has_parameters(model):
-                text = f"{where[2]} = torch.compile({where[2]})"
-                told.edit(Edit(kind="after", file=where[0], line=where[1], text=text))
+                text = f"{where[2]}.forward = torch.compile({where[2]}.forward)"  # whoever else holds the model has it
+                told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
 
     told.left[NAME] = "no module was called"
     with at_first_call(act):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,10 @@ def patched(told: Told, name: str, rules: tuple[str, ...]) -> Iterator[None]:
             swapped += found.swapped
             kinds += [row.kind for row in found.rows if row.is_swapped]
             reasons += [row.reason for row in found.rows if not row.is_swapped]
-            if found.swapped and (where := place.made(model)):
-                told.edit(Edit(kind="after", file=where[0], line=where[1], text=f"sublight.patch({where[2]})"))
+            if found.swapped and (where := place.before_use(model)):
+                used = list(dict.fromkeys(row.rule for row in found.rows if row.is_swapped))
+                text = f"sublight.patch({where[2]}, only={json.dumps(used)})"  # no other rule was tried
+                told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
         if swapped:
             told.did[name] = f"{swapped} module{'s' * (swapped > 1)} swapped: {', '.join(dict.fromkeys(kinds))}"
             if not any(p.is_cuda for model in models for p in model.parameters()):
