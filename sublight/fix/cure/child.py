@@ -23,6 +23,7 @@ from sublight.fix.cure.graphed import NAME as GRAPH
 from sublight.fix.cure.record import Outcome, Told
 from sublight.fix.cure.scratch import is_below
 from sublight.fix.cure.timer import StepTimer
+from sublight.fix.cure.workers import shuffled_alike
 
 OURS = str(Path(__file__).parents[3])  # where this package is imported from
 
@@ -53,6 +54,7 @@ class Child:
         native.guard(sys.modules["sublight_fence"].FENCE.check)
         with self._stack:
             self._stack.enter_context(self._figures.watch())
+            self._stack.enter_context(shuffled_alike())
             for cure in self._cures:
                 self._stack.enter_context(cure.install(self.told))
             self._timer.start()
@@ -136,5 +138,6 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     _end_with_parent()
-    landlock.restrict(sys.modules["sublight_fence"].FENCE.kernel_roots())  # before a thread starts
+    fence = sys.modules["sublight_fence"].FENCE
+    landlock.restrict([*fence.roots, *fence.temporary])  # before a thread starts
     Child(**json.loads(sys.argv[1])).run()

@@ -18,7 +18,9 @@ from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating
 from sublight.fix.cure.autocast import casting
 from sublight.fix.cure.first_call import at_first_call, models
 from sublight.fix.cure.optimizer import fuse, line_for
+from sublight.fix.cure.place import loop_around
 from sublight.fix.cure.record import Told
+from sublight.fix.cure.workers import shuffled_alike
 from sublight.fix.graph import callable as graphs
 from sublight.fix.graph.fake import Fake
 from sublight.fix.patch.model import is_patched
@@ -148,7 +150,7 @@ def test_workers_shuffle_as_the_script_did() -> None:
         return [int(item) for _ in range(3) for (item,) in loader]
 
     before = epochs()
-    with find("loader workers").install(Told()):
+    with find("loader workers").install(Told()), shuffled_alike():
         assert epochs() == before
 
 
@@ -225,11 +227,11 @@ train(model)
 @pytest.mark.parametrize(
     ("name", "line", "text"),
     [
-        ("patch norms", 6, "sublight.patch(self.model)"),
-        ("patch activations", 6, "sublight.patch(self.model)"),
+        ("patch norms", 9, 'sublight.patch(self.model, only=["norm"])'),
+        ("patch activations", 9, 'sublight.patch(self.model, only=["activation"])'),
         ("fused optimizer", 12, "fused=True"),
         ("loader workers", 18, "num_workers="),
-        ("keep the cache", 15, "pass  # torch.cuda.empty_cache() is left out"),
+        ("keep the cache", 15, "pass"),
     ],
 )
 def test_where_the_line_goes(tmp_path: Path, name: str, line: int, text: str) -> None:
@@ -241,6 +243,51 @@ def test_where_the_line_goes(tmp_path: Path, name: str, line: int, text: str) ->
     assert (edit.file, edit.line) == (str(file), line) and edit.text.startswith(text)
     after = diff.edited(SCRIPT, told.edits)
     assert text in after and compile(after, "after", "exec")
+
+
+REPLACED = """\
+import torch
+
+def steps(model):
+    for _ in range(2):
+        for x in torch.randn(3, 2, 8):
+            out = model(x)
+    return out
+
+net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(8, 8))
+net[0] = torch.nn.LayerNorm(8)
+assert not hasattr(net[0], "__sublight__")
+result = steps(net)
+"""
+
+
+def test_a_line_goes_behind_all_that_was_done_to_the_model(tmp_path: Path) -> None:
+    """Right after the model is made, its children may still be replaced: the cure ran at the first call."""
+    file, told = tmp_path / "train.py", Told()
+    file.write_text(REPLACED)
+    with find("patch norms").install(told):
+        exec(compile(REPLACED, str(file), "exec"), {"__name__": "__main__"})
+    (edit,) = told.edits
+    assert (edit.line, edit.text) == (12, 'sublight.patch(net, only=["norm"])')
+    after = diff.edited(REPLACED, told.edits)
+    names: dict[str, Any] = {}
+    exec(compile(after, "after", "exec"), names)
+    assert is_patched(names["net"][0]), "the replaced child has our forward: the diff does what the cure did"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "place"),
+    [
+        ("a = f()\nfor b in c:\n    while b:\n        a(b)\n", 4, 2),
+        ("def g(a):\n    for b in c:\n        a(b)\n", 3, 2),
+        ("for g in h:\n    def k(a):\n        a(1)\n", 3, 3),  # another frame's loop
+        ("with a:\n    b(\n        c,\n    )\n", 3, 2),
+        ("if a:\n    b = 1\nelse:\n    b()\n", 4, 4),
+        ("a = (", 1, 0),
+    ],
+)
+def test_a_line_before_the_loop(source: str, line: int, place: int) -> None:
+    assert loop_around(source, line, 1) == place
 
 
 @pytest.mark.gpu

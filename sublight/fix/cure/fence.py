@@ -33,8 +33,9 @@ class Fence:
 
     def __init__(self, *, roots: list[str], temporary: list[str], protected: str, log: str, began_s: float) -> None:
         self.roots = tuple(map(os.path.realpath, roots))
-        self.temporary = tuple(map(os.path.realpath, temporary))
         self.protected = os.path.realpath(protected)  # the user's folder, wherever it lies
+        shared = map(os.path.realpath, temporary)  # one that holds the user's folder holds more that is the user's
+        self.temporary = tuple(root for root in shared if not _is_below(self.protected, (root,)))
         self.log, self.began_s = log, began_s
         self._is_busy = False  # writing the log is an event, too
 
@@ -66,10 +67,6 @@ class Fence:
             raise PermissionError(13, "not kept in a trial run", where)  # Python goes on without, and nobody misses it
         self._note(where)
         raise PermissionError(13, "refused by sublight explain --fix: outside of the scratch copy", where)
-
-    def kernel_roots(self) -> list[str]:
-        """What the kernel may let be written: it knows no exceptions below a folder."""
-        return [*self.roots, *(root for root in self.temporary if not _is_below(self.protected, (root,)))]
 
     def allows(self, where: str) -> bool:
         if _is_below(where, (self.protected,)):
