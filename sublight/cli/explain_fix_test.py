@@ -105,7 +105,9 @@ def test_without_a_terminal_nothing_runs(say: Say, here: Path, script: Path) -> 
     assert files(here) == {"train.py", "limits.json"}
 
 
-@pytest.mark.parametrize(("answer", "runs"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)])
+@pytest.mark.parametrize(
+    ("answer", "runs"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
 def test_before_the_first_run_it_says_what_happens_and_asks(
     say: Say,  # noqa: F811
     here: Path,  # noqa: F811

@@ -186,7 +186,17 @@ def test_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     shown = replace(fixed, diff="--- a/t.py\n+sublight.patch(model)", checked=fixed.tried[0])
     say(explain_fix.page("above", shown))
     out = capsys.readouterr().out
-    for words in ("above", "the diff", "10.0 ms a step before, 6.00 ms with it, the same losses", "patch norms", "4.00 ms", "1.00", "saves", "failed: ValueError: no", "host-sync: not ours"):
+    for words in (
+        "above",
+        "the diff",
+        "10.0 ms a step before, 6.00 ms with it, the same losses",
+        "patch norms",
+        "4.00 ms",
+        "1.00",
+        "saves",
+        "failed: ValueError: no",
+        "host-sync: not ours",
+    ):
         assert words in out
     assert "No file was changed" in " ".join(out.split()) and "+sublight" not in out, "the text goes below, as it is"
     assert explain_fix.diff_text(shown) == shown.diff

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating
 from sublight.fix.cure.autocast import casting
-from sublight.fix.cure.first_call import at_first_call, models
+from sublight.fix.cure.first_call import at_first_call, models, precision
 from sublight.fix.cure.optimizer import fuse, line_for
 from sublight.fix.cure.place import loop_around
 from sublight.fix.cure.record import Told
@@ -317,3 +317,14 @@ def test_a_model_on_a_gpu_is_graphed_and_right() -> None:
             model(xs[0])
             given = [model(x) for x in xs]
     assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True)) and told.did
+
+
+def test_a_cure_says_in_which_data_type_it_runs() -> None:
+    model = torch.nn.Linear(4, 4)
+    assert precision(model) == "float32" and precision(model.bfloat16()) == "bfloat16"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert precision(model.float()) == "float32, products in bfloat16"
+    told, norm = Told(), torch.nn.Sequential(torch.nn.LayerNorm(4)).half()
+    with find("patch norms").install(told):
+        norm(torch.ones(1, 4, dtype=torch.float16))
+    assert told.did["patch norms"].startswith("1 module swapped: LayerNorm (LayerNorm); in float16;")

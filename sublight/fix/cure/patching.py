@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sublight.fix.cure import place
-from sublight.fix.cure.first_call import at_first_call
+from sublight.fix.cure.first_call import at_first_call, precision
 from sublight.fix.cure.record import Edit, Told
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ def patched(told: Told, name: str, rules: tuple[str, ...]) -> Iterator[None]:
                 text = f"sublight.patch({where[2]}, only={json.dumps(used)})"  # no other rule was tried
                 told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
         if swapped:
-            told.did[name] = f"{swapped} module{'s' * (swapped > 1)} swapped: {', '.join(dict.fromkeys(kinds))}"
+            told.did[name] = (
+                f"{swapped} module{'s' * (swapped > 1)} swapped: {', '.join(dict.fromkeys(kinds))}; "
+                f"in {precision(models[0])}"
+            )
             if not any(p.is_cuda for model in models for p in model.parameters()):
                 told.did[name] += "; on a CPU each call still goes to PyTorch, which wins there"
         else:

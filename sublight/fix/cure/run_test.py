@@ -116,7 +116,8 @@ def test_what_it_would_write_elsewhere_is_refused_and_named(here: Path) -> None:
 
 def test_the_diff_is_what_runs(here: Path) -> None:
     before = contents(here)
-    diff = '--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,3 @@\n import sys\n+raise ValueError("by the diff")\n import torch\n'
+    head = "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,3 @@\n"
+    diff = head + ' import sys\n+raise ValueError("by the diff")\n import torch\n'
     outcome = rerun(here, "100").run(diff=diff)
     assert outcome.error == "ValueError: by the diff" and contents(here) == before
     outcome = rerun(here, "100").run(diff=diff.replace(" import torch", " import other"))

@@ -67,7 +67,9 @@ def test_paths_lead_into_the_copy_and_back(folder: Path) -> None:
     assert planned.arguments(words, "/copy") == [
         "data/a.bin", "/copy/data", "--out=/copy/new", "--lr=1", f"{folder}2/x", f"{folder}/outside",
     ]  # fmt: skip
-    assert planned.out_of("/copy/a/b.py", "/copy") == f"{folder}/a/b.py" and planned.out_of("/copy2", "/copy") == "/copy2"
+    assert (
+        planned.out_of("/copy/a/b.py", "/copy") == f"{folder}/a/b.py" and planned.out_of("/copy2", "/copy") == "/copy2"
+    )
 
 
 def test_what_is_too_large_names_the_way_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
