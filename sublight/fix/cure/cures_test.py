@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import sublight
+from sublight.errors import BadInput
 from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating
 from sublight.fix.cure.autocast import casting
 from sublight.fix.cure.first_call import at_first_call, models, precision
@@ -328,3 +330,32 @@ def test_a_cure_says_in_which_data_type_it_runs() -> None:
     with find("patch norms").install(told):
         norm(torch.ones(1, 4, dtype=torch.float16))
     assert told.did["patch norms"].startswith("1 module swapped: LayerNorm (LayerNorm); in float16;")
+
+
+LOGITS = """\
+import torch
+from sublight.fix.patch.rules.lm_head_test import Model
+model = Model()
+model.body.inner = torch.nn.LayerNorm(12)
+ids = torch.randint(23, (2, 5))
+for _ in range(2):
+    out = model(input_ids=ids, labels=ids)
+    best = out.logits.argmax(-1)
+"""
+
+
+def test_a_line_patches_what_the_cure_patched_and_no_more(tmp_path: Path) -> None:
+    """A loop that reads its logits: the cure of norms leaves them, and sublight.patch(model) does not."""
+    file, told = tmp_path / "train.py", Told()
+    file.write_text(LOGITS)
+    with find("patch norms").install(told):
+        exec(compile(LOGITS, str(file), "exec"), {})
+    assert [edit.text for edit in told.edits] == ['sublight.patch(model, only=["norm"])']
+    after = diff.edited(LOGITS, told.edits)
+    names: dict[str, Any] = {}
+    exec(compile(after, "after", "exec"), names)
+    assert is_patched(names["model"].body.inner) and names["best"].shape == (2, 5)
+    with pytest.raises(AttributeError, match="argmax"):
+        exec(compile(after.replace(', only=["norm"]', ""), "all", "exec"), {})
+    with pytest.raises(BadInput, match="unknown rule 'norms'"):
+        sublight.patch(names["model"], only=["norms"])
