@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublight import units
 from sublight.diagnose.record import Explanation, Finding
 from sublight.fix.cure.record import Fixed, Tried
-from sublight.report.draw.tables import note, plain, titled
+from sublight.report.draw.tables import plain, titled
 from sublight.report.explain.terminal import printable
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def page(before: RenderableType, fixed: Fixed) -> RenderableType:
     if fixed.tried:
         step = units.text(fixed.before_s, "s")
         parts.append(titled(f"Tried on the script, run again (its step takes {step} there)", _table(fixed)))
+    parts += [Text(line) for tried in fixed.tried if (line := _did(fixed, tried))]
     parts += [Text(printable(words)) for words in (*fixed.notes, *lines(fixed))]
     if fixed.diff:
         parts += [Text(""), Text(_lead(fixed), style="bold")]
@@ -85,16 +86,24 @@ def section(fixed: Fixed) -> str:
 def _table(fixed: Fixed) -> RenderableType:
     from rich.text import Text
 
-    figures = _figures(fixed)
-    out = plain(("cure", *figures, "verdict", "what it did"), right=figures, fold=("what it did",))
+    figures = _figures(fixed)[:3]
+    out = plain(("cure", *figures, "verdict"), right=figures)  # the rest goes below: it would not fit beside
     for name, tried in _rows(fixed):
         verdict = Text(tried.verdict, style=_STYLE.get(tried.verdict, ""))
-        out.add_row(name, *_cells(tried), verdict, note(printable(tried.words)))
+        out.add_row(name, *_cells(tried)[:3], verdict)
     return out
 
 
+def _did(fixed: Fixed, tried: Tried) -> str:
+    """What a cure alone did, and to the numbers; empty where it did not run: `lines` says why."""
+    if len(tried.names) > 1 or tried.real_s is None:
+        return ""
+    differ = "" if tried.difference is None else f"; {fixed.figures_of} differ by {tried.difference:.1e}"
+    return f"{tried.names[0]}: {printable(tried.words)}{differ}"
+
+
 def _figures(fixed: Fixed) -> tuple[str, ...]:
-    return "predicted", "real", "pred./real", f"{fixed.figures_of or 'losses'} differ"
+    return "predicted", "real", "ratio", f"{fixed.figures_of or 'losses'} differ"
 
 
 def _rows(fixed: Fixed) -> list[tuple[str, Tried]]:
