@@ -31,7 +31,7 @@ class Trying:
         from sublight.diagnose.cures import most_runs
         from sublight.fix.cure import landlock
 
-        options = self._wanted.trials
+        options = self._wanted.fix_options
         planned = self._planned()
         runs = most_runs(on_gpu=nvml.health() is not None)
         if not options.yes and not sys.stdin.isatty():
@@ -49,7 +49,7 @@ class Trying:
     def _planned(self) -> Scratch:
         from sublight.fix.cure import scratch
 
-        options = self._wanted.trials
+        options = self._wanted.fix_options
         return scratch.plan(
             self._wanted.folder, self._target, module=self._is_module, exclude=options.exclude, allow=options.allow
         )
@@ -57,7 +57,7 @@ class Trying:
     def _say_what_happens(self, runs: int, scratch: Scratch, *, has_kernel: bool) -> None:
         from sublight.fix.cure.run import LEAST_LIMIT_S, MOST_LIMIT_S, TIMES
 
-        limit_s = self._wanted.trials.limit_s
+        limit_s = self._wanted.fix_options.limit_s
         limit = (
             f"{_time(limit_s)} each at most"
             if limit_s
@@ -83,7 +83,7 @@ class Trying:
             scratch = self._planned()  # the first run may have left much in the folder
         except BadInput as error:
             return Fixed(before_s=None, figures_of="", tried=(), left=(), diff="", notes=(f"not tried: {error}",))
-        limit_s = self._wanted.trials.limit_s or limit_after(time.monotonic() - self._began_s)
+        limit_s = self._wanted.fix_options.limit_s or limit_after(time.monotonic() - self._began_s)
         script = Rerun(target=self._target, args=self._args, module=self._is_module, scratch=scratch, limit_s=limit_s)
         return cures.fix(explanation, script, say=say, rebased=rebased)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trials:
+class FixOptions:
     """The options of --fix."""
 
     yes: bool = False  # without asking
@@ -44,7 +44,7 @@ class Wanted:
     json: str
     budget: Budget | None = None  # how long a step may take
     fix: bool = False  # also run the script again with each cure
-    trials: Trials = field(default_factory=lambda: Trials())
+    fix_options: FixOptions = field(default_factory=lambda: FixOptions())
     rank: Rank | None = None  # of several that torchrun started
     folder: str = field(default_factory=os.getcwd)  # where the user is; a script may go elsewhere
 
@@ -96,9 +96,11 @@ def _give_diff(fixed: Fixed, wanted: Wanted) -> None:
 
     if fixed.diff and wanted.json != "-":
         print(explain_fix.diff_text(fixed), end="", flush=True)
-    if wanted.trials.write:
-        name = os.path.relpath(wanted.trials.write, wanted.folder)
-        lost = written(wanted.trials.write if fixed.diff else "", lambda file: write_file(fixed.diff.encode(), file))
+    if wanted.fix_options.write:
+        name = os.path.relpath(wanted.fix_options.write, wanted.folder)
+        lost = written(
+            wanted.fix_options.write if fixed.diff else "", lambda file: write_file(fixed.diff.encode(), file)
+        )
         say(lost[0] if lost else f"diff: {name}" if fixed.diff else f"no diff came out: {name} was not written")
 
 

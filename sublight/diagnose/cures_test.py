@@ -189,7 +189,7 @@ def test_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     for words in (
         "above",
         "the diff",
-        "10.0 ms a step before, 6.00 ms with it, the same losses",
+        "it saves 4.00 ms a step, with the same losses",
         "patch norms",
         "4.00 ms",
         "1.00",
@@ -272,7 +272,7 @@ FOUND = {"unfused_norm": 4e-3, "unfused_optimizer": 3e-3}
 def test_a_diff_is_shown_when_it_has_run(script: Path) -> None:
     outcomes = {**with_edits(script), ALL: replace(BEFORE, step_s=5e-3)}
     fixed, asked = fix(explained(**FOUND), outcomes, str(script.parent))
-    assert asked[-1] == ALL and "+patch(model)\n" in fixed.diff and fixed.diff.endswith("\n")
+    assert asked[-2:] == [ALL, ()] and "+patch(model)\n" in fixed.diff and fixed.diff.endswith("\n")
     assert fixed.checked is not None and fixed.checked.real_s == pytest.approx(5e-3)
     assert fixed.to_json()["checked"]["verdict"] == "saves"
 
@@ -292,6 +292,21 @@ def test_a_diff_that_is_not_the_cure_is_not_shown(script: Path, after: Outcome, 
     fixed, asked = fix(explained(**FOUND), {**with_edits(script), ALL: after, BEST: after}, str(script.parent))
     assert asked[-2:] == [ALL, BEST] and fixed.diff == "" and fixed.checked is None
     assert "no diff is shown: one was made in a copy and run, and" in fixed.notes[0] and words in fixed.notes[0]
+
+
+def test_a_machine_that_was_busy_at_first_does_not_praise_a_diff(script: Path) -> None:
+    """As it is, the script takes 10 ms first and 5 ms later: what the diff took is what it takes anyway."""
+    outcomes = {**with_edits(script), ALL: replace(BEFORE, step_s=5e-3), BEST: replace(BEFORE, step_s=5e-3)}
+
+    class Quieter(Runs):
+        def run(self, names: Sequence[str] = (), *, diff: str = "") -> Outcome:
+            is_first = () not in self.asked
+            outcome = super().run(names, diff=diff)
+            return outcome if names or diff or is_first else replace(BEFORE, step_s=5e-3)
+
+    runs: Any = Quieter(outcomes={(): BEFORE, **outcomes}, asked=[], folder=str(script.parent))
+    fixed = cli_fix.fix(explained(**FOUND), runs, say=lambda line: None)
+    assert fixed.diff == "" and "it saved nothing" in fixed.notes[0] and runs.asked.count(()) == 2
 
 
 def test_where_all_together_fails_the_best_is_tried_alone(script: Path) -> None:
@@ -314,8 +329,8 @@ def test_no_more_runs_than_were_announced(script: Path) -> None:
 
     runs: Any = All(outcomes={}, asked=[], folder=str(script.parent))
     cli_fix.fix(explained(**every), runs, say=lambda line: None)
-    assert len(asked) == cli_fix.most_runs(on_gpu=True) == len(CURES) + 4
-    assert cli_fix.most_runs(on_gpu=False) == 8
+    assert len(asked) + 1 == cli_fix.most_runs(on_gpu=True) == len(CURES) + 5, "had the last diff saved: as it is again"
+    assert cli_fix.most_runs(on_gpu=False) == 9
 
 
 def test_what_was_refused_is_named_once(script: Path) -> None:

@@ -11,7 +11,7 @@ from sublight.cli import output as cli_output
 from sublight.cli.options import Json, gpu_names
 
 if TYPE_CHECKING:
-    from sublight.cli.explain_output import Trials
+    from sublight.cli.explain_output import FixOptions
 
 Target = Annotated[
     list[str] | None,
@@ -56,14 +56,14 @@ def explain(
     from sublight.cli.budget import parse
     from sublight.cli.explain_output import Wanted
 
-    trials = _trials(fix, yes=yes, limit=limit, write=write, exclude=exclude or [], allow=allow or [])
+    fix_options = _fix_options(fix, yes=yes, limit=limit, write=write, exclude=exclude or [], allow=allow or [])
     cli_output.check_writable(html, json, perfetto, trace, write)
     most, words = parse(budget, words or ())
     files: dict[str, Any] = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}
     files = {name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()}
-    cli_output.check_apart([*files.values(), trials.write], [*words[:2], limits, most.base if most else ""])
+    cli_output.check_apart([*files.values(), fix_options.write], [*words[:2], limits, most.base if most else ""])
     limits = limits and os.path.abspath(limits)
-    wanted = Wanted(gpu=gpu, limits=limits, steps=steps, fix=fix, trials=trials, budget=most, **files)
+    wanted = Wanted(gpu=gpu, limits=limits, steps=steps, fix=fix, fix_options=fix_options, budget=most, **files)
     if diff:
         return cli_explain.diff(words, module, wanted)
     status = cli_explain.explain(words, module, wanted)
@@ -71,10 +71,10 @@ def explain(
         raise typer.Exit(status)
 
 
-def _trials(fix: bool, *, yes: bool, limit: str, write: str, exclude: list[str], allow: list[str]) -> Trials:
+def _fix_options(fix: bool, *, yes: bool, limit: str, write: str, exclude: list[str], allow: list[str]) -> FixOptions:
     """The options of --fix, checked."""
     from sublight import units
-    from sublight.cli.explain_output import Trials
+    from sublight.cli.explain_output import FixOptions
     from sublight.errors import BadInput
 
     given = {"--yes": yes, "--limit": limit, "--write": write, "--scratch-exclude": exclude, "--scratch-allow": allow}
@@ -86,7 +86,7 @@ def _trials(fix: bool, *, yes: bool, limit: str, write: str, exclude: list[str],
         limit_s = units.parse_seconds(limit) if limit else None
     except ValueError as error:
         raise BadInput(f"--limit: {error}") from None
-    return Trials(
+    return FixOptions(
         yes=yes,
         limit_s=limit_s,
         write=write and os.path.abspath(write),

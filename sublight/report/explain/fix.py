@@ -148,10 +148,9 @@ def _signed(tried: Tried) -> str:
 
 def _lead(fixed: Fixed) -> str:
     """What stands above the diff."""
-    assert fixed.checked is not None and fixed.before_s is not None and fixed.checked.real_s is not None
-    after_s = fixed.before_s - fixed.checked.real_s
-    same = "nothing to compare" if fixed.checked.difference is None else f"the same {fixed.figures_of}"
+    assert fixed.checked is not None
+    same = "no losses or outputs to compare" if fixed.checked.difference is None else f"the same {fixed.figures_of}"
     return (
-        f"The diff, as it was run in a scratch copy: {units.text(fixed.before_s, 's')} a step before, "
-        f"{units.text(after_s, 's')} with it, {same}. No file was changed; git apply takes it:"
+        f"The diff was run in a scratch copy: it saves {units.text(fixed.checked.real_s, 's')} a step, with {same}. "
+        "No file was changed; git apply takes it:"
     )
