@@ -29,6 +29,8 @@ def unified(edits: Sequence[Edit], *, folder: str) -> str:
         name = os.path.relpath(file, folder)
         if name.startswith("..") or any(sign in name for sign in '\n\t"\\'):
             continue
+        if os.path.realpath(file) != os.path.join(os.path.realpath(folder), name):
+            continue  # behind a link: git would not touch it, and neither do we
         try:
             before = Path(file).read_bytes().decode("utf-8")
             after = edited(before, [edit for edit in edits if edit.file == file])

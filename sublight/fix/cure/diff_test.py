@@ -85,6 +85,9 @@ def test_a_diff_names_the_file_from_the_folder(tmp_path: Path) -> None:
     text = unified([Edit(kind="before", file=str(file), line=8, text="sublight.patch(model)")], folder=str(tmp_path))
     assert text.startswith("--- a/train.py\n+++ b/train.py\n") and "+    sublight.patch(model)" in text
     assert file.read_text() == SOURCE
+    (tmp_path / "link.py").symlink_to(file)
+    linked = Edit(kind="before", file=str(tmp_path / "link.py"), line=8, text="x")
+    assert unified([linked], folder=str(tmp_path)) == "", "git does not write through links"
     gone = Edit(kind="before", file=str(tmp_path / "gone.py"), line=1, text="x")
     assert unified([gone], folder=str(tmp_path)) == ""
 

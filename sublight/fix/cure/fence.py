@@ -92,8 +92,8 @@ class Fence:
 
 
 def _real(path: str, is_name: bool, folder_fd: Any) -> str:
-    if isinstance(folder_fd, int) and folder_fd >= 0 and not os.path.isabs(path):
-        path = os.path.join(os.path.realpath(f"/proc/self/fd/{folder_fd}"), path)
+    if isinstance(folder_fd, int) and folder_fd >= 0 and os.path.exists(folder := f"/proc/self/fd/{folder_fd}"):
+        path = os.path.join(os.path.realpath(folder), path)  # a whole path stays one
     if not is_name:
         return os.path.realpath(path)
     path = os.path.abspath(path)

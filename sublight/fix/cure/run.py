@@ -42,6 +42,9 @@ CACHES = {  # variable: where it is unless set, from home; empty: below another 
     "TORCH_EXTENSIONS_DIR": "",
     "TORCHINDUCTOR_CACHE_DIR": "",
     "NUMBA_CACHE_DIR": "",
+    "SUBLIGHT_CACHE": "",
+    "WANDB_CONFIG_DIR": ".config/wandb",
+    "WANDB_DATA_DIR": ".local/share/wandb",
 }
 QUIET = {"GIT_OPTIONAL_LOCKS": "0", "PYTHONDONTWRITEBYTECODE": "1"}  # git reads without renewing its index
 OFFLINE = {"WANDB_MODE": "offline"}  # unless the user has set it: a trial is no run that anybody wants to see
@@ -85,7 +88,7 @@ class Rerun:
             diffs.check_with_git(diff, self.folder, files)
             with self.scratch.copied() as copy:
                 for name, content in files.items():
-                    Path(copy, name).write_bytes(content)
+                    _write(Path(copy, name), content, copy)
                 outcome = self._run(names, copy)
         except (OSError, ValueError) as error:  # a folder that changes meanwhile, a disk that is full
             return Outcome(error=f"{type(error).__name__}: {error}")
@@ -177,6 +180,13 @@ class Rerun:
         if "TORCHINDUCTOR_CACHE_DIR" in kept:
             moved["TORCHINDUCTOR_CACHE_DIR"] = kept["TORCHINDUCTOR_CACHE_DIR"]
         return list(kept.values()), moved
+
+
+def _write(file: Path, content: bytes, copy: str) -> None:
+    """Into the copy: a link in it may lead to the user's own file."""
+    if not is_below(os.path.realpath(file), copy):
+        raise ValueError(f"{file.name} is no part of the scratch copy, so the diff was not tried")
+    file.write_bytes(content)
 
 
 def _user() -> str:

@@ -124,6 +124,19 @@ def test_the_diff_is_what_runs(here: Path) -> None:
     assert "does not fit to line 2" in outcome.error
 
 
+@pytest.mark.parametrize("name", ["src/mod.py", "linked.py"])
+def test_no_diff_is_written_through_a_link(here: Path, name: str) -> None:
+    """What is excluded, and what is a link of the user's, leads out of the copy."""
+    (here / "src").mkdir()
+    (here.parent / "theirs.py").write_text("a = 1\n")
+    (here / "src" / "mod.py").write_text("a = 1\n")
+    (here / "linked.py").symlink_to("../theirs.py")
+    run = Rerun(target="train.py", args=(), module=False, scratch=Scratch(folder=str(here), exclude=("src",)))
+    before = contents(here.parent)
+    outcome = run.run(diff=f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-a = 1\n+a = 2\n")
+    assert "is no part of the scratch copy" in outcome.error and contents(here.parent) == before
+
+
 # ------------------------------------------------------------------------------------------------ the end of a run
 
 TREE = ["sh", "-c", "sleep 600 & echo $! > child; mv child ../child; wait"]  # a process and its child
