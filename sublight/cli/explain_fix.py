@@ -58,11 +58,8 @@ class Trying:
         from sublight.fix.cure.run import LEAST_LIMIT_S, MOST_LIMIT_S, TIMES
 
         limit_s = self._wanted.fix_options.limit_s
-        limit = (
-            f"{_time(limit_s)} each at most"
-            if limit_s
-            else f"{TIMES:g} times the first run at most, {_time(LEAST_LIMIT_S)} to {_time(MOST_LIMIT_S)} (--limit)"
-        )
+        limit = f"at most {TIMES:g} times as long as the first run, {_time(LEAST_LIMIT_S)} to {_time(MOST_LIMIT_S)}"
+        limit = f"{_time(limit_s)} at most" if limit_s else f"{limit} (--limit)"
         say(f"--fix runs {self._target} here as ever, once, then up to {runs} times more to try what would help:")
         for line in (
             f"where: each in a scratch copy of this folder ({units.text(scratch.total_bytes, 'B')}) under "

@@ -131,7 +131,7 @@ def test_before_the_first_run_it_says_what_happens_and_asks(
         return
     status, out, err = say(*words)
     assert (status, out) == (2, "") and err.endswith("--fix was not agreed to: nothing was run\n")
-    for part in ("once, then up to 6 times more", "scratch copy of this folder", "refused", "10 min each at most"):
+    for part in ("once, then up to 6 times more", "scratch copy of this folder", "refused", "10 min at most"):
         assert part in err
     assert files(here) == {"train.py", "limits.json"}
 

@@ -86,7 +86,7 @@ class Rerun:
         try:
             files = diffs.applied(diff, self.folder)
             diffs.check_with_git(diff, self.folder, files)
-            with self.scratch.copied() as copy:
+            with interrupting(), self.scratch.copied() as copy:
                 for name, content in files.items():
                     _write(Path(copy, name), content, copy)
                 outcome = self._run(names, copy)
@@ -122,24 +122,25 @@ class Rerun:
 
     def _wait(self, words: list[str], copy: str, environment: dict[str, str], errors: Path) -> tuple[int, bool]:
         """Its exit status, and whether its time ran out. None of its processes is left, whatever happens here."""
-        with errors.open("wb") as stderr, _interrupting():
-            process = subprocess.Popen(
-                words,
-                cwd=copy,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,  # a group of its own, which can be ended as a whole
-            )
-            try:
-                return process.wait(self.limit_s), False
-            except subprocess.TimeoutExpired:
-                return -signal.SIGKILL, True
-            finally:
-                with Shield(), contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        process = None
+        try:
+            with errors.open("wb") as stderr, Shield():
+                process = subprocess.Popen(
+                    words,
+                    cwd=copy,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    start_new_session=True,  # a group of its own, which can be ended as a whole
+                )
+            return process.wait(self.limit_s), False
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL, True
+        finally:
+            if process is not None:
+                with Shield():
+                    _end(process)
 
     def _environment(self, own: Path, copy: str) -> dict[str, str]:
         caches, elsewhere = self._caches(own)
@@ -198,8 +199,15 @@ def _user() -> str:
         return str(os.getuid())
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With its whole group, of which some may be left when it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 @contextlib.contextmanager
-def _interrupting() -> Iterator[None]:
+def interrupting() -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run under way: its process group does not get them from the terminal."""
 
     def interrupt(number: int, frame: object) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sublight.fix.cure import landlock
-from sublight.fix.cure.run import Rerun, limit_after
+from sublight.fix.cure.run import Rerun, interrupting, limit_after
 from sublight.fix.cure.scratch import Scratch
 from sublight.fix.cure.scratch_test import contents
 
@@ -143,12 +143,20 @@ TREE = ["sh", "-c", "sleep 600 & echo $! > child; mv child ../child; wait"]  # a
 
 
 def is_gone(folder: Path) -> bool:
-    """The child's process has ended; a zombie has."""
+    """The child's process, which would sleep for ten minutes, ends: it dies when it is next scheduled."""
     number = int((folder.parent / "child").read_text())
+    until_s = time.monotonic() + 60
+    while is_alive(number) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return not is_alive(number)
+
+
+def is_alive(number: int) -> bool:
+    """A zombie is not."""
     try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return not Path(f"/proc/{number}").exists()
+        return False
 
 
 def wait(here: Path, limit_s: float) -> tuple[int, bool]:
@@ -161,16 +169,18 @@ def test_a_run_that_takes_too_long_ends_with_all_its_processes(here: Path) -> No
     assert outcome.error == "it was ended after 50.0 ms, the limit of a run (--limit)" and outcome.step_s is None
 
 
-def test_ctrl_c_ends_a_run_with_all_its_processes(here: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_all_its_processes(here: Path, number: int) -> None:
     def interrupt() -> None:
         while not (here.parent / "child").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
+    before = signal.getsignal(number)
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupting():
         wait(here, 300.0)
-    assert is_gone(here) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert is_gone(here) and signal.getsignal(number) is before
 
 
 def test_the_copy_goes_when_the_command_is_interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
