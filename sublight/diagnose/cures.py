@@ -227,7 +227,8 @@ def judge(
     """A run with cures against the one without."""
     findings = tuple(finding for cure in chosen for finding in cure.treats if finding in savings)
     predicted_s = min(sum(savings[finding] for finding in findings), most_s)
-    difference = figures.difference(before.figures, after.figures) if not after.error else None
+    failed = after.error != before.error
+    difference = None if failed else figures.difference(before.figures, after.figures)
     verdict, words = _verdict(chosen, before, after, difference)
     measured = verdict not in ("failed", "not applied", "not measured")
     assert before.step_s is not None
@@ -248,7 +249,7 @@ def judge(
 def _verdict(chosen: Sequence[Cure], before: Outcome, after: Outcome, difference: float | None) -> tuple[Verdict, str]:
     did = "; ".join(after.did[cure.name] for cure in chosen if cure.name in after.did)
     left = "; ".join(after.left[cure.name] for cure in chosen if cure.name in after.left)
-    if after.error and after.step_s is None:
+    if after.error and (after.step_s is None or after.error != before.error):
         return ("not measured" if after.error.startswith(("it ended", "it was ended")) else "failed"), after.error
     if not did:
         return "not applied", left or "it found nothing to change"

@@ -109,6 +109,7 @@ def test_the_largest_saving_first_and_none_that_no_run_would_show() -> None:
         (done("patch norms", 5e-3, figures=(1.0, 0.502), low_precision=True), "saves", 5e-3),
         (Outcome(step_s=9e-3, left={"patch norms": "none here"}), "not applied", None),
         (Outcome(error="ValueError: no"), "failed", None),
+        (done("patch norms", 5e-3, error="TypeError: after the timed steps"), "failed", None),
         (Outcome(error="it ended after 3 steps: too few to time"), "not measured", None),
     ],
 )
@@ -116,6 +117,13 @@ def test_a_run_is_judged(after: Outcome, verdict: str, real_s: float | None) -> 
     tried = cli_fix.judge([find("patch norms")], {"unfused-norm": 1e-3}, BEFORE, after)
     assert tried.verdict == verdict
     assert tried.real_s == (None if real_s is None else pytest.approx(real_s))
+
+
+def test_a_script_that_fails_anyway_is_timed() -> None:
+    fails = replace(BEFORE, error="ValueError: at its end")
+    after = done("patch norms", 5e-3, error="ValueError: at its end")
+    tried = cli_fix.judge([find("patch norms")], {"unfused-norm": 1e-3}, fails, after)
+    assert tried.verdict == "saves" and tried.difference == 0.0
 
 
 def test_tf32_may_change_what_it_says_it_changes() -> None:

@@ -1,7 +1,7 @@
 """The process in which a script runs with cures: `python -m sublight.fix.cure.child REQUEST`, JSON in, JSON out.
 
 The script ends when its steps have been timed, at once and without its own clean-up: what it would do at its end is
-done by the run that the user started.
+done by the run that the user started. A script with a diff goes on for a while: what fails then must not be shown.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,7 +33,15 @@ class Child:
     """One run of the script."""
 
     def __init__(
-        self, *, target: str, args: list[str], module: bool, names: list[str], result: str, folders: list[str]
+        self,
+        *,
+        target: str,
+        args: list[str],
+        module: bool,
+        names: list[str],
+        result: str,
+        folders: list[str],
+        goes_on_s: float,
     ) -> None:
         from sublight.trace.capture import script as capture_script
 
@@ -45,6 +54,7 @@ class Child:
         self._timer = StepTimer(self._leave)
         self._stack = contextlib.ExitStack()
         self._pid = os.getpid()
+        self._goes_on_s = goes_on_s
 
     def run(self) -> None:
         from sublight.trace.capture import profile as capture
@@ -68,9 +78,17 @@ class Child:
         has_failed = ended.error is not None and not isinstance(ended.error, SystemExit)
         self._write(error=_words(ended.error) if has_failed else self._why_not_timed())
 
-    def _leave(self) -> NoReturn:
-        """The window has ended, in the middle of the script."""
-        self._stack.close()
+    def _leave(self) -> None:
+        """The window has ended, in the middle of the script: so does the script, or it goes on for a while."""
+        if not self._goes_on_s:
+            self._stack.close()
+            self._quit()
+        self._write()
+        timer = threading.Timer(self._goes_on_s, self._quit)
+        timer.daemon = True
+        timer.start()
+
+    def _quit(self) -> NoReturn:
         self._write()
         sys.stderr.flush()
         os._exit(0)
@@ -97,7 +115,9 @@ class Child:
             edits=tuple(self.told.edits if GRAPH not in self.told.left else _without_graph(self.told.edits)),
             error=error,
         )
-        self._result.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        half = self._result.with_suffix(f".{threading.get_ident()}")
+        half.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        half.replace(self._result)
 
 
 def _without_graph(edits: list[Any]) -> list[Any]:

@@ -28,6 +28,7 @@ from sublight.trace.capture.interrupt import Handlers, Shield
 
 LEAST_LIMIT_S, MOST_LIMIT_S = 120.0, 3600.0
 TIMES = 2.0  # the first run's time: a cure that compiles takes longer to begin, and the run ends after a few steps
+GO_ON_S = 60.0  # after its steps were timed, a script with a diff is watched for so long
 DEVICES = ("/dev", "/proc", "/sys/fs/cgroup")  # nobody's results
 CACHES = {  # variable: where it is unless set, from home; empty: below another of them
     "XDG_CACHE_HOME": ".cache",
@@ -89,13 +90,13 @@ class Rerun:
             with interrupting(), self.scratch.copied() as copy:
                 for name, content in files.items():
                     _write(Path(copy, name), content, copy)
-                outcome = self._run(names, copy)
+                outcome = self._run(names, copy, goes_on_s=GO_ON_S if diff else 0.0)
         except (OSError, ValueError) as error:  # a folder that changes meanwhile, a disk that is full
             return Outcome(error=f"{type(error).__name__}: {error}")
         edits = tuple(replace(edit, file=self.scratch.out_of(edit.file, copy)) for edit in outcome.edits)
         return replace(outcome, edits=edits, error=outcome.error.replace(copy, self.folder))
 
-    def _run(self, names: Sequence[str], copy: str) -> Outcome:
+    def _run(self, names: Sequence[str], copy: str, *, goes_on_s: float) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="sublight-run-", ignore_cleanup_errors=True) as home:
             own = Path(os.path.realpath(home))
             result, errors, log = own / "result.json", own / "stderr", own / "refused"
@@ -107,16 +108,19 @@ class Rerun:
                 "names": list(names),
                 "result": str(result),
                 "folders": [self.folder, copy],
+                "goes_on_s": goes_on_s,
             }
             words = [sys.executable, "-m", "sublight.fix.cure.child", json.dumps(request)]
             environment = self._environment(own, copy)
             status, is_late = self._wait(words, copy, environment, errors)
             refused = tuple(dict.fromkeys(log.read_text("utf-8", "replace").splitlines())) if log.exists() else ()
-            if is_late:
+            if is_late and not result.exists():
                 error = f"it was ended after {units.text(self.limit_s, 's')}, the limit of a run (--limit)"
                 return Outcome(error=error, refused=refused)
             if result.exists():
-                return replace(Outcome.from_json(json.loads(result.read_text("utf-8"))), refused=refused)
+                outcome = replace(Outcome.from_json(json.loads(result.read_text("utf-8"))), refused=refused)
+                crashed = f"the process ended with status {status}" if status and not is_late else ""
+                return replace(outcome, error=outcome.error or crashed)
             lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             return Outcome(error=lines[-1] if lines else f"the process ended with status {status}", refused=refused)
 

@@ -114,14 +114,16 @@ def test_what_it_would_write_elsewhere_is_refused_and_named(here: Path) -> None:
     assert outcome.refused == (*names, str(there), str(there / "child"))
 
 
-def test_the_diff_is_what_runs(here: Path) -> None:
+def test_the_diff_is_what_runs_and_what_fails_after_the_timed_steps_counts(here: Path) -> None:
     before = contents(here)
-    head = "--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,3 @@\n"
-    diff = head + ' import sys\n+raise ValueError("by the diff")\n import torch\n'
-    outcome = rerun(here, "100").run(diff=diff)
-    assert outcome.error == "ValueError: by the diff" and contents(here) == before
-    outcome = rerun(here, "100").run(diff=diff.replace(" import torch", " import other"))
-    assert "does not fit to line 2" in outcome.error
+    head = "--- a/train.py\n+++ b/train.py\n@@ -9,2 +9,4 @@\n"
+    more = '+    if step == 200:\n+        raise ValueError("by the diff")\n'
+    diff = head + '     torch.save({"step": step}, "checkpoint.pt")\n' + more + "     if len(sys.argv) > 2 and"
+    diff += ' step > 3 and optimizer.param_groups[0]["fused"]:\n'
+    outcome = rerun(here, "100000").run(diff=diff)
+    assert outcome.error == "ValueError: by the diff" and outcome.step_s is not None and contents(here) == before
+    outcome = rerun(here, "100").run(diff=diff.replace(" > 3", " > 4"))
+    assert "does not fit to line 10" in outcome.error
 
 
 @pytest.mark.parametrize("name", ["src/mod.py", "linked.py"])
@@ -186,7 +188,7 @@ def test_a_signal_ends_a_run_with_all_its_processes(here: Path, number: int) -> 
 def test_the_copy_goes_when_the_command_is_interrupted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[str] = []
 
-    def interrupted(self: Rerun, names: object, copy: str) -> None:
+    def interrupted(self: Rerun, names: object, copy: str, *, goes_on_s: float) -> None:
         copies.append(copy)
         Path(copy, "checkpoint.pt").write_text("half")
         raise KeyboardInterrupt
