@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import sublight
 from sublight.errors import BadInput
-from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating
+from sublight.fix.cure import CURES, diff, find, pinned, treating
 from sublight.fix.cure.autocast import casting
 from sublight.fix.cure.first_call import at_first_call, models, precision
 from sublight.fix.cure.optimizer import fuse, line_for
@@ -27,13 +25,7 @@ from sublight.fix.graph import callable as graphs
 from sublight.fix.graph.fake import Fake
 from sublight.fix.patch.model import is_patched
 
-
-@pytest.fixture(autouse=True)
-def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of other tests live in this process, too: a cure acts on all that it sees."""
-    others = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
-    seen = SimpleNamespace(get_objects=lambda: [thing for thing in gc.get_objects() if id(thing) not in others])
-    monkeypatch.setattr(first_call, "gc", seen)
+pytestmark = pytest.mark.usefixtures("own_models")
 
 
 def test_names_and_findings() -> None:
