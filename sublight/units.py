@@ -94,3 +94,15 @@ def parse_quantity(words: str) -> int:
     if amount != int(amount):
         raise ValueError(f"{words!r} is not a whole number")
     return int(amount)
+
+
+def parse_seconds(words: str) -> float:
+    """A time as people write it.
+
+    >>> parse_seconds("90s"), parse_seconds("10 min"), parse_seconds("1.5h"), parse_seconds("30")
+    (90.0, 600.0, 5400.0, 30.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?(s|sec|m|min|h)?", words.strip())
+    if not match or not (seconds := float(match[1]) * {"m": 60, "h": 3600}.get((match[2] or "s")[0], 1)) > 0:
+        raise ValueError(f"{words!r} is no time: write 90s, 10min or 1h")
+    return seconds
