@@ -1,0 +1,177 @@
+"""What records in one process: looks by the C sampler or by `sublight.sampling`, calls by a tracer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sublight.pyprof import native
+from sublight.pyprof.ours import ENTRY, is_ours
+from sublight.pyprof.record import Mode, PythonProcess
+from sublight.pyprof.tracer import Tracer
+from sublight.sampling import MANY, Frame, Row, Sampler, Samples, line_before
+
+SWITCH_S = 0.0005  # that Python may keep its lock from a sampler in Python: a look that comes late sees a later line
+_BOOTSTRAP = ("Thread._bootstrap", "Thread._bootstrap_inner", "_run_code", "_run_module_code", "run_module")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a process is recorded; its children get the same."""
+
+    mode: Mode = "sample"
+    hz: float = 100.0
+    builtins: bool = True  # calls of functions that are written in C are traced, too
+    events: int = 200_000  # calls that are kept one by one, from the first
+
+
+class Recorder(Protocol):
+    """Records from `start` to `stop`; `abandon` in a forked child, before a new one starts."""
+
+    def start(self, at_end: Callable[[], None] | None = None) -> None: ...
+    def stop(self) -> PythonProcess: ...
+    def abandon(self) -> None: ...
+
+
+def make(
+    options: Options, *, entry: str = "", say: Callable[[str], None] = lambda line: None
+) -> Recorder:
+    """`entry`: the file whose frames call the program, where the recorder starts before it does."""
+    module = native.module(say)
+    if options.mode != "sample":
+        timed = options.mode == "trace"
+        return Tracer(module, timed=timed, builtins=options.builtins, events=options.events, entry=entry)
+    return NativeLooks(module, options.hz) if module is not None else PythonLooks(options.hz)
+
+
+def this_command() -> str:
+    words = getattr(sys, "orig_argv", sys.argv)
+    return " ".join(words[:1] and [os.path.basename(words[0]), *words[1:]])
+
+
+class NativeLooks:
+    """The C sampler."""
+
+    def __init__(self, module: Any, hz: float) -> None:
+        self._module, self._hz = module, hz
+
+    def start(self, at_end: Callable[[], None] | None = None) -> None:
+        self._module.sample_start(float(self._hz), threading._active, at_end)  # type: ignore[attr-defined]
+
+    def stop(self) -> PythonProcess:
+        self._module.sample_stop()
+        samples = _samples(*self._module.sample_seen())
+        return PythonProcess(
+            pid=os.getpid(),
+            parent=os.getppid(),
+            command=this_command(),
+            samples=without_ours(samples),
+            how="C sampler",
+            knows_waits=any(row.gil_ns >= 0 for row in samples.rows),
+        )
+
+    def abandon(self) -> None:
+        self._module.sample_abandon()
+
+
+def _samples(
+    stacks: list[list[tuple[Any, int]]],
+    rows: list[tuple[int, ...]],
+    threads: list[tuple[str | None, int, int]],
+    looks: int,
+) -> Samples:
+    frames: dict[Frame, int] = {}
+
+    def frame(code: Any, instruction: int) -> int:
+        line = _line(code, instruction)
+        one = Frame(code.co_filename, code.co_qualname, line, code.co_firstlineno)
+        return frames.setdefault(one, len(frames))
+
+    known: dict[tuple[int, int], int] = {}
+    resolved = []
+    for stack in stacks:
+        numbers = []
+        for code, instruction in reversed(stack):
+            key = (id(code), instruction)
+            if key not in known:
+                known[key] = frame(code, instruction)
+            numbers.append(known[key])
+        resolved.append(tuple(numbers or [frames.setdefault(MANY, len(frames))]))
+    names = tuple(name or f"thread {ident}" for name, ident, _ in threads)
+    made = (
+        Row(time_ns, thread, stack, wall_ns, cpu_ns, 0, gil_ns, core_ns)
+        for time_ns, thread, stack, wall_ns, cpu_ns, gil_ns, core_ns in rows
+    )
+    return Samples(frames=tuple(frames), stacks=tuple(resolved), threads=names, labels=("",), rows=tuple(made))
+
+
+def _line(code: Any, instruction: int) -> int:
+    if instruction < 0:
+        return int(code.co_firstlineno)
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return int(line)
+    return line_before(code, instruction)
+
+
+class PythonLooks:
+    """`sublight.sampling`: costs more, and knows of a thread only whether it ran."""
+
+    def __init__(self, hz: float) -> None:
+        self._sampler = Sampler(hz=hz)
+        self._hz = hz
+
+    def start(self, at_end: Callable[[], None] | None = None) -> None:
+        self._sampler.switch_s = SWITCH_S if threading.active_count() == 1 else 0.0
+        self._sampler.start()
+
+    def stop(self) -> PythonProcess:
+        samples = self._sampler.stop()
+        return PythonProcess(
+            pid=os.getpid(),
+            parent=os.getppid(),
+            command=this_command(),
+            samples=without_ours(samples),
+            how=f"sampler in Python ({native.Native.reason}): a look costs more, and waits are not told apart",
+        )
+
+    def abandon(self) -> None:
+        self._sampler.abandon()
+        self._sampler = Sampler(hz=self._hz)
+
+
+def without_ours(samples: Samples) -> Samples:
+    """Less the frames that called the program, and what a thread begins with; looks that saw nothing else go."""
+    cut = [_cut(tuple(samples.frames[number] for number in stack), stack) for stack in samples.stacks]
+    rows = tuple(row for row in samples.rows if cut[row.stack])
+    return Samples(
+        frames=samples.frames,
+        stacks=tuple(stack or (0,) for stack in cut) if samples.frames else (),
+        threads=samples.threads,
+        labels=samples.labels,
+        rows=rows,
+        look_s=samples.look_s,
+    )
+
+
+def _cut(frames: tuple[Frame, ...], stack: tuple[int, ...]) -> tuple[int, ...]:
+    first = 0
+    for at, frame in enumerate(frames):
+        if frame.file == ENTRY:
+            first = at + 1
+    while first < len(frames) and _is_bootstrap(frames[first]):
+        first += 1
+    if first and first == len(frames):
+        return ()
+    ours = not first and any(is_ours(frame.file) for frame in frames[:1])
+    return () if ours else stack[first:]
+
+
+def _is_bootstrap(frame: Frame) -> bool:
+    standard = frame.file.startswith("<frozen") or frame.file.endswith(("threading.py", "runpy.py"))
+    return standard and frame.function in _BOOTSTRAP
+

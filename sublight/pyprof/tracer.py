@@ -1,0 +1,288 @@
+"""Every call, counted and timed: by C functions, or where there is no compiler by Python's own, which costs much more.
+
+From Python 3.12 on the interpreter's `sys.monitoring` calls them, before that its profile hook.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from sublight.pyprof import native
+from sublight.pyprof.ours import is_ours
+from sublight.pyprof.record import CallEvent, CallNode, Calls, PythonProcess, ThreadCalls
+from sublight.sampling import Frame
+
+TOOLS = (3, 4, 2, 5)  # free ones of sys.monitoring; 2 is cProfile's
+_CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+_Node = tuple[int, int, int, int, int]  # parent, function, calls, resumes, total
+_Threads = Sequence[tuple[str | None, int, Sequence[_Node], int]]  # name, ident, nodes, lost
+_SUSPENDS = 0x20 | 0x80 | 0x200  # a code object's flags: generator, coroutine, asynchronous generator
+
+
+class Tracer:
+    """Counts from `start` to `stop`; `entry` is the file whose frames called the program."""
+
+    def __init__(self, module: Any, *, timed: bool, builtins: bool, events: int, entry: str = "") -> None:
+        self._module, self._timed, self._builtins, self._events, self._entry = module, timed, builtins, events, entry
+        self._in_python = InPython(timed=timed, builtins=builtins) if module is None else None
+        self._tool = -1
+        self._hook: Any = None
+        self.taken_away = False  # the program set a profile function of its own
+
+    def start(self, at_end: Callable[[], None] | None = None) -> None:
+        if self._in_python is not None:
+            self._in_python.begin()
+        else:
+            self._module.trace_start(self._timed, self._builtins, self._events, _has_counter(), _running_threads())
+        if sys.version_info >= (3, 12):
+            self._watch()
+            return
+        if self._in_python is not None:
+            self._hook = self._in_python.profile
+            threading.setprofile(self._hook)
+            sys.setprofile(self._hook)
+        else:
+            self._hook = self._module.trace_take_thread
+            threading.setprofile(self._hook)
+            self._module.trace_hook(True)
+
+    def stop(self) -> PythonProcess:
+        if sys.version_info >= (3, 12):
+            self._unwatch()
+        elif self._in_python is not None:
+            self.taken_away = sys.getprofile() != self._hook  # bound methods are made anew: they are equal, not the same
+            sys.setprofile(None)
+            threading.setprofile(None)
+        else:
+            self.taken_away = not self._module.trace_has_hook()
+            self._module.trace_hook(False)
+            threading.setprofile(None)
+        source = self._in_python or self._module
+        source.trace_stop()
+        threads, functions, events, wall_ns = source.trace_seen()
+        how = "traced in C" if self._in_python is None else f"traced in Python ({native.Native.reason})"
+        if self.taken_away:
+            how += "; the program set a profile function of its own: calls after that are not counted"
+        return PythonProcess(
+            pid=os.getpid(),
+            parent=os.getppid(),
+            command=" ".join(getattr(sys, "orig_argv", sys.argv)),
+            calls=calls_of(threads, functions, events, wall_ns, entry=self._entry),
+            how=how,
+        )
+
+    def abandon(self) -> None:
+        if sys.version_info >= (3, 12):
+            self._unwatch()
+        else:
+            sys.setprofile(None)
+        (self._in_python or self._module).trace_stop()
+
+    def _watch(self) -> None:
+        monitoring = sys.monitoring  # type: ignore[attr-defined]
+        events, source = monitoring.events, self._in_python or self._module
+        self._tool = next(tool for tool in TOOLS if monitoring.get_tool(tool) is None)
+        monitoring.use_tool_id(self._tool, "sublight")
+        callbacks = {
+            source.on_start: ("PY_START",),
+            source.on_resume: ("PY_RESUME", "PY_THROW"),
+            source.on_return: ("PY_RETURN", "PY_YIELD", "PY_UNWIND") if self._timed else (),
+            source.on_call: ("CALL",) if self._builtins else (),
+            source.on_builtin_return: ("C_RETURN", "C_RAISE") if self._builtins and self._timed else (),
+        }
+        wanted = 0
+        for callback, names in callbacks.items():
+            for name in names:
+                monitoring.register_callback(self._tool, getattr(events, name), callback)
+                if name not in ("C_RETURN", "C_RAISE"):  # these come with CALL
+                    wanted |= getattr(events, name)
+        monitoring.set_events(self._tool, wanted)
+
+    def _unwatch(self) -> None:
+        if self._tool >= 0:
+            monitoring = sys.monitoring  # type: ignore[attr-defined]
+            monitoring.set_events(self._tool, 0)
+            monitoring.free_tool_id(self._tool)
+            self._tool = -1
+
+
+def _running_threads() -> dict[int, threading.Thread]:
+    return threading._active  # type: ignore[attr-defined, no-any-return]
+
+
+def _has_counter() -> bool:
+    """Whether the processor's own counter is a clock: the system trusts it, too."""
+    try:
+        return _CLOCK.read_text().strip() == "tsc"
+    except OSError:
+        return False
+
+
+def calls_of(
+    threads: _Threads, functions: Sequence[Any], events: Sequence[tuple[int, ...]], wall_ns: int, *, entry: str
+) -> Calls:
+    """A tracer's raw output as a record, from the program's own first frame on."""
+    frames = tuple(_frame(function) for function in functions)
+    made, numbers = [], {}
+    kept_of: dict[int, dict[int, int]] = {}
+    for name, ident, nodes, lost in threads:
+        kept = _program(nodes, frames, entry)
+        if len(kept) < 2:
+            continue
+        numbers[ident & 0xFFFFFFFF], kept_of[ident & 0xFFFFFFFF] = len(made), kept
+        order = sorted(kept, key=kept.__getitem__)
+        _, *rest = [nodes[at] for at in order]
+        tree = [CallNode(-1, -1, 0, 0, 0)]
+        tree += [CallNode(kept.get(n[0], 0), n[1], n[2], n[3], n[4]) for n in rest]
+        made.append(ThreadCalls(name=name or f"thread {ident}", nodes=tuple(tree), lost=lost))
+    made_events = []
+    for ident, node, start_ns, end_ns in events:
+        at = ident & 0xFFFFFFFF
+        if at in numbers and kept_of[at].get(node, 0) > 0:
+            made_events.append(CallEvent(numbers[at], kept_of[at][node], start_ns, end_ns))
+    return Calls(functions=frames, threads=tuple(made), events=tuple(made_events), wall_ns=wall_ns)
+
+
+def _program(nodes: Sequence[_Node], frames: Sequence[Frame], entry: str) -> dict[int, int]:
+    """The nodes that are the program's, by their new numbers. A node's parent has a lower number than the node."""
+    has_entry = bool(entry) and any(node[1] >= 0 and frames[node[1]].file == entry for node in nodes)
+    inside = [not has_entry] + [False] * (len(nodes) - 1)
+    kept = {0: 0}
+    for at, (parent, function, *_) in enumerate(nodes):
+        if at == 0:
+            continue
+        if has_entry and not inside[parent]:
+            inside[at] = frames[function].function == "<module>" and _is_below(nodes, frames, at, entry)
+        else:
+            inside[at] = inside[parent] and not (parent == 0 and is_ours(frames[function].file))
+        if inside[at]:
+            kept[at] = len(kept)
+    return kept
+
+
+def _is_below(nodes: Sequence[_Node], frames: Sequence[Frame], at: int, entry: str) -> bool:
+    """Whether our entry called this, by exec or by runpy."""
+    parent = nodes[at][0]
+    while parent > 0:
+        if frames[nodes[parent][1]].file == entry:
+            return True
+        parent = nodes[parent][0]
+    return False
+
+
+def _frame(function: Any) -> Frame:
+    if isinstance(function, CodeType):
+        return Frame(function.co_filename, function.co_qualname, function.co_firstlineno, function.co_firstlineno)
+    return Frame("", str(function or "?"), 0, 0)
+
+
+class InPython:
+    """The same as the C part gives, in Python: a call takes some 15 times as long."""
+
+    def __init__(self, *, timed: bool, builtins: bool) -> None:
+        self._timed, self._builtins = timed, builtins
+        self._local = threading.local()
+        self._threads: list[dict[str, Any]] = []
+        self._functions: dict[Any, int] = {}
+        self._began_ns = self._ended_ns = 0
+        self._on = False
+
+    def begin(self) -> None:
+        self._began_ns, self._on = time.perf_counter_ns(), True
+
+    def trace_stop(self) -> None:
+        if self._on:
+            self._on, self._ended_ns = False, time.perf_counter_ns()
+            for thread in self._threads:
+                for node, start_ns in thread["open"]:
+                    node[4] += self._ended_ns - start_ns
+
+    def trace_seen(self) -> tuple[Any, ...]:
+        threads = [(one["name"], one["ident"], [tuple(n[:5]) for n in one["nodes"]], 0) for one in self._threads]
+        return threads, list(self._functions), [], self._ended_ns - self._began_ns
+
+    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call":
+            self._enter(code, bool(code.co_flags & _SUSPENDS) and _goes_on(frame))
+        elif event == "return":
+            self._leave()
+        elif self._builtins and event == "c_call":
+            self._enter(builtin_name(argument), False)
+        elif self._builtins:
+            self._leave()
+
+    def on_start(self, code: CodeType, offset: int) -> None:
+        self._enter(code, False)
+
+    def on_resume(self, code: CodeType, offset: int, *more: Any) -> None:
+        self._enter(code, True)
+
+    def on_return(self, code: CodeType, offset: int, value: Any) -> None:
+        self._leave()
+
+    def on_call(self, code: CodeType, offset: int, function: Any, argument: Any) -> None:
+        if is_builtin(function):
+            self._enter(builtin_name(function), False)
+
+    def on_builtin_return(self, code: CodeType, offset: int, function: Any, argument: Any) -> None:
+        if is_builtin(function):
+            self._leave()
+
+    def _enter(self, thing: Any, resumed: bool) -> None:
+        if not self._on:
+            return
+        thread = getattr(self._local, "thread", None)
+        if thread is None:
+            ident = threading.get_ident()
+            thread = {"name": None, "ident": ident, "nodes": [[-1, -1, 0, 0, 0, {}]], "open": []}
+            self._local.thread = thread
+            self._threads.append(thread)
+        parent = thread["open"][-1][0] if thread["open"] else thread["nodes"][0]
+        node = parent[5].get(thing)
+        if node is None:
+            number = self._functions.setdefault(thing, len(self._functions))
+            at = next(at for at, one in enumerate(thread["nodes"]) if one is parent)
+            node = parent[5][thing] = [at, number, 0, 0, 0, {}]
+            thread["nodes"].append(node)
+            if thread["name"] is None and (one := _running_threads().get(thread["ident"])) is not None:
+                thread["name"] = one._name  # type: ignore[attr-defined]
+        node[3 if resumed else 2] += 1
+        if self._timed:
+            thread["open"].append((node, time.perf_counter_ns()))
+
+    def _leave(self) -> None:
+        thread = getattr(self._local, "thread", None)
+        if self._on and thread is not None and thread["open"]:
+            node, start_ns = thread["open"].pop()
+            node[4] += time.perf_counter_ns() - start_ns
+
+
+_BUILTINS = (type(len), type(list.append))
+
+
+def is_builtin(function: Any) -> bool:
+    return type(function) in _BUILTINS
+
+
+def builtin_name(function: Any) -> str:
+    owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None)
+    if owner is None:
+        return str(function.__name__)
+    name = owner.__name__ if isinstance(owner, type) or hasattr(owner, "__spec__") else type(owner).__name__
+    return f"{name}.{function.__name__}"
+
+
+def _goes_on(frame: FrameType) -> bool:
+    """Whether a generator's frame does not stand at the RESUME 0 that begins its body."""
+    import opcode
+
+    at, code = frame.f_lasti, frame.f_code.co_code
+    return at < 0 or not (code[at] == opcode.opmap.get("RESUME") and code[at + 1] == 0)
