@@ -22,7 +22,7 @@ from sublight.sampling import Frame
 TOOLS = (3, 4, 2, 5)  # free ones of sys.monitoring; 2 is cProfile's
 _CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _Node = tuple[int, int, int, int, int]  # parent, function, calls, resumes, total
-_Threads = Sequence[tuple[str | None, int, Sequence[_Node], int]]  # name, ident, nodes, lost
+_Threads = Sequence[tuple[str | None, int, Sequence[_Node], int]]  # name, number, nodes, lost
 _SUSPENDS = 0x20 | 0x80 | 0x200  # a code object's flags: generator, coroutine, asynchronous generator
 
 
@@ -132,21 +132,18 @@ def calls_of(
     frames = tuple(_frame(function) for function in functions)
     made, numbers = [], {}
     kept_of: dict[int, dict[int, int]] = {}
-    for name, ident, nodes, lost in threads:
+    for name, number, nodes, lost in sorted(threads, key=lambda thread: thread[1]):
         kept = _program(nodes, frames, entry)
         if len(kept) < 2:
             continue
-        numbers[ident & 0xFFFFFFFF], kept_of[ident & 0xFFFFFFFF] = len(made), kept
-        order = sorted(kept, key=kept.__getitem__)
-        _, *rest = [nodes[at] for at in order]
+        numbers[number], kept_of[number] = len(made), kept
         tree = [CallNode(-1, -1, 0, 0, 0)]
-        tree += [CallNode(kept.get(n[0], 0), n[1], n[2], n[3], n[4]) for n in rest]
-        made.append(ThreadCalls(name=name or f"thread {ident}", nodes=tuple(tree), lost=lost))
+        tree += [CallNode(kept[nodes[at][0]] if nodes[at][0] in kept else 0, *nodes[at][1:]) for at in [*kept][1:]]
+        made.append(ThreadCalls(name=name or f"thread {number}", nodes=tuple(tree), lost=lost))
     made_events = []
-    for ident, node, start_ns, end_ns in events:
-        at = ident & 0xFFFFFFFF
-        if at in numbers and kept_of[at].get(node, 0) > 0:
-            made_events.append(CallEvent(numbers[at], kept_of[at][node], start_ns, end_ns))
+    for thread, node, start_ns, end_ns in events:
+        if thread in numbers and kept_of[thread].get(node, 0) > 0:
+            made_events.append(CallEvent(numbers[thread], kept_of[thread][node], start_ns, end_ns))
     return Calls(functions=frames, threads=tuple(made), events=tuple(made_events), wall_ns=wall_ns)
 
 
@@ -205,7 +202,7 @@ class InPython:
                     node[4] += self._ended_ns - start_ns
 
     def trace_seen(self) -> tuple[Any, ...]:
-        threads = [(one["name"], one["ident"], [tuple(n[:5]) for n in one["nodes"]], 0) for one in self._threads]
+        threads = [(one["name"], at, [tuple(n[:5]) for n in one["nodes"]], 0) for at, one in enumerate(self._threads)]
         return threads, list(self._functions), [], self._ended_ns - self._began_ns
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:

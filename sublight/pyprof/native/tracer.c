@@ -16,7 +16,7 @@ typedef struct { Node *node; int64_t start; } Open;
 typedef struct Thread {
     Node *root; Open *open; int depth, room;
     Node **slots; size_t slot_count, node_count;
-    PyObject *name; struct Thread *next; uint64_t lost; unsigned long ident; int generation;
+    PyObject *name; struct Thread *next; uint64_t lost; unsigned long ident; int generation, number;
 } Thread;
 typedef struct { int thread, node; int64_t start, end; } Event;
 
@@ -65,7 +65,8 @@ static Thread *begin_thread(void) {
     if (!t || !(t->root = calloc(1, sizeof(Node)))) return free(t), NULL;
     t->ident = PyThread_get_thread_ident();
     t->root->number = (int)t->node_count++;
-    t->next = T.threads, T.threads = t, T.thread_count++;
+    t->number = T.thread_count++;
+    t->next = T.threads, T.threads = t;
     t->generation = T.generation;
     mine = t;
     return t;
@@ -142,7 +143,7 @@ static void close_one(Thread *t, int64_t at) {
     Open *o = &t->open[--t->depth];
     o->node->total += at - o->start;
     if (T.event_count < T.most_events)
-        T.events[T.event_count++] = (Event){(int)t->ident, o->node->number, o->start, at};
+        T.events[T.event_count++] = (Event){t->number, o->node->number, o->start, at};
 }
 
 static inline void leave(const void *key) {
@@ -275,7 +276,7 @@ static PyObject *stop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* ([(name, ident, [(parent, function, calls, resumes, total_ns)], lost)], functions, [(ident, node, start_ns, end_ns)]) */
+/* ([(name, number, [(parent, function, calls, resumes, total_ns)], lost)], functions, [(thread, node, start_ns, end_ns)]) */
 static PyObject *seen(PyObject *self, PyObject *unused) {
     double scale = T.ticks && T.ended > T.began ? (double)(T.ended_ns - T.began_ns) / (double)(T.ended - T.began) : 1.0;
     PyObject *threads = PyList_New(0), *functions = PyList_New(T.function_count), *events = PyList_New(T.event_count);
@@ -294,7 +295,7 @@ static PyObject *seen(PyObject *self, PyObject *unused) {
                                 Py_BuildValue("(iiKKL)", n->parent->number, n->function->number, n->calls, n->resumes,
                                               (long long)(n->total * scale)));
         }
-        PyObject *one = Py_BuildValue("(OkNK)", t->name ? t->name : Py_None, t->ident, nodes, t->lost);
+        PyObject *one = Py_BuildValue("(OkNK)", t->name ? t->name : Py_None, (unsigned long)t->number, nodes, t->lost);
         if (!one || PyList_Append(threads, one)) return NULL;
         Py_DECREF(one);
     }

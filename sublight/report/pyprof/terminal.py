@@ -1,0 +1,156 @@
+"""A Python profile in the terminal: functions and lines by their own time, threads by what they waited for."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sublight import units
+from sublight.pyprof.record import PythonProfile
+from sublight.pyprof.tables import Figure, Split, Tables, tables
+from sublight.report.draw.tables import Fitting, plain, titled
+from sublight.report.pyprof.names import file_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+LEAST_SHARE = 0.001  # of the time: less is not listed
+FUNCTIONS, LINES, THREADS = 20, 10, 12
+
+
+def page(profile: PythonProfile, *, most: int = FUNCTIONS) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    found = tables(profile)
+    parts: list[RenderableType] = [Text(headline(profile, found), style="bold")]
+    parts += [Text(line, style="dim") for line in remarks(profile, found)]
+    if not found.functions:
+        parts.append(Text("nothing was seen: the program was too short", style="dim"))
+        return Group(*parts)
+    parts += [Text(""), titled("Functions, by own time", _functions(profile, found, most))]
+    if found.lines:
+        parts += [Text(""), titled("Lines, by own time", _lines(found, min(most, LINES)))]
+    if len(found.threads) > 1 or profile.mode == "sample":
+        parts += [Text(""), titled("Threads", _threads(profile, found))]
+    return Group(*parts)
+
+
+def headline(profile: PythonProfile, found: Tables) -> str:
+    took = f"{profile.command}: {units.text(profile.wall_s, 's')}, of which {units.text(profile.cpu_s, 's')} CPU"
+    if profile.mode == "sample":
+        return f"{took}; {found.looks:,} looks at {profile.hz:g} Hz"
+    return f"{took}; {found.calls:,} calls of {len(found.functions):,} functions"
+
+
+def remarks(profile: PythonProfile, found: Tables) -> list[str]:
+    """What the reader must know to read the figures."""
+    lines = [note for note in profile.notes]
+    lines += sorted({process.how for process in profile.processes if "(" in process.how or ";" in process.how})
+    if len(profile.processes) > 1:
+        lines.append(f"{len(profile.processes)} processes: the program and {len(profile.processes) - 1} that it started")
+    if profile.mode == "trace":
+        lines.append("times hold what tracing adds to each call: small functions look slower than they are")
+    return lines
+
+
+def place(figure: Figure, *, line: int = 0) -> str:
+    frame = figure.frame
+    if not frame.file:
+        return "builtin"
+    return f"{file_text(frame.file)}:{line or figure.line}"
+
+
+def _functions(profile: PythonProfile, found: Tables, most: int) -> RenderableType:
+    return Fitting(tuple(_functions_with(profile, found, most, columns) for columns in _layouts(profile)))
+
+
+def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
+    if profile.mode == "counts":
+        return (("calls", "resumed", "function", "where", "thread"), ("calls", "function", "where"))
+    if profile.mode == "trace":
+        full = ("share", "own", "total", "calls", "a call", "function", "where", "thread")
+        return (full, full[:-1], ("share", "own", "total", "calls", "function", "where"))
+    if profile.processes and profile.processes[0].knows_waits:
+        full = ("share", "own", "total", "ran", "lock", "core", "idle", "function", "where", "thread")
+        return (full, full[:-1], ("share", "own", "total", "idle", "function", "where"))
+    full = ("share", "own", "total", "ran", "idle", "function", "where", "thread")
+    return (full, full[:-1], ("share", "own", "total", "function", "where"))
+
+
+def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: Sequence[str]) -> Table:
+    figures = {"share", "own", "total", "ran", "lock", "core", "idle", "calls", "a call", "resumed"}
+    out = plain(columns, right=figures, fold=("function", "where"))
+    for figure in shown(found, most):
+        cells = {
+            "share": units.percent(figure.own_s / found.counted_s if found.counted_s else 0.0),
+            "own": units.text(figure.own_s, "s"),
+            "total": units.text(figure.total_s, "s"),
+            **_parts(figure.own),
+            "calls": f"{figure.calls:,}",
+            "resumed": f"{figure.resumes:,}",
+            "a call": units.text(figure.total_s / figure.calls, "s") if figure.calls else "–",
+            "function": escape(figure.frame.function),
+            "where": escape(place(figure)),
+            "thread": escape(_thread(figure)),
+        }
+        out.add_row(*(cells[name] for name in columns))
+    return out
+
+
+def shown(found: Tables, most: int) -> list[Figure]:
+    least_s = LEAST_SHARE * found.counted_s
+    return [one for one in found.functions if one.own_s > least_s or (not found.counted_s and one.calls)][:most]
+
+
+def _parts(own: Split) -> dict[str, str]:
+    """Of its own time, which part it ran, waited for the interpreter's lock, for a core, and was idle."""
+    all_s = own.all_s or 1.0
+    figures = {"ran": own.ran_s, "lock": own.gil_s, "core": own.core_s, "idle": own.idle_s}
+    return {name: "–" if seconds < 0.005 * all_s else units.percent(seconds / all_s) for name, seconds in figures.items()}
+
+
+def _thread(figure: Figure) -> str:
+    most = max(figure.threads, key=figure.threads.__getitem__, default="")
+    more = len(figure.threads) - 1
+    return f"{most} +{more}" if more > 0 else most
+
+
+def escape(words: str) -> str:
+    """Names may look like rich's markup."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(words.translate({code: "?" for code in range(32)}))
+
+
+def _lines(found: Tables, most: int) -> RenderableType:
+    from sublight.report.draw.tables import note
+
+    out = plain(("share", "own", "where", "line"), right=("share", "own"), fold=("where",))
+    out.columns[-1].no_wrap = False
+    for figure in [one for one in found.lines if one.own_s > LEAST_SHARE * found.counted_s][:most]:
+        source = linecache.getline(figure.frame.file, figure.frame.line).strip()
+        out.add_row(
+            units.percent(figure.own_s / found.counted_s),
+            units.text(figure.own_s, "s"),
+            escape(place(figure, line=figure.frame.line)),
+            note(source),
+        )
+    return out
+
+
+def _threads(profile: PythonProfile, found: Tables) -> RenderableType:
+    knows = profile.mode == "sample" and profile.processes[0].knows_waits
+    names = ("thread", "ran", "for the lock", "for a core", "idle") if knows else ("thread", "ran", "waited")
+    if profile.mode != "sample":
+        names = ("thread", "in calls")
+    out = plain(names, right=names[1:], fold=("thread",))
+    for name, part in found.threads[:THREADS]:
+        waits = (part.gil_s, part.core_s, part.idle_s) if knows else (part.idle_s,)
+        cells = (part.ran_s, *waits) if profile.mode == "sample" else (part.all_s,)
+        out.add_row(escape(name), *(units.text(seconds, "s") for seconds in cells))
+    if len(found.threads) > THREADS:
+        out.add_row(f"{len(found.threads) - THREADS} more", *("" for _ in names[1:]))
+    return out
