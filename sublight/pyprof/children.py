@@ -13,13 +13,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sublight.pyprof import recorder
 from sublight.pyprof.record import PythonProcess, merged, process_from_json, process_to_json
 from sublight.pyprof.recorder import Options, Recorder
+from sublight.trace.capture.folder import is_alive
 from sublight.trace.capture.interrupt import in_a_child
 
 VARIABLE = "SUBLIGHT_PYPROF"
@@ -83,8 +84,6 @@ class Following:
 
 
 def compact(process: PythonProcess) -> PythonProcess:
-    from dataclasses import replace
-
     return replace(process, samples=merged(process.samples)) if process.samples else process
 
 
@@ -109,7 +108,8 @@ def begin_spawned(settings: str, paths: str) -> None:
     data = json.loads(settings)
     folder = Path(data.pop("folder"))
     options = Options(**data)
-    if not folder.is_dir():  # the profile is over
+    helper = any("multiprocessing.resource_tracker" in word for word in sys.orig_argv)
+    if helper or not folder.is_dir():  # no work of the program's; or the profile is over
         return
     child = Following(options, folder, recorder.make(options), paths)
     child.begin()
@@ -144,16 +144,23 @@ def watching_exec(leave: Callable[[str], None]) -> Iterator[None]:
         undo()
 
 
-def gather(folder: Path) -> tuple[list[PythonProcess], int]:
-    """What the children wrote, by their numbers, and how many began and wrote nothing."""
-    found, silent = [], 0
+def gather(folder: Path) -> tuple[list[PythonProcess], list[str]]:
+    """What the children wrote, by their numbers, and a note on those that began and wrote nothing."""
+    found: list[PythonProcess] = []
+    running, silent = 0, 0
     for began in sorted(folder.glob("*.began"), key=lambda file: int(file.stem)):
         try:
             data = json.loads((folder / f"{began.stem}.json").read_bytes())
             found.append(process_from_json(data))
         except (OSError, ValueError, KeyError, TypeError):
-            silent += 1
-    return found, silent
+            running += (alive := is_alive(int(began.stem)))
+            silent += not alive
+    notes = []
+    if running:
+        notes.append(f"{running} of its processes still run{'s' * (running == 1)}: not in here")
+    if silent:
+        notes.append(f"{silent} of its processes ended without a word (killed?): not in here")
+    return found, notes
 
 
 def remove(folder: Path) -> None:

@@ -64,6 +64,7 @@ class PythonProcess:
     command: str = ""
     samples: Samples | None = None
     calls: Calls | None = None
+    looks: int = 0
     how: str = ""  # in C, or in Python and why
     knows_waits: bool = False  # whether looks tell who waited for the interpreter's lock, and for a core
 
@@ -136,6 +137,7 @@ def process_to_json(process: PythonProcess) -> dict[str, Any]:
         "parent": process.parent,
         "command": process.command,
         "how": process.how,
+        "looks": process.looks,
         "knows_waits": process.knows_waits,
         "samples": process.samples.to_json() if process.samples else None,
         "calls": _calls_to_json(process.calls) if process.calls else None,
@@ -148,6 +150,7 @@ def process_from_json(data: Mapping[str, Any]) -> PythonProcess:
         parent=int(data["parent"]),
         command=str(data["command"]),
         how=str(data["how"]),
+        looks=int(data["looks"]),
         knows_waits=bool(data["knows_waits"]),
         samples=Samples.from_json(data["samples"]) if data["samples"] else None,
         calls=_calls_from_json(data["calls"]) if data["calls"] else None,

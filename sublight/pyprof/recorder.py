@@ -37,14 +37,12 @@ class Recorder(Protocol):
     def abandon(self) -> None: ...
 
 
-def make(
-    options: Options, *, entry: str = "", say: Callable[[str], None] = lambda line: None
-) -> Recorder:
-    """`entry`: the file whose frames call the program, where the recorder starts before it does."""
+def make(options: Options, *, program: str = "", say: Callable[[str], None] = lambda line: None) -> Recorder:
+    """`program`: its file, where the recorder starts before it does."""
     module = native.module(say)
     if options.mode != "sample":
         timed = options.mode == "trace"
-        return Tracer(module, timed=timed, builtins=options.builtins, events=options.events, entry=entry)
+        return Tracer(module, timed=timed, builtins=options.builtins, events=options.events, program=program)
     return NativeLooks(module, options.hz) if module is not None else PythonLooks(options.hz)
 
 
@@ -64,12 +62,14 @@ class NativeLooks:
 
     def stop(self) -> PythonProcess:
         self._module.sample_stop()
-        samples = _samples(*self._module.sample_seen())
+        *seen, looks = self._module.sample_seen()
+        samples = _samples(*seen)
         return PythonProcess(
             pid=os.getpid(),
             parent=os.getppid(),
             command=this_command(),
             samples=without_ours(samples),
+            looks=looks,
             how="C sampler",
             knows_waits=any(row.gil_ns >= 0 for row in samples.rows),
         )
@@ -82,7 +82,6 @@ def _samples(
     stacks: list[list[tuple[Any, int]]],
     rows: list[tuple[int, ...]],
     threads: list[tuple[str | None, int, int]],
-    looks: int,
 ) -> Samples:
     frames: dict[Frame, int] = {}
 
@@ -136,6 +135,7 @@ class PythonLooks:
             parent=os.getppid(),
             command=this_command(),
             samples=without_ours(samples),
+            looks=len({row.time_ns for row in samples.rows}),
             how=f"sampler in Python ({native.Native.reason}): a look costs more, and waits are not told apart",
         )
 
@@ -165,10 +165,10 @@ def _cut(frames: tuple[Frame, ...], stack: tuple[int, ...]) -> tuple[int, ...]:
             first = at + 1
     while first < len(frames) and _is_bootstrap(frames[first]):
         first += 1
-    if first and first == len(frames):
-        return ()
-    ours = not first and any(is_ours(frame.file) for frame in frames[:1])
-    return () if ours else stack[first:]
+    last = len(frames)
+    while last > first and is_ours(frames[last - 1].file):  # the recorder itself, as it stops
+        last -= 1
+    return () if not first and frames[:1] and is_ours(frames[0].file) else stack[first:last]
 
 
 def _is_bootstrap(frame: Frame) -> bool:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sublight.pyprof import children, recorder
-from sublight.pyprof.ours import ENTRY
-from sublight.pyprof.record import PythonProcess, PythonProfile
+from sublight.pyprof.record import PythonProfile
 from sublight.pyprof.recorder import Options, Recorder
 from sublight.trace.capture import script
 from sublight.trace.capture.interrupt import Interrupts
@@ -29,16 +28,12 @@ class _Run:
     following: children.Following
     began_s: float = 0.0
     began_cpu_s: float = 0.0
-    process: PythonProcess | None = None
 
     def finish(self, exit_code: int, *notes: str) -> PythonProfile:
         wall_s, cpu_s = time.perf_counter() - self.began_s, time.process_time() - self.began_cpu_s
         self.following.end()
         process = children.compact(self.own.stop())
-        others, silent = children.gather(self.folder)
-        said = list(notes)
-        if silent:
-            said.append(f"{silent} child{'ren' * (silent != 1)} ended without a word, killed perhaps: not in here")
+        others, missing = children.gather(self.folder)
         return PythonProfile(
             mode=self.options.mode,
             command=f"python {self.target.command}",
@@ -48,7 +43,7 @@ class _Run:
             cpu_s=cpu_s,
             exit_code=exit_code,
             processes=(replace(process, command=f"python {self.target.command}"), *others),
-            notes=tuple(said),
+            notes=(*notes, *missing),
         )
 
 
@@ -61,7 +56,7 @@ def run(
     interrupts: Interrupts,
 ) -> int:
     """The program's exit status; `report` gets the profile, in this process alone, when the program has ended."""
-    own = recorder.make(options, entry=ENTRY, say=say)
+    own = recorder.make(options, program=target.file, say=say)
     folder = Path(tempfile.mkdtemp(prefix="sublight-pyprof-"))
     following = children.Following(options, folder, own)
     one, process = _Run(target, options, folder, own, following), os.getpid()

@@ -96,21 +96,19 @@ def counted_s(part: Split, *, is_main: bool) -> float:
     return part.all_s if is_main else part.busy_s
 
 
-def weighed(profile: PythonProfile) -> Iterator[tuple[PythonProcess, int, tuple[Frame, ...], Split, float, int]]:
-    """Looks by process, thread and stack: (process, thread, frames, what it did, what of it counts, looks)."""
+def weighed(profile: PythonProfile) -> Iterator[tuple[PythonProcess, int, tuple[Frame, ...], Split, float]]:
+    """Looks by process, thread and stack: (process, thread, frames, what it did, what of it counts)."""
     for process in profile.processes:
         samples = process.samples
         if samples is None:
             continue
-        sums: dict[tuple[int, int], tuple[Split, list[int]]] = {}
+        sums: dict[tuple[int, int], Split] = {}
         for row in samples.rows:
-            part, count = sums.setdefault((row.thread, row.stack), (Split(), [0]))
-            part.add(split(row))
-            count[0] += 1
-        for (thread, stack), (part, count) in sums.items():
+            sums.setdefault((row.thread, row.stack), Split()).add(split(row))
+        for (thread, stack), part in sums.items():
             frames = tuple(samples.frames[number] for number in samples.stacks[stack])
             is_main = process is profile.processes[0] and thread == 0
-            yield process, thread, frames, part, counted_s(part, is_main=is_main), count[0]
+            yield process, thread, frames, part, counted_s(part, is_main=is_main)
 
 
 def tables(profile: PythonProfile) -> Tables:
@@ -121,13 +119,12 @@ def _of_looks(profile: PythonProfile) -> Tables:
     functions: dict[tuple[str, str, int], Figure] = {}
     lines: dict[tuple[str, int], Figure] = {}
     threads: dict[str, Split] = {}
-    all_s, looks = 0.0, 0
-    for process, thread, frames, part, weight_s, count in weighed(profile):
+    all_s = 0.0
+    for process, thread, frames, part, weight_s in weighed(profile):
         assert process.samples is not None
         label = thread_label(profile, process, process.samples.threads[thread])
         threads.setdefault(label, Split()).add(part)
         all_s += weight_s
-        looks += count
         seen: set[object] = set()
         for at, frame in enumerate(reversed(frames)):
             function = functions.setdefault((frame.file, frame.function, frame.first_line), Figure(frame))
@@ -147,7 +144,7 @@ def _of_looks(profile: PythonProfile) -> Tables:
         lines=_ranked(lines.values()),
         threads=tuple(sorted(threads.items(), key=lambda one: -one[1].busy_s)),
         counted_s=all_s,
-        looks=looks,
+        looks=sum(process.looks for process in profile.processes),
     )
 
 

@@ -19,6 +19,7 @@ from sublight.pyprof.ours import is_ours
 from sublight.pyprof.record import CallEvent, CallNode, Calls, PythonProcess, ThreadCalls
 from sublight.sampling import Frame
 
+COST = "each call takes some 15 times as long"
 TOOLS = (3, 4, 2, 5)  # free ones of sys.monitoring; 2 is cProfile's
 _CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _Node = tuple[int, int, int, int, int]  # parent, function, calls, resumes, total
@@ -27,20 +28,21 @@ _SUSPENDS = 0x20 | 0x80 | 0x200  # a code object's flags: generator, coroutine, 
 
 
 class Tracer:
-    """Counts from `start` to `stop`; `entry` is the file whose frames called the program."""
+    """Counts from `start` to `stop`; with a `program`, the main thread's calls from that file's first frame to its end."""
 
-    def __init__(self, module: Any, *, timed: bool, builtins: bool, events: int, entry: str = "") -> None:
-        self._module, self._timed, self._builtins, self._events, self._entry = module, timed, builtins, events, entry
-        self._in_python = InPython(timed=timed, builtins=builtins) if module is None else None
+    def __init__(self, module: Any, *, timed: bool, builtins: bool, events: int, program: str = "") -> None:
+        self._module, self._timed, self._builtins, self._events, self._file = module, timed, builtins, events, program
+        self._in_python = InPython(timed=timed, builtins=builtins, program=program) if module is None else None
         self._tool = -1
         self._hook: Any = None
         self.taken_away = False  # the program set a profile function of its own
 
     def start(self, at_end: Callable[[], None] | None = None) -> None:
         if self._in_python is not None:
-            self._in_python.begin()
+            self._in_python.begin(self._at_begin())
         else:
-            self._module.trace_start(self._timed, self._builtins, self._events, _has_counter(), _running_threads())
+            how = (self._timed, self._builtins, self._events, _has_counter(), _running_threads())
+            self._module.trace_start(*how, self._file, self._at_begin())
         if sys.version_info >= (3, 12):
             self._watch()
             return
@@ -67,14 +69,14 @@ class Tracer:
         source = self._in_python or self._module
         source.trace_stop()
         threads, functions, events, wall_ns = source.trace_seen()
-        how = "traced in C" if self._in_python is None else f"traced in Python ({native.Native.reason})"
+        how = "traced in C" if self._in_python is None else f"traced in Python ({native.Native.reason}): {COST}"
         if self.taken_away:
             how += "; the program set a profile function of its own: calls after that are not counted"
         return PythonProcess(
             pid=os.getpid(),
             parent=os.getppid(),
             command=" ".join(getattr(sys, "orig_argv", sys.argv)),
-            calls=calls_of(threads, functions, events, wall_ns, entry=self._entry),
+            calls=calls_of(threads, functions, events, wall_ns),
             how=how,
         )
 
@@ -85,6 +87,14 @@ class Tracer:
             sys.setprofile(None)
         (self._in_python or self._module).trace_stop()
 
+    def _at_begin(self) -> Any:
+        """Where returns are not watched, that of the program's own code is: called with the code when it begins."""
+        if self._timed or sys.version_info < (3, 12):
+            return None
+        return lambda code: sys.monitoring.set_local_events(  # type: ignore[attr-defined]
+            self._tool, code, sys.monitoring.events.PY_RETURN  # type: ignore[attr-defined]
+        )
+
     def _watch(self) -> None:
         monitoring = sys.monitoring  # type: ignore[attr-defined]
         events, source = monitoring.events, self._in_python or self._module
@@ -93,7 +103,7 @@ class Tracer:
         callbacks = {
             source.on_start: ("PY_START",),
             source.on_resume: ("PY_RESUME", "PY_THROW"),
-            source.on_return: ("PY_RETURN", "PY_YIELD", "PY_UNWIND") if self._timed else (),
+            source.on_return: ("PY_RETURN", "PY_YIELD", "PY_UNWIND") if self._timed else ("PY_RETURN", "PY_UNWIND"),
             source.on_call: ("CALL",) if self._builtins else (),
             source.on_builtin_return: ("C_RETURN", "C_RAISE") if self._builtins and self._timed else (),
         }
@@ -101,7 +111,8 @@ class Tracer:
         for callback, names in callbacks.items():
             for name in names:
                 monitoring.register_callback(self._tool, getattr(events, name), callback)
-                if name not in ("C_RETURN", "C_RAISE"):  # these come with CALL
+                is_local = name == "PY_RETURN" and not self._timed
+                if name not in ("C_RETURN", "C_RAISE") and not is_local:  # those two come with CALL
                     wanted |= getattr(events, name)
         monitoring.set_events(self._tool, wanted)
 
@@ -126,14 +137,14 @@ def _has_counter() -> bool:
 
 
 def calls_of(
-    threads: _Threads, functions: Sequence[Any], events: Sequence[tuple[int, ...]], wall_ns: int, *, entry: str
+    threads: _Threads, functions: Sequence[Any], events: Sequence[tuple[int, ...]], wall_ns: int
 ) -> Calls:
-    """A tracer's raw output as a record, from the program's own first frame on."""
+    """A tracer's raw output as a record."""
     frames = tuple(_frame(function) for function in functions)
     made, numbers = [], {}
     kept_of: dict[int, dict[int, int]] = {}
     for name, number, nodes, lost in sorted(threads, key=lambda thread: thread[1]):
-        kept = _program(nodes, frames, entry)
+        kept = _program(nodes, frames)
         if len(kept) < 2:
             continue
         numbers[number], kept_of[number] = len(made), kept
@@ -147,31 +158,13 @@ def calls_of(
     return Calls(functions=frames, threads=tuple(made), events=tuple(made_events), wall_ns=wall_ns)
 
 
-def _program(nodes: Sequence[_Node], frames: Sequence[Frame], entry: str) -> dict[int, int]:
-    """The nodes that are the program's, by their new numbers. A node's parent has a lower number than the node."""
-    has_entry = bool(entry) and any(node[1] >= 0 and frames[node[1]].file == entry for node in nodes)
-    inside = [not has_entry] + [False] * (len(nodes) - 1)
+def _program(nodes: Sequence[_Node], frames: Sequence[Frame]) -> dict[int, int]:
+    """The nodes that are the program's, by their new numbers; in a forked child the last calls are ours."""
     kept = {0: 0}
     for at, (parent, function, *_) in enumerate(nodes):
-        if at == 0:
-            continue
-        if has_entry and not inside[parent]:
-            inside[at] = frames[function].function == "<module>" and _is_below(nodes, frames, at, entry)
-        else:
-            inside[at] = inside[parent] and not (parent == 0 and is_ours(frames[function].file))
-        if inside[at]:
+        if at and parent in kept and not (parent == 0 and is_ours(frames[function].file)):
             kept[at] = len(kept)
     return kept
-
-
-def _is_below(nodes: Sequence[_Node], frames: Sequence[Frame], at: int, entry: str) -> bool:
-    """Whether our entry called this, by exec or by runpy."""
-    parent = nodes[at][0]
-    while parent > 0:
-        if frames[nodes[parent][1]].file == entry:
-            return True
-        parent = nodes[parent][0]
-    return False
 
 
 def _frame(function: Any) -> Frame:
@@ -183,15 +176,19 @@ def _frame(function: Any) -> Frame:
 class InPython:
     """The same as the C part gives, in Python: a call takes some 15 times as long."""
 
-    def __init__(self, *, timed: bool, builtins: bool) -> None:
-        self._timed, self._builtins = timed, builtins
+    def __init__(self, *, timed: bool, builtins: bool, program: str = "") -> None:
+        self._timed, self._builtins, self._file = timed, builtins, program
+        self._program: Any = None
+        self._main = (threading.get_ident(), "before" if program else "inside")
+        self._at_begin: Any = None
         self._local = threading.local()
         self._threads: list[dict[str, Any]] = []
         self._functions: dict[Any, int] = {}
         self._began_ns = self._ended_ns = 0
         self._on = False
 
-    def begin(self) -> None:
+    def begin(self, at_begin: Any) -> None:
+        self._at_begin = at_begin
         self._began_ns, self._on = time.perf_counter_ns(), True
 
     def trace_stop(self) -> None:
@@ -210,7 +207,7 @@ class InPython:
         if event == "call":
             self._enter(code, bool(code.co_flags & _SUSPENDS) and _goes_on(frame))
         elif event == "return":
-            self._leave()
+            self._leave(code)
         elif self._builtins and event == "c_call":
             self._enter(builtin_name(argument), False)
         elif self._builtins:
@@ -223,7 +220,7 @@ class InPython:
         self._enter(code, True)
 
     def on_return(self, code: CodeType, offset: int, value: Any) -> None:
-        self._leave()
+        self._leave(code)
 
     def on_call(self, code: CodeType, offset: int, function: Any, argument: Any) -> None:
         if is_builtin(function):
@@ -233,8 +230,23 @@ class InPython:
         if is_builtin(function):
             self._leave()
 
+    def _begins(self, thing: Any) -> bool:
+        """Whether a call counts, though the program does not run in the main thread: of another; or it begins now."""
+        ident, stands = self._main
+        if threading.get_ident() != ident:
+            return True
+        if stands == "after" or not isinstance(thing, CodeType):
+            return False
+        if (thing.co_filename, thing.co_name) != (self._file, "<module>"):
+            return False
+        self._program = thing
+        if self._at_begin is not None:
+            self._at_begin(thing)
+        self._main = (ident, "inside")
+        return True
+
     def _enter(self, thing: Any, resumed: bool) -> None:
-        if not self._on:
+        if not self._on or (self._main[1] != "inside" and not self._begins(thing)):
             return
         thread = getattr(self._local, "thread", None)
         if thread is None:
@@ -255,7 +267,9 @@ class InPython:
         if self._timed:
             thread["open"].append((node, time.perf_counter_ns()))
 
-    def _leave(self) -> None:
+    def _leave(self, thing: Any = None) -> None:
+        if thing is self._program is not None:
+            self._main = (self._main[0], "after")
         thread = getattr(self._local, "thread", None)
         if self._on and thread is not None and thread["open"]:
             node, start_ns = thread["open"].pop()

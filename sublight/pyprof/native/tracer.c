@@ -28,6 +28,11 @@ static struct {
     int timed, builtins, on, generation;
     int64_t began, began_ns, ended, ended_ns; int ticks; /* whether the clock is the processor's own counter */
     PyObject *active; /* threading's threads, by ident */
+    /* The main thread counts from the program's first frame to its end: what calls it is not the program. */
+    enum { BEFORE, INSIDE, AFTER } main_stands;
+    unsigned long main_ident;
+    PyObject *file, *at_begin; /* of the program; called with its code when it begins */
+    const void *program;
 } T;
 static __thread Thread *mine __attribute__((tls_model("initial-exec"))); /* of a trace that is over, after `start` */
 
@@ -70,6 +75,20 @@ static Thread *begin_thread(void) {
     t->generation = T.generation;
     mine = t;
     return t;
+}
+
+static int begins(PyObject *thing) {
+    if (!PyCode_Check(thing)) return 0;
+    PyCodeObject *code = (PyCodeObject *)thing;
+    if (PyUnicode_Compare(code->co_filename, T.file) || PyUnicode_CompareWithASCIIString(code->co_name, "<module>")) return 0;
+    T.program = code;
+    if (T.at_begin != Py_None) {
+        PyObject *done = PyObject_CallOneArg(T.at_begin, thing);
+        if (!done) PyErr_Clear();
+        Py_XDECREF(done);
+    }
+    T.main_stands = INSIDE;
+    return 1;
 }
 
 static inline Thread *this_thread(void) {
@@ -125,6 +144,7 @@ static PyObject *same(PyObject *thing) { return Py_NewRef(thing); }
 static inline void enter(const void *key, PyObject *(*name)(PyObject *), PyObject *thing, int resumed) {
     Thread *t = this_thread();
     if (!t) return;
+    if (T.main_stands != INSIDE && t->ident == T.main_ident && !(T.main_stands == BEFORE && begins(thing))) return;
     Node *parent = t->depth ? t->open[t->depth - 1].node : t->root, *n = parent->last;
     if ((!n || n->function->key != key) && !(n = child_of(t, parent, key, name, thing))) return;
     if (resumed) n->resumes++;
@@ -148,6 +168,7 @@ static void close_one(Thread *t, int64_t at) {
 
 static inline void leave(const void *key) {
     Thread *t = this_thread();
+    if (key == T.program && T.main_stands == INSIDE) T.main_stands = AFTER;
     if (!t || !t->depth) return; /* it was called before we began */
     int64_t at = now();
     if (t->open[t->depth - 1].node->function->key != key) {
@@ -208,7 +229,7 @@ static int hook(PyObject *self, PyFrameObject *frame, int what, PyObject *argume
     if (what == PyTrace_CALL || what == PyTrace_RETURN) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         if (what == PyTrace_CALL) enter(code, same, (PyObject *)code, code->co_flags & SUSPENDS && goes_on(frame, code));
-        else if (T.timed) leave(code);
+        else if (T.timed || code == T.program) leave(code);
         Py_DECREF(code);
     } else if (T.builtins && argument) {
         const void *key = builtin_key(argument);
@@ -251,13 +272,19 @@ EVENT(on_builtin_return, const void *key = count > 2 ? builtin_key(args[2]) : NU
 #endif
 
 static PyObject *start(PyObject *self, PyObject *args) {
-    PyObject *active;
+    PyObject *active, *file, *at_begin;
     Py_ssize_t events;
-    if (!PyArg_ParseTuple(args, "ppnpO", &T.timed, &T.builtins, &events, &T.ticks, &active)) return NULL;
+    if (!PyArg_ParseTuple(args, "ppnpOUO", &T.timed, &T.builtins, &events, &T.ticks, &active, &file, &at_begin)) return NULL;
     T.generation++;
     T.threads = NULL, T.thread_count = 0, T.nodes = 0; /* what an earlier trace, or a fork's parent, left is let go */
     Py_INCREF(active);
     Py_XSETREF(T.active, active);
+    Py_INCREF(file), Py_INCREF(at_begin);
+    Py_XSETREF(T.file, file);
+    Py_XSETREF(T.at_begin, at_begin);
+    T.main_stands = PyUnicode_GET_LENGTH(file) ? BEFORE : INSIDE;
+    T.main_ident = PyThread_get_thread_ident();
+    T.program = NULL;
     free(T.events);
     T.events = events && T.timed ? malloc(events * sizeof(Event)) : NULL;
     T.event_count = 0, T.most_events = T.events ? events : 0;

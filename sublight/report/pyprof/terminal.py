@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.001  # of the time: less is not listed
 FUNCTIONS, LINES, THREADS = 20, 10, 12
+WIDE, NARROW = 44, 22  # characters of a name
 
 
 def page(profile: PythonProfile, *, most: int = FUNCTIONS) -> RenderableType:
@@ -47,7 +48,7 @@ def headline(profile: PythonProfile, found: Tables) -> str:
 
 def remarks(profile: PythonProfile, found: Tables) -> list[str]:
     """What the reader must know to read the figures."""
-    lines = [note for note in profile.notes]
+    lines = list(profile.notes)
     lines += sorted({process.how for process in profile.processes if "(" in process.how or ";" in process.how})
     if len(profile.processes) > 1:
         lines.append(f"{len(profile.processes)} processes: the program and {len(profile.processes) - 1} that it started")
@@ -82,7 +83,8 @@ def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
 
 def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: Sequence[str]) -> Table:
     figures = {"share", "own", "total", "ran", "lock", "core", "idle", "calls", "a call", "resumed"}
-    out = plain(columns, right=figures, fold=("function", "where"))
+    out = plain(columns, right=figures)
+    wide = WIDE if "thread" in columns or "a call" in columns or "lock" in columns else NARROW
     for figure in shown(found, most):
         cells = {
             "share": units.percent(figure.own_s / found.counted_s if found.counted_s else 0.0),
@@ -92,9 +94,9 @@ def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: S
             "calls": f"{figure.calls:,}",
             "resumed": f"{figure.resumes:,}",
             "a call": units.text(figure.total_s / figure.calls, "s") if figure.calls else "–",
-            "function": escape(figure.frame.function),
-            "where": escape(place(figure)),
-            "thread": escape(_thread(figure)),
+            "function": escape(cut(figure.frame.function, wide)),
+            "where": escape(cut(place(figure), wide)),
+            "thread": escape(cut(_thread(figure), 24)),
         }
         out.add_row(*(cells[name] for name in columns))
     return out
@@ -118,6 +120,15 @@ def _thread(figure: Figure) -> str:
     return f"{most} +{more}" if more > 0 else most
 
 
+def cut(words: str, most: int) -> str:
+    """The end says more than the beginning.
+
+    >>> cut("package.module.Class.method", 15), cut("short", 15)
+    ('…e.Class.method', 'short')
+    """
+    return words if len(words) <= most else f"…{words[len(words) - most + 1 :]}"
+
+
 def escape(words: str) -> str:
     """Names may look like rich's markup."""
     from rich.markup import escape as escape_markup
@@ -128,14 +139,14 @@ def escape(words: str) -> str:
 def _lines(found: Tables, most: int) -> RenderableType:
     from sublight.report.draw.tables import note
 
-    out = plain(("share", "own", "where", "line"), right=("share", "own"), fold=("where",))
+    out = plain(("share", "own", "where", "line"), right=("share", "own"))
     out.columns[-1].no_wrap = False
     for figure in [one for one in found.lines if one.own_s > LEAST_SHARE * found.counted_s][:most]:
         source = linecache.getline(figure.frame.file, figure.frame.line).strip()
         out.add_row(
             units.percent(figure.own_s / found.counted_s),
             units.text(figure.own_s, "s"),
-            escape(place(figure, line=figure.frame.line)),
+            escape(cut(place(figure, line=figure.frame.line), 34)),
             note(source),
         )
     return out
