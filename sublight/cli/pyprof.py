@@ -72,6 +72,8 @@ def pyprof(words: Sequence[str], module: str, wanted: Wanted) -> int:
         raise BadInput("what shall be profiled? `sublight pyprof script.py`, `-m MODULE`, `--pid PID` or a profile.json")
     if not module and words[0].endswith(".json"):
         return _show_again(words, wanted)
+    if wanted.native:
+        return _run_outside(words, module, wanted)
     return _run(words, module, wanted)
 
 
@@ -81,6 +83,8 @@ def _run(words: Sequence[str], module: str, wanted: Wanted) -> int:
     from sublight.trace.capture import script
     from sublight.trace.capture.interrupt import INTERRUPTED, GivenUp, Interrupts
 
+    if wanted.gpu:
+        return _gpu(words, module, wanted)
     name, args = (module, words) if module else (words[0], words[1:])
     target = script.check(name, args, module=bool(module), needs_torch=False)
     mode: Any = wanted.modes[-1] if wanted.modes else "sample"
@@ -136,4 +140,45 @@ def _show_again(words: Sequence[str], wanted: Wanted) -> int:
         raise BadInput(f"one profile at a time; to compare two: sublight pyprof --diff {words[0]} {words[1]}")
     profile = record.read(words[0])
     out(profile, wanted.files, folder=os.getcwd(), name=stem(words[0]), top=wanted.top, default_page=False)
+    return 0
+
+
+def _attach(words: Sequence[str], module: str, wanted: Wanted) -> int:
+    from sublight.pyprof import pyspy
+
+    if words or module:
+        raise BadInput("--pid looks at a process that runs: leave the script out")
+    profile = pyspy.attach(wanted.pid, hz=wanted.rate, seconds=wanted.seconds, native=wanted.native, say=say)
+    out(profile, wanted.files, folder=os.getcwd(), name=str(wanted.pid), top=wanted.top)
+    return 0
+
+
+def _run_outside(words: Sequence[str], module: str, wanted: Wanted) -> int:
+    from sublight.pyprof import pyspy
+
+    files, folder = wanted.files.absolute(), os.getcwd()
+    with contextlib.ExitStack() as stack:
+        if files.json == "-":
+            stack.enter_context(cli_output.stdout_kept())
+        profile = pyspy.run([*(["-m", module] if module else []), *words], hz=wanted.rate)
+    out(profile, files, folder=folder, name=stem(module or words[0]), top=wanted.top)
+    return profile.exit_code
+
+
+def _diff(words: Sequence[str], module: str, wanted: Wanted) -> int:
+    from sublight.pyprof import compare, record
+    from sublight.report.pyprof import diff as report
+    from sublight.report.pyprof import page as pyprof_page
+
+    if module or len(words) != 2:
+        raise BadInput("--diff compares two profiles: sublight pyprof --diff BEFORE.json AFTER.json")
+    if wanted.modes or wanted.pid or wanted.gpu or wanted.native:
+        raise BadInput("--diff reads two profiles and runs nothing: leave the other options out")
+    before, after = record.read(words[0]), record.read(words[1])
+    found = compare.compare(before, after)
+    page = wanted.files.html or (f"pyprof-diff-{stem(words[1])}.html" if wanted.files.json != "-" else "")
+    lost = written(page, lambda file: pyprof_page.write_two(before, after, file))
+    cli_output.show(report.page(found, most=wanted.top), found.to_json(), wanted.files.json)
+    for line in lost or ([f"flame graph of the differences: {page}"] if page else []):
+        say(line)
     return 0

@@ -31,6 +31,10 @@ def write(profile: PythonProfile, path: Path) -> None:
     write_file(document(profile), path)
 
 
+def write_two(before: PythonProfile, after: PythonProfile, path: Path) -> None:
+    write_file(document(after, before), path)
+
+
 def document(profile: PythonProfile, before: PythonProfile | None = None) -> str:
     found = tables(profile)
     data = {"unit": "calls" if profile.mode == "counts" else "s", **_data(profile, before)}

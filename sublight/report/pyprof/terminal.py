@@ -40,7 +40,9 @@ def page(profile: PythonProfile, *, most: int = FUNCTIONS) -> RenderableType:
 
 
 def headline(profile: PythonProfile, found: Tables) -> str:
-    took = f"{profile.command}: {units.text(profile.wall_s, 's')}, of which {units.text(profile.cpu_s, 's')} CPU"
+    took = f"{profile.command}: {units.text(profile.wall_s, 's')}"
+    if profile.cpu_s:
+        took += f", of which {units.text(profile.cpu_s, 's')} CPU"
     if profile.mode == "sample":
         return f"{took}; {found.looks:,} looks at {profile.hz:g} Hz"
     return f"{took}; {found.calls:,} calls of {len(found.functions):,} functions"
@@ -61,7 +63,8 @@ def place(figure: Figure, *, line: int = 0) -> str:
     frame = figure.frame
     if not frame.file:
         return "builtin"
-    return f"{file_text(frame.file)}:{line or figure.line}"
+    at = line or figure.line
+    return f"{file_text(frame.file)}:{at}" if at else file_text(frame.file)
 
 
 def _functions(profile: PythonProfile, found: Tables, most: int) -> RenderableType:
@@ -77,7 +80,8 @@ def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
     if profile.processes and profile.processes[0].knows_waits:
         full = ("share", "own", "total", "ran", "lock", "core", "idle", "function", "where", "thread")
         return (full, full[:-1], ("share", "own", "total", "idle", "function", "where"))
-    full = ("share", "own", "total", "ran", "idle", "function", "where", "thread")
+    known = ("ran", "idle") if profile.cpu_s else ()  # py-spy does not tell
+    full = ("share", "own", "total", *known, "function", "where", "thread")
     return (full, full[:-1], ("share", "own", "total", "function", "where"))
 
 
@@ -154,13 +158,13 @@ def _lines(found: Tables, most: int) -> RenderableType:
 
 def _threads(profile: PythonProfile, found: Tables) -> RenderableType:
     knows = profile.mode == "sample" and profile.processes[0].knows_waits
-    names = ("thread", "ran", "for the lock", "for a core", "idle") if knows else ("thread", "ran", "waited")
-    if profile.mode != "sample":
-        names = ("thread", "in calls")
+    names: tuple[str, ...] = ("thread", "in calls" if profile.mode != "sample" else "seen")
+    if profile.mode == "sample" and profile.cpu_s:
+        names = ("thread", "ran", "for the lock", "for a core", "idle") if knows else ("thread", "ran", "waited")
     out = plain(names, right=names[1:], fold=("thread",))
     for name, part in found.threads[:THREADS]:
         waits = (part.gil_s, part.core_s, part.idle_s) if knows else (part.idle_s,)
-        cells = (part.ran_s, *waits) if profile.mode == "sample" else (part.all_s,)
+        cells = (part.ran_s, *waits) if len(names) > 2 else (part.all_s,)
         out.add_row(escape(name), *(units.text(seconds, "s") for seconds in cells))
     if len(found.threads) > THREADS:
         out.add_row(f"{len(found.threads) - THREADS} more", *("" for _ in names[1:]))
