@@ -39,7 +39,16 @@ def start(
     pass
 
 
-_VERBS = (gpus.gpus, limits.limits, bench.bench, explain.explain, pyprof.pyprof, xray.xray, memory.memory, doctor.doctor)
+_VERBS = (
+    gpus.gpus,
+    limits.limits,
+    bench.bench,
+    explain.explain,
+    pyprof.pyprof,
+    xray.xray,
+    memory.memory,
+    doctor.doctor,
+)
 for _verb in _VERBS:
     app.command()(_verb)
 

@@ -69,7 +69,11 @@ def pyprof(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if wanted.pid:
         return _attach(words, module, wanted)
     if not words and not module:
-        raise BadInput("what shall be profiled? `sublight pyprof script.py`, `-m MODULE`, `--pid PID` or a profile.json")
+        raise BadInput(
+            "what shall be profiled? `sublight pyprof script.py`, `-m MODULE`, `--pid PID` or a profile.json"
+        )
+    if wanted.gpu:
+        return _gpu(words, module, wanted)
     if not module and words[0].endswith(".json"):
         return _show_again(words, wanted)
     if wanted.native:
@@ -83,8 +87,6 @@ def _run(words: Sequence[str], module: str, wanted: Wanted) -> int:
     from sublight.trace.capture import script
     from sublight.trace.capture.interrupt import INTERRUPTED, GivenUp, Interrupts
 
-    if wanted.gpu:
-        return _gpu(words, module, wanted)
     name, args = (module, words) if module else (words[0], words[1:])
     target = script.check(name, args, module=bool(module), needs_torch=False)
     mode: Any = wanted.modes[-1] if wanted.modes else "sample"
@@ -182,3 +184,60 @@ def _diff(words: Sequence[str], module: str, wanted: Wanted) -> int:
     for line in lost or ([f"flame graph of the differences: {page}"] if page else []):
         say(line)
     return 0
+
+
+def _gpu(words: Sequence[str], module: str, wanted: Wanted) -> int:
+    """By the capture of `explain`: a script's, or a trace that was recorded before."""
+    from sublight.trace import load
+
+    if any((wanted.files.html, wanted.files.speedscope, wanted.files.chrome, wanted.files.collapsed)):
+        raise BadInput("--gpu prints a table: take --json FILE, or `sublight explain` for a page with the timeline")
+    if not module and load.is_trace(Path(words[0])):
+        traces = load.load(Path(words[0]))
+        _show_device(traces[0], wanted)
+        return 0
+    return _gpu_of_script(words, module, wanted)
+
+
+def _gpu_of_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
+    from sublight.trace.capture import profile as capture
+    from sublight.trace.capture import script
+    from sublight.trace.capture.folder import Folder
+    from sublight.trace.capture.interrupt import INTERRUPTED, GivenUp, Interrupts
+
+    name, args = (module, words) if module else (words[0], words[1:])
+    script.check(name, args, module=bool(module))
+    folder = Folder.make()
+    interrupts = Interrupts(folder.remove)
+    interrupts.begin()
+    with contextlib.ExitStack() as stack:
+        if wanted.files.json == "-":
+            stack.enter_context(cli_output.stdout_kept())
+
+        def show(captured: capture.Captured) -> None:
+            stack.close()
+            if captured.trace is None:
+                say(f"no report: {captured.reason}")
+            else:
+                _show_device(captured.trace, wanted)
+
+        try:
+            captured = capture.run_script(
+                name, args, module=bool(module), say=say, folder=folder, interrupts=interrupts, at_os_exit=show
+            )
+            show(captured)
+            return captured.exit_code
+        except GivenUp:
+            say(GIVEN_UP)
+            return INTERRUPTED
+        finally:
+            folder.remove()
+            interrupts.put_back()
+
+
+def _show_device(trace: Any, wanted: Wanted) -> None:
+    from sublight.pyprof import device
+    from sublight.report.pyprof import device as report
+
+    found = device.device_profile(trace)
+    cli_output.show(report.page(found, most=wanted.top), found.to_json(), wanted.files.json)

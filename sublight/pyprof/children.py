@@ -130,7 +130,12 @@ def _before_exec(leave: Callable[[str], None]) -> Callable[[], None]:
 
     for name, original in originals.items():
         setattr(os, name, watched(original))
-    return lambda: [setattr(os, name, original) for name, original in originals.items()] and None
+
+    def undo() -> None:
+        for name, original in originals.items():
+            setattr(os, name, original)
+
+    return undo
 
 
 @contextlib.contextmanager

@@ -63,7 +63,9 @@ def compare(before: PythonProfile, after: PythonProfile) -> Comparison:
                 calls_after=sum(one.calls for one in b),
             )
         )
-    by_size = sorted(changes, key=lambda one: (-abs(one.change_s), -abs(one.calls_after - one.calls_before), one.function))
+    by_size = sorted(
+        changes, key=lambda one: (-abs(one.change_s), -abs(one.calls_after - one.calls_before), one.function)
+    )
     return Comparison(before=before, after=after, changes=tuple(by_size))
 
 

@@ -1,4 +1,4 @@
-"""A process from outside, through py-spy where it is installed: one that runs already, or with its frames of C and C++."""
+"""A process from outside, through py-spy where it is installed: one that runs already, or with its native frames."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def _record(found: str, pid: int, command: str, *, hz: float, seconds: float, na
         options += ["--idle", "--threads", "--subprocesses", *(["--native"] if native else [])]
         if seconds < LONGEST_S:
             options += ["--duration", str(max(1, round(seconds)))]
-        spy = subprocess.Popen([found, "record", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        spy = subprocess.Popen(
+            [found, "record", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         try:
             _, words = spy.communicate()
         except KeyboardInterrupt:  # it was sent to py-spy, too, which writes what it has
@@ -111,7 +113,8 @@ def reason(words: str) -> str:
 def processes(data: dict[str, Any], pid: int, command: str) -> list[PythonProcess]:
     """py-spy's speedscope file as our record: a look a sample, outermost frame first."""
     frames = tuple(
-        Frame(str(one.get("file") or ""), str(one["name"]), int(one.get("line") or 0), 0) for one in data["shared"]["frames"]
+        Frame(str(one.get("file") or ""), str(one["name"]), int(one.get("line") or 0), 0)
+        for one in data["shared"]["frames"]
     )
     names_thread = {at for at, frame in enumerate(frames) if not frame.file and frame.function.startswith("thread (")}
     rows: dict[int, list[Row]] = {}
@@ -138,7 +141,11 @@ def processes(data: dict[str, Any], pid: int, command: str) -> list[PythonProces
             pid=one,
             command=command if one == pid else command_of(one),
             samples=Samples(
-                frames=frames, stacks=tuple(stacks), threads=tuple(names[one]), labels=("",), rows=tuple(rows.get(one, ()))
+                frames=frames,
+                stacks=tuple(stacks),
+                threads=tuple(names[one]),
+                labels=("",),
+                rows=tuple(rows.get(one, ())),
             ),
             looks=len(rows.get(one, ())),
             how="py-spy",

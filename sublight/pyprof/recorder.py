@@ -62,8 +62,8 @@ class NativeLooks:
 
     def stop(self) -> PythonProcess:
         self._module.sample_stop()
-        *seen, looks = self._module.sample_seen()
-        samples = _samples(*seen)
+        stacks, rows, threads, looks, look_ns = self._module.sample_seen()
+        samples = _samples(stacks, rows, threads, look_s=look_ns * 1e-9)
         return PythonProcess(
             pid=os.getpid(),
             parent=os.getppid(),
@@ -82,6 +82,7 @@ def _samples(
     stacks: list[list[tuple[Any, int]]],
     rows: list[tuple[int, ...]],
     threads: list[tuple[str | None, int, int]],
+    look_s: float,
 ) -> Samples:
     frames: dict[Frame, int] = {}
 
@@ -105,7 +106,9 @@ def _samples(
         Row(time_ns, thread, stack, wall_ns, cpu_ns, 0, gil_ns, core_ns)
         for time_ns, thread, stack, wall_ns, cpu_ns, gil_ns, core_ns in rows
     )
-    return Samples(frames=tuple(frames), stacks=tuple(resolved), threads=names, labels=("",), rows=tuple(made))
+    return Samples(
+        frames=tuple(frames), stacks=tuple(resolved), threads=names, labels=("",), rows=tuple(made), look_s=look_s
+    )
 
 
 def _line(code: Any, instruction: int) -> int:
@@ -174,4 +177,3 @@ def _cut(frames: tuple[Frame, ...], stack: tuple[int, ...]) -> tuple[int, ...]:
 def _is_bootstrap(frame: Frame) -> bool:
     standard = frame.file.startswith("<frozen") or frame.file.endswith(("threading.py", "runpy.py"))
     return standard and frame.function in _BOOTSTRAP
-

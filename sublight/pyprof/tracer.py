@@ -28,7 +28,7 @@ _SUSPENDS = 0x20 | 0x80 | 0x200  # a code object's flags: generator, coroutine, 
 
 
 class Tracer:
-    """Counts from `start` to `stop`; with a `program`, the main thread's calls from that file's first frame to its end."""
+    """Counts from `start` to `stop`; with a `program`, the main thread from that file's first frame to its end."""
 
     def __init__(self, module: Any, *, timed: bool, builtins: bool, events: int, program: str = "") -> None:
         self._module, self._timed, self._builtins, self._events, self._file = module, timed, builtins, events, program
@@ -59,7 +59,9 @@ class Tracer:
         if sys.version_info >= (3, 12):
             self._unwatch()
         elif self._in_python is not None:
-            self.taken_away = sys.getprofile() != self._hook  # bound methods are made anew: they are equal, not the same
+            self.taken_away = (
+                sys.getprofile() != self._hook
+            )  # bound methods are made anew: they are equal, not the same
             sys.setprofile(None)
             threading.setprofile(None)
         else:
@@ -92,7 +94,9 @@ class Tracer:
         if self._timed or sys.version_info < (3, 12):
             return None
         return lambda code: sys.monitoring.set_local_events(  # type: ignore[attr-defined]
-            self._tool, code, sys.monitoring.events.PY_RETURN  # type: ignore[attr-defined]
+            self._tool,
+            code,
+            sys.monitoring.events.PY_RETURN,  # type: ignore[attr-defined]
         )
 
     def _watch(self) -> None:
@@ -136,12 +140,11 @@ def _has_counter() -> bool:
         return False
 
 
-def calls_of(
-    threads: _Threads, functions: Sequence[Any], events: Sequence[tuple[int, ...]], wall_ns: int
-) -> Calls:
+def calls_of(threads: _Threads, functions: Sequence[Any], events: Sequence[tuple[int, ...]], wall_ns: int) -> Calls:
     """A tracer's raw output as a record."""
     frames = tuple(_frame(function) for function in functions)
-    made, numbers = [], {}
+    made: list[ThreadCalls] = []
+    numbers: dict[int, int] = {}
     kept_of: dict[int, dict[int, int]] = {}
     for name, number, nodes, lost in sorted(threads, key=lambda thread: thread[1]):
         kept = _program(nodes, frames)
@@ -149,7 +152,7 @@ def calls_of(
             continue
         numbers[number], kept_of[number] = len(made), kept
         tree = [CallNode(-1, -1, 0, 0, 0)]
-        tree += [CallNode(kept[nodes[at][0]] if nodes[at][0] in kept else 0, *nodes[at][1:]) for at in [*kept][1:]]
+        tree += [CallNode(kept.get(nodes[at][0], 0), *nodes[at][1:]) for at in [*kept][1:]]
         made.append(ThreadCalls(name=name or f"thread {number}", nodes=tuple(tree), lost=lost))
     made_events = []
     for thread, node, start_ns, end_ns in events:

@@ -10,7 +10,9 @@ from sublight.cli.options import Json
 
 Target = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT|PROFILE [-- ARGS]", help="A Python script with its arguments, or a profile (.json)."),
+    typer.Argument(
+        metavar="SCRIPT|PROFILE [-- ARGS]", help="A Python script with its arguments, or a profile (.json)."
+    ),
 ]
 
 

@@ -3,14 +3,15 @@
 It runs in whatever Python the program starts, so it takes nothing for granted and lets nothing of itself fail aloud.
 """
 
+import contextlib
 import os
 import sys
 
 
-def _begin():
+def _begin() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != folder]
-    settings = os.environ.pop("SUBLIGHT_PYPROF", "")  # noqa: F821
+    settings = os.environ.pop("SUBLIGHT_PYPROF", "")
     paths = os.environ.get("PYTHONPATH", "")
     rest = os.pathsep.join(path for path in paths.split(os.pathsep) if path != folder)
     if rest:
@@ -28,7 +29,7 @@ def _begin():
             sys.path.remove(package)
 
 
-def _next():
+def _next() -> None:
     import importlib.machinery
     import importlib.util
 
@@ -39,8 +40,6 @@ def _next():
         spec.loader.exec_module(module)
 
 
-try:
+with contextlib.suppress(Exception):  # the child runs as without us; the parent says that it was not followed
     _begin()
-except Exception:  # the child runs as without us; the parent says that it was not followed
-    pass
 _next()

@@ -34,7 +34,7 @@ static struct {
     pthread_t ticker;
     atomic_int running, asked;   /* asked: a look is due in the main thread, by this number */
     int due, every;
-    int64_t period, last, late, looks, main_cpu;
+    int64_t period, last, late, looks, main_cpu, spent, ticker_cpu; /* spent: CPU time of looks in the main thread */
     Thread main;                 /* for the ticker's questions; `threads` is the look's */
     PyThreadState *own;          /* the ticker's */
     PyInterpreterState *interpreter;
@@ -196,6 +196,7 @@ static void look(void) {
         if (depth) {
             int64_t cpu = now_of(cpu_clock(t->tid)), ran = t->cpu >= 0 && cpu >= 0 ? cpu - t->cpu : -1;
             t->cpu = cpu;
+            if (t->tid == S.main.tid) S.main_cpu = cpu;
             Row row = {now_of(CLOCK_REALTIME), wall, ran, -1, -1, (int32_t)(t - S.threads), stack_of(places, depth)};
             if (ran >= 0) all_cpu += ran;
             if (ran >= 0 && ran < wall - wall / WAITS) {
@@ -226,7 +227,6 @@ static void look(void) {
     }
     for (int i = 0; i < S.thread_count; i++)
         if (S.threads[i].seen != now) close_files(&S.threads[i]); /* it has ended */
-    S.main_cpu = now_of(cpu_clock(S.main.tid));
     if (S.row_count > (size_t)MOST_ROWS * S.every) S.every *= 2;
     PyErr_Restore(type, value, trace);
 }
@@ -234,8 +234,10 @@ static void look(void) {
 static int pending(void *number) {
     int wanted = (int)(intptr_t)number;
     if (atomic_load(&S.running) && atomic_compare_exchange_strong(&S.asked, &wanted, 0)) {
+        int64_t before = now_of(CLOCK_THREAD_CPUTIME_ID);
         S.late = 0;
         look();
+        S.spent += now_of(CLOCK_THREAD_CPUTIME_ID) - before;
     }
     return 0;
 }
@@ -294,6 +296,7 @@ static void *tick(void *unused) {
         PyEval_SaveThread();
     }
     PyEval_RestoreThread(S.own);
+    S.ticker_cpu += now_of(CLOCK_THREAD_CPUTIME_ID);
     S.own = NULL;
     PyGILState_Release(state);
     return NULL;
@@ -355,12 +358,12 @@ PyObject *sampler_abandon(PyObject *self, PyObject *unused) {
     atomic_store(&S.asked, 0);
     for (int i = 0; i < S.thread_count; i++) close_files(&S.threads[i]);
     close_files(&S.main);
-    S.thread_count = 0, S.row_count = 0, S.looks = 0, S.every = 1;
+    S.thread_count = 0, S.row_count = 0, S.looks = 0, S.every = 1, S.spent = S.ticker_cpu = 0;
     S.own = NULL; /* Python has freed the states of threads that the child does not have */
     Py_RETURN_NONE;
 }
 
-/* (stacks as lists of (code, instruction), innermost first; rows; names, idents and numbers of the threads; looks) */
+/* (stacks as lists of (code, instruction), innermost first; rows; names, idents and numbers of the threads; looks; the CPU time that they took) */
 PyObject *sampler_seen(PyObject *self, PyObject *unused) {
     PyObject *stacks = PyList_New(S.stack_count), *rows = PyList_New(S.row_count), *threads = PyList_New(S.thread_count);
     if (!stacks || !rows || !threads) goto failed;
@@ -386,7 +389,7 @@ PyObject *sampler_seen(PyObject *self, PyObject *unused) {
         if (!pair) goto failed;
         PyList_SET_ITEM(threads, i, pair);
     }
-    return Py_BuildValue("(NNNL)", stacks, rows, threads, S.looks);
+    return Py_BuildValue("(NNNLL)", stacks, rows, threads, S.looks, S.spent + S.ticker_cpu);
 failed:
     Py_XDECREF(stacks), Py_XDECREF(rows), Py_XDECREF(threads);
     return NULL;

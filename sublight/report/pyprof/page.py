@@ -40,7 +40,8 @@ def document(profile: PythonProfile, before: PythonProfile | None = None) -> str
     data = {"unit": "calls" if profile.mode == "counts" else "s", **_data(profile, before)}
     script = "\n" + asset("flame.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     title = f"{before.command} → {profile.command}" if before else profile.command
     lead = _lead_of_two(before, profile) if before else terminal.headline(profile, found)
     caveats = "".join(f"<li>{escape(line)}</li>" for line in terminal.remarks(profile, found))
@@ -48,7 +49,7 @@ def document(profile: PythonProfile, before: PythonProfile | None = None) -> str
         '<header><div class="top"><span class="brand">sublight pyprof</span>'
         f'<span class="source">{escape(title[:300])}</span>'
         '<button type="button" id="theme" aria-label="Switch between light and dark">◐</button></div>'
-        f"<p class=\"lead\">{escape(lead)}</p>{f'<ul class=notes>{caveats}</ul>' if caveats else ''}</header>"
+        f'<p class="lead">{escape(lead)}</p>{f"<ul class=notes>{caveats}</ul>" if caveats else ""}</header>'
         f'<section id="flame" aria-label="Flame graph">{_tools(before is not None)}'
         '<div class="frame"><div id="graph" tabindex="0"></div></div><div id="picked"></div></section>'
         f"<section><h2>Functions, by own time</h2>{_table(profile, found)}</section>"
@@ -75,15 +76,17 @@ def repr_html(profile: PythonProfile) -> str:
 
 def _tools(is_diff: bool) -> str:
     orders = (("heavy", "Left heavy"),) if is_diff else (("heavy", "Left heavy"), ("time", "In time"))
+    pressed = {"heavy": "true"}
     buttons = "".join(
-        f'<button type="button" data-order="{name}" aria-pressed="{"true" if name == "heavy" else "false"}">{words}</button>'
+        f'<button type="button" data-order="{name}" aria-pressed="{pressed.get(name, "false")}">{words}</button>'
         for name, words in orders
     )
     return (
         f'<div class="tools"><select id="thread" aria-label="Thread"></select>{buttons}'
         '<button type="button" id="out" disabled>Zoom out</button>'
         '<label class="hidden" for="search">Search functions</label>'
-        '<input type="search" id="search" placeholder="Search functions (/)"><span id="matches" aria-live="polite"></span></div>'
+        '<input type="search" id="search" placeholder="Search functions (/)">'
+        '<span id="matches" aria-live="polite"></span></div>'
     )
 
 
@@ -106,7 +109,9 @@ def _thread(tree: ThreadTree, functions: dict[Function, int], every: list[Thread
         number = functions.setdefault(node.function, len(functions)) if at else -1
         lines = sorted(node.lines.items(), key=lambda one: -one[1])[:MOST_LINES]
         parent = kept.get(node.parent, -1)
-        rows.append([parent, number, _short(node.own_s), _short(node.idle_s), node.calls, [[a, _short(b)] for a, b in lines]])
+        rows.append(
+            [parent, number, _short(node.own_s), _short(node.idle_s), node.calls, [[a, _short(b)] for a, b in lines]]
+        )
     most = MOST_SPANS // len(every)
     spans = sorted((span for span in tree.spans if span.node in kept), key=lambda span: -span.duration_s)
     left_out = len(tree.spans) - min(len(spans), most)
@@ -169,7 +174,8 @@ def _table(profile: PythonProfile, found: Tables) -> str:
     right = ("share", "own", "total", "idle", "calls")
     head = "".join(f'<th class="{"r" if name in right else ""}">{name}</th>' for name in names)
     rows = "".join(_row(profile, figure, found) for figure in terminal.shown(found, MOST_ROWS))
-    return f'<div class="wide tall"><table id="functions"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+    return f'<div class="wide tall"><table id="functions">{body}</table></div>'
 
 
 def _row(profile: PythonProfile, figure: Figure, found: Tables) -> str:

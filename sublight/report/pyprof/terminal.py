@@ -53,7 +53,9 @@ def remarks(profile: PythonProfile, found: Tables) -> list[str]:
     lines = list(profile.notes)
     lines += sorted({process.how for process in profile.processes if "(" in process.how or ";" in process.how})
     if len(profile.processes) > 1:
-        lines.append(f"{len(profile.processes)} processes: the program and {len(profile.processes) - 1} that it started")
+        lines.append(
+            f"{len(profile.processes)} processes: the program and {len(profile.processes) - 1} that it started"
+        )
     if profile.mode == "trace":
         lines.append("times hold what tracing adds to each call: small functions look slower than they are")
     return lines
@@ -78,8 +80,8 @@ def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
         full = ("share", "own", "total", "calls", "a call", "function", "where", "thread")
         return (full, full[:-1], ("share", "own", "total", "calls", "function", "where"))
     if profile.processes and profile.processes[0].knows_waits:
-        full = ("share", "own", "total", "ran", "lock", "core", "idle", "function", "where", "thread")
-        return (full, full[:-1], ("share", "own", "total", "idle", "function", "where"))
+        all_parts = ("share", "own", "total", "ran", "lock", "core", "idle", "function", "where", "thread")
+        return (all_parts, all_parts[:-1], ("share", "own", "total", "idle", "function", "where"))
     known = ("ran", "idle") if profile.cpu_s else ()  # py-spy does not tell
     full = ("share", "own", "total", *known, "function", "where", "thread")
     return (full, full[:-1], ("share", "own", "total", "function", "where"))
@@ -115,7 +117,9 @@ def _parts(own: Split) -> dict[str, str]:
     """Of its own time, which part it ran, waited for the interpreter's lock, for a core, and was idle."""
     all_s = own.all_s or 1.0
     figures = {"ran": own.ran_s, "lock": own.gil_s, "core": own.core_s, "idle": own.idle_s}
-    return {name: "–" if seconds < 0.005 * all_s else units.percent(seconds / all_s) for name, seconds in figures.items()}
+    return {
+        name: "–" if seconds < 0.005 * all_s else units.percent(seconds / all_s) for name, seconds in figures.items()
+    }
 
 
 def _thread(figure: Figure) -> str:
@@ -137,7 +141,7 @@ def escape(words: str) -> str:
     """Names may look like rich's markup."""
     from rich.markup import escape as escape_markup
 
-    return escape_markup(words.translate({code: "?" for code in range(32)}))
+    return escape_markup(words.translate(dict.fromkeys(range(32), "?")))
 
 
 def _lines(found: Tables, most: int) -> RenderableType:
