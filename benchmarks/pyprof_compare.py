@@ -4,7 +4,8 @@
 
 Each tool runs in a virtual environment of its own, FOLDER/{pyspy,scalene,yappi,viztracer}; one that is missing is left
 out, and the table says so. Five scripts know their own answers (benchmarks/pyprof/): how often their functions are
-called, and what share of the time they take. Shares are of the named functions together, by their own time.
+called, and what share of the time they take. Shares are of the named functions
+together, with what they call; costs are the CPU time that the program itself sees.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import json
 import os
 import pstats
-import resource
 import signal
 import statistics
 import subprocess
@@ -48,7 +48,7 @@ class Tool:
 
 @dataclass(slots=True)
 class Marks:
-    overhead: dict[str, float] = field(default_factory=dict)  # CPU of the whole command, as a multiple of plain Python
+    overhead: dict[str, float] = field(default_factory=dict)  # CPU of the program's work, as a multiple of plain Python
     errors: dict[str, str] = field(default_factory=dict)  # by script
 
 
@@ -61,7 +61,7 @@ def of_sublight(file: Path, what: str) -> Own:
 
     found = Counter[str]()
     for figure in tables.tables(record.read(str(file))).functions:
-        value = {"own": figure.own_s, "cpu": figure.own.ran_s, "calls": figure.calls}[what]
+        value = {"total": figure.total_s, "cpu": figure.own.ran_s, "calls": figure.calls}[what]
         found[last_name(figure.frame.function)] += value
     return dict(found)
 
@@ -71,16 +71,17 @@ def of_raw(file: Path) -> Own:
     found = Counter[str]()
     for line in file.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
-        found[last_name(stack.split(";")[-1].partition(" (")[0])] += float(count)
+        for name in {last_name(frame.partition(" (")[0]) for frame in stack.split(";")}:
+            found[name] += float(count)
     return dict(found)
 
 
 def of_pstats(file: Path, what: int) -> Own:
-    """0: calls with those into itself, 2: own time. A builtin's name is in words."""
+    """0: calls, 3: time with what was called. A builtin's name is in words."""
     found = Counter[str]()
     for (_, _, name), row in pstats.Stats(str(file)).stats.items():  # type: ignore[attr-defined]
         plain = name.strip("<>").removeprefix("built-in method ").removeprefix("method ").split(" ")[0].strip("'")
-        found[last_name(plain)] += row[what]
+        found[last_name(plain)] += row[what] if what else max(row[:2])
     return dict(found)
 
 
@@ -94,25 +95,11 @@ def of_scalene(file: Path) -> Own:
 
 
 def of_viztracer(file: Path, what: str) -> Own:
-    """Complete events, nested by time on each thread."""
+    """Complete events, with what they called."""
     found = Counter[str]()
-    threads: dict[Any, list[tuple[float, float, str]]] = {}
     for event in json.loads(file.read_text())["traceEvents"]:
         if event.get("ph") == "X":
-            name = last_name(event["name"].partition(" (")[0])
-            threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"], name))
-            found[name] += what == "calls"
-    if what == "calls":
-        return dict(found)
-    for events in threads.values():
-        opened: list[tuple[float, str]] = []
-        for start, end, name in sorted(events, key=lambda one: (one[0], -one[1])):
-            while opened and opened[-1][0] <= start:
-                opened.pop()
-            found[name] += end - start
-            if opened:
-                found[opened[-1][1]] -= end - start
-            opened.append((end, name))
+            found[last_name(event["name"].partition(" (")[0])] += 1 if what == "calls" else event["dur"]
     return dict(found)
 
 
@@ -129,30 +116,29 @@ def tools(venvs: Path) -> list[Tool]:
 
     spy = ("record", "--rate", "100", "--idle", "--subprocesses", "--format", "raw", "--output", "{out}")
     return [
-        Tool(name="sublight --sample", python=here, command=sublight(), own=lambda f: of_sublight(f, "own"),
+        Tool(name="sublight --sample", python=here, command=sublight(), own=lambda f: of_sublight(f, "total"),
              cpu=lambda f: of_sublight(f, "cpu")),
         Tool(name="py-spy", python=venvs / "pyspy/bin/python", own=of_raw,
              command=beside("pyspy", "py-spy", *spy, "--", str(here), "{script}")),
         Tool(name="Scalene", python=venvs / "scalene/bin/python", own=of_scalene,
              command=lambda s, o: ["-m", "scalene", "run", "--cpu-only", "--profile-all", "-o", str(o), str(s)]),
-        Tool(name="sublight --trace", python=here, command=sublight("--trace"), own=lambda f: of_sublight(f, "own"),
+        Tool(name="sublight --trace", python=here, command=sublight("--trace"), own=lambda f: of_sublight(f, "total"),
              calls=lambda f: of_sublight(f, "calls")),
         Tool(name="sublight --counts", python=here, command=sublight("--counts"), own=lambda f: {},
              calls=lambda f: of_sublight(f, "calls")),
         Tool(name="cProfile", python=here, command=lambda s, o: ["-m", "cProfile", "-o", str(o), str(s)],
-             own=lambda f: of_pstats(f, 2), calls=lambda f: of_pstats(f, 1)),
-        Tool(name="yappi", python=venvs / "yappi/bin/python", own=lambda f: of_pstats(f, 2),
+             own=lambda f: of_pstats(f, 3), calls=lambda f: of_pstats(f, 0)),
+        Tool(name="yappi", python=venvs / "yappi/bin/python", own=lambda f: of_pstats(f, 3),
              command=lambda s, o: ["-m", "yappi", "-b", "-f", "pstat", "-o", str(o), str(s)],
-             calls=lambda f: of_pstats(f, 1)),
-        Tool(name="VizTracer", python=venvs / "viztracer/bin/python", own=lambda f: of_viztracer(f, "own"),
+             calls=lambda f: of_pstats(f, 0)),
+        Tool(name="VizTracer", python=venvs / "viztracer/bin/python", own=lambda f: of_viztracer(f, "total"),
              command=lambda s, o: ["-m", "viztracer", "--quiet", "--tracer_entries", "5000000", "-o", str(o), str(s)],
              calls=lambda f: of_viztracer(f, "calls")),
     ]  # fmt: skip
 
 
-def run(words: list[str]) -> tuple[float, str, int]:
-    """CPU seconds of the command with all of its children, what it wrote to stderr, its status."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run(words: list[str]) -> tuple[str, int]:
+    """What the command wrote to stderr, and its status."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(
@@ -166,8 +152,7 @@ def run(words: list[str]) -> tuple[float, str, int]:
             status = HANGS
         said.seek(0)
         told = said.read()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, told, status
+    return told, status
 
 
 def truth_of(words: str) -> dict[str, Any]:
@@ -196,12 +181,12 @@ def judge(tool: Tool, folder: Path, rounds: int, plain_s: dict[str, float]) -> M
     for script in ("fib", "shares"):
         taken = []
         for _ in range(rounds):
-            spent_s, said, status = run([*start, *tool.command(SCRIPTS / f"{script}.py", folder / "out")])
-            taken.append(spent_s)
+            said, _ = run([*start, *tool.command(SCRIPTS / f"{script}.py", folder / "out.json")])
+            taken.append(truth_of(said).get("cpu_s", 0.0))
         marks.overhead[script] = statistics.median(taken) / plain_s[script]
     for script in (*SHARES, "counts"):
         out = folder / f"{tool.name.replace(' ', '')}-{script}.json"
-        _, said, status = run([*start, *tool.command(SCRIPTS / f"{script}.py", out)])
+        said, status = run([*start, *tool.command(SCRIPTS / f"{script}.py", out)])
         truth = truth_of(said)
         try:
             if script == "counts":
@@ -240,7 +225,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pyprof-compare-") as folder:
         plain_s = {
             script: statistics.median(
-                run([sys.executable, str(SCRIPTS / f"{script}.py")])[0] for _ in range(given.rounds)
+                truth_of(run([sys.executable, str(SCRIPTS / f"{script}.py")])[0])["cpu_s"] for _ in range(given.rounds)
             )
             for script in ("fib", "shares")
         }

@@ -27,23 +27,23 @@ def tries() -> int:
     return 0
 
 
-def step() -> None:
+def small_step() -> None:
     pass
 
 
 def job() -> None:
     for _ in range(500):
-        step()
+        small_step()
 
 
-async def wait(n: int) -> None:
+async def go_on(n: int) -> None:
     if n:
         await asyncio.sleep(0)
-        await wait(n - 1)
+        await go_on(n - 1)
 
 
 async def main() -> None:
-    await asyncio.gather(*(wait(4) for _ in range(10)))
+    await asyncio.gather(*(go_on(4) for _ in range(10)))
 
 
 fib(15)
@@ -57,5 +57,5 @@ for one in jobs:
 for one in jobs:
     one.join()
 asyncio.run(main())
-KNOWN = {"fib": 1973, "numbers": 30, "fails": 40, "tries": 40, "step": 2000, "job": 4, "wait": 50, "abs": 40}
+KNOWN = {"fib": 1973, "numbers": 30, "fails": 40, "tries": 40, "small_step": 2000, "job": 4, "go_on": 50, "abs": 40}
 print(json.dumps({"calls": KNOWN}), file=sys.stderr)
