@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-ENTRY = str(Path(__file__).parents[1] / "trace" / "capture" / "script.py")  # whose frames call the program
+ENTRIES = (  # whose frames call the program
+    str(Path(__file__).parents[1] / "trace" / "capture" / "script.py"),
+    str(Path(__file__).with_name("block.py")),
+)
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sublight.pyprof import native
-from sublight.pyprof.ours import ENTRY, is_ours
+from sublight.pyprof.ours import ENTRIES, is_ours
 from sublight.pyprof.record import Mode, PythonProcess
 from sublight.pyprof.tracer import Tracer
 from sublight.sampling import MANY, Frame, Row, Sampler, Samples, line_before
@@ -164,7 +164,7 @@ def without_ours(samples: Samples) -> Samples:
 def _cut(frames: tuple[Frame, ...], stack: tuple[int, ...]) -> tuple[int, ...]:
     first = 0
     for at, frame in enumerate(frames):
-        if frame.file == ENTRY:
+        if frame.file in ENTRIES:
             first = at + 1
     while first < len(frames) and _is_bootstrap(frames[first]):
         first += 1

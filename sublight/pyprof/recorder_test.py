@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sublight.pyprof import native, recorder
-from sublight.pyprof.ours import ENTRY
+from sublight.pyprof.ours import ENTRIES
 from sublight.pyprof.record import PythonProcess, PythonProfile
 from sublight.pyprof.recorder import NativeLooks, Options, PythonLooks, Recorder, without_ours
 from sublight.pyprof.tables import Split, tables
@@ -81,6 +81,20 @@ def test_one_thread_alone_does_not_wait_for_the_lock() -> None:
     assert threads["busy 0"].gil_s < 0.2 * threads["busy 0"].ran_s
 
 
+def test_the_main_thread_is_the_first_whoever_began_before() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait, name="began before")
+    other.start()
+    one = recorder.make(Options(hz=500))
+    one.abandon()
+    one.start()
+    time.sleep(0.05)
+    samples = one.stop().samples
+    over.set()
+    other.join()
+    assert samples is not None and samples.threads[0] == "MainThread"
+
+
 def test_a_recorder_starts_again() -> None:
     one = recorder.make(Options(hz=500))
     for _ in range(2):
@@ -93,7 +107,7 @@ def test_a_recorder_starts_again() -> None:
 def test_ours_are_cut_off_the_stacks() -> None:
     frames = (
         Frame("/usr/lib/python3.11/cli.py", "main", 1, 1),
-        Frame(ENTRY, "run", 1, 1),
+        Frame(ENTRIES[0], "run", 1, 1),
         Frame("train.py", "<module>", 1, 1),
         Frame(recorder.__file__, "NativeLooks.stop", 1, 1),
         Frame("<frozen runpy>", "_run_code", 1, 1),

@@ -328,6 +328,8 @@ PyObject *sampler_start(PyObject *self, PyObject *args) {
         Py_XSETREF(at_end, end);
         signal(SIGTERM, at_terminate); /* unknown to Python, for which it stays the default */
     }
+    for (PyThreadState *state = PyInterpreterState_ThreadHead(S.interpreter); state; state = PyThreadState_Next(state))
+        if ((long)state->native_thread_id == S.main.tid) thread_of(state); /* it is the first, whoever began before us */
     look(); /* the clocks' first reading */
     int error = pthread_create(&S.ticker, NULL, tick, NULL);
     if (error) {

@@ -45,7 +45,8 @@ def headline(profile: PythonProfile, found: Tables) -> str:
         took += f", of which {units.text(profile.cpu_s, 's')} CPU"
     if profile.mode == "sample":
         return f"{took}; {found.looks:,} looks at {profile.hz:g} Hz"
-    return f"{took}; {found.calls:,} calls of {len(found.functions):,} functions"
+    functions = len(found.functions)
+    return f"{took}; {found.calls:,} call{'s' * (found.calls != 1)} of {functions:,} function{'s' * (functions != 1)}"
 
 
 def remarks(profile: PythonProfile, found: Tables) -> list[str]:
