@@ -12,12 +12,13 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sublight.pyprof import recorder
+from sublight.pyprof import native, recorder
 from sublight.pyprof.record import PythonProcess, merged, process_from_json, process_to_json
 from sublight.pyprof.recorder import Options, Recorder
 from sublight.trace.capture.folder import is_alive
@@ -38,6 +39,7 @@ class Following:
         self._paths = os.environ.get("PYTHONPATH", "") if paths is None else paths
         self._before: dict[str, Any] = {}
         self._is_child = False
+        self._lock = threading.RLock()
 
     def begin(self) -> None:
         Following.current = self
@@ -69,14 +71,16 @@ class Following:
 
         os._exit = _exit
         _before_exec(lambda name: self.write())
-        own.start(self.write)
+        if (module := native.module()) is not None:
+            module.before_termination(self.write)
+        own.start()
 
     def write(self) -> None:
-        """Once: what this child has recorded so far."""
-        if Following.current is not self or not self._is_child:
-            return
-        Following.current = None
-        with contextlib.suppress(Exception):  # the parent's folder may be gone; the child must end as it would
+        """Once: what this child has recorded so far. Whoever comes second waits: the process ends behind it."""
+        with self._lock, contextlib.suppress(Exception):  # the folder may be gone; the child must end as it would
+            if Following.current is not self or not self._is_child:
+                return
+            Following.current = None
             data = json.dumps(process_to_json(compact(self.recorder.stop())))
             half = self.folder / f"{os.getpid()}.half"
             half.write_text(data, encoding="utf-8")
@@ -123,7 +127,9 @@ def _before_exec(leave: Callable[[str], None]) -> Callable[[], None]:
 
     def watched(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(path: Any, *args: Any) -> Any:
-            leave(os.fsdecode(path))
+            name = os.fsdecode(path)
+            if os.access(name, os.X_OK):  # execvp tries one folder after the other
+                leave(name)
             return original(path, *args)
 
         return start

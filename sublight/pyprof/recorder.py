@@ -32,7 +32,7 @@ class Options:
 class Recorder(Protocol):
     """Records from `start` to `stop`; `abandon` in a forked child, before a new one starts."""
 
-    def start(self, at_end: Callable[[], None] | None = None) -> None: ...
+    def start(self) -> None: ...
     def stop(self) -> PythonProcess: ...
     def abandon(self) -> None: ...
 
@@ -57,8 +57,8 @@ class NativeLooks:
     def __init__(self, module: Any, hz: float) -> None:
         self._module, self._hz = module, hz
 
-    def start(self, at_end: Callable[[], None] | None = None) -> None:
-        self._module.sample_start(float(self._hz), threading._active, at_end)  # type: ignore[attr-defined]
+    def start(self) -> None:
+        self._module.sample_start(float(self._hz), threading._active)  # type: ignore[attr-defined]
 
     def stop(self) -> PythonProcess:
         self._module.sample_stop()
@@ -127,7 +127,7 @@ class PythonLooks:
         self._sampler = Sampler(hz=hz)
         self._hz = hz
 
-    def start(self, at_end: Callable[[], None] | None = None) -> None:
+    def start(self) -> None:
         self._sampler.switch_s = SWITCH_S if threading.active_count() == 1 else 0.0
         self._sampler.start()
 

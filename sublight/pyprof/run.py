@@ -19,7 +19,7 @@ from sublight.trace.capture.interrupt import Interrupts
 
 @dataclass(slots=True)
 class _Run:
-    """One run: `finish` gives its profile once, whatever ends it first."""
+    """One run, until `finish`: whatever ends it first."""
 
     target: script.Target
     options: Options
@@ -28,8 +28,10 @@ class _Run:
     following: children.Following
     began_s: float = 0.0
     began_cpu_s: float = 0.0
+    is_over: bool = False
 
     def finish(self, exit_code: int, *notes: str) -> PythonProfile:
+        self.is_over = True
         wall_s, cpu_s = time.perf_counter() - self.began_s, time.process_time() - self.began_cpu_s
         self.following.end()
         process = children.compact(self.own.stop())
@@ -63,9 +65,10 @@ def run(
 
     def leave(words: str, exit_code: int = 0) -> None:
         """The program ends without coming back: the report is made before."""
-        say(words)
-        report(one.finish(exit_code, words))
-        children.remove(folder)
+        if not one.is_over:
+            say(words)
+            report(one.finish(exit_code, words))
+            children.remove(folder)
 
     def leave_by_exit(status: int) -> None:
         leave("the program ends by os._exit: what it would have done at its exit is not done", status)
@@ -81,6 +84,8 @@ def run(
         if os.getpid() != process:  # a child that the program forked, and that came here by itself: it ends as it would
             if children.Following.current is not None:
                 children.Following.current.write()
+            return ended.exit_code
+        if one.is_over:  # it was to become another program, and could not
             return ended.exit_code
         profile = one.finish(ended.exit_code, *(["interrupted"] if ended.interrupted else []))
     try:

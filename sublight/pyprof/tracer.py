@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,7 +37,7 @@ class Tracer:
         self._hook: Any = None
         self.taken_away = False  # the program set a profile function of its own
 
-    def start(self, at_end: Callable[[], None] | None = None) -> None:
+    def start(self) -> None:
         if self._in_python is not None:
             self._in_python.begin(self._at_begin())
         else:
@@ -59,13 +59,11 @@ class Tracer:
         if sys.version_info >= (3, 12):
             self._unwatch()
         elif self._in_python is not None:
-            self.taken_away = (
-                sys.getprofile() != self._hook
-            )  # bound methods are made anew: they are equal, not the same
+            self.taken_away = _is_main() and sys.getprofile() != self._hook  # equal, not the same: a bound method
             sys.setprofile(None)
             threading.setprofile(None)
         else:
-            self.taken_away = not self._module.trace_has_hook()
+            self.taken_away = _is_main() and not self._module.trace_has_hook()
             self._module.trace_hook(False)
             threading.setprofile(None)
         source = self._in_python or self._module
@@ -126,6 +124,11 @@ class Tracer:
             monitoring.set_events(self._tool, 0)
             monitoring.free_tool_id(self._tool)
             self._tool = -1
+
+
+def _is_main() -> bool:
+    """A child that is told to end stops its tracer from another thread."""
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _running_threads() -> dict[int, threading.Thread]:

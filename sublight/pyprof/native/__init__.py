@@ -19,7 +19,9 @@ from typing import Any
 from sublight.backend import native
 
 NAME = "sublight_pyprof"
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("sampler.c", "tracer.c", "breaker.c", "module.c"))
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("sampler.c", "tracer.c", "breaker.c", "ending.c", "module.c")
+)
 HEADER = Path(__file__).with_name("native.h")
 BUILD_S = 120.0
 

@@ -16,6 +16,7 @@ static PyMethodDef sampler_methods[] = {
     {"sample_stop", sampler_stop, METH_NOARGS, NULL},
     {"sample_abandon", sampler_abandon, METH_NOARGS, NULL},
     {"sample_seen", sampler_seen, METH_NOARGS, NULL},
+    {"before_termination", before_termination, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "sublight_pyprof", NULL, -1, sampler_methods};

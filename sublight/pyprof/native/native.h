@@ -10,6 +10,7 @@ PyObject *sampler_start(PyObject *self, PyObject *args);
 PyObject *sampler_stop(PyObject *self, PyObject *unused);
 PyObject *sampler_abandon(PyObject *self, PyObject *unused);
 PyObject *sampler_seen(PyObject *self, PyObject *unused);
+PyObject *before_termination(PyObject *self, PyObject *function);
 
 /* A thread's name as `threading` has it, from its dictionary of those that run; NULL where it has none (yet). */
 PyObject *thread_name(PyObject *active, unsigned long ident);

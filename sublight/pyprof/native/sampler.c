@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,8 +39,6 @@ static struct {
     PyInterpreterState *interpreter;
 } S;
 
-static volatile sig_atomic_t terminated;
-static PyObject *at_end; /* called when a child is told to end */
 static PyObject *active; /* threading's threads, by ident */
 extern char _PyRuntime[] __attribute__((weak));
 
@@ -242,27 +239,6 @@ static int pending(void *number) {
     return 0;
 }
 
-static void *executioner(void *unused) {
-    sleep(1);
-    signal(SIGTERM, SIG_DFL);
-    kill(getpid(), SIGTERM);
-    return NULL;
-}
-
-static void end_child(void) {
-    pthread_t other;
-    if (!pthread_create(&other, NULL, executioner, NULL)) pthread_detach(other); /* where the lock never comes */
-    PyEval_RestoreThread(S.own);
-    if (at_end) {
-        PyObject *done = PyObject_CallNoArgs(at_end);
-        if (!done) PyErr_Clear();
-        Py_XDECREF(done);
-    }
-    PyEval_SaveThread();
-    signal(SIGTERM, SIG_DFL);
-    kill(getpid(), SIGTERM);
-}
-
 static void *tick(void *unused) {
     int64_t due = now_of(CLOCK_MONOTONIC), turn = 0, asked_at = 0;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -274,7 +250,6 @@ static void *tick(void *unused) {
         struct timespec until = {due / 1000000000, due % 1000000000};
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {}
         if (!atomic_load(&S.running)) break;
-        if (terminated) { terminated = 0; end_child(); }
         if (++turn % S.every) continue;
         int64_t ran = now_of(cpu_clock(S.main.tid)) - S.main_cpu, looks = S.looks;
         int outstanding = atomic_load(&S.asked);
@@ -302,12 +277,10 @@ static void *tick(void *unused) {
     return NULL;
 }
 
-static void at_terminate(int number) { terminated = 1; }
-
 PyObject *sampler_start(PyObject *self, PyObject *args) {
     double hz;
-    PyObject *end, *threads;
-    if (!PyArg_ParseTuple(args, "dOO", &hz, &threads, &end)) return NULL;
+    PyObject *threads;
+    if (!PyArg_ParseTuple(args, "dO", &hz, &threads)) return NULL;
     if (atomic_load(&S.running)) Py_RETURN_NONE;
     Py_INCREF(threads);
     Py_XSETREF(active, threads);
@@ -322,12 +295,6 @@ PyObject *sampler_start(PyObject *self, PyObject *args) {
     for (int i = 0; i < S.thread_count; i++) S.threads[i].cpu = S.threads[i].delay = S.threads[i].seen = -1;
     atomic_store(&S.asked, 0);
     atomic_store(&S.running, 1);
-    struct sigaction now;
-    if (end != Py_None && !sigaction(SIGTERM, NULL, &now) && now.sa_handler == SIG_DFL) {
-        Py_INCREF(end);
-        Py_XSETREF(at_end, end);
-        signal(SIGTERM, at_terminate); /* unknown to Python, for which it stays the default */
-    }
     for (PyThreadState *state = PyInterpreterState_ThreadHead(S.interpreter); state; state = PyThreadState_Next(state))
         if ((long)state->native_thread_id == S.main.tid) thread_of(state); /* it is the first, whoever began before us */
     look(); /* the clocks' first reading */
@@ -342,12 +309,10 @@ PyObject *sampler_start(PyObject *self, PyObject *args) {
 
 PyObject *sampler_stop(PyObject *self, PyObject *unused) {
     if (atomic_exchange(&S.running, 0)) {
-        if (!pthread_equal(pthread_self(), S.ticker)) {
-            Py_BEGIN_ALLOW_THREADS
-            pthread_join(S.ticker, NULL);
-            Py_END_ALLOW_THREADS
-            look(); /* the time since the last look is somebody's, too */
-        }
+        Py_BEGIN_ALLOW_THREADS
+        pthread_join(S.ticker, NULL);
+        Py_END_ALLOW_THREADS
+        look(); /* the time since the last look is somebody's, too */
         for (int i = 0; i < S.thread_count; i++) close_files(&S.threads[i]);
         close_files(&S.main);
     }
