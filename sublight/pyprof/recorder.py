@@ -171,7 +171,8 @@ def _cut(frames: tuple[Frame, ...], stack: tuple[int, ...]) -> tuple[int, ...]:
     last = len(frames)
     while last > first and is_ours(frames[last - 1].file):  # the recorder itself, as it stops
         last -= 1
-    return () if not first and frames[:1] and is_ours(frames[0].file) else stack[first:last]
+    is_ours_alone = not first and last < len(frames)  # before the program, or behind it
+    return () if is_ours_alone else stack[first:last]
 
 
 def _is_bootstrap(frame: Frame) -> bool:

@@ -112,7 +112,7 @@ def test_ours_are_cut_off_the_stacks() -> None:
         Frame(recorder.__file__, "NativeLooks.stop", 1, 1),
         Frame("<frozen runpy>", "_run_code", 1, 1),
     )
-    stacks = ((0, 1, 2), (0, 1), (0, 1, 2, 3), (0, 1, 4, 2), (3,))
-    rows = tuple(Row(1, 0, number, 1, 1) for number in range(5))
+    stacks = ((0, 1, 2), (0, 1), (0, 1, 2, 3), (0, 1, 4, 2), (3,), (0, 3))
+    rows = tuple(Row(1, 0, number, 1, 1) for number in range(6))
     found = without_ours(Samples(frames=frames, stacks=stacks, threads=("main",), labels=("",), rows=rows))
     assert [found.stacks[row.stack] for row in found.rows] == [(2,), (2,), (2,)]

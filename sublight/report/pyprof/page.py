@@ -15,7 +15,7 @@ from sublight import units
 from sublight.pyprof.record import PythonProfile
 from sublight.pyprof.tables import Figure, Tables, tables
 from sublight.pyprof.tree import Function, ThreadTree, trees
-from sublight.report.explain.page import asset, json_text
+from sublight.report.draw.assets import asset, json_text
 from sublight.report.pyprof import terminal
 from sublight.report.pyprof.names import where
 from sublight.results import write_file
