@@ -44,7 +44,7 @@ class Following:
     def begin(self) -> None:
         Following.current = self
         if not Following.hooked:
-            os.register_at_fork(after_in_child=_forked)
+            os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)
             Following.hooked = True
         settings = json.dumps({"folder": str(self.folder), **asdict(self.options)})
         os.putenv(VARIABLE, settings)
@@ -89,6 +89,16 @@ class Following:
 
 def compact(process: PythonProcess) -> PythonProcess:
     return replace(process, samples=merged(process.samples)) if process.samples else process
+
+
+def _before_fork() -> None:
+    if Following.current is not None:
+        Following.current.recorder.pause()
+
+
+def _after_fork() -> None:
+    if Following.current is not None:
+        Following.current.recorder.resume()
 
 
 def _forked() -> None:

@@ -30,10 +30,12 @@ class Options:
 
 
 class Recorder(Protocol):
-    """Records from `start` to `stop`; `abandon` in a forked child, before a new one starts."""
+    """Records from `start` to `stop`; around a fork `pause` and `resume`, and in the child `abandon`."""
 
     def start(self) -> None: ...
     def stop(self) -> PythonProcess: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
     def abandon(self) -> None: ...
 
 
@@ -73,6 +75,12 @@ class NativeLooks:
             how="C sampler",
             knows_waits=any(row.gil_ns >= 0 for row in samples.rows),
         )
+
+    def pause(self) -> None:
+        self._module.sample_pause()
+
+    def resume(self) -> None:
+        self._module.sample_resume()
 
     def abandon(self) -> None:
         self._module.sample_abandon()
@@ -141,6 +149,12 @@ class PythonLooks:
             looks=len({row.time_ns for row in samples.rows}),
             how=f"sampler in Python ({native.Native.reason}): a look costs more, and waits are not told apart",
         )
+
+    def pause(self) -> None:
+        self._sampler.stop()
+
+    def resume(self) -> None:
+        self._sampler.start()
 
     def abandon(self) -> None:
         self._sampler.abandon()

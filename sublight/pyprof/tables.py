@@ -7,11 +7,11 @@ of other threads idle time is kept apart, else threads that wait for work would 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sublight.pyprof.record import PythonProcess, PythonProfile
+from sublight.pyprof.record import PythonProcess, PythonProfile, ThreadCalls
 from sublight.sampling import UNKNOWN, Frame, Row
 
 PARTS = ("ran", "gil", "core", "idle")
@@ -158,12 +158,10 @@ def _of_calls(profile: PythonProfile) -> Tables:
         for thread in process.calls.threads:
             label = thread_label(profile, process, thread.name)
             inner = [0] * len(thread.nodes)
-            above: list[frozenset[int]] = [frozenset()] * len(thread.nodes)
-            whole = Split()
-            for at, node in enumerate(thread.nodes[1:], 1):
+            for node in thread.nodes[1:]:
                 inner[node.parent] += node.total_ns
-                parent = thread.nodes[node.parent]
-                above[at] = above[node.parent] | {parent.function}
+            outermost = _outermost(thread)
+            whole = Split()
             for at, node in enumerate(thread.nodes[1:], 1):
                 frame = process.calls.functions[node.function]
                 figure = functions.setdefault((frame.file, frame.function, frame.line), Figure(frame))
@@ -175,7 +173,7 @@ def _of_calls(profile: PythonProfile) -> Tables:
                 figure.resumes += node.resumes
                 figure.threads[label] += own_s
                 calls += node.calls
-                if node.function not in above[at]:
+                if outermost[at]:
                     figure.total_s += node.total_ns * 1e-9
             threads.setdefault(label, Split()).add(whole)
             all_s += whole.ran_s
@@ -186,6 +184,27 @@ def _of_calls(profile: PythonProfile) -> Tables:
         counted_s=all_s,
         calls=calls,
     )
+
+
+def _outermost(thread: ThreadCalls) -> list[bool]:
+    """Of each node, whether no node above it is of the same function: only those add to the function's total."""
+    below: list[list[int]] = [[] for _ in thread.nodes]
+    for at, node in enumerate(thread.nodes[1:], 1):
+        below[node.parent].append(at)
+    found = [True] * len(thread.nodes)
+    open_calls = Counter[int]()
+    todo = [(at, True) for at in below[0]] if below else []
+    while todo:
+        at, enters = todo.pop()
+        function = thread.nodes[at].function
+        if enters:
+            found[at] = not open_calls[function]
+            open_calls[function] += 1
+            todo.append((at, False))
+            todo += [(child, True) for child in below[at]]
+        else:
+            open_calls[function] -= 1
+    return found
 
 
 def _ranked(figures: object) -> tuple[Figure, ...]:

@@ -80,6 +80,12 @@ class Tracer:
             how=how,
         )
 
+    def pause(self) -> None:
+        """A tracer has no thread: a fork does not mind it."""
+
+    def resume(self) -> None:
+        pass
+
     def abandon(self) -> None:
         if sys.version_info >= (3, 12):
             self._unwatch()
@@ -257,15 +263,14 @@ class InPython:
         thread = getattr(self._local, "thread", None)
         if thread is None:
             ident = threading.get_ident()
-            thread = {"name": None, "ident": ident, "nodes": [[-1, -1, 0, 0, 0, {}]], "open": []}
+            thread = {"name": None, "ident": ident, "nodes": [[-1, -1, 0, 0, 0, {}, 0]], "open": []}
             self._local.thread = thread
             self._threads.append(thread)
         parent = thread["open"][-1][0] if thread["open"] else thread["nodes"][0]
         node = parent[5].get(thing)
         if node is None:
             number = self._functions.setdefault(thing, len(self._functions))
-            at = next(at for at, one in enumerate(thread["nodes"]) if one is parent)
-            node = parent[5][thing] = [at, number, 0, 0, 0, {}]
+            node = parent[5][thing] = [parent[6], number, 0, 0, 0, {}, len(thread["nodes"])]
             thread["nodes"].append(node)
             if thread["name"] is None and (one := _running_threads().get(thread["ident"])) is not None:
                 thread["name"] = one._name  # type: ignore[attr-defined]

@@ -14,6 +14,8 @@ PyObject *thread_name(PyObject *active, unsigned long ident) {
 static PyMethodDef sampler_methods[] = {
     {"sample_start", sampler_start, METH_VARARGS, NULL},
     {"sample_stop", sampler_stop, METH_NOARGS, NULL},
+    {"sample_pause", sampler_pause, METH_NOARGS, NULL},
+    {"sample_resume", sampler_resume, METH_NOARGS, NULL},
     {"sample_abandon", sampler_abandon, METH_NOARGS, NULL},
     {"sample_seen", sampler_seen, METH_NOARGS, NULL},
     {"before_termination", before_termination, METH_O, NULL},

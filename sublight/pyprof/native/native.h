@@ -8,6 +8,8 @@
 
 PyObject *sampler_start(PyObject *self, PyObject *args);
 PyObject *sampler_stop(PyObject *self, PyObject *unused);
+PyObject *sampler_pause(PyObject *self, PyObject *unused);
+PyObject *sampler_resume(PyObject *self, PyObject *unused);
 PyObject *sampler_abandon(PyObject *self, PyObject *unused);
 PyObject *sampler_seen(PyObject *self, PyObject *unused);
 PyObject *before_termination(PyObject *self, PyObject *function);

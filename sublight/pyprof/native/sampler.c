@@ -31,8 +31,10 @@ static struct {
     Row *rows; size_t row_count, row_room, drained;
     Thread *threads; int thread_count, thread_room;
     pthread_t ticker;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
     atomic_int running, asked;   /* asked: a look is due in the main thread, by this number */
-    int due, every;
+    int due, every, paused;
     int64_t period, last, late, looks, main_cpu, spent, ticker_cpu; /* spent: CPU time of looks in the main thread */
     Thread main;                 /* for the ticker's questions; `threads` is the look's */
     PyThreadState *own;          /* the ticker's */
@@ -239,6 +241,15 @@ static int pending(void *number) {
     return 0;
 }
 
+/* Whether to go on: `end_ticker` wakes the sleeper. */
+static int sleep_until(int64_t due) {
+    struct timespec until = {due / 1000000000, due % 1000000000};
+    pthread_mutex_lock(&S.mutex);
+    while (atomic_load(&S.running) && pthread_cond_timedwait(&S.wake, &S.mutex, &until) != ETIMEDOUT) {}
+    pthread_mutex_unlock(&S.mutex);
+    return atomic_load(&S.running);
+}
+
 static void *tick(void *unused) {
     int64_t due = now_of(CLOCK_MONOTONIC), turn = 0, asked_at = 0;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -247,9 +258,7 @@ static void *tick(void *unused) {
     while (atomic_load(&S.running)) {
         int64_t now = now_of(CLOCK_MONOTONIC);
         due = due + S.period > now ? due + S.period : now + S.period / 2; /* a look that came late is not made up for */
-        struct timespec until = {due / 1000000000, due % 1000000000};
-        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {}
-        if (!atomic_load(&S.running)) break;
+        if (!sleep_until(due)) break;
         if (++turn % S.every) continue;
         int64_t ran = now_of(cpu_clock(S.main.tid)) - S.main_cpu, looks = S.looks;
         int outstanding = atomic_load(&S.asked);
@@ -277,6 +286,32 @@ static void *tick(void *unused) {
     return NULL;
 }
 
+static int begin_ticker(void) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&S.wake, &monotonic); /* anew each time: a fork may have left them as they were */
+    pthread_mutex_init(&S.mutex, NULL);
+    atomic_store(&S.asked, 0);
+    atomic_store(&S.running, 1);
+    int error = pthread_create(&S.ticker, NULL, tick, NULL);
+    if (error) atomic_store(&S.running, 0);
+    return error;
+}
+
+/* Whether it ran. */
+static int end_ticker(void) {
+    if (!atomic_load(&S.running)) return 0;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&S.mutex);
+    atomic_store(&S.running, 0);
+    pthread_cond_signal(&S.wake);
+    pthread_mutex_unlock(&S.mutex);
+    pthread_join(S.ticker, NULL);
+    Py_END_ALLOW_THREADS
+    return 1;
+}
+
 PyObject *sampler_start(PyObject *self, PyObject *args) {
     double hz;
     PyObject *threads;
@@ -293,25 +328,16 @@ PyObject *sampler_start(PyObject *self, PyObject *args) {
     S.last = now_of(CLOCK_MONOTONIC);
     S.main_cpu = now_of(cpu_clock(S.main.tid));
     for (int i = 0; i < S.thread_count; i++) S.threads[i].cpu = S.threads[i].delay = S.threads[i].seen = -1;
-    atomic_store(&S.asked, 0);
-    atomic_store(&S.running, 1);
     for (PyThreadState *state = PyInterpreterState_ThreadHead(S.interpreter); state; state = PyThreadState_Next(state))
         if ((long)state->native_thread_id == S.main.tid) thread_of(state); /* it is the first, whoever began before us */
     look(); /* the clocks' first reading */
-    int error = pthread_create(&S.ticker, NULL, tick, NULL);
-    if (error) {
-        atomic_store(&S.running, 0);
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
+    errno = begin_ticker();
+    if (errno) return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
 
 PyObject *sampler_stop(PyObject *self, PyObject *unused) {
-    if (atomic_exchange(&S.running, 0)) {
-        Py_BEGIN_ALLOW_THREADS
-        pthread_join(S.ticker, NULL);
-        Py_END_ALLOW_THREADS
+    if (end_ticker()) {
         look(); /* the time since the last look is somebody's, too */
         for (int i = 0; i < S.thread_count; i++) close_files(&S.threads[i]);
         close_files(&S.main);
@@ -319,10 +345,23 @@ PyObject *sampler_stop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* Around a fork: Python warns of one beside threads, and it is safer without. */
+PyObject *sampler_pause(PyObject *self, PyObject *unused) {
+    S.paused = end_ticker();
+    Py_RETURN_NONE;
+}
+
+PyObject *sampler_resume(PyObject *self, PyObject *unused) {
+    if (S.paused) begin_ticker();
+    S.paused = 0;
+    Py_RETURN_NONE;
+}
+
 /* In a forked child: the ticker stayed with the parent, and what it saw is the parent's. */
 PyObject *sampler_abandon(PyObject *self, PyObject *unused) {
     atomic_store(&S.running, 0);
     atomic_store(&S.asked, 0);
+    S.paused = 0;
     for (int i = 0; i < S.thread_count; i++) close_files(&S.threads[i]);
     close_files(&S.main);
     S.thread_count = 0, S.row_count = 0, S.looks = 0, S.every = 1, S.spent = S.ticker_cpu = 0;

@@ -76,7 +76,7 @@
     const blocks = [], wide = graph.clientWidth || 1000, long = (view.to - view.from) || 1, thread = now();
     for (const [at, start, took] of thread.spans) {
       const left = Math.max((start - view.from) / long, 0), right = Math.min((start + took - view.from) / long, 1);
-      if ((right - left) * wide >= LEAST_PX) blocks.push([thread.nodes[at], left, right - left, thread.nodes[at].depth, start, took]);
+      if ((right - left) * wide >= LEAST_PX) blocks.push([thread.nodes[at], left, right - left, thread.nodes[at].depth - 1, start, took]);
     }
     return blocks;
   }

@@ -111,7 +111,8 @@ def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: S
 
 def shown(found: Tables, most: int) -> list[Figure]:
     least_s = LEAST_SHARE * found.counted_s
-    return [one for one in found.functions if one.own_s > least_s or (not found.counted_s and one.calls)][:most]
+    worth = (one for one in found.functions if max(one.own_s, 0.1 * one.total_s) > least_s)  # callers come last
+    return list(worth if found.counted_s else (one for one in found.functions if one.calls))[:most]
 
 
 def _parts(own: Split) -> dict[str, str]:
