@@ -24,6 +24,7 @@ from sublight.pyprof.recorder import Options, Recorder
 from sublight.trace.capture.folder import is_alive
 from sublight.trace.capture.interrupt import in_a_child
 
+CHILD_EVENTS = 10_000
 VARIABLE = "SUBLIGHT_PYPROF"
 FOLDER = str(Path(__file__).with_name("child"))
 
@@ -46,7 +47,7 @@ class Following:
         if not Following.hooked:
             os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)
             Following.hooked = True
-        settings = json.dumps({"folder": str(self.folder), **asdict(self.options)})
+        settings = json.dumps({"folder": str(self.folder), **asdict(of_child(self.options))})
         os.putenv(VARIABLE, settings)
         others = [path for path in self._paths.split(os.pathsep) if path and path != FOLDER]
         os.putenv("PYTHONPATH", os.pathsep.join([FOLDER, *others]))
@@ -87,6 +88,11 @@ class Following:
             half.replace(self.folder / f"{os.getpid()}.json")
 
 
+def of_child(options: Options) -> Options:
+    """A child writes what it recorded while somebody waits for it to end."""
+    return replace(options, events=min(options.events, CHILD_EVENTS))
+
+
 def compact(process: PythonProcess) -> PythonProcess:
     return replace(process, samples=merged(process.samples)) if process.samples else process
 
@@ -108,9 +114,9 @@ def _forked() -> None:
     try:
         in_a_child()
         following.recorder.abandon()
-        child = Following(following.options, following.folder, following.recorder, following._paths)
+        child = Following(of_child(following.options), following.folder, following.recorder, following._paths)
         Following.current = child
-        child.begin_child(recorder.make(following.options))
+        child.begin_child(recorder.make(child.options))
         atexit.register(child.write)
     except Exception as error:  # the child runs on without
         Following.current = None

@@ -26,7 +26,7 @@ class Options:
     mode: Mode = "sample"
     hz: float = 100.0
     builtins: bool = True  # calls of functions that are written in C are traced, too
-    events: int = 200_000  # calls that are kept one by one, from the first
+    events: int = 100_000  # calls that are kept one by one, from the first; a child's: a tenth of it
 
 
 class Recorder(Protocol):

@@ -19,7 +19,7 @@ class _Parser(argparse.ArgumentParser):
 def options(line: str) -> tuple[Options, int]:
     """
     >>> options("--trace --top 5")
-    (Options(mode='trace', hz=100.0, builtins=True, events=200000), 5)
+    (Options(mode='trace', hz=100.0, builtins=True, events=100000), 5)
     """
     parser = _Parser(add_help=False)
     modes = parser.add_mutually_exclusive_group()
