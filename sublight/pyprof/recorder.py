@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sublight.pyprof import native
 from sublight.pyprof.ours import ENTRIES, is_ours
 from sublight.pyprof.record import Mode, PythonProcess
 from sublight.pyprof.tracer import Tracer
-from sublight.sampling import MANY, Frame, Row, Sampler, Samples, line_before
+from sublight.sampling import MANY, UNKNOWN, Frame, Row, Sampler, Samples, line_before
 
 SWITCH_S = 0.0005  # that Python may keep its lock from a sampler in Python: a look that comes late sees a later line
 _BOOTSTRAP = ("Thread._bootstrap", "Thread._bootstrap_inner", "_run_code", "_run_module_code", "run_module")
@@ -110,13 +111,43 @@ def _samples(
             numbers.append(known[key])
         resolved.append(tuple(numbers or [frames.setdefault(MANY, len(frames))]))
     names = tuple(name or f"thread {ident}" for name, ident, _ in threads)
-    made = (
-        Row(time_ns, thread, stack, wall_ns, cpu_ns, 0, gil_ns, core_ns)
-        for time_ns, thread, stack, wall_ns, cpu_ns, gil_ns, core_ns in rows
-    )
+    made = _rows(RawRow(*row) for row in rows)
     return Samples(
         frames=tuple(frames), stacks=tuple(resolved), threads=names, labels=("",), rows=tuple(made), look_s=look_s
     )
+
+
+class RawRow(NamedTuple):
+    """A thread at one look, as the C sampler gives it."""
+
+    time_ns: int
+    thread: int
+    stack: int
+    wall_ns: int
+    cpu_ns: int
+    core_ns: int
+    look: int
+    late_ns: int  # that the sampler itself waited for the interpreter's lock
+    state: int  # what the thread did at the look
+
+
+WAITED_FOR_LOCK, NOT_KNOWN = 1, -1  # states of the C sampler
+
+
+def _rows(raw: Iterable[RawRow]) -> Iterator[Row]:
+    """Who waits for the lock does so while others run, or while somebody keeps it asleep, so that the sampler waits,
+    too: not for longer. Else a thread that slept, and is stopped by this very look, would have waited all the time.
+    """
+    for _, group in itertools.groupby(raw, key=lambda row: row.look):
+        look = list(group)
+        all_cpu_ns = sum(max(row.cpu_ns, 0) for row in look)
+        for row in look:
+            gil_ns = UNKNOWN if row.state == NOT_KNOWN else 0
+            if row.state == WAITED_FOR_LOCK:
+                rest_ns = row.wall_ns - row.cpu_ns - max(row.core_ns, 0)
+                most_ns = all_cpu_ns - row.cpu_ns + max(row.late_ns - all_cpu_ns, 0)
+                gil_ns = max(min(rest_ns, most_ns), 0)
+            yield Row(row.time_ns, row.thread, row.stack, row.wall_ns, row.cpu_ns, 0, gil_ns, row.core_ns)
 
 
 def _line(code: Any, instruction: int) -> int:

@@ -11,11 +11,12 @@ import pytest
 from sublight.pyprof import native, recorder
 from sublight.pyprof.ours import ENTRIES
 from sublight.pyprof.record import PythonProcess, PythonProfile
-from sublight.pyprof.recorder import NativeLooks, Options, PythonLooks, Recorder, without_ours
+from sublight.pyprof.recorder import NativeLooks, Options, PythonLooks, RawRow, Recorder, without_ours
 from sublight.pyprof.tables import Split, tables
 from sublight.sampling import Frame, Row, Samples
 
 LONGEST_S = 20.0
+MS = 1_000_000
 
 
 def busy(until: Callable[[], bool]) -> None:
@@ -25,7 +26,11 @@ def busy(until: Callable[[], bool]) -> None:
             total += number
 
 
-def looked(kind: str, seconds_of_cpu: float, threads: int) -> PythonProcess:
+def looked(
+    kind: str,
+    seconds_of_cpu: float,
+    threads: int,
+) -> PythonProcess:
     """Threads compute, one sleeps, this one waits: until each has had its CPU time, however busy the machine is."""
     module = native.module() if kind == "c" else None
     if kind == "c" and module is None:
@@ -39,8 +44,10 @@ def looked(kind: str, seconds_of_cpu: float, threads: int) -> PythonProcess:
     def had_enough() -> bool:
         return time.thread_time() > seconds_of_cpu or time.monotonic() - began_s > LONGEST_S
 
-    workers = [threading.Thread(target=busy, args=(had_enough,), name=f"busy {at}") for at in range(threads)]
-    sleeper = threading.Thread(target=over.wait, name="sleeper")
+    workers = [
+        threading.Thread(target=busy, daemon=True, args=(had_enough,), name=f"busy {at}") for at in range(threads)
+    ]
+    sleeper = threading.Thread(target=over.wait, daemon=True, name="sleeper")
     one.start()
     for thread in (*workers, sleeper):
         thread.start()
@@ -76,14 +83,32 @@ def test_threads_that_compute_wait_for_the_lock() -> None:
     assert threads["sleeper"].gil_s < 0.1 * threads["sleeper"].all_s
 
 
-def test_one_thread_alone_does_not_wait_for_the_lock() -> None:
-    threads = by_thread(looked("c", 0.2, 1))
-    assert threads["busy 0"].gil_s < 0.2 * threads["busy 0"].ran_s
+@pytest.mark.parametrize(
+    ("cpu_ms", "others_cpu_ms", "late_ms", "core_ms", "gil_ms"),
+    [
+        (1, 0, 0, 0, 0),  # it slept for 9 ms, then computed, and this look stopped it
+        (1, 0, 1, 0, 0),  # the sampler waited while it computed
+        (1, 9, 0, 0, 9),  # another thread had the lock
+        (1, 4, 0, 0, 4),  # for a while
+        (1, 9, 0, 6, 3),  # and for a while there was no core
+        (0, 0, 7, 0, 7),  # somebody slept with the lock
+    ],
+)
+def test_a_wait_for_the_lock_is_no_longer_than_others_had_it(
+    cpu_ms: int, others_cpu_ms: int, late_ms: int, core_ms: int, gil_ms: int
+) -> None:
+    waits = RawRow(1, 0, 0, 10 * MS, cpu_ms * MS, core_ms * MS, 5, late_ms * MS, recorder.WAITED_FOR_LOCK)
+    other = RawRow(1, 1, 0, 10 * MS, others_cpu_ms * MS, 0, 5, late_ms * MS, 2)
+    earlier = RawRow(0, 1, 0, 10 * MS, 10 * MS, 0, 4, 0, 2)
+    _, row, _ = recorder._rows([earlier, waits, other])
+    assert row.gil_ns == gil_ms * MS
+    (unknown,) = recorder._rows([waits._replace(state=recorder.NOT_KNOWN)])
+    assert unknown.gil_ns == -1
 
 
 def test_the_main_thread_is_the_first_whoever_began_before() -> None:
     over = threading.Event()
-    other = threading.Thread(target=over.wait, name="began before")
+    other = threading.Thread(target=over.wait, daemon=True, name="began before")
     other.start()
     one = recorder.make(Options(hz=500))
     one.abandon()

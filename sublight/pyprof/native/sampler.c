@@ -23,7 +23,7 @@
 
 typedef struct { PyCodeObject *code; int instruction; } Place;
 typedef struct { uint64_t hash; int depth; Place *places; } Stack;
-typedef struct { int64_t time, wall, cpu, gil, core; int32_t thread, stack; } Row;
+typedef struct { int64_t time, wall, cpu, core, look, late; int32_t thread, stack, state; } Row;
 typedef struct { uint64_t id; long tid; int64_t cpu, delay; int64_t seen; int syscall_fd, sched_fd; unsigned long ident; PyObject *name; } Thread;
 
 static struct {
@@ -181,8 +181,7 @@ static int add_row(Row row) {
 /* With the interpreter's lock held. Errors of the program that is looked at are left alone. */
 static void look(void) {
     Place places[DEEPEST];
-    int64_t now = now_of(CLOCK_MONOTONIC), wall = now - S.last, all_cpu = 0;
-    size_t first = S.row_count;
+    int64_t now = now_of(CLOCK_MONOTONIC), wall = now - S.last;
     S.last = now;
     S.looks++;
     PyObject *type, *value, *trace;
@@ -196,32 +195,22 @@ static void look(void) {
             int64_t cpu = now_of(cpu_clock(t->tid)), ran = t->cpu >= 0 && cpu >= 0 ? cpu - t->cpu : -1;
             t->cpu = cpu;
             if (t->tid == S.main.tid) S.main_cpu = cpu;
-            Row row = {now_of(CLOCK_REALTIME), wall, ran, -1, -1, (int32_t)(t - S.threads), stack_of(places, depth)};
-            if (ran >= 0) all_cpu += ran;
+            Row row = {.time = now_of(CLOCK_REALTIME), .wall = wall, .cpu = ran, .core = -1, .look = S.looks, .late = S.late,
+                       .thread = (int32_t)(t - S.threads), .stack = stack_of(places, depth), .state = UNKNOWN};
             if (ran >= 0 && ran < wall - wall / WAITS) {
                 int64_t delay = delay_of(t);
                 row.core = t->delay >= 0 && delay >= 0 ? delay - t->delay : -1;
                 if (row.core > wall - ran) row.core = wall - ran;
-                int now_in = state_of(t);
-                row.gil = now_in == UNKNOWN ? -1 : now_in == LOCK;
+                row.state = state_of(t);
                 t->delay = delay;
             } else {
-                row.core = row.gil = 0;
+                row.core = 0, row.state = READY;
                 if (t->delay >= 0) t->delay = delay_of(t);
             }
             if (t->seen >= 0) add_row(row); /* its first look has no time before it */
             if (!t->name) t->name = thread_name(active, t->ident);
             t->seen = now;
             for (int i = 0; i < depth; i++) Py_DECREF(places[i].code);
-        }
-    }
-    /* Who waits for the lock does so while others run, or while nobody gets it, the ticker included: not for longer.
-       Without that, a thread that slept and is stopped by this very look would seem to have waited all the time. */
-    for (size_t i = first; i < S.row_count; i++) {
-        Row *row = &S.rows[i];
-        if (row->gil == 1) {
-            int64_t rest = row->wall - row->cpu - (row->core > 0 ? row->core : 0), most = all_cpu - row->cpu + S.late;
-            row->gil = rest < 0 || most < 0 ? 0 : rest < most ? rest : most;
         }
     }
     for (int i = 0; i < S.thread_count; i++)
@@ -385,7 +374,7 @@ PyObject *sampler_seen(PyObject *self, PyObject *unused) {
     }
     for (size_t i = 0; i < S.row_count; i++) {
         Row *r = &S.rows[i];
-        PyObject *row = Py_BuildValue("(LiiLLLL)", r->time, r->thread, r->stack, r->wall, r->cpu, r->gil, r->core);
+        PyObject *row = Py_BuildValue("(LiiLLLLLi)", r->time, r->thread, r->stack, r->wall, r->cpu, r->core, r->look, r->late, r->state);
         if (!row) goto failed;
         PyList_SET_ITEM(rows, i, row);
     }
