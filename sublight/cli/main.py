@@ -10,7 +10,7 @@ import typer
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED
-from sublight.cli.verbs import bench, doctor, explain, gpus, limits, memory, pyprof, timers, xray
+from sublight.cli.verbs import bench, doctor, explain, gpus, limits, memory, predict, pyprof, timers, xray
 
 USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
@@ -41,7 +41,7 @@ def start(
 
 _VERBS = (
     *(gpus.gpus, limits.limits, bench.bench, explain.explain, pyprof.pyprof, timers.timers),
-    *(xray.xray, memory.memory, doctor.doctor),
+    *(predict.predict, xray.xray, memory.memory, doctor.doctor),
 )
 for _verb in _VERBS:
     app.command()(_verb)
