@@ -162,6 +162,8 @@ def truth_of(words: str) -> dict[str, Any]:
 
 def share_error(found: Own, truth: dict[str, float]) -> str:
     """The largest error, in points; a function that is missing counts as none of the time."""
+    if not found:  # it does not tell times
+        return "–"
     named = {name: max(found.get(name, 0.0), 0.0) for name in truth}
     whole = sum(named.values())
     if not whole:
