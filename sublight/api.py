@@ -27,6 +27,7 @@ __all__ = [
     "bench_ops",
     "explain",
     "graph",
+    "load_ipython_extension",
     "measure",
     "measure_limits",
     "patch",
@@ -189,3 +190,10 @@ def profile(**options: Any) -> Profile:
     by `sublight.step()` calls, else by the optimizer's steps, else by calls of the outermost module.
     """
     return Profile(**options)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext sublight` in a notebook: `%%pyprof` profiles its cell; it takes --trace, --counts, --rate HZ."""
+    from sublight.report.pyprof import notebook
+
+    shell.register_magic_function(functools.partial(notebook.pyprof, shell), magic_kind="cell", magic_name="pyprof")
