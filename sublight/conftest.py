@@ -20,9 +20,10 @@ def _has_gpu() -> bool:
 HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
 SIDES = {  # one case of so many is drawn
-    **{"ops/ops_test": 10, "sublight/ops/": 5, "cli/interrupt_test": 4, "docs_test": 3},
+    **{"ops/ops_test": 10, "sublight/ops/": 5, "docs_test": 3},
     **{"sublight/fix/": 5, "trace/capture/": 4, "sublight/cli/": 3, "examples/": 3},
 }
+DEAR = {"fix/cure/run_test": 3, "cli/explain_fix_test": 3, "cli/interrupt_test": 3}  # one test of so many
 COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …
 EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
 if not HAS_GPU:
@@ -60,8 +61,10 @@ def _is_drawn(item: pytest.Item) -> bool:
         return True
     if any(part in path for part in COMPILE):
         return any(part in path for part in EVERY_TIME) or _die(item.nodeid.split("::")[0], 3) == 0
-    part = next((part for part in SIDES if part in path), None)
-    return part is None or "[" not in item.name or _die(item.nodeid, SIDES[part]) == 0
+    if part := next((part for part in DEAR if part in path), ""):
+        return _die(item.nodeid, DEAR[part]) == 0
+    part = next((part for part in SIDES if part in path), "")
+    return not part or "[" not in item.name or _die(item.nodeid, SIDES[part]) == 0
 
 
 def _die(name: str, sides: int) -> int:

@@ -49,10 +49,11 @@ class Scratch:
     def write(self, buffer: mmap.mmap, offset: int) -> None:
         view = memoryview(buffer)
         while view:
+            was_direct = self.method == "O_DIRECT"  # another thread may find out first
             try:
                 done = os.pwrite(self.fd, view, offset)
             except OSError as error:
-                if error.errno != errno.EINVAL or self.method != "O_DIRECT":
+                if error.errno != errno.EINVAL or not was_direct:
                     raise
                 self.method = _buffered(self.fd)  # took the flag and refuses its writes
                 continue

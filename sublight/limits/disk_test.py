@@ -96,6 +96,23 @@ def test_every_byte_is_written_once_and_read_back(folder: Path, monkeypatch: pyt
     assert sorted(offsets["pwrite"]) == sorted(offsets["preadv"]) == every
 
 
+def test_several_threads_find_out_that_there_is_no_direct_access(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, real, refused = disk.Scratch(folder), os.pwrite, []
+
+    def refuse_once(fd: int, data: Any, at: int) -> int:
+        if refused:
+            return real(fd, data, at)
+        refused.append(at)
+        scratch.method = disk._buffered(fd)  # another thread, in the meantime
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    scratch.method = "O_DIRECT"
+    monkeypatch.setattr(os, "pwrite", refuse_once)
+    scratch.write(scratch.buffers[0], 0)
+    assert os.fstat(scratch.fd).st_size == disk.BLOCK_BYTES
+    os.close(scratch.fd)
+
+
 def test_without_temporary_nameless_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     test_both_rates_and_nothing_left(folder, monkeypatch)
