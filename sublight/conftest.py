@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -28,6 +30,8 @@ COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once 
 EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, as its children
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
 
 
