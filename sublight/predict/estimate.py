@@ -53,16 +53,11 @@ class TimedOperation:
         return "weights" if operation.kind == "product" and operation.direction == "fwd" else "activations"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """One step of a model on one GPU, or on several alike."""
+class OfOps:
+    """What the ops of a prediction add up to."""
 
-    model: Model
-    machine: Machine
-    step: Step  # of the whole batch
-    ops: tuple[TimedOperation, ...]  # of one GPU
-    memory: Memory  # of one GPU
-    price_per_hour: float | None = None  # of one GPU
+    __slots__ = ()
+    ops: tuple[TimedOperation, ...]
 
     @property
     def expected_s(self) -> float:
@@ -77,6 +72,18 @@ class Prediction:
         """Relative; as if every op were off the same way, which is more than is likely."""
         total = self.expected_s
         return sum(op.expected_s * op.timed.error for op in self.ops) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(OfOps):
+    """One step of a model on one GPU, or on several alike."""
+
+    model: Model
+    machine: Machine
+    step: Step  # of the whole batch
+    ops: tuple[TimedOperation, ...]  # of one GPU
+    memory: Memory  # of one GPU
+    price_per_hour: float | None = None  # of one GPU
 
     @property
     def how(self) -> Mapping[str, float]:

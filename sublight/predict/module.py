@@ -20,7 +20,7 @@ from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.errors import BadInput
 from sublight.predict import expected
-from sublight.predict.estimate import TimedOperation
+from sublight.predict.estimate import OfOps, TimedOperation
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
 from sublight.trace.costs import cost_of, no_cost
@@ -32,7 +32,7 @@ _WORD_OF = {name: word for word, name in reversed(DTYPES.items())}  # the profil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModulePrediction:
+class ModulePrediction(OfOps):
     """One pass of a module on one GPU."""
 
     name: str
@@ -40,18 +40,6 @@ class ModulePrediction:
     ops: tuple[TimedOperation, ...]  # those that are alike together, most time first
     parameter_bytes: int
     unknown: tuple[str, ...]  # ops whose cost is not known: each counts as one pass over what it reads and writes
-
-    @property
-    def expected_s(self) -> float:
-        return sum(op.expected_s for op in self.ops)
-
-    @property
-    def floor_s(self) -> float:
-        return sum(op.floor_s for op in self.ops)
-
-    @property
-    def error(self) -> float:
-        return sum(op.expected_s * op.timed.error for op in self.ops) / (self.expected_s or 1.0)
 
     def __str__(self) -> str:
         from sublight import units

@@ -60,6 +60,7 @@ def test_what_the_run_made_itself_is_its_own(fence: Fence, tmp_path: Path) -> No
     own.write_text("by another process of the run")
     opened(str(own), os.O_WRONLY)(fence)
     event("os.remove", str(own), -1)(fence)
+    assert not (tmp_path / "log").exists(), "nothing was refused, so nothing is noted"
 
 
 @pytest.mark.parametrize(

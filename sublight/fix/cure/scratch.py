@@ -82,7 +82,7 @@ class Scratch:
         return os.path.join(self.folder, os.path.relpath(path, copy)) if is_below(path, copy) else path
 
     def arguments(self, words: Sequence[str], copy: str) -> list[str]:
-        """With whole paths into the folder as those of the copy: `/work/out` and `--out=/work/out`."""
+        """With whole paths into the folder as those of the copy: `/home/me/run/out` and `--out=/home/me/run/out`."""
         return [self._argument(word, copy) for word in words]
 
     def _argument(self, word: str, copy: str) -> str:
