@@ -65,7 +65,7 @@ def by_thread(process: PythonProcess) -> dict[str, Split]:
 
 @pytest.mark.parametrize("kind", ["c", "python"])
 def test_who_ran_and_who_slept(kind: str) -> None:
-    process = looked(kind, 0.2, 1)
+    process = looked(kind, 1.0, 1)  # on a busy machine the first look may come when half of it is over
     threads = by_thread(process)
     assert threads["busy 0"].ran_s > 0.1
     assert threads["sleeper"].idle_s > 0.9 * threads["sleeper"].all_s
