@@ -1,0 +1,77 @@
+"""A submission on the CPU: its kernels run in Triton's interpreter under watch, on tensors that the grader owns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sublight.backend.listen import listening
+from sublight.gpus import Gpu
+from sublight.gpus import find as find_gpu
+from sublight.learn.grade import worker
+from sublight.learn.grade.buffers import Spec, mapped
+from sublight.learn.grade.guard import Guard
+from sublight.xray.pretend.torch_cuda import cuda_of
+from sublight.xray.pretend.triton_driver import driver_of, nothing_timed
+from sublight.xray.sanitize import torch_hooks
+from sublight.xray.sanitize.interpreter import Session, Watch
+from sublight.xray.sanitize.notes import Stack
+from sublight.xray.sanitize.script import leave_out, refuse_gluon
+
+OF_THE_JUDGE = ("unwritten-output", "not-compiled")  # the grader tells of the first, the compiler of the second
+
+
+def prepared() -> worker.Serve:
+    """Everything that every check needs; what it gives is called in a process of its own."""
+    watch = Watch(Stack.of_libraries(), lambda jit, bound, options: (jit.__name__, None))
+    watch.install()
+
+    def serve(channel: Connection, order: dict[str, Any]) -> None:
+        with worker.answering(channel) as answer:
+            try:
+                with _pretended(find_gpu(order["gpu"])):
+                    function = worker.load(order, programs=False)
+                    answer(failure=None)
+                    for case in worker.orders(channel):
+                        answer(**_ran(watch, function, case, order["source"]))
+            except BaseException as error:  # of the submission's own top level
+                answer(failure=worker.failure_of(error, watch.stack.place_of))
+
+    return serve
+
+
+@contextlib.contextmanager
+def _pretended(gpu: Gpu) -> Iterator[None]:
+    with cuda_of(gpu), driver_of(gpu), nothing_timed(leave_out, lambda tuner: None), listening(refuse_gluon):
+        yield
+
+
+def _ran(watch: Watch, function: Any, case: dict[str, Any], file: str) -> dict[str, Any]:
+    """One call, and all that was seen of it."""
+    inputs = [mapped(Spec.from_json(spec)).tensor for spec in case["inputs"]]
+    outputs = [mapped(Spec.from_json(spec)).tensor for spec in case["outputs"]]
+    session = watch.session = Session({})
+    guard, failure, returned = Guard(file), None, None
+    try:
+        with torch_hooks.watching(session.memory):
+            for output in outputs:
+                session.memory.created_empty(output)
+            with guard:
+                returned = function(*inputs, *outputs)
+    except BaseException as error:  # the submission's; a MemoryError and a SystemExit, too
+        failure = worker.failure_of(error, watch.stack.place_of)
+    session.memory.finish()
+    return {
+        "failure": failure,
+        "findings": [
+            {"id": each.id, "line": each.place.line if each.place else 0, "detail": each.detail,
+             "is_information": each.is_information}
+            for each in session.notes.findings()
+            if each.id not in OF_THE_JUDGE
+        ],
+        "launches": session.launches,
+        "torch": guard.noted,
+        "has_returned": returned is not None,
+    }  # fmt: skip
