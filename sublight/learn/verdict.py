@@ -66,6 +66,7 @@ class Verdict:
     least_bytes: int = 0  # that any implementation moves at the goal's shape
     floor_s: float | None = None
     notes: tuple[str, ...] = ()  # worth knowing, nothing to mend
+    source: str = ""
     printed: str = ""  # what the submission printed
     cpu_s: float = 0.0  # of the children and of the judge, without loading torch
     drawn_by: Callable[[Verdict], str] | None = None  # what a notebook shows it with
@@ -86,22 +87,29 @@ class Verdict:
 
     @property
     def fraction(self) -> float | None:
-        """Of the GPU's limit, predicted: the floor over what this code allows at best."""
+        """Of the GPU's limit, that this code allows at best: a bound read off the compiled code, no measurement."""
         predicted = self.predicted_s
         return self.floor_s / predicted if self.floor_s and predicted else None
 
     @property
     def sentence(self) -> str:
         if self.has_passed:
-            return f"{self.exercise}: passed, {units.percent(self.fraction)} of the limit of {self.gpu} predicted"
+            return (
+                f"{self.exercise}: passed, and its code allows {units.percent(self.fraction)} of the {self.gpu}'s limit"
+            )
         if self.is_right:
             return f"{self.exercise}: right, but not yet fast enough"
         return f"{self.exercise}: not yet right"
 
+    def line(self, fault: Fault) -> str:
+        """The learner's own line, where a fault has one."""
+        lines = self.source.splitlines()
+        return lines[fault.line - 1].strip() if 0 < fault.line <= len(lines) else ""
+
     def __str__(self) -> str:
         lines = [self.sentence]
         for fault in self.faults:
-            place = f"line {fault.line}: " if fault.line else ""
+            place = f"line {fault.line}, `{self.line(fault)}`: " if fault.line else ""
             lines.append(f"  {place}{fault.text}" + (f" ({fault.case})" if fault.case else ""))
         return "\n".join(lines)
 

@@ -29,9 +29,7 @@ class Spec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Spec:
-        return cls(
-            file=data["file"], shape=tuple(data["shape"]), strides=tuple(data["strides"]), dtype=data["dtype"]
-        )
+        return cls(file=data["file"], shape=tuple(data["shape"]), strides=tuple(data["strides"]), dtype=data["dtype"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,8 +132,8 @@ class _Check:
                 continue
             if len(errors) >= MOST_DRAWS:
                 worst = next(place for place, one in enumerate(pooled) if not one.ok)
-                name = self.exercise.outputs[worst]
-                return [fault_of(name, *(each[worst] for each in results), pooled[worst], str(case))]
+                ours, theirs, truth = (each[worst] for each in results)
+                return [fault_of(self.exercise.outputs[worst], ours, theirs, truth, pooled[worst], str(case))]
             draws = max(draws, min(MOST_DRAWS, 2 * len(errors)))
         return []
 
@@ -238,6 +238,7 @@ def check(
         file=file,
         faults=tuple(scan(source, exercise.name)),
         gpu=gpu.key,
+        source=source,
         goal_case=f"{shape_text(goal.shape)} {goal.dtype}",
         goal_fraction=goal.fraction,
     )
@@ -289,11 +290,11 @@ def _held_to_goal(verdict: Verdict) -> list[Fault]:
         why = "; ".join(kernel.sentence for kernel in verdict.kernels) or "no kernel was launched at this size"
         return [Fault(kind="goal", text=f"what it reaches cannot be predicted: {why}", case=case)]
     if fraction > ABOVE_LIMIT:
-        text = f"{fraction:.2f} of the limit would be reached, which cannot be: at this size it leaves out some work"
+        text = f"it would reach {fraction:.2f} of the limit, which cannot be: at this size it leaves out some work"
         return [Fault(kind="launch", text=text, case=case)]
     if fraction < verdict.goal_fraction:
         slowest = max(verdict.kernels, key=lambda kernel: kernel.seconds or 0.0)
-        text = f"{fraction:.2f} of the limit of {verdict.gpu} is predicted, the goal is {verdict.goal_fraction:g}"
+        text = f"its code allows {fraction:.2f} of the {verdict.gpu}'s limit, the goal is {verdict.goal_fraction:g}"
         return [Fault(kind="goal", text=f"{text}: {slowest.name}: {slowest.sentence}", case=case)]
     return []
 

@@ -6,16 +6,18 @@ them. The second is at the goal's size, for the figures.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from multiprocessing.connection import Connection
 from typing import Any
 
+from sublight.backend import private
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.learn.grade import worker
 from sublight.learn.grade.buffers import Spec, mapped
 from sublight.learn.grade.guard import Guard
-from sublight.xray import binary  # noqa: F401  # loaded before the fork
 from sublight.xray.build import code_of
 from sublight.xray.examine import Page, examine
 from sublight.xray.inputs.pretended import gpu_pretended
@@ -25,6 +27,7 @@ from sublight.xray.sanitize.notes import Stack
 def prepared() -> worker.Serve:
     """Everything that every check needs; what it gives is called in a process of its own."""
     stack = Stack.of_libraries()
+    _warm_up()
 
     def serve(channel: Connection, order: dict[str, Any]) -> None:
         gpu = find_gpu(order["gpu"])
@@ -45,6 +48,17 @@ def prepared() -> worker.Serve:
                 answer(failure=worker.failure_of(error, stack.place_of))
 
     return serve
+
+
+def _warm_up() -> None:
+    """Load what a check would load, and hash Triton's own files, which its cache does once a process."""
+    import importlib
+
+    with gpu_pretended(find_gpu("h200"), []):
+        importlib.import_module("triton.experimental.gluon._runtime")
+        importlib.import_module("triton.compiler.code_generator")
+    with contextlib.suppress(ImportError):
+        private.triton_key()
 
 
 def _tensors(case: dict[str, Any]) -> list[Any]:
@@ -80,8 +94,6 @@ def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
 
 
 def _figures(page: Page, grid: tuple[int, ...]) -> dict[str, Any]:
-    import math
-
     known = [access for access in page.accesses if access.space == "global" and not access.unknown]
     highest = page.roof.highest
     return {

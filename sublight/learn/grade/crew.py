@@ -1,5 +1,4 @@
-"""The grader's side of the processes that run submissions: start them, give orders, hear answers, end what takes too long.
-"""
+"""The grader's side of the processes that run submissions: start them, give orders, hear answers, end what takes too long."""
 
 from __future__ import annotations
 

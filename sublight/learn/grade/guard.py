@@ -1,5 +1,4 @@
-"""Notes what torch computes while a submission runs: making buffers and looking at them from another side is all it may.
-"""
+"""Notes what torch computes while a submission runs: making buffers and looking at them from another side is all it may."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class _Scanner(ast.NodeVisitor):
     def refuse(self, node: ast.AST, words: str) -> None:
         self.faults.append(Fault(kind="scan", line=getattr(node, "lineno", 0), text=words))
 
-    def visit_Import(self, node: ast.Import) -> None:  # noqa: N802
+    def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if alias.name not in MODULES:
                 self.refuse(node, f"`import {alias.name}`: a submission imports torch, triton and math alone")
@@ -111,7 +111,7 @@ class _Scanner(ast.NodeVisitor):
             else:
                 self.modules[alias.name.split(".")[0]] = alias.name.split(".")[0]
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         if node.level or module.split(".")[0] not in {name.split(".")[0] for name in MODULES}:
             self.refuse(node, f"`from {'.' * node.level}{module} import`: a submission imports torch, triton and math")
@@ -136,7 +136,7 @@ class _Scanner(ast.NodeVisitor):
             return len(parts) == 2 and parts[1][0].isupper()  # in small letters there are modules
         return parts[0] in ("math", "__future__") and len(parts) == 2
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         outer, self.in_kernel = self.in_kernel, self.in_kernel or self._is_kernel(node)
         if node.name.startswith("__") and node.name not in ("__init__", "__call__"):
             self.refuse(node, f"`def {node.name}`: a submission changes nothing of Python's own")
@@ -147,20 +147,20 @@ class _Scanner(ast.NodeVisitor):
         names = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
         return "triton.jit" in map(self._dotted, names)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.classes.add(node.name)
         self.generic_visit(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:  # noqa: N802
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.refuse(node, "`async def`: the work is done when the function returns")
 
-    def visit_Name(self, node: ast.Name) -> None:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and node.id not in self.defined | BUILTINS:
             self.refuse(node, f"`{node.id}` is not for a submission: it computes in Triton kernels and launches them")
         elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
             self.refuse(node, f"`{node.id}` must keep its meaning")
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = self._dotted(node)
         if dotted is not None:  # a name of a module
             if isinstance(node.ctx, ast.Store | ast.Del):

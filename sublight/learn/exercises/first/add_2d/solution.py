@@ -21,6 +21,4 @@ def add_2d_kernel(x_ptr, y_ptr, out_ptr, rows, cols, x_stride, y_stride, out_str
 def add_2d(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     rows, cols = out.shape
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(cols, COLS))
-    add_2d_kernel[grid](
-        x, y, out, rows, cols, x.stride(0), y.stride(0), out.stride(0), ROWS=ROWS, COLS=COLS
-    )
+    add_2d_kernel[grid](x, y, out, rows, cols, x.stride(0), y.stride(0), out.stride(0), ROWS=ROWS, COLS=COLS)

@@ -14,6 +14,6 @@ BLOCKS = Exercise(
     outputs=("out",),
     sizes={"numel": (1, 9000)},
     shown={"numel": 5000},
-    goal=Goal(shape={"numel": 2**24}),
+    goal=Goal(shape={"numel": 2**22}),
     needs=("copy",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sublight.correct import Inputs
 from sublight.cost import Cost, Shape, size_bytes
 from sublight.learn.record import Exercise, Goal, Problem
 
@@ -9,7 +10,7 @@ from sublight.learn.record import Exercise, Goal, Problem
 def problem() -> Problem:
     from sublight import ops
 
-    def inputs(shape: Shape, dtype: str, device: str, seed: int) -> tuple:  # type: ignore[type-arg]
+    def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
         return ops.find("add").inputs(shape, dtype, device, seed)[:1]
 
     return Problem(reference=lambda x: x.clone(), inputs=inputs)
