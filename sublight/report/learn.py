@@ -141,7 +141,8 @@ def _figures(verdict: Verdict) -> RenderableType:
             units.text(each.seconds, "s"),
         )
     least = f"{units.text(verdict.least_bytes, 'B')} must move, which takes {units.text(verdict.floor_s, 's')}"
-    words = f"on {verdict.gpu} at {verdict.goal_case}: {least}; this code allows {units.percent(verdict.fraction)} of that speed"
+    allowed = f"this code allows {units.percent(verdict.fraction)} of that speed"
+    words = f"on {verdict.gpu} at {verdict.goal_case}: {least}; {allowed}"
     return Group(table, Line(words), Line("  read off the compiled code: a bound, not a measurement", style="dim"))
 
 

@@ -15,7 +15,7 @@ from sublight.backend import private
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
-from sublight.learn.grade import worker
+from sublight.learn.grade import child
 from sublight.learn.grade.buffers import Spec, mapped
 from sublight.learn.grade.guard import Guard
 from sublight.xray.build import code_of
@@ -24,7 +24,7 @@ from sublight.xray.inputs.pretended import gpu_pretended
 from sublight.xray.sanitize.notes import Stack
 
 
-def prepared() -> worker.Serve:
+def prepared() -> child.Serve:
     """Everything that every check needs; what it gives is called in a process of its own."""
     stack = Stack.of_libraries()
     _warm_up()
@@ -32,20 +32,20 @@ def prepared() -> worker.Serve:
     def serve(channel: Connection, order: dict[str, Any]) -> None:
         gpu = find_gpu(order["gpu"])
         launches: list[Any] = []
-        with worker.answering(channel) as answer:
+        with child.answering(channel) as answer:
             try:
                 with gpu_pretended(gpu, launches):
-                    function = worker.load(order, programs=True)
+                    function = child.load(order, programs=True)
                     answer(failure=None)
                     guard = Guard(order["source"])
-                    for case in worker.orders(channel):
+                    for case in child.orders(channel):
                         del launches[:]
                         with guard:
                             function(*_tensors(case))
                         compiled = {} if case["is_small"] else _compiled(launches, gpu)
                         answer(failure=None, torch=guard.noted, launches=len(launches), **compiled)
             except BaseException as error:
-                answer(failure=worker.failure_of(error, stack.place_of))
+                answer(failure=child.failure_of(error, stack.place_of))
 
     return serve
 

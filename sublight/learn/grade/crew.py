@@ -1,4 +1,4 @@
-"""The grader's side of the processes that run submissions: start them, give orders, hear answers, end what takes too long."""
+"""The grader's side of the processes that run submissions: orders, answers, and an end to what takes too long."""
 
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ class Crew:
     """The two processes that stand ready. They load torch while the grader does."""
 
     def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise BadInput("checks run on Linux alone, as Triton does: use a Linux machine, a container or WSL")
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
         self._ends: dict[Mode, socket.socket] = {"interpret": pairs[0][0], "compile": pairs[1][0]}
         root = str(Path(__file__).resolve().parents[3])

@@ -1,4 +1,4 @@
-"""Notes what torch computes while a submission runs: making buffers and looking at them from another side is all it may."""
+"""Notes what torch computes while a submission runs: it may make buffers and views, no more."""
 
 from __future__ import annotations
 

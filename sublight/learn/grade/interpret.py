@@ -10,7 +10,7 @@ from typing import Any
 from sublight.backend.listen import listening
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
-from sublight.learn.grade import worker
+from sublight.learn.grade import child
 from sublight.learn.grade.buffers import Spec, mapped
 from sublight.learn.grade.guard import Guard
 from sublight.xray.pretend.torch_cuda import cuda_of
@@ -23,21 +23,21 @@ from sublight.xray.sanitize.script import leave_out, refuse_gluon
 OF_THE_JUDGE = ("unwritten-output", "not-compiled")  # the grader tells of the first, the compiler of the second
 
 
-def prepared() -> worker.Serve:
+def prepared() -> child.Serve:
     """Everything that every check needs; what it gives is called in a process of its own."""
     watch = Watch(Stack.of_libraries(), lambda jit, bound, options: (jit.__name__, None))
     watch.install()
 
     def serve(channel: Connection, order: dict[str, Any]) -> None:
-        with worker.answering(channel) as answer:
+        with child.answering(channel) as answer:
             try:
                 with _pretended(find_gpu(order["gpu"])):
-                    function = worker.load(order, programs=False)
+                    function = child.load(order, programs=False)
                     answer(failure=None)
-                    for case in worker.orders(channel):
+                    for case in child.orders(channel):
                         answer(**_ran(watch, function, case, order["source"]))
             except BaseException as error:  # of the submission's own top level
-                answer(failure=worker.failure_of(error, watch.stack.place_of))
+                answer(failure=child.failure_of(error, watch.stack.place_of))
 
     return serve
 
@@ -61,7 +61,7 @@ def _ran(watch: Watch, function: Any, case: dict[str, Any], file: str) -> dict[s
             with guard:
                 returned = function(*inputs, *outputs)
     except BaseException as error:  # the submission's; a MemoryError and a SystemExit, too
-        failure = worker.failure_of(error, watch.stack.place_of)
+        failure = child.failure_of(error, watch.stack.place_of)
     session.memory.finish()
     return {
         "failure": failure,

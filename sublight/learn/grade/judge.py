@@ -44,7 +44,7 @@ def fault_of(
         return Fault(
             kind="values",
             case=case,
-            text=f"{name} is close, but its mean error is {error.ratio:.3g} times PyTorch's (up to {FACTOR:g} is right): "
+            text=f"{name} is close, but its error is {error.ratio:.3g} times PyTorch's (up to {FACTOR:g} is right): "
             "compute in float32 (`.to(tl.float32)`) and round once, when you store",
         )
     first = _spot(wrong)

@@ -47,18 +47,18 @@ def confine(budget: Budget, *, programs: bool) -> None:
     """Put the limits on this process, for good; `programs` lets it start others, as a compiler must."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + budget.cpu_s)
-    _limit(resource.RLIMIT_CPU, seconds)
+    _limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # first SIGXCPU, which says why, then SIGKILL
     _limit(resource.RLIMIT_DATA, _data_bytes() + budget.memory_bytes)
     _limit(resource.RLIMIT_FSIZE, FILE_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
     _filter(platform.machine(), programs=programs)
 
 
-def _limit(which: int, value: int) -> None:
+def _limit(which: int, soft: int, hard: int | None = None) -> None:
     """No higher than what somebody else allows already."""
-    hard = resource.getrlimit(which)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (value, value))
+    most = resource.getrlimit(which)[1]
+    wanted = (soft, soft if hard is None else hard)
+    resource.setrlimit(which, wanted if most == resource.RLIM_INFINITY else (min(soft, most), min(wanted[1], most)))
 
 
 def _data_bytes() -> int:

@@ -23,7 +23,8 @@ OF_TRITON = {
     *("jit", "cdiv", "next_power_of_2", "autotune", "Config", "heuristics", "constexpr_function", "language"),
     *("tools", "tools.tensor_descriptor", "tools.tensor_descriptor.TensorDescriptor"),
 }
-OF_LANGUAGE_NOT = {"core", "semantic", "standard", "random", "target_info"}  # modules, through which others are reached
+LANGUAGE_FOLDERS = (("extra",), ("extra", "cuda"), ("extra", "libdevice"), ("extra", "cuda", "libdevice"))
+LANGUAGE_MODULES = {"core", "semantic", "standard", "random", "target_info", "extra"}  # they lead to others
 OF_FUNCTOOLS = {"partial", "reduce", "lru_cache", "cache"}
 METHODS = {  # of tensors: sizes, views and buffers; of Python's containers and numbers
     *("numel", "size", "stride", "dim", "element_size", "is_contiguous", "contiguous", "nelement", "data_ptr"),
@@ -129,7 +130,7 @@ class _Scanner(ast.NodeVisitor):
                 return dotted.removeprefix(root) in names
         parts = dotted.split(".")
         if dotted.startswith("triton.language."):
-            return not OF_LANGUAGE_NOT & set(parts) and not any(part.startswith("_") for part in parts)
+            return _is_language(parts[2:])
         if dotted.startswith("triton."):
             return dotted.removeprefix("triton.") in OF_TRITON
         if dotted.startswith("typing."):
@@ -170,7 +171,9 @@ class _Scanner(ast.NodeVisitor):
             return
         if node.attr.startswith("_"):
             self.refuse(node, f"`.{node.attr}`: names that begin with _ are not for a submission")
-        elif not self.in_kernel and not isinstance(node.ctx, ast.Store) and not self._is_plain(node):
+        elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
+            self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
+        elif not self.in_kernel and not self._is_plain(node):
             self.refuse(node, f"`.{node.attr}` is not for a submission: {_WORK}")
         self.generic_visit(node)
 
@@ -195,3 +198,16 @@ class _Scanner(ast.NodeVisitor):
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Await | ast.Yield | ast.YieldFrom):
             self.refuse(node, f"`{type(node).__name__.lower()}` is not for a submission")
         ast.NodeVisitor.generic_visit(self, node)
+
+
+def _is_language(parts: list[str]) -> bool:
+    """Whether this name of `tl` is one of its functions and types, or one of its two libraries of mathematics."""
+    *folder, name = parts
+    if any(part.startswith("_") for part in parts):
+        return False
+    if tuple(parts) in LANGUAGE_FOLDERS:
+        return True
+    if folder and folder[-1] == "libdevice" and tuple(folder) in LANGUAGE_FOLDERS:
+        return name not in LANGUAGE_MODULES
+    is_function = not folder or folder == ["math"] or folder[0] not in (*LANGUAGE_MODULES, "math")
+    return is_function and not LANGUAGE_MODULES & set(parts)

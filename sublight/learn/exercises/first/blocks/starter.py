@@ -1,4 +1,4 @@
-"""Copy with few programs, each of which loops. Page: `sublight learn show blocks`. Check: `sublight learn check blocks`."""
+"""Copy with few programs that loop. Page: `sublight learn show blocks`. Check: `sublight learn check blocks`."""
 
 import torch
 import triton

@@ -11,8 +11,8 @@ def problem() -> Problem:
     from sublight import ops
 
     def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
-        x, y = ops.find("add").inputs({"numel": 3 * shape["numel"]}, dtype, device, seed)
-        return tuple(x.view(3, -1).unbind())
+        drawn = ops.find("add").inputs({"numel": 3 * shape["numel"]}, dtype, device, seed)[0]
+        return tuple(drawn.view(3, -1).unbind())
 
     return Problem(reference=lambda x, y, z: x * y + z, inputs=inputs)
 

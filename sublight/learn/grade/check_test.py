@@ -1,0 +1,90 @@
+"""Checks with their processes: starters fail, solutions and honest styles pass, cheats fail for the right reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from sublight.gpus import find as find_gpu
+from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.grade import check as checking
+from sublight.learn.grade.crew import Crew
+from sublight.learn.grade.fakes import CHEATS, COMPILED, HEAD, HONEST, RUN, SCANNED, Cheat
+from sublight.learn.grade.sandbox import Budget
+from sublight.learn.verdict import Verdict
+
+SHORT = Budget(cpu_s=2, wall_s=100)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew() as crew:
+        yield crew
+
+
+def checked(crew: Crew, name: str, source: str, budget: Budget | None = None) -> Verdict:
+    return checking.check(find(name), source, crew=crew, gpu=find_gpu("h200"), budget=budget)
+
+
+def test_every_starter_fails_and_its_faults_have_words(crew: Crew) -> None:
+    slow_but_right = {"multiply_add", "blocks"}  # whose goal is the exercise: see the next test
+    for exercise in EXERCISES:
+        if exercise.name not in slow_but_right:
+            verdict = checked(crew, exercise.name, exercise.starter())
+            assert not verdict.is_right, exercise.name
+            assert all(fault.text and fault.case for fault in verdict.faults)
+
+
+@pytest.mark.parametrize("name", ["multiply_add", "blocks"])
+def test_a_starter_that_is_right_fails_by_its_speed(crew: Crew, name: str) -> None:
+    verdict = checked(crew, name, find(name).starter())
+    assert [fault.kind for fault in verdict.faults] == ["goal"]
+    assert verdict.fraction is not None and verdict.fraction < find(name).goal.fraction
+
+
+@pytest.mark.parametrize("name", [exercise.name for exercise in EXERCISES])
+def test_every_solution_passes(crew: Crew, name: str) -> None:
+    verdict = checked(crew, name, find(name).solution())
+    assert verdict.has_passed, str(verdict)
+    assert verdict.fraction is not None and find(name).goal.fraction <= verdict.fraction <= checking.ABOVE_LIMIT
+    assert all(kernel.registers and not kernel.spill_bytes for kernel in verdict.kernels)
+
+
+@pytest.mark.parametrize("style", HONEST)
+def test_honest_styles_pass(crew: Crew, style: str) -> None:
+    verdict = checked(crew, "add", HONEST[style])
+    assert verdict.has_passed, str(verdict)
+
+
+def refused(crew: Crew, cheat: Cheat, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        if not cheat.is_scanned:
+            patch.setattr(checking, "scan", lambda *args: [])
+        verdict = checked(crew, cheat.exercise, cheat.source, SHORT)
+    first = next(iter(verdict.faults), None)
+    assert first is not None, f"{cheat.name} has passed"
+    assert first.kind in cheat.kinds and cheat.word in first.text, f"{cheat.name}: {verdict}"
+
+
+def test_cheats_are_refused_for_the_right_reason(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cheat in RUN:  # one after another: what one does to its process does not reach the next
+        refused(crew, cheat, monkeypatch)
+
+
+@pytest.mark.parametrize("cheat", COMPILED, ids=lambda cheat: cheat.name)
+def test_cheats_at_the_goal_are_refused(crew: Crew, cheat: Cheat, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(crew, cheat, monkeypatch)
+
+
+def test_there_are_enough_cheats_and_each_has_its_name() -> None:
+    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 16
+    assert len(SCANNED) + len(RUN) + len(COMPILED) == len(CHEATS)
+
+
+def test_prints_come_back(crew: Crew) -> None:
+    verdict = checked(crew, "add", f"{HEAD}def add(x, y, out):\n    print('n is', out.numel())\n")
+    assert "n is 2500" in verdict.printed
