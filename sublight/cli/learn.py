@@ -6,7 +6,7 @@ import datetime
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sublight.cli import output
@@ -45,6 +45,8 @@ class Request:
 
 def command(request: Request) -> int:
     """The exit status: 1 where a check has not passed."""
+    if request.what in {each.name for each in EXERCISES} and not request.name:
+        request = replace(request, what="show", name=request.what)  # `sublight learn copy`
     if request.anyway and request.what != "solution":
         raise BadInput("--anyway goes with `sublight learn solution NAME`: leave it out")
     if request.by and request.what != "goal":

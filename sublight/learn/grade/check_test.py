@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+
+import sublight
+from sublight.cli import main as cli
 from sublight.gpus import find as find_gpu
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.grade import check as checking
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.fakes import CHEATS, COMPILED, HEAD, HONEST, RUN, SCANNED, Cheat
 from sublight.learn.grade.sandbox import Budget
+from sublight.learn.progress import Progress
 from sublight.learn.verdict import Verdict
 
 SHORT = Budget(cpu_s=2, wall_s=100)
@@ -24,6 +33,16 @@ SHORT = Budget(cpu_s=2, wall_s=100)
 def crew() -> Iterator[Crew]:
     with Crew() as crew:
         yield crew
+
+
+@triton.jit
+def wrong_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + place, tl.load(x_ptr + place))
+
+
+def wrong(x, out):  # type: ignore[no-untyped-def]
+    wrong_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, BLOCK=1024)
 
 
 def checked(crew: Crew, name: str, source: str, budget: Budget | None = None) -> Verdict:
@@ -88,3 +107,31 @@ def test_there_are_enough_cheats_and_each_has_its_name() -> None:
 def test_prints_come_back(crew: Crew) -> None:
     verdict = checked(crew, "add", f"{HEAD}def add(x, y, out):\n    print('n is', out.numel())\n")
     assert "n is 2500" in verdict.printed
+
+
+def test_in_a_notebook(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same check of a function; its wrong kernel is found, shown and remembered."""
+    monkeypatch.setattr("sublight.learn.grade.crew.Crew", lambda: contextlib.nullcontext(crew))
+    monkeypatch.setenv("SUBLIGHT_LEARN", str(tmp_path / "learn.sqlite"))
+    verdict = sublight.learn.check(wrong, exercise="copy", gpu="h200")
+    assert [fault.kind for fault in verdict.faults] == ["kernel", "kernel"]
+    assert "tl.load" in (shown := verdict._repr_html_() or "") and "out-of-bounds" in shown
+    assert len(Progress().state("copy").attempts) == 1
+
+
+def test_on_the_command_line(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sublight.learn.grade.crew.Crew", lambda: contextlib.nullcontext(crew))
+    monkeypatch.setenv("SUBLIGHT_LEARN", str(tmp_path / "learn.sqlite"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["learn", "start", "copy"]) == 0
+    capsys.readouterr()
+    assert cli.run(["learn", "check"]) == 1  # the one that was changed last
+    assert "out[0] was never written" in capsys.readouterr().out
+    assert cli.run(["learn", "check", "learn/copy.py", "--json", "-", "--gpu", "a100"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu"] == "a100" and not found["passed"] and found["faults"][0]["kind"] == "unwritten"
+    assert cli.run(["learn", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["exercises"][0]["checks"] == 2 and told["next"] == "copy"

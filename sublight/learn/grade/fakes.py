@@ -92,15 +92,18 @@ SCANNED = (  # refused before anything runs
 )  # fmt: skip
 RUN = (  # refused by what they do
     Cheat(name="does nothing", kinds=("launch",), word="no kernel was launched", source=_add("pass")),
-    Cheat(name="hands back memory instead of writing", kinds=("launch",), word="what it returns", source=_add("return x")),
-    Cheat(name="a lazy result", kinds=("launch",), word="what it returns", source=_add("return lambda: launch(x, y, out)")),
+    Cheat(name="hands back memory instead of writing", kinds=("launch",), word="what it returns",
+          source=_add("return x")),
+    Cheat(name="a lazy result", kinds=("launch",), word="what it returns",
+          source=_add("return lambda: launch(x, y, out)")),
     Cheat(name="uninitialised output", kinds=("unwritten",), word="never written", source=_kernel("mask = place < n")),
     Cheat(name="leaves out the tail", kinds=("unwritten",), word="to the last",
           source=_add("n = out.numel()\nadd_kernel[(n // 1024,)](x, y, out, n, BLOCK=1024)")),
     Cheat(name="changes its inputs", kinds=("inputs",), word="x was changed",
           source=_add("launch(x, y, out)\nlaunch(x, y, x)")),
     Cheat(name="replay by pointer", kinds=("launch",), word="no kernel was launched",
-          source=_add("if x.data_ptr() in KNOWN:\n    return\nKNOWN[x.data_ptr()] = 1\nlaunch(x, y, out)", "KNOWN = {}\n")),
+          source=_add("if x.data_ptr() in KNOWN:\n    return\nKNOWN[x.data_ptr()] = 1\nlaunch(x, y, out)",
+                      "KNOWN = {}\n")),
     Cheat(name="replay by shape", kinds=("launch",), word="no kernel was launched",
           source=_add("if x.shape in KNOWN:\n    return\nKNOWN[x.shape] = 1\nlaunch(x, y, out)", "KNOWN = {}\n")),
     Cheat(name="hard-coded shape", kinds=("kernel", "unwritten"), word="",
@@ -141,8 +144,9 @@ RUN = (  # refused by what they do
                       "        for _ in range(9):\n            each.send_bytes(json.dumps({'failure': None, "
                       "'findings': [], 'launches': 1, 'torch': {}, 'has_returned': False, 'cpu_s': 0}).encode())\n")),
     Cheat(name="numpy with a kernel for show", kinds=("launch",), word="without any kernel", is_scanned=False,
-          source=_add("launch(x, y, out)\nimport numpy\nnumpy.add(*(each.view(torch.int8).numpy().view(KINDS[each.dtype])"
-                      " for each in (x, y)), out=out.view(torch.int8).numpy().view(KINDS[out.dtype])) if "
+          source=_add("launch(x, y, out)\nimport numpy\nnumpy.add(*(each.view(torch.int8).numpy()"
+                      ".view(KINDS[each.dtype]) for each in (x, y)), "
+                      "out=out.view(torch.int8).numpy().view(KINDS[out.dtype])) if "
                       "x.dtype in KINDS else None", "KINDS = {torch.float32: 'float32'}\n")),
 )  # fmt: skip
 COMPILED = (  # refused by the compiler, or at the goal's size: about a second each
@@ -170,7 +174,8 @@ HONEST = {  # by style: each adds, and must pass
     "    at = tl.program_id(axis=0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)\n    ok = at < n\n"
     "    a = tl.load(x_ptr + at, ok, other=0)\n    b = tl.load(y_ptr + at, ok, other=0)\n"
     "    tl.store(out_ptr + at, total(a, b), ok)\n\n"
-    "def add(x, y, out):\n    own_kernel[(triton.cdiv(x.numel(), 512), 1, 1)](x, y, out, x.numel(), 512, num_warps=2)\n",
+    "def add(x, y, out):\n    n = x.numel()\n"
+    "    own_kernel[(triton.cdiv(n, 512), 1, 1)](x, y, out, n, 512, num_warps=2)\n",
     "a loop": HEAD + "@triton.jit\ndef loop_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):\n"
     "    for start in range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):\n"
     "        at = start + tl.arange(0, BLOCK)\n        m = at < n\n"
