@@ -182,13 +182,16 @@ HONEST = {  # by style: each adds, and must pass
     "        tl.store(out_ptr + at, tl.load(x_ptr + at, m) + tl.load(y_ptr + at, m), m)\n\n"
     "def add(x, y, out):\n    sms = torch.cuda.get_device_properties(x.device).multi_processor_count\n"
     "    loop_kernel[(min(4 * sms, triton.cdiv(x.numel(), 1024)),)](x, y, out, x.numel(), BLOCK=1024)\n",
-    "block pointers": HEAD + "@triton.jit\ndef block_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):\n"
-    "    start = tl.program_id(0) * BLOCK\n"
-    "    x = tl.make_block_ptr(x_ptr, (n,), (1,), (start,), (BLOCK,), (0,))\n"
-    "    y = tl.make_block_ptr(y_ptr, (n,), (1,), (start,), (BLOCK,), (0,))\n"
-    "    out = tl.make_block_ptr(out_ptr, (n,), (1,), (start,), (BLOCK,), (0,))\n"
-    "    tl.store(out, tl.load(x, boundary_check=(0,)) + tl.load(y, boundary_check=(0,)), boundary_check=(0,))\n\n"
-    "def add(x, y, out):\n    block_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)\n",
+    "unrolled": HEAD + "@triton.jit\n"
+    "def own_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr, TIMES: tl.constexpr):\n"
+    "    start = tl.program_id(0) * BLOCK * TIMES\n    for turn in tl.static_range(TIMES):\n"
+    "        at = start + turn * BLOCK + tl.arange(0, BLOCK)\n        m = at < n\n"
+    "        tl.store(out_ptr + at, tl.load(x_ptr + at, mask=m) + tl.load(y_ptr + at, mask=m), mask=m)\n\n"
+    "def add(x, y, out):\n    own_kernel[(triton.cdiv(x.numel(), 2048),)](x, y, out, x.numel(), BLOCK=512, TIMES=4)\n",
+    "imported names": "import torch\nfrom triton import cdiv, jit\nfrom triton import language as tl\n"
+    "from functools import partial\n\n@jit\ndef k(a, b, c, n, B: tl.constexpr):\n    i = tl.program_id(0) * B + tl.arange(0, B)\n"
+    "    tl.store(c + i, tl.load(a + i, i < n) + tl.load(b + i, i < n), i < n)\n\n"
+    "def add(x, y, out):\n    n = x.nelement()\n    partial(k[(cdiv(n, 256),)], x, y, out, n)(B=256)\n",
     "a class and a trial": HEAD.replace("def launch", '"""Notes."""\nBLOCK = 1024\n\nclass Adder:\n    warps = 4\n\n'
                                         "    def __init__(self, block: int) -> None:\n        self.block = block\n\n"
                                         "    def __call__(self, x, y, out):\n        n = out.numel()\n"
@@ -198,4 +201,42 @@ HONEST = {  # by style: each adds, and must pass
     + "ADDER = Adder(BLOCK)\n\ndef add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:\n"
     "    ADDER(x, y, out)\n\nif __name__ == '__main__':\n    import time\n    x = torch.randn(10)\n"
     "    print(torch.allclose(x + x, x * 2), time.time())\n",
+}  # fmt: skip
+OTHERS = {  # by style: the exercise, and a submission that must pass
+    "a tile of rows": ("softmax", '''
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, out_ptr, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, COLS)[None, :]
+    inside = (row < rows) & (col < cols)
+    x = tl.load(x_ptr + row * cols + col, mask=inside, other=float("-inf")).to(tl.float32)
+    x = tl.where(row < rows, x, 0.0)  # a row that is not there has no infinite maximum
+    power = tl.exp2((x - tl.max(x, axis=1, keep_dims=True)) * 1.4426950408889634)
+    tl.store(out_ptr + row * cols + col, power / tl.sum(power, axis=1, keep_dims=True), mask=inside)
+
+def softmax(x, out):
+    rows, cols = x.shape
+    kernel[(triton.cdiv(rows, 2),)](x, out, rows, cols, ROWS=2, COLS=triton.next_power_of_2(cols), num_warps=8)
+'''),
+    "a row in chunks": ("row_sum", '''
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, out_ptr, cols, stride, CHUNK: tl.constexpr):
+    row = tl.program_id(0)
+    total = tl.zeros([CHUNK], dtype=tl.float32)
+    for start in range(0, cols, CHUNK):
+        col = start + tl.arange(0, CHUNK)
+        total += tl.load(x_ptr + row * stride + col, mask=col < cols, other=0).to(tl.float32)
+    tl.store(out_ptr + row, tl.sum(total))
+
+def row_sum(x, out):
+    kernel[x.shape[:1]](x, out, x.size(1), x.stride(0), CHUNK=512)
+'''),
 }  # fmt: skip

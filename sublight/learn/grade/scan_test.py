@@ -7,7 +7,7 @@ import types
 import pytest
 
 from sublight.learn.exercises import EXERCISES
-from sublight.learn.grade.fakes import HONEST, SCANNED, Cheat
+from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
 from sublight.learn.grade.scan import OF_TRITON, _Scanner, runnable, scan
 
 
@@ -23,6 +23,8 @@ def test_honest_code_may_run() -> None:
         assert scan(exercise.starter(), exercise.name) == scan(exercise.solution(), exercise.name) == []
     for style, source in HONEST.items():
         assert scan(source, "add") == [], style
+    for style, (name, source) in OTHERS.items():
+        assert scan(source, name) == [], style
 
 
 def test_python_that_cannot_be_read_has_its_line() -> None:

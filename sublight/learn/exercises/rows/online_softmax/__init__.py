@@ -13,8 +13,8 @@ ONLINE_SOFTMAX = Exercise(
     cost="online_softmax",
     arguments=("x",),
     outputs=("out", "log_sum"),
-    sizes={"rows": (1, 6), "cols": (1, 4000)},
-    shown={"rows": 4, "cols": 3000},
+    sizes={"rows": (1, 4), "cols": (1, 2600)},
+    shown={"rows": 3, "cols": 2500},
     goal=Goal(shape={"rows": 2048, "cols": 8192}, fraction=0.6),
     needs=("softmax",),
 )
