@@ -7,6 +7,7 @@ read here; what is right is computed here, after the submission has answered. Th
 from __future__ import annotations
 
 import random
+import re
 import secrets
 import tempfile
 import time
@@ -23,13 +24,14 @@ from sublight.learn.grade.buffers import Shared
 from sublight.learn.grade.crew import Crew, Ended, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.sandbox import Budget
-from sublight.learn.grade.scan import runnable, scan
+from sublight.learn.grade.scan import branches, runnable, scan, words_between_blocks
 from sublight.learn.record import DTYPES, Exercise, Problem
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
 from sublight.results import Limit, Limits
 
 MOST_DRAWS = 8  # of one case, where luck may have decided
 ABOVE_LIMIT = 1.02  # more than this of the limit means that the work was not done
+_JOIN = "blocks are joined by & and |, with parentheses around each side"
 PRINTED_BYTES = 4000  # of what a submission printed
 
 
@@ -121,7 +123,8 @@ class _Check:
             changed = [name for name, shared, digest in zip(self.exercise.arguments, inputs, before, strict=True)
                        if shared.digest() != digest]  # fmt: skip
             if faults := self._seen(answer, changed, str(case)):
-                return faults + self._wrong(outputs, *truths, case)[0]
+                has_run = all(fault.kind in ("kernel", "inputs") for fault in faults)
+                return faults + (self._wrong(outputs, *truths, case)[0] if has_run else [])
             faults, found = self._wrong(outputs, *truths, case)
             if any(one.misplaced for one in found):
                 return faults
@@ -198,8 +201,18 @@ class _Check:
         if faults := _failed(answer, str(goal)) + _of_torch(answer, str(goal)):
             return faults, ()
         if answer["refused"]:
-            return [Fault(kind="compile", text=f"it does not compile for {self.gpu.name}: {answer['refused']}")], ()
+            return [_refusal(answer["refused"])], ()
         return [], tuple(KernelFigures(**figures) for figures in answer["kernels"])
+
+    def refusals(self) -> list[Fault]:
+        """Only whether the compiler takes it, where the interpreter's results are wrong already."""
+        goal = Case(shape=self.exercise.goal.shape, dtype=self.exercise.goal.dtype)
+        with self.task("compile") as task:
+            try:
+                answer = {} if task.answer()["failure"] else task.ask(**self._empty(goal), is_small=False)
+            except Ended:
+                return []
+        return [_refusal(answer["refused"])] if answer.get("refused") else []
 
     def _without_kernels(self, task: Task, case: Case) -> list[Fault]:
         inputs, outputs = self._buffers(case, -1)
@@ -265,6 +278,10 @@ def check(
         kernels: tuple[KernelFigures, ...] = ()
         if not faults:
             faults, kernels = running.reached(cases[0])
+        elif branches(source):
+            faults = running.refusals() + faults
+            for line in words_between_blocks(source):
+                running.notes[f"line {line}: `and` and `or` are for single numbers: {_JOIN}"] = None
         printed = (folder / "printed").read_bytes()[-PRINTED_BYTES:].decode(errors="replace")
         paths = name + "/"
     cost = exercise.least_cost(goal.shape, goal.dtype)
@@ -316,6 +333,13 @@ def _specs(inputs: list[Shared], outputs: list[Shared]) -> dict[str, Any]:
 def _failed(answer: dict[str, Any], case: str) -> list[Fault]:
     failure = answer["failure"]
     return [Fault(kind="failed", text=failure["text"], line=failure["line"], case=case)] if failure else []
+
+
+def _refusal(words: str) -> Fault:
+    """The compiler's sentence, `FILE:LINE: words`; without the ways round that Triton itself advises against."""
+    place = re.match(r"\S+?\.py:(\d+): ", words)
+    told = words[place.end() :] if place else words
+    return Fault(kind="compile", text=told.partition("  Alternatively")[0], line=int(place[1]) if place else 0)
 
 
 def _of_torch(answer: dict[str, Any], case: str) -> list[Fault]:

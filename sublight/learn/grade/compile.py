@@ -21,12 +21,10 @@ from sublight.learn.grade.guard import Guard
 from sublight.xray.build import code_of
 from sublight.xray.examine import Page, examine
 from sublight.xray.inputs.pretended import gpu_pretended
-from sublight.xray.sanitize.notes import Stack
 
 
 def prepared() -> child.Serve:
     """Everything that every check needs; what it gives is called in a process of its own."""
-    stack = Stack.of_libraries()
     _warm_up()
 
     def serve(channel: Connection, order: dict[str, Any]) -> None:
@@ -45,7 +43,7 @@ def prepared() -> child.Serve:
                         compiled = {} if case["is_small"] else _compiled(launches, gpu)
                         answer(failure=None, torch=guard.noted, launches=len(launches), **compiled)
             except BaseException as error:
-                answer(failure=child.failure_of(error, stack.place_of))
+                answer(failure=child.failure_of(error, order["source"]))
 
     return serve
 

@@ -22,7 +22,7 @@ from sublight.learn.grade.sandbox import Budget
 Mode = Literal["interpret", "compile"]
 READY_S = 300.0  # for torch and Triton to load, on a machine that is busy
 _DEATHS = {
-    signal.SIGXCPU: "it took more than {cpu_s:g} s of processor time: is there a loop that never ends?",
+    signal.SIGXCPU: "it took more than {cpu_s:g} s of processor time: does a loop never end, or go element by element?",
     signal.SIGKILL: "it was killed: it took too much memory, or too long",
     signal.SIGSEGV: "it crashed (SIGSEGV): it may have reached memory that is not its own, or used too much of it",
 }

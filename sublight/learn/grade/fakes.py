@@ -189,7 +189,8 @@ HONEST = {  # by style: each adds, and must pass
     "        tl.store(out_ptr + at, tl.load(x_ptr + at, mask=m) + tl.load(y_ptr + at, mask=m), mask=m)\n\n"
     "def add(x, y, out):\n    own_kernel[(triton.cdiv(x.numel(), 2048),)](x, y, out, x.numel(), BLOCK=512, TIMES=4)\n",
     "imported names": "import torch\nfrom triton import cdiv, jit\nfrom triton import language as tl\n"
-    "from functools import partial\n\n@jit\ndef k(a, b, c, n, B: tl.constexpr):\n    i = tl.program_id(0) * B + tl.arange(0, B)\n"
+    "from functools import partial\n\n@jit\ndef k(a, b, c, n, B: tl.constexpr):\n"
+    "    i = tl.program_id(0) * B + tl.arange(0, B)\n"
     "    tl.store(c + i, tl.load(a + i, i < n) + tl.load(b + i, i < n), i < n)\n\n"
     "def add(x, y, out):\n    n = x.nelement()\n    partial(k[(cdiv(n, 256),)], x, y, out, n)(B=256)\n",
     "a class and a trial": HEAD.replace("def launch", '"""Notes."""\nBLOCK = 1024\n\nclass Adder:\n    warps = 4\n\n'

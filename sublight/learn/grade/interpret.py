@@ -37,7 +37,7 @@ def prepared() -> child.Serve:
                     for case in child.orders(channel):
                         answer(**_ran(watch, function, case, order["source"]))
             except BaseException as error:  # of the submission's own top level
-                answer(failure=child.failure_of(error, watch.stack.place_of))
+                answer(failure=child.failure_of(error, order["source"]))
 
     return serve
 
@@ -61,7 +61,7 @@ def _ran(watch: Watch, function: Any, case: dict[str, Any], file: str) -> dict[s
             with guard:
                 returned = function(*inputs, *outputs)
     except BaseException as error:  # the submission's; a MemoryError and a SystemExit, too
-        failure = child.failure_of(error, watch.stack.place_of)
+        failure = child.failure_of(error, file)
     session.memory.finish()
     return {
         "failure": failure,

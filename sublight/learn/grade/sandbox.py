@@ -38,7 +38,7 @@ _PROGRAMS = ("fork", "vfork", "execve", "execveat")
 class Budget:
     """What a submission may use, beyond what its process used to get ready."""
 
-    cpu_s: float = 20.0
+    cpu_s: float = 10.0
     wall_s: float = 120.0  # by the parent's clock: for code that waits
     memory_bytes: int = 2**30
 

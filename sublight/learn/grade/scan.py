@@ -8,8 +8,11 @@ under `if __name__ == "__main__":` is the learner's own trial and never runs her
 from __future__ import annotations
 
 import ast
+import builtins
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from sublight.errors import nearest
 from sublight.learn.verdict import Fault
 
 MODULES = ("torch", "triton", "triton.language", "math", "typing", "functools", "__future__")
@@ -157,7 +160,10 @@ class _Scanner(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and node.id not in self.defined | BUILTINS:
-            self.refuse(node, f"`{node.id}` is not for a submission: it computes in Triton kernels and launches them")
+            words = "is not for a submission: it computes in Triton kernels and launches them"
+            if not hasattr(builtins, node.id) and not node.id.startswith("__"):
+                words = f"is not defined; there are {nearest(node.id, sorted(self.defined))}"
+            self.refuse(node, f"`{node.id}` {words}")
         elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
             self.refuse(node, f"`{node.id}` must keep its meaning")
 
@@ -211,3 +217,20 @@ def _is_language(parts: list[str]) -> bool:
         return name not in LANGUAGE_MODULES
     is_function = not folder or folder == ["math"] or folder[0] not in (*LANGUAGE_MODULES, "math")
     return is_function and not LANGUAGE_MODULES & set(parts)
+
+
+def branches(source: str) -> bool:
+    """Whether a kernel has a branch of Python's: the interpreter takes one on a whole block, the compiler does not."""
+    return any(isinstance(node, ast.If | ast.IfExp | ast.While | ast.BoolOp | ast.Not) for node in _in_kernels(source))
+
+
+def words_between_blocks(source: str) -> list[int]:
+    """Lines of kernels with `and` or `or`: between blocks the interpreter and a GPU take them differently."""
+    return sorted({node.lineno for node in _in_kernels(source) if isinstance(node, ast.BoolOp)})
+
+
+def _in_kernels(source: str) -> Iterator[ast.AST]:
+    """Everything inside of decorated functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            yield from (inner for statement in node.body for inner in ast.walk(statement))

@@ -8,7 +8,7 @@ import pytest
 
 from sublight.learn.exercises import EXERCISES
 from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
-from sublight.learn.grade.scan import OF_TRITON, _Scanner, runnable, scan
+from sublight.learn.grade.scan import OF_TRITON, _Scanner, branches, runnable, scan, words_between_blocks
 
 
 @pytest.mark.parametrize("cheat", SCANNED, ids=lambda cheat: cheat.name)
@@ -41,6 +41,18 @@ def test_a_trial_is_left_out_and_lines_stay() -> None:
     source = "A = 1\nif __name__ == '__main__':\n    import os\n    os.abort()\nB = 2\n"
     assert runnable(source) == "A = 1\n\n\n\nB = 2\n"
     assert runnable("if __name__ == '__main__':\n    A = 1\nelse:\n    B = 2\n").count("B = 2") == 1
+
+
+def test_branches_and_words_between_blocks_of_kernels() -> None:
+    kernel = "@triton.jit\ndef k(p, n):\n    m = (p < n) and (p > 0)\n"
+    assert branches(kernel) and words_between_blocks(kernel) == [3]
+    launcher = "def add(x):\n    if x and x:\n        pass\n"
+    assert not branches(launcher) and words_between_blocks(launcher) == []
+
+
+def test_a_name_that_was_mistyped() -> None:
+    [fault] = scan("def add(x, place):\n    return plcae\n", "add")
+    assert fault.text == "`plcae` is not defined; there are place" and fault.line == 2
 
 
 def test_no_module_but_tritons_own_is_reached_through_what_is_allowed() -> None:
