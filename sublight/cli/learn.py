@@ -51,7 +51,9 @@ def command(request: Request) -> int:
         raise BadInput("--anyway goes with `sublight learn solution NAME`: leave it out")
     if request.by and request.what != "goal":
         raise BadInput("--by goes with `sublight learn goal NAME`: leave it out")
-    return COMMANDS[one_of("word", request.what, tuple(COMMANDS)) if request.what else ""](request)
+    if request.what:
+        one_of("word", request.what, tuple(filter(None, COMMANDS)))
+    return COMMANDS[request.what](request)
 
 
 def _map(request: Request) -> int:

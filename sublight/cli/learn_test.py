@@ -100,7 +100,7 @@ def test_progress_goes_to_another_machine(say: Say, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["begin"], "unknown word 'begin'"),
+        (["begin"], "unknown word 'begin': use show, start, check,"),
         (["copy", "add"], "unknown word 'copy'"),
         (["start", "sofmax"], "did you mean softmax"),
         (["start", "../x"], "unknown exercise"),

@@ -39,14 +39,18 @@ def page(verdict: Verdict) -> str:
         case = f' <span style="opacity:.7">({html.escape(fault.case)})</span>' if fault.case else ""
         rows.append(f"<p>{place}{html.escape(fault.text)}{case}</p>")
     if verdict.kernels:
-        rows.append("<table><tr><th>kernel<th>registers<th>occupancy<th>sectors<th>programs<th>at best</tr>")
+        rows.append("<table><tr><th>kernel<th>registers<th>occupancy<th>sectors/ideal<th>programs<th>at best</tr>")
         for each in verdict.kernels:
-            sectors = f"{each.sectors} of {each.ideal_sectors}"
+            sectors = f"{each.sectors / each.ideal_sectors:.2f}" if each.ideal_sectors else "–"
             cells = (each.name, each.registers, units.percent(each.occupancy), sectors, each.programs)
             rows.append(
-                "<tr>" + "".join(f"<td>{html.escape(str(cell))}" for cell in (*cells, units.text(each.seconds, "s")))
+                "<tr>"
+                + "".join(
+                    f'<td style="padding-right:1em">{html.escape(str(cell))}'
+                    for cell in (*cells, units.text(each.seconds, "s"))
+                )
             )
-        rows.append("</table>")
+        rows.append('</table><p style="opacity:.7">read off the compiled code: a bound, not a measurement</p>')
     if verdict.printed.strip():
         rows.append(f"<pre>{html.escape(verdict.printed)}</pre>")
     return f'<div class="sublight-learn">{"".join(rows)}</div>'

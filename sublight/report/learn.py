@@ -45,7 +45,7 @@ def map_page(
     from rich.text import Text as Line
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "exercise", "what", "checks", "best", "fraction over time"):
+    for heading in ("", "exercise", "what", "checks", "best", "trend"):
         table.add_column(heading, justify="right" if heading in ("checks", "best") else "left")
     for number, (chapter, title) in enumerate(CHAPTERS.items(), 1):
         table.add_row("", Line(f"{number} {title}", style="bold"))
