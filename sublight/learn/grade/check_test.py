@@ -26,7 +26,7 @@ from sublight.learn.grade.sandbox import Budget
 from sublight.learn.progress import Progress
 from sublight.learn.verdict import Verdict
 
-SHORT = Budget(cpu_s=2, wall_s=100)
+SHORT = Budget(cpu_s=1, wall_s=300)
 
 
 @pytest.fixture(scope="module")
