@@ -8,6 +8,8 @@ from sublight.learn.exercises.first.add_2d import ADD_2D
 from sublight.learn.exercises.first.blocks import BLOCKS
 from sublight.learn.exercises.first.copy import COPY
 from sublight.learn.exercises.first.multiply_add import MULTIPLY_ADD
+from sublight.learn.exercises.movement.rope import ROPE
+from sublight.learn.exercises.movement.transpose import TRANSPOSE
 from sublight.learn.exercises.rows.cross_entropy import CROSS_ENTROPY
 from sublight.learn.exercises.rows.layer_norm import LAYER_NORM
 from sublight.learn.exercises.rows.online_softmax import ONLINE_SOFTMAX
@@ -16,10 +18,11 @@ from sublight.learn.exercises.rows.row_sum import ROW_SUM
 from sublight.learn.exercises.rows.softmax import SOFTMAX
 from sublight.learn.record import Exercise
 
-CHAPTERS = {"first": "First kernels", "rows": "Rows"}
+CHAPTERS = {"first": "First kernels", "rows": "Rows", "movement": "Movement"}
 EXERCISES = (
     COPY, ADD, ADD_2D, MULTIPLY_ADD, BLOCKS,
     ROW_SUM, SOFTMAX, ONLINE_SOFTMAX, LAYER_NORM, RMS_NORM, CROSS_ENTROPY,
+    TRANSPOSE, ROPE,
 )  # fmt: skip
 
 
