@@ -6,6 +6,7 @@ read here; what is right is computed here, after the submission has answered. Th
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import secrets
@@ -20,7 +21,7 @@ from typing import Any
 from sublight.correct import Error, Inputs, error
 from sublight.cost import Shape, shape_text
 from sublight.gpus import Gpu, memory_peak
-from sublight.learn.grade.buffers import Shared
+from sublight.learn.grade.buffers import Shared, Spec
 from sublight.learn.grade.crew import Crew, Ended, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.sandbox import Budget
@@ -80,6 +81,8 @@ class _Check:
     gpu: Gpu
     budget: Budget
     order: dict[str, Any]
+    goal: Case
+    goal_specs: dict[str, Any]
     notes: dict[str, None] = field(default_factory=dict)
     cpu_s: float = 0.0
 
@@ -188,17 +191,16 @@ class _Check:
 
     def reached(self, case: Case) -> tuple[list[Fault], tuple[KernelFigures, ...]]:
         """Nothing may be right where no kernel runs; then the figures at the goal's size."""
-        goal = Case(shape=self.exercise.goal.shape, dtype=self.exercise.goal.dtype)
         with self.task("compile") as task:
             try:
                 if faults := _failed(task.answer(), ""):
                     return faults, ()
                 if faults := self._without_kernels(task, case):
                     return faults, ()
-                answer = task.ask(**self._empty(goal), is_small=False)
+                answer = task.ask(**self.goal_specs, is_small=False)
             except Ended as ended:
-                return [Fault(kind="limit", text=str(ended), case=str(goal))], ()
-        if faults := _failed(answer, str(goal)) + _of_torch(answer, str(goal)):
+                return [Fault(kind="limit", text=str(ended), case=str(self.goal))], ()
+        if faults := _failed(answer, str(self.goal)) + _of_torch(answer, str(self.goal)):
             return faults, ()
         if answer["refused"]:
             return [_refusal(answer["refused"])], ()
@@ -206,10 +208,9 @@ class _Check:
 
     def refusals(self) -> list[Fault]:
         """Only whether the compiler takes it, where the interpreter's results are wrong already."""
-        goal = Case(shape=self.exercise.goal.shape, dtype=self.exercise.goal.dtype)
         with self.task("compile") as task:
             try:
-                answer = {} if task.answer()["failure"] else task.ask(**self._empty(goal), is_small=False)
+                answer = {} if task.answer()["failure"] else task.ask(**self.goal_specs, is_small=False)
             except Ended:
                 return []
         return [_refusal(answer["refused"])] if answer.get("refused") else []
@@ -225,19 +226,19 @@ class _Check:
             return [Fault(kind="launch", text="the result is right without any kernel: it comes from somewhere else")]
         return []
 
-    def _empty(self, case: Case) -> dict[str, Any]:
-        """Specs without files: nobody writes these sizes."""
-        inputs = self.problem.inputs(case.shape, case.dtype, "meta", 0)
-        results = self.problem.outputs(inputs)
 
-        def specs(tensors: Inputs) -> list[dict[str, Any]]:
-            kinds = [str(x.dtype).removeprefix("torch.") for x in tensors]
-            return [
-                {"file": "", "shape": list(x.shape), "strides": list(x.stride()), "dtype": kind}
-                for x, kind in zip(tensors, kinds, strict=True)
-            ]
+def _without_data(problem: Problem, case: Case) -> dict[str, Any]:
+    """Specs without files: nobody writes these sizes. The first such call in a process loads more of torch."""
+    inputs = problem.inputs(case.shape, case.dtype, "meta", 0)
 
-        return {"inputs": specs(inputs), "outputs": specs(results)}
+    def specs(tensors: Inputs) -> list[dict[str, Any]]:
+        kinds = [str(x.dtype).removeprefix("torch.") for x in tensors]
+        return [
+            Spec(file="", shape=tuple(x.shape), strides=tuple(x.stride()), dtype=kind).to_json()
+            for x, kind in zip(tensors, kinds, strict=True)
+        ]
+
+    return {"inputs": specs(inputs), "outputs": specs(problem.outputs(inputs))}
 
 
 def check(
@@ -257,9 +258,10 @@ def check(
     )
     if verdict.faults:
         return verdict
-    problem = exercise.problem()
+    problem, largest = exercise.problem(), Case(shape=goal.shape, dtype=goal.dtype)
+    goal_specs = _without_data(problem, largest)  # while the crew gets ready
     began = time.process_time()
-    room = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="sublight-learn-", dir=room) as name:
         folder = Path(name)
         script = folder / f"{exercise.name}.py"
@@ -272,7 +274,7 @@ def check(
             "gpu": gpu.key,
         }
         running = _Check(exercise=exercise, problem=problem, crew=crew, folder=folder, gpu=gpu,
-                         budget=budget or Budget(), order=order)  # fmt: skip
+                         budget=budget or Budget(), order=order, goal=largest, goal_specs=goal_specs)  # fmt: skip
         cases = cases_of(exercise, secrets.SystemRandom())
         faults, right = running.values(cases)
         kernels: tuple[KernelFigures, ...] = ()

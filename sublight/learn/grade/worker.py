@@ -63,6 +63,7 @@ def _run(serve: Serve, channel: Connection, order: dict[str, Any]) -> None:
     """In the child: what the submission prints goes to its log; then it is over, whatever the submission left."""
     os.setsid()  # so that the grader ends all of it at once
     os.environ["HOME"] = os.environ["TMPDIR"] = order["folder"]
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(order["folder"], "cache")  # nothing for other programs to find
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
