@@ -116,8 +116,8 @@ def _start(request: Request) -> int:
                 target.write(exercise.starter())
         except OSError as error:
             raise BadInput(f"cannot write {file}: {error.strerror}; go to a folder of your own") from None
-    told = {"exercise": exercise.name, "file": str(file), "is_new": is_new, "page": text.page}
-    output.show(report.start_page(exercise, text, file, is_new=is_new), told, request.json)
+    data = {"exercise": exercise.name, "file": str(file), "is_new": is_new, "page": text.page}
+    output.show(report.start_page(exercise, text, file, is_new=is_new), data, request.json)
     return 0
 
 
@@ -169,8 +169,8 @@ def _hint(request: Request) -> int:
     exercise = _chosen(request)
     level = Progress().show_hint(exercise.name, HINTS)
     hint = text_of(exercise, request.lang).hint(level)
-    told = {"exercise": exercise.name, "hint": level, "of": HINTS, "text": hint}
-    output.show(report.hint_page(exercise.name, hint, level, HINTS), told, request.json)
+    data = {"exercise": exercise.name, "hint": level, "of": HINTS, "text": hint}
+    output.show(report.hint_page(exercise.name, hint, level, HINTS), data, request.json)
     return 0
 
 
@@ -181,8 +181,8 @@ def _solution(request: Request) -> int:
             f"{exercise.name} has not passed yet: `sublight learn hint {exercise.name}` helps on, --anyway shows it"
         )
     text = text_of(exercise, request.lang)
-    told = {"exercise": exercise.name, "code": exercise.solution(), "text": text.explanation}
-    output.show(report.solution_page(exercise, text), told, request.json)
+    data = {"exercise": exercise.name, "code": exercise.solution(), "text": text.explanation}
+    output.show(report.solution_page(exercise, text), data, request.json)
     return 0
 
 
@@ -192,8 +192,8 @@ def _next(request: Request) -> int:
     progress = Progress()
     goal = progress.goal()
     following = path.next_one(progress.states(), goal[0] if goal else "")
-    told = {"next": following.name if following else None}
-    output.show(report.next_page(following, request.lang), told, request.json)
+    data = {"next": following.name if following else None}
+    output.show(report.next_page(following, request.lang), data, request.json)
     return 0
 
 
@@ -208,8 +208,8 @@ def _goal(request: Request) -> int:
     if goal is None:
         raise BadInput("no goal is set: `sublight learn goal softmax --by 2027-01-31` sets one")
     way = path.way_to(find(goal[0]), progress.states())
-    told = {"goal": goal[0], "by": goal[1] or None, "left": [each.name for each in way]}
-    output.show(report.goal_page(goal, way, request.lang), told, request.json)
+    data = {"goal": goal[0], "by": goal[1] or None, "left": [each.name for each in way]}
+    output.show(report.goal_page(goal, way, request.lang), data, request.json)
     return 0
 
 

@@ -20,12 +20,12 @@ def check(function: Callable[..., Any], *, exercise: str = "", gpu: str = "") ->
     from sublight.learn.grade.check import check as grade
     from sublight.learn.grade.crew import Crew
 
-    found = find(exercise or function.__name__)
+    chosen = find(exercise or function.__name__)
     source = source_of(function)
-    if function.__name__ != found.name:
-        source += f"\n\ndef {found.signature}:\n    {function.__name__}({found.signature.partition('(')[2]}\n"
+    if function.__name__ != chosen.name:
+        source += f"\n\ndef {chosen.signature}:\n    {function.__name__}({chosen.signature.partition('(')[2]}\n"
     with Crew() as crew:
-        verdict = grade(found, source, crew=crew, gpu=target(gpu), file="the notebook")
+        verdict = grade(chosen, source, crew=crew, gpu=target(gpu), file="the notebook")
     Progress().add(verdict, source)
     return replace(verdict, drawn_by=page)
 

@@ -101,8 +101,8 @@ class Progress:
     def goal(self) -> tuple[str, str] | None:
         """The exercise, and the date as 2027-01-31, empty where none was given."""
         with self._open() as connection:
-            found = connection.execute("SELECT exercise, due FROM goals ORDER BY at DESC").fetchone()
-        return (str(found[0]), str(found[1])) if found else None
+            row = connection.execute("SELECT exercise, due FROM goals ORDER BY at DESC").fetchone()
+        return (str(row[0]), str(row[1])) if row else None
 
     def states(self) -> dict[str, State]:
         """By exercise; one that was never tried is not there."""

@@ -33,8 +33,8 @@ class Problem:
         import torch
 
         with torch.no_grad():
-            found = self.reference(*inputs)
-        return found if isinstance(found, tuple) else (found,)
+            results = self.reference(*inputs)
+        return results if isinstance(results, tuple) else (results,)
 
 
 def problem_of(op: str, arrange: Call = lambda *inputs: inputs, **options: Any) -> Problem:

@@ -10,8 +10,8 @@ DEFAULT = "h200"  # its limits were measured
 def target(name: str) -> Gpu:
     from sublight.backend.record import compilable
 
-    found = find(name) if name else detect()
-    if found is None or (not name and found.compute_capability is None):
+    gpu = find(name) if name else detect()
+    if gpu is None or (not name and gpu.compute_capability is None):
         return find(DEFAULT)
-    compilable(found)
-    return found
+    compilable(gpu)
+    return gpu

@@ -57,11 +57,11 @@ def parse(words: str, language: str) -> Text:
     >>> text.title, text.headings["why"], text.sections["task"]
     ('Copy', 'Why', 'Copy x.')
     """
-    found = list(_HEADING.finditer(words))
-    ends = [heading.start() for heading in found[1:]] + [len(words)]
+    headings = list(_HEADING.finditer(words))
+    ends = [heading.start() for heading in headings[1:]] + [len(words)]
     return Text(
         language=language,
         title=words.splitlines()[0].removeprefix("# ").strip(),
-        headings={heading[1]: heading[2].strip() for heading in found},
-        sections={heading[1]: words[heading.end() : end].strip() for heading, end in zip(found, ends, strict=True)},
+        headings={heading[1]: heading[2].strip() for heading in headings},
+        sections={heading[1]: words[heading.end() : end].strip() for heading, end in zip(headings, ends, strict=True)},
     )

@@ -85,8 +85,8 @@ def map_json(states: Mapping[str, State], following: Exercise | None, goal: tupl
 def start_page(exercise: Exercise, text: Text, file: Path, *, is_new: bool) -> RenderableType:
     from rich.console import Group
 
-    told = f"{file} is yours to fill in" if is_new else f"{file} was there already, and was left as it is"
-    return Group(markdown(text.page), "", told, f"then: sublight learn check {exercise.name}")
+    line = f"{file} is yours to fill in" if is_new else f"{file} was there already, and was left as it is"
+    return Group(markdown(text.page), "", line, f"then: sublight learn check {exercise.name}")
 
 
 def verdict_page(verdict: Verdict, *, is_watched: bool = False) -> RenderableType:

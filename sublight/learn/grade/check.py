@@ -128,10 +128,10 @@ class _Check:
             if faults := self._seen(answer, changed, str(case)):
                 has_run = all(fault.kind in ("kernel", "inputs") for fault in faults)
                 return faults + (self._wrong(outputs, *truths, case)[0] if has_run else [])
-            faults, found = self._wrong(outputs, *truths, case)
-            if any(one.misplaced for one in found):
+            faults, drawn = self._wrong(outputs, *truths, case)
+            if any(one.misplaced for one in drawn):
                 return faults
-            errors.append(found)
+            errors.append(drawn)
             results = results or (tuple(shared.tensor.clone() for shared in outputs), *truths)
             pooled = [_pooled(each) for each in zip(*errors, strict=True)]
             if all(one.ok for one in pooled):
@@ -164,10 +164,10 @@ class _Check:
         faults = _failed(answer, case)
         faults += _of_torch(answer, case)
         if not faults and not answer["launches"]:
-            told = f"no kernel was launched: {self.exercise.name} must call kernel[grid](...)"
+            text = f"no kernel was launched: {self.exercise.name} must call kernel[grid](...)"
             if answer["has_returned"]:
-                told += f", and write into {self.exercise.outputs[0]}; what it returns is not looked at"
-            faults.append(Fault(kind="launch", text=told, case=case))
+                text += f", and write into {self.exercise.outputs[0]}; what it returns is not looked at"
+            faults.append(Fault(kind="launch", text=text, case=case))
         for name in changed:
             faults.append(Fault(kind="inputs", text=f"{name} was changed: a kernel writes to outputs alone", case=case))
         for finding in answer.get("findings", ()):
@@ -183,10 +183,10 @@ class _Check:
     ) -> tuple[list[Fault], list[Error]]:
         faults, errors = [], []
         for name, shared, their, true in zip(self.exercise.outputs, outputs, theirs, truth, strict=True):
-            found = error(name, shared.tensor, their, true)
-            errors.append(found)
-            if not found.ok:
-                faults.append(fault_of(name, shared.tensor, their, true, found, str(case)))
+            measured = error(name, shared.tensor, their, true)
+            errors.append(measured)
+            if not measured.ok:
+                faults.append(fault_of(name, shared.tensor, their, true, measured, str(case)))
         return faults, errors
 
     def reached(self, case: Case) -> tuple[list[Fault], tuple[KernelFigures, ...]]:
@@ -222,7 +222,7 @@ class _Check:
         if faults := _failed(answer, str(case)) + _of_torch(answer, str(case)):
             return faults
         _, errors = self._wrong(outputs, *truths, case)
-        if all(found.ok for found in errors):
+        if all(each.ok for each in errors):
             return [Fault(kind="launch", text="the result is right without any kernel: it comes from somewhere else")]
         return []
 
@@ -340,8 +340,8 @@ def _failed(answer: dict[str, Any], case: str) -> list[Fault]:
 def _refusal(words: str) -> Fault:
     """The compiler's sentence, `FILE:LINE: words`; without the ways round that Triton itself advises against."""
     place = re.match(r"\S+?\.py:(\d+): ", words)
-    told = words[place.end() :] if place else words
-    return Fault(kind="compile", text=told.partition("  Alternatively")[0], line=int(place[1]) if place else 0)
+    sentence = words[place.end() :] if place else words
+    return Fault(kind="compile", text=sentence.partition("  Alternatively")[0], line=int(place[1]) if place else 0)
 
 
 def _of_torch(answer: dict[str, Any], case: str) -> list[Fault]:

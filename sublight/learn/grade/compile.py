@@ -78,7 +78,7 @@ def _tensors(case: dict[str, Any]) -> list[Any]:
 def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
     """Each launch's figures; those that share their code and grid are compiled and followed once."""
     pages: dict[str, Page] = {}
-    found, refused = [], ""
+    figures, refused = [], ""
     for launch in launches:
         key = f"{launch.key} {launch.grid}"
         try:
@@ -87,8 +87,8 @@ def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
         except BadInput as error:
             refused = str(error)
             break
-        found.append(_figures(pages[key], launch.grid))
-    return {"kernels": found, "refused": refused}
+        figures.append(_figures(pages[key], launch.grid))
+    return {"kernels": figures, "refused": refused}
 
 
 def _figures(page: Page, grid: tuple[int, ...]) -> dict[str, Any]:

@@ -28,6 +28,9 @@ _DEATHS = {
 }
 
 
+_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # no threads, no GPU
+
+
 class Ended(Exception):
     """The process that ran a submission is gone; the message says why."""
 
@@ -49,11 +52,11 @@ class Task:
             self.end()
             raise Ended(f"nothing came back for {self.budget.wall_s:g} s: does it wait for something?")
         try:
-            said = json.loads(self.channel.recv_bytes())
+            reply = json.loads(self.channel.recv_bytes())
         except (EOFError, ConnectionError, ValueError):
             raise Ended(self._death()) from None
-        self.cpu_s += float(said["cpu_s"])
-        return dict(said)
+        self.cpu_s += float(reply["cpu_s"])
+        return dict(reply)
 
     def ask(self, **order: Any) -> dict[str, Any]:
         try:
@@ -93,8 +96,16 @@ class Crew:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         theirs = [pair[1].fileno() for pair in pairs]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sublight.learn.grade.worker", *map(str, theirs)],
-            env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            [
+                sys.executable,
+                "-W",
+                "ignore::DeprecationWarning",
+                "-m",
+                "sublight.learn.grade.worker",
+                *map(str, theirs),
+            ],
+            env={**kept, "PYTHONPATH": path, **_ALONE},
+            start_new_session=True,  # Ctrl-C is the grader's to hear
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -108,12 +119,12 @@ class Crew:
         end.settimeout(READY_S)
         try:
             socket.send_fds(end, [json.dumps(order).encode()], list(descriptors))
-            said = end.recv(1 << 12)
+            reply = end.recv(1 << 12)
         except OSError:
-            said = b""
-        if not said:
+            reply = b""
+        if not reply:
             raise BadInput("the process that runs submissions ended: `sublight doctor` says whether Triton works here")
-        return int(json.loads(said))
+        return int(json.loads(reply))
 
     def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
         """A process that has loaded the submission, or has failed to: its first answer says."""

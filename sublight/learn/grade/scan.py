@@ -52,9 +52,9 @@ def scan(source: str, function: str) -> list[Fault]:
     except SyntaxError as error:
         return [Fault(kind="syntax", line=error.lineno or 0, text=f"Python cannot read this: {error.msg}")]
     tree.body = [node for node in tree.body if not _is_trial(node)]
-    found = _Scanner(defined=_defined(tree))
-    found.visit(tree)
-    faults = found.faults
+    scanner = _Scanner(defined=_defined(tree))
+    scanner.visit(tree)
+    faults = scanner.faults
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if not faults and function not in {node.name for node in functions}:
         faults.append(Fault(kind="missing", line=0, text=f"there is no function {function}: keep the starter's `def`"))
