@@ -69,8 +69,11 @@ def stdout_kept() -> Iterator[None]:
         os.close(kept)
 
 
-def show(renderable: RenderableType, data: Any, json: str) -> None:
-    """The result for people, or as JSON alone; the file first, so that a closed pipe does not lose it."""
+def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool = False) -> None:
+    """The result for people, or as JSON alone; the file first, so that a closed pipe does not lose it.
+
+    `whole_lines` are not broken at the terminal's width: programs read them.
+    """
     from sublight.report.draw import console
     from sublight.results import write_json
 
@@ -82,7 +85,7 @@ def show(renderable: RenderableType, data: Any, json: str) -> None:
             return
         if json:
             write_json(data, Path(json))
-        console.stdout().print(renderable)
+        console.stdout().print(renderable, soft_wrap=whole_lines)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich leaves with SystemExit where the pipe is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit

@@ -164,7 +164,6 @@ def once(source: Iterator[Snapshot], count: int, into: list[Sink], *, is_check: 
     import itertools
 
     import typer
-    from rich.console import Group
     from rich.text import Text
 
     from sublight.cli import output
@@ -183,8 +182,10 @@ def once(source: Iterator[Snapshot], count: int, into: list[Sink], *, is_check: 
     found = problems(snapshot)
     wrong = [problem for problem in found if problem.weight == "wrong"]
     data = {**to_json(snapshot), "problems": [to_json(problem) for problem in found]}
-    lines = Group(*(Text(line) for line in report.check_lines(wrong, snapshot)))
-    output.show(lines if is_check else report.page(snapshot, history), data, json)
+    if is_check:
+        output.show(Text("\n".join(report.check_lines(wrong, snapshot))), data, json, whole_lines=True)
+    else:
+        output.show(report.page(snapshot, history), data, json)
     if is_check and wrong:
         raise typer.Exit(UNWELL)
 

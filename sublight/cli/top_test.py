@@ -38,7 +38,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 NARROW = {"nvmlDeviceGetCurrPcieLinkWidth": 8}
 
 
-def test_check_says_a_line_a_problem_and_its_status(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_says_a_line_a_problem_and_its_status(
+    machine: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # one line a problem at any width
     machine({}, {**NARROW, "nvmlDeviceGetRemappedRows": [0, 0, 1, 0]})
     assert run(["top", "--check"]) == top.UNWELL
     lines = capsys.readouterr().out.splitlines()
