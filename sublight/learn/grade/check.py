@@ -30,7 +30,8 @@ from sublight.learn.record import DTYPES, Exercise, Problem
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
 from sublight.results import Limit, Limits
 
-MOST_DRAWS = 8  # of one case, where luck may have decided
+DRAWS, MOST_DRAWS = 8, 64  # of one case, where luck may have decided …
+ENOUGH_ELEMENTS = 4096  # … which is so the more, the fewer elements there are
 ABOVE_LIMIT = 1.02  # more than this of the limit means that the work was not done
 _JOIN = "blocks are joined by & and |, with parentheses around each side"
 PRINTED_BYTES = 4000  # of what a submission printed
@@ -115,6 +116,7 @@ class _Check:
         """One shape: two draws into the same memory at first, more where PyTorch's luck may have decided."""
         inputs, outputs = self._buffers(case, number)
         draws = 2 if number == 0 else 1
+        most = min(MOST_DRAWS, max(DRAWS, ENOUGH_ELEMENTS // sum(shared.tensor.numel() for shared in outputs)))
         errors: list[list[Error]] = []
         results: tuple[Inputs, ...] = ()
         while len(errors) < draws:
@@ -136,11 +138,11 @@ class _Check:
             pooled = [_pooled(each) for each in zip(*errors, strict=True)]
             if all(one.ok for one in pooled):
                 continue
-            if len(errors) >= MOST_DRAWS:
+            if len(errors) >= most:
                 worst = next(place for place, one in enumerate(pooled) if not one.ok)
                 ours, theirs, truth = (each[worst] for each in results)
                 return [fault_of(self.exercise.outputs[worst], ours, theirs, truth, pooled[worst], str(case))]
-            draws = max(draws, min(MOST_DRAWS, 2 * len(errors)))
+            draws = max(draws, min(most, 2 * len(errors)))
         return []
 
     def _buffers(self, case: Case, number: int) -> tuple[list[Shared], list[Shared]]:

@@ -30,6 +30,8 @@ _DEATHS = {
 
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # no threads, no GPU
 
+_FLAGS = ("-P", "-W", "ignore::DeprecationWarning")  # modules of the learner's folder are not ours; forks are meant
+
 
 class Ended(Exception):
     """The process that ran a submission is gone; the message says why."""
@@ -96,14 +98,7 @@ class Crew:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         theirs = [pair[1].fileno() for pair in pairs]
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "ignore::DeprecationWarning",
-                "-m",
-                "sublight.learn.grade.worker",
-                *map(str, theirs),
-            ],
+            [sys.executable, *_FLAGS, "-m", "sublight.learn.grade.worker", *map(str, theirs)],
             env={**kept, "PYTHONPATH": path, **_ALONE},
             start_new_session=True,  # Ctrl-C is the grader's to hear
             pass_fds=theirs,

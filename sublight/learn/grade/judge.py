@@ -48,11 +48,9 @@ def fault_of(
             "compute in float32 (`.to(tl.float32)`) and round once, when you store",
         )
     first = _spot(wrong)
-    return Fault(
-        kind="values",
-        case=case,
-        text=f"{_at(name, first)} is {_number(ours, first)}, expected {_number(theirs, first)}; {_where(wrong, name)}",
-    )
+    digits = 6 if _number(ours, first) != _number(theirs, first) else 9
+    values = f"{_number(ours, first, digits)}, expected {_number(theirs, first, digits)}"
+    return Fault(kind="values", case=case, text=f"{_at(name, first)} is {values}; {_where(wrong, name)}")
 
 
 def _spot(mask: torch.Tensor) -> tuple[int, ...]:
@@ -64,9 +62,9 @@ def _at(name: str, place: tuple[int, ...]) -> str:
     return f"{name}[{', '.join(map(str, place))}]" if place else name
 
 
-def _number(tensor: torch.Tensor, place: tuple[int, ...]) -> str:
+def _number(tensor: torch.Tensor, place: tuple[int, ...], digits: int = 6) -> str:
     value: Any = tensor[place].item()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def _where(mask: torch.Tensor, name: str) -> str:

@@ -22,7 +22,7 @@ def cross_entropy_kernel(logits_ptr, labels_ptr, loss_ptr, cols, stride, IGNORED
     label = tl.load(labels_ptr + row)
     kept = label != IGNORED
     logit = tl.load(logits_ptr + row * stride + label, mask=kept, other=0.0).to(tl.float32)
-    loss = top + tl.log(total) - logit
+    loss = tl.log(total) + (top - logit)
     tl.store(loss_ptr + row, tl.where(kept, loss, 0.0))
 
 
