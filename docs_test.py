@@ -39,6 +39,7 @@ def environment(folder: Path, *, interpreted: bool = True) -> dict[str, str]:
         **given,
         "PYTHONPATH": str(ROOT),
         "SUBLIGHT_CACHE": str(folder.parent / "cache"),
+        "SUBLIGHT_LEARN": str(folder / "learn.sqlite"),
         "COLUMNS": "200",
     }
 

@@ -43,6 +43,7 @@ PARTS = {
     "cublas": Part("triton._C.libtriton.nvidia:cublas", "other people's scripts that compare with cuBLAS"),
     "AsyncCompileMode": Part("triton.runtime._async_compile:AsyncCompileMode", "compiling kernels side by side"),
     "active_mode": Part("triton.runtime._async_compile:active_mode", "compiling kernels side by side"),
+    "triton_key": Part("triton.runtime.cache:triton_key", "hashing Triton once for many processes"),
     "knobs": Part("triton:knobs", "hooks around launches and compiler stages"),
     "TensorDescriptor": Part("triton.tools.tensor_descriptor:TensorDescriptor", "tiles for Hopper's copy engine"),
     "GluonDescriptor": Part(

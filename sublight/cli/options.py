@@ -21,6 +21,15 @@ def op_names(incomplete: str) -> list[str]:
     return [name for name in dir(sublight) if name.startswith(incomplete) and sublight._is_op(name)]
 
 
+def learn_words(incomplete: str) -> list[str]:
+    """What `sublight learn` takes first, and the exercises."""
+    from sublight.cli.learn import COMMANDS
+    from sublight.learn.exercises import EXERCISES
+
+    words = [*filter(None, COMMANDS), *(each.name for each in EXERCISES)]
+    return [word for word in words if word.startswith(incomplete)]
+
+
 def gpu_names(incomplete: str) -> list[str]:
     from sublight import gpus as known
 

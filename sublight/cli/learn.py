@@ -1,0 +1,250 @@
+"""What `sublight learn` does, word by word."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sublight.cli import output
+from sublight.errors import BadInput, one_of
+from sublight.learn import path
+from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.progress import Progress, parse_due
+from sublight.learn.record import Exercise
+from sublight.learn.texts import HINTS, LANGUAGES, text_of
+from sublight.learn.verdict import Verdict
+from sublight.report import learn as report
+
+FOLDER = Path("learn")
+LOOK_S = 0.3  # between two looks at a file that is watched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The command line."""
+
+    what: str
+    name: str
+    anyway: bool = False
+    by: str = ""
+    language: str = ""
+    gpu: str = ""
+    json: str = ""
+
+    @property
+    def lang(self) -> str:
+        if self.language:
+            return one_of("language", self.language.lower(), tuple(LANGUAGES))
+        chosen = os.environ.get("LC_ALL") or os.environ.get("LC_MESSAGES") or os.environ.get("LANG") or ""
+        return "zh" if chosen.startswith("zh") else "en"
+
+
+def command(request: Request) -> int:
+    """The exit status: 1 where a check has not passed."""
+    if request.what in {each.name for each in EXERCISES} and not request.name:
+        request = replace(request, what="show", name=request.what)  # `sublight learn copy`
+    if request.anyway and request.what != "solution":
+        raise BadInput("--anyway goes with `sublight learn solution NAME`: leave it out")
+    if request.by and request.what != "goal":
+        raise BadInput("--by goes with `sublight learn goal NAME`: leave it out")
+    if request.what:
+        one_of("word", request.what, tuple(filter(None, COMMANDS)))
+    return COMMANDS[request.what](request)
+
+
+def _map(request: Request) -> int:
+    progress = Progress()
+    states, goal = progress.states(), progress.goal()
+    following = path.next_one(states, goal[0] if goal else "")
+    output.show(
+        report.map_page(states, following, goal, request.lang),
+        report.map_json(states, following, goal),
+        request.json,
+    )
+    return 0
+
+
+def _chosen(request: Request) -> Exercise:
+    """The one that is named; else the one whose file was changed last."""
+    if request.name:
+        return find(Path(request.name).stem if request.name.endswith(".py") else request.name)
+    files = [FOLDER / f"{each.name}.py" for each in EXERCISES if (FOLDER / f"{each.name}.py").is_file()]
+    if files:
+        return find(max(files, key=lambda file: file.stat().st_mtime).stem)
+    following = path.next_one(Progress().states()) or EXERCISES[0]
+    raise BadInput(f"which exercise? Name one, or begin with `sublight learn start {following.name}`")
+
+
+def _file(request: Request, exercise: Exercise) -> Path:
+    file = Path(request.name) if request.name.endswith(".py") else FOLDER / f"{exercise.name}.py"
+    if not file.is_file():
+        raise BadInput(f"there is no {file}: `sublight learn start {exercise.name}` writes learn/{exercise.name}.py")
+    return file
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {file}: {error}; it must be a text file in UTF-8") from None
+
+
+def _show(request: Request) -> int:
+    exercise = _chosen(request)
+    text = text_of(exercise, request.lang)
+    output.show(report.markdown(text.page), {"exercise": exercise.name, "page": text.page}, request.json)
+    return 0
+
+
+def _start(request: Request) -> int:
+    progress = Progress()
+    goal = progress.goal()
+    following = path.next_one(progress.states(), goal[0] if goal else "")
+    exercise = find(request.name) if request.name else following
+    if exercise is None:
+        raise BadInput("every exercise has passed: name one to do it again")
+    text, file = text_of(exercise, request.lang), FOLDER / f"{exercise.name}.py"
+    is_new = not file.exists()
+    if is_new:
+        try:
+            FOLDER.mkdir(exist_ok=True)
+            with file.open("x", encoding="utf-8") as target:  # never over what is there
+                target.write(exercise.starter())
+        except OSError as error:
+            raise BadInput(f"cannot write {file}: {error.strerror}; go to a folder of your own") from None
+    data = {"exercise": exercise.name, "file": str(file), "is_new": is_new, "page": text.page}
+    output.show(report.start_page(exercise, text, file, is_new=is_new), data, request.json)
+    return 0
+
+
+def _check(request: Request) -> int:
+    from sublight.learn.grade.crew import Crew
+    from sublight.learn.target import target
+
+    exercise = _chosen(request)
+    file, gpu = _file(request, exercise), target(request.gpu)
+    source = _read(file)
+    with Crew() as crew:
+        verdict = _checked(exercise, source, file, crew, gpu)
+    output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
+    return 0 if verdict.has_passed else 1
+
+
+def _checked(exercise: Exercise, source: str, file: Path, crew: object, gpu: object) -> Verdict:
+    from sublight.learn.grade.check import check
+
+    verdict = check(exercise, source, crew=crew, gpu=gpu, file=str(file))  # type: ignore[arg-type]
+    Progress().add(verdict, source)
+    return verdict
+
+
+def _watch(request: Request) -> int:
+    from sublight.learn.grade.crew import Crew
+    from sublight.learn.target import target
+
+    exercise = _chosen(request)
+    file, gpu, seen = _file(request, exercise), target(request.gpu), ""
+    passed = False
+    with Crew() as crew:
+        try:
+            while not passed:
+                source = _read(file) if file.is_file() else seen  # an editor may be replacing it just now
+                if source == seen or not source:
+                    time.sleep(LOOK_S)
+                    continue
+                seen = source
+                verdict = _checked(exercise, source, file, crew, gpu)
+                output.show(report.verdict_page(verdict, is_watched=True), verdict.to_json(), request.json)
+                passed = verdict.has_passed
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _hint(request: Request) -> int:
+    exercise = _chosen(request)
+    level = Progress().show_hint(exercise.name, HINTS)
+    hint = text_of(exercise, request.lang).hint(level)
+    data = {"exercise": exercise.name, "hint": level, "of": HINTS, "text": hint}
+    output.show(report.hint_page(exercise.name, hint, level, HINTS), data, request.json)
+    return 0
+
+
+def _solution(request: Request) -> int:
+    exercise = _chosen(request)
+    if not request.anyway and not Progress().state(exercise.name).has_passed:
+        raise BadInput(
+            f"{exercise.name} has not passed yet: `sublight learn hint {exercise.name}` helps on, --anyway shows it"
+        )
+    text = text_of(exercise, request.lang)
+    data = {"exercise": exercise.name, "code": exercise.solution(), "text": text.explanation}
+    output.show(report.solution_page(exercise, text), data, request.json)
+    return 0
+
+
+def _next(request: Request) -> int:
+    if request.name:
+        raise BadInput("`sublight learn next` takes no name: `sublight learn start NAME` does")
+    progress = Progress()
+    goal = progress.goal()
+    following = path.next_one(progress.states(), goal[0] if goal else "")
+    data = {"next": following.name if following else None}
+    output.show(report.next_page(following, request.lang), data, request.json)
+    return 0
+
+
+def _goal(request: Request) -> int:
+    progress = Progress()
+    if request.name:
+        due = parse_due(request.by) if request.by else ""
+        if due and due < datetime.date.today().isoformat():
+            raise BadInput(f"--by {due} is past: name a day to come")
+        progress.set_goal(find(request.name).name, due)
+    goal = progress.goal()
+    if goal is None:
+        raise BadInput("no goal is set: `sublight learn goal softmax --by 2027-01-31` sets one")
+    way = path.way_to(find(goal[0]), progress.states())
+    data = {"goal": goal[0], "by": goal[1] or None, "left": [each.name for each in way]}
+    output.show(report.goal_page(goal, way, request.lang), data, request.json)
+    return 0
+
+
+def _export(request: Request) -> int:
+    from sublight.results import write_json
+
+    if not request.name:
+        raise BadInput("export to which file? `sublight learn export progress.json`")
+    output.check_writable(request.name)
+    data = Progress().to_json()
+    write_json(data, Path(request.name))
+    count = len(data["attempts"])
+    output.show(f"{count} checks written to {request.name}", {"file": request.name, "attempts": count}, request.json)
+    return 0
+
+
+def _import(request: Request) -> int:
+    if not request.name:
+        raise BadInput("import which file? `sublight learn import progress.json`")
+    count = Progress().merge(Path(request.name))
+    words = f"{count} rows of {request.name} were new"
+    output.show(words, {"file": request.name, "rows": count}, request.json)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Request], int]] = {
+    "": _map,
+    "show": _show,
+    "start": _start,
+    "check": _check,
+    "watch": _watch,
+    "hint": _hint,
+    "solution": _solution,
+    "next": _next,
+    "goal": _goal,
+    "export": _export,
+    "import": _import,
+}

@@ -1,0 +1,58 @@
+"""`sublight learn`: exercises from the first copy on, judged by correctness and by the limit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sublight.cli import output as cli_output
+from sublight.cli.options import Json, gpu_names, learn_words
+
+
+def learn(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WHAT]",
+            help="show, start, check, watch, hint, solution, next, goal, export, import; the map unless told.",
+            autocompletion=learn_words,
+        ),
+    ] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME|FILE]",
+            help="An exercise, or the file to check, export to or import; else the one you worked on last.",
+            autocompletion=learn_words,
+        ),
+    ] = "",
+    anyway: Annotated[bool, typer.Option("--anyway", help="With solution: before having passed.")] = False,
+    by: Annotated[str, typer.Option(metavar="2027-01-31", help="With goal: until when.")] = "",
+    lang: Annotated[str, typer.Option(metavar="en|zh", help="The texts' language; from LANG unless told.")] = "",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            metavar="h200", help="Compile for this GPU; else this machine's, or h200.", autocompletion=gpu_names
+        ),
+    ] = "",
+    json: Json = "",
+) -> None:
+    """Learn to write GPU kernels, with or without a GPU: the map, and what to do next.
+
+    \b
+    sublight learn                  the map: what is done, what is next
+    sublight learn start copy       read the page, get learn/copy.py to fill in
+    sublight learn check copy       what is wrong and where, or how near the limit it is
+    sublight learn watch copy       check again whenever you save
+    sublight learn hint copy        one hint more, of three
+    sublight learn solution copy    once you have passed
+    sublight learn goal softmax --by 2027-01-31
+    """
+    from sublight.cli import learn as cli_learn
+
+    cli_output.check_writable(json)
+    request = cli_learn.Request(what=what, name=name, anyway=anyway, by=by, language=lang, gpu=gpu, json=json)
+    status = cli_learn.command(request)
+    if status:
+        raise typer.Exit(status)

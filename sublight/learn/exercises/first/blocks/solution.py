@@ -1,0 +1,21 @@
+"""Copy with as many programs as the GPU holds at a time, each with enough bytes on their way."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROGRAMS = 528  # four for each of the 132 multiprocessors of an H200
+BLOCK = 1024
+
+
+@triton.jit
+def blocks_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    step = tl.num_programs(0) * BLOCK
+    for start in range(tl.program_id(0) * BLOCK, n, step):
+        place = start + tl.arange(0, BLOCK)
+        mask = place < n
+        tl.store(out_ptr + place, tl.load(x_ptr + place, mask=mask), mask=mask)
+
+
+def blocks(x: torch.Tensor, out: torch.Tensor) -> None:
+    blocks_kernel[(PROGRAMS,)](x, out, x.numel(), BLOCK=BLOCK)

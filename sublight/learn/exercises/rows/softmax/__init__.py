@@ -1,0 +1,20 @@
+"""Softmax of each row: a maximum, an exponential, a sum, and the row read once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sublight.learn.record import Exercise, Goal, problem_of
+
+SOFTMAX = Exercise(
+    name="softmax",
+    chapter="rows",
+    problem=partial(problem_of, "softmax"),
+    cost="softmax",
+    arguments=("x",),
+    outputs=("out",),
+    sizes={"rows": (1, 12), "cols": (1, 1500)},
+    shown={"rows": 6, "cols": 1000},
+    goal=Goal(shape={"rows": 8192, "cols": 2048}),
+    needs=("row_sum",),
+)

@@ -1,0 +1,65 @@
+"""Tensors in shared memory: the parent owns, poisons and reads them; a child maps the same pages and computes there.
+
+A child knows a tensor by its file, shape, strides and data type. What is right never lies in such a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POISON = 0xFF  # in every byte: NaN in each floating-point type, -1 in integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a child needs to map a tensor."""
+
+    file: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, "shape": list(self.shape), "strides": list(self.strides), "dtype": self.dtype}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Spec:
+        return cls(file=data["file"], shape=tuple(data["shape"]), strides=tuple(data["strides"]), dtype=data["dtype"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A tensor on pages that another process may map, too."""
+
+    spec: Spec
+    pages: Any  # numpy bytes
+    tensor: Any
+
+    @classmethod
+    def like(cls, tensor: Any, file: Path) -> Shared:
+        """Room for such a tensor, its strides kept; gaps between its rows are poisoned, as everything is."""
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        file.write_bytes(bytes([POISON]) * max(reach * tensor.element_size(), 1))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return mapped(Spec(file=str(file), shape=tuple(tensor.shape), strides=tuple(tensor.stride()), dtype=dtype))
+
+    def poison(self) -> None:
+        self.pages[...] = POISON
+
+    def digest(self) -> bytes:
+        """Of all its bytes, the gaps between rows included."""
+        return hashlib.blake2b(self.pages.tobytes()).digest()
+
+
+def mapped(spec: Spec) -> Shared:
+    """The tensor on its pages."""
+    import torch
+
+    pages = np.memmap(spec.file, np.uint8, mode="r+")
+    flat = torch.from_numpy(pages).view(getattr(torch, spec.dtype))
+    return Shared(spec=spec, pages=pages, tensor=flat.as_strided(spec.shape, spec.strides))

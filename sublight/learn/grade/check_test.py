@@ -1,0 +1,136 @@
+"""Checks with their processes: starters fail, solutions and honest styles pass, cheats fail for the right reason."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+import sublight
+from sublight.cli import main as cli
+from sublight.gpus import find as find_gpu
+from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.grade import check as checking
+from sublight.learn.grade.crew import Crew
+from sublight.learn.grade.fakes import CHEATS, COMPILED, HEAD, HONEST, OTHERS, RUN, SCANNED, Cheat
+from sublight.learn.grade.sandbox import Budget
+from sublight.learn.progress import Progress
+from sublight.learn.verdict import Verdict
+
+SLOW = ("multiply_add", "blocks", "transpose")  # their starters are right: to make them fast is the exercise
+SHORT = Budget(cpu_s=1, wall_s=300)
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with Crew() as crew:
+        yield crew
+
+
+@triton.jit
+def wrong_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + place, tl.load(x_ptr + place))
+
+
+def wrong(x, out):  # type: ignore[no-untyped-def]
+    wrong_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, BLOCK=1024)
+
+
+def checked(crew: Crew, name: str, source: str, budget: Budget | None = None) -> Verdict:
+    return checking.check(find(name), source, crew=crew, gpu=find_gpu("h200"), budget=budget)
+
+
+@pytest.mark.parametrize("name", [exercise.name for exercise in EXERCISES if exercise.name not in SLOW])
+def test_every_starter_fails_and_its_faults_have_words(crew: Crew, name: str) -> None:
+    verdict = checked(crew, name, find(name).starter())
+    assert not verdict.is_right
+    assert all(fault.text and fault.case for fault in verdict.faults)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_starter_that_is_right_fails_by_its_speed(crew: Crew, name: str) -> None:
+    verdict = checked(crew, name, find(name).starter())
+    assert [fault.kind for fault in verdict.faults] == ["goal"]
+    assert verdict.fraction is not None and verdict.fraction < find(name).goal.fraction
+
+
+@pytest.mark.parametrize("name", [exercise.name for exercise in EXERCISES])
+def test_every_solution_passes(crew: Crew, name: str) -> None:
+    verdict = checked(crew, name, find(name).solution())
+    assert verdict.has_passed, str(verdict)
+    assert verdict.fraction is not None and find(name).goal.fraction <= verdict.fraction <= checking.ABOVE_LIMIT
+    assert all(kernel.registers and not kernel.spill_bytes for kernel in verdict.kernels)
+
+
+@pytest.mark.parametrize("style", [*HONEST, *OTHERS])
+def test_honest_styles_pass(crew: Crew, style: str) -> None:
+    verdict = checked(crew, *(OTHERS.get(style) or ("add", HONEST[style])))
+    assert verdict.has_passed, str(verdict)
+
+
+def refused(crew: Crew, cheat: Cheat, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        if not cheat.is_scanned:
+            patch.setattr(checking, "scan", lambda *args: [])
+        verdict = checked(crew, cheat.exercise, cheat.source, SHORT)
+    first = next(iter(verdict.faults), None)
+    assert first is not None, f"{cheat.name} has passed"
+    assert first.kind in cheat.kinds and cheat.word in first.text, f"{cheat.name}: {verdict}"
+
+
+def test_cheats_are_refused_for_the_right_reason(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cheat in RUN:  # one after another: what one does to its process does not reach the next
+        refused(crew, cheat, monkeypatch)
+
+
+@pytest.mark.parametrize("cheat", COMPILED, ids=lambda cheat: cheat.name)
+def test_cheats_at_the_goal_are_refused(crew: Crew, cheat: Cheat, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(crew, cheat, monkeypatch)
+
+
+def test_there_are_enough_cheats_and_each_has_its_name() -> None:
+    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 16
+    assert len(SCANNED) + len(RUN) + len(COMPILED) == len(CHEATS)
+
+
+def test_prints_come_back(crew: Crew) -> None:
+    verdict = checked(crew, "add", f"{HEAD}def add(x, y, out):\n    print('n is', out.numel())\n")
+    assert "n is 2500" in verdict.printed
+
+
+def test_in_a_notebook(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same check of a function; its wrong kernel is found, shown and remembered."""
+    monkeypatch.setattr("sublight.learn.grade.crew.Crew", lambda: contextlib.nullcontext(crew))
+    monkeypatch.setenv("SUBLIGHT_LEARN", str(tmp_path / "learn.sqlite"))
+    verdict = sublight.learn.check(wrong, exercise="copy", gpu="h200")
+    assert [fault.kind for fault in verdict.faults] == ["kernel"]  # load and store share their line
+    assert "tl.load" in (shown := verdict._repr_html_() or "") and "out-of-bounds" in shown
+    assert len(Progress().state("copy").attempts) == 1
+
+
+def test_on_the_command_line(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sublight.learn.grade.crew.Crew", lambda: contextlib.nullcontext(crew))
+    monkeypatch.setenv("SUBLIGHT_LEARN", str(tmp_path / "learn.sqlite"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["learn", "start", "copy"]) == 0
+    capsys.readouterr()
+    assert cli.run(["learn", "check"]) == 1  # the one that was changed last
+    assert "out[0] was never written" in capsys.readouterr().out
+    assert cli.run(["learn", "check", "learn/copy.py", "--json", "-", "--gpu", "a100"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu"] == "a100" and not found["passed"] and found["faults"][0]["kind"] == "unwritten"
+    assert cli.run(["learn", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["exercises"][0]["checks"] == 2 and told["next"] == "copy"

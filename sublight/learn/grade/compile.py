@@ -1,0 +1,108 @@
+"""A submission on a GPU that is not here: its launches are noted instead of made, compiled for that GPU and read.
+
+The first call is on tensors of the grader's, with launches left out: if they are right nevertheless, no kernel computed
+them. The second is at the goal's size, for the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sublight.backend import private
+from sublight.errors import BadInput
+from sublight.gpus import Gpu
+from sublight.gpus import find as find_gpu
+from sublight.learn.grade import child
+from sublight.learn.grade.buffers import Spec, mapped
+from sublight.learn.grade.guard import Guard
+from sublight.xray.build import code_of
+from sublight.xray.examine import Page, examine
+from sublight.xray.inputs.pretended import gpu_pretended
+
+
+def prepared() -> child.Serve:
+    """Everything that every check needs; what it gives is called in a process of its own."""
+    _warm_up()
+
+    def serve(channel: Connection, order: dict[str, Any]) -> None:
+        gpu = find_gpu(order["gpu"])
+        launches: list[Any] = []
+        with child.answering(channel) as answer:
+            try:
+                with gpu_pretended(gpu, launches):
+                    function = child.load(order, programs=True)
+                    answer(failure=None)
+                    guard = Guard(order["source"])
+                    for case in child.orders(channel):
+                        del launches[:]
+                        with guard:
+                            function(*_tensors(case))
+                        compiled = {} if case["is_small"] else _compiled(launches, gpu)
+                        answer(failure=None, torch=guard.noted, launches=len(launches), **compiled)
+            except BaseException as error:
+                answer(failure=child.failure_of(error, order["source"]))
+
+    return serve
+
+
+def _warm_up() -> None:
+    """Load what a check would load, and hash Triton's own files, which its cache does once a process."""
+    import importlib
+
+    with gpu_pretended(find_gpu("h200"), []):
+        importlib.import_module("triton.experimental.gluon._runtime")
+        importlib.import_module("triton.compiler.code_generator")
+    with contextlib.suppress(ImportError):
+        private.triton_key()
+
+
+def _tensors(case: dict[str, Any]) -> list[Any]:
+    import numpy as np
+    import torch
+
+    specs = [Spec.from_json(spec) for spec in (*case["inputs"], *case["outputs"])]
+    if case["is_small"]:
+        return [mapped(spec).tensor for spec in specs]
+    made = []
+    for spec in specs:
+        kind = getattr(torch, spec.dtype)
+        reach = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True)) + 1
+        pages = np.zeros(reach * kind.itemsize, np.uint8)  # pages come when they are touched, and few are
+        made.append(torch.from_numpy(pages).view(kind).as_strided(spec.shape, spec.strides))
+    return made
+
+
+def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
+    """Each launch's figures; those that share their code and grid are compiled and followed once."""
+    pages: dict[str, Page] = {}
+    figures, refused = [], ""
+    for launch in launches:
+        key = f"{launch.key} {launch.grid}"
+        try:
+            if key not in pages:
+                pages[key] = examine(code_of(launch, gpu))
+        except BadInput as error:
+            refused = str(error)
+            break
+        figures.append(_figures(pages[key], launch.grid))
+    return {"kernels": figures, "refused": refused}
+
+
+def _figures(page: Page, grid: tuple[int, ...]) -> dict[str, Any]:
+    known = [access for access in page.accesses if access.space == "global" and not access.unknown]
+    highest = page.roof.highest
+    return {
+        "name": page.code.name,
+        "registers": page.code.resources.registers,
+        "spill_bytes": page.code.resources.spill_bytes,
+        "occupancy": page.occupancy.fraction if page.occupancy else None,
+        "limited_by": ", ".join(page.occupancy.limited_by) if page.occupancy else "",
+        "sectors": sum(access.sectors for access in known),
+        "ideal_sectors": sum(access.ideal_sectors for access in known),
+        "programs": math.prod(grid),
+        "seconds": highest.seconds if highest else None,
+        "sentence": page.roof.sentence or "; ".join(page.notes),
+    }

@@ -1,0 +1,144 @@
+"""The grader's side of the processes that run submissions: orders, answers, and an end to what takes too long."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from sublight.errors import BadInput
+from sublight.learn.grade.sandbox import Budget
+
+Mode = Literal["interpret", "compile"]
+READY_S = 300.0  # for torch and Triton to load, on a machine that is busy
+_DEATHS = {
+    signal.SIGXCPU: "it took more than {cpu_s:g} s of processor time: does a loop never end, or go element by element?",
+    signal.SIGKILL: "it was killed: it took too much memory, or too long",
+    signal.SIGSEGV: "it crashed (SIGSEGV): it may have reached memory that is not its own, or used too much of it",
+}
+
+
+_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # no threads, no GPU
+
+_FLAGS = ("-P", "-W", "ignore::DeprecationWarning")  # modules of the learner's folder are not ours; forks are meant
+
+
+class Ended(Exception):
+    """The process that ran a submission is gone; the message says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """One forked process with one submission."""
+
+    crew: Crew
+    mode: Mode
+    child: int
+    channel: Connection
+    budget: Budget
+    cpu_s: float = 0.0
+
+    def answer(self) -> dict[str, Any]:
+        """The next answer; a process that takes too long, or ends, is an `Ended`."""
+        if not self.channel.poll(self.budget.wall_s):
+            self.end()
+            raise Ended(f"nothing came back for {self.budget.wall_s:g} s: does it wait for something?")
+        try:
+            reply = json.loads(self.channel.recv_bytes())
+        except (EOFError, ConnectionError, ValueError):
+            raise Ended(self._death()) from None
+        self.cpu_s += float(reply["cpu_s"])
+        return dict(reply)
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        try:
+            self.channel.send_bytes(json.dumps(order).encode())
+        except OSError:
+            raise Ended(self._death()) from None
+        return self.answer()
+
+    def _death(self) -> str:
+        status = self.crew.request(self.mode, {"wait": self.child})
+        self.child = 0
+        if status >= 0:
+            return "its process ended before the function had returned"
+        known = _DEATHS.get(signal.Signals(-status), "its process was killed by signal {signal}")
+        return known.format(cpu_s=self.budget.cpu_s, signal=-status)
+
+    def end(self) -> None:
+        """Whatever it does, and whatever it started."""
+        self.channel.close()
+        if self.child:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child, signal.SIGKILL)
+            self.crew.request(self.mode, {"wait": self.child})
+            self.child = 0
+
+
+class Crew:
+    """The two processes that stand ready. They load torch while the grader does."""
+
+    def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise BadInput("checks run on Linux alone, as Triton does: use a Linux machine, a container or WSL")
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        self._ends: dict[Mode, socket.socket] = {"interpret": pairs[0][0], "compile": pairs[1][0]}
+        root = str(Path(__file__).resolve().parents[3])
+        kept = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        theirs = [pair[1].fileno() for pair in pairs]
+        self._process = subprocess.Popen(
+            [sys.executable, *_FLAGS, "-m", "sublight.learn.grade.worker", *map(str, theirs)],
+            env={**kept, "PYTHONPATH": path, **_ALONE},
+            start_new_session=True,  # Ctrl-C is the grader's to hear
+            pass_fds=theirs,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        for pair in pairs:
+            pair[1].close()
+
+    def request(self, mode: Mode, order: dict[str, Any], *descriptors: int) -> int:
+        """A number: the child's id, or the status with which it ended."""
+        end = self._ends[mode]
+        end.settimeout(READY_S)
+        try:
+            socket.send_fds(end, [json.dumps(order).encode()], list(descriptors))
+            reply = end.recv(1 << 12)
+        except OSError:
+            reply = b""
+        if not reply:
+            raise BadInput("the process that runs submissions ended: `sublight doctor` says whether Triton works here")
+        return int(json.loads(reply))
+
+    def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
+        """A process that has loaded the submission, or has failed to: its first answer says."""
+        ours, theirs = socket.socketpair()
+        words = {**order, "budget": dataclasses.asdict(budget)}
+        try:
+            child = self.request(mode, words, theirs.fileno())
+        finally:
+            theirs.close()
+        return Task(crew=self, mode=mode, child=child, channel=Connection(ours.detach()), budget=budget)
+
+    def close(self) -> None:
+        for end in self._ends.values():
+            end.close()
+        self._process.terminate()  # the other one, which it forked, hears that the grader hung up
+        self._process.wait()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,86 @@
+"""A submission on the CPU: its kernels run in Triton's interpreter under watch, on tensors that the grader owns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sublight.backend.listen import listening
+from sublight.gpus import Gpu
+from sublight.gpus import find as find_gpu
+from sublight.learn.grade import child
+from sublight.learn.grade.buffers import Spec, mapped
+from sublight.learn.grade.guard import Guard
+from sublight.xray.pretend.torch_cuda import cuda_of
+from sublight.xray.pretend.triton_driver import driver_of, nothing_timed
+from sublight.xray.sanitize import torch_hooks
+from sublight.xray.sanitize.interpreter import Session, Watch
+from sublight.xray.sanitize.notes import Stack
+from sublight.xray.sanitize.script import leave_out, refuse_gluon
+
+OF_THE_JUDGE = ("unwritten-output", "not-compiled")  # the grader tells of the first, the compiler of the second
+
+
+def prepared() -> child.Serve:
+    """Everything that every check needs; what it gives is called in a process of its own."""
+    watch = Watch(Stack.of_libraries(), lambda jit, bound, options: (jit.__name__, None))
+    watch.install()
+
+    def serve(channel: Connection, order: dict[str, Any]) -> None:
+        with child.answering(channel) as answer:
+            try:
+                with _pretended(find_gpu(order["gpu"])):
+                    function = child.load(order, programs=False)
+                    answer(failure=None)
+                    known: dict[Spec, Any] = {}  # a shape that comes again has the same addresses
+                    for case in child.orders(channel):
+                        answer(**_ran(watch, function, _tensors(case, known), order["source"]))
+            except BaseException as error:  # of the submission's own top level
+                answer(failure=child.failure_of(error, order["source"]))
+
+    return serve
+
+
+@contextlib.contextmanager
+def _pretended(gpu: Gpu) -> Iterator[None]:
+    with cuda_of(gpu), driver_of(gpu), nothing_timed(leave_out, lambda tuner: None), listening(refuse_gluon):
+        yield
+
+
+def _tensors(case: dict[str, Any], known: dict[Spec, Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs."""
+    specs = [[Spec.from_json(spec) for spec in case[name]] for name in ("inputs", "outputs")]
+    for spec in (*specs[0], *specs[1]):
+        if spec not in known:
+            known[spec] = mapped(spec).tensor
+    return [known[spec] for spec in specs[0]], [known[spec] for spec in specs[1]]
+
+
+def _ran(watch: Watch, function: Any, tensors: tuple[list[Any], list[Any]], file: str) -> dict[str, Any]:
+    """One call, and all that was seen of it."""
+    inputs, outputs = tensors
+    session = watch.session = Session({})
+    guard, failure, returned = Guard(file), None, None
+    try:
+        with torch_hooks.watching(session.memory):
+            for output in outputs:
+                session.memory.created_empty(output)
+            with guard:
+                returned = function(*inputs, *outputs)
+    except BaseException as error:  # the submission's; a MemoryError and a SystemExit, too
+        failure = child.failure_of(error, file)
+    session.memory.finish()
+    return {
+        "failure": failure,
+        "findings": [
+            {"id": each.id, "line": each.place.line if each.place else 0, "detail": each.detail,
+             "is_information": each.is_information}
+            for each in session.notes.findings()
+            if each.id not in OF_THE_JUDGE
+        ],
+        "launches": session.launches,
+        "torch": guard.noted,
+        "has_returned": returned is not None,
+    }  # fmt: skip

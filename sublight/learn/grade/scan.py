@@ -1,0 +1,236 @@
+"""The static scan: a submission uses Triton, and of torch only what makes buffers and tells sizes.
+
+What is allowed is listed, never what is forbidden: everything else gets its line and a reason. So a submission has no
+way to files, processes, other modules or the grader's own objects, and cannot leave the work to torch. What stands
+under `if __name__ == "__main__":` is the learner's own trial and never runs here.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sublight.errors import nearest
+from sublight.learn.verdict import Fault
+
+MODULES = ("torch", "triton", "triton.language", "math", "typing", "functools", "__future__")
+OF_TORCH = {
+    *("Tensor", "dtype", "device", "Size", "empty", "empty_like", "empty_strided", "zeros", "zeros_like"),
+    *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"),
+    *("float", "half", "int", "long", "cuda", "cuda.get_device_properties", "cuda.current_device"),
+    "cuda.get_device_capability",
+}
+OF_TRITON = {
+    *("jit", "cdiv", "next_power_of_2", "autotune", "Config", "heuristics", "constexpr_function", "language"),
+    *("tools", "tools.tensor_descriptor", "tools.tensor_descriptor.TensorDescriptor"),
+}
+LANGUAGE_FOLDERS = (("extra",), ("extra", "cuda"), ("extra", "libdevice"), ("extra", "cuda", "libdevice"))
+LANGUAGE_MODULES = {"core", "semantic", "standard", "random", "target_info", "extra"}  # they lead to others
+OF_FUNCTOOLS = {"partial", "reduce", "lru_cache", "cache"}
+METHODS = {  # of tensors: sizes, views and buffers; of Python's containers and numbers
+    *("numel", "size", "stride", "dim", "element_size", "is_contiguous", "contiguous", "nelement", "data_ptr"),
+    *("view", "reshape", "flatten", "unsqueeze", "squeeze", "t", "transpose", "permute", "expand", "new_empty"),
+    *("new_zeros", "zero_", "bit_length", "append", "extend", "items", "keys", "values", "get", "join", "from_tensor"),
+}
+BUILTINS = {
+    *("abs", "all", "any", "bool", "callable", "dict", "divmod", "enumerate", "float", "int", "isinstance", "len"),
+    *("list", "map", "max", "min", "pow", "print", "property", "range", "repr", "reversed", "round", "set", "slice"),
+    *("sorted", "str", "sum", "tuple", "zip", "filter", "staticmethod", "classmethod", "frozenset"),
+    *("Exception", "ValueError", "TypeError", "AssertionError", "RuntimeError", "NotImplementedError", "IndexError"),
+    *("KeyError", "ZeroDivisionError", "ArithmeticError", "object", "__name__"),
+}
+FLAGS = {"shape", "dtype", "device", "is_cuda", "ndim", "T", "mT", "multi_processor_count", "name", "major", "minor"}
+_WORK = "the kernel must do the work"
+
+
+def scan(source: str, function: str) -> list[Fault]:
+    """Everything that a submission may not contain, by line; empty where it may run."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        return [Fault(kind="syntax", line=error.lineno or 0, text=f"Python cannot read this: {error.msg}")]
+    tree.body = [node for node in tree.body if not _is_trial(node)]
+    scanner = _Scanner(defined=_defined(tree))
+    scanner.visit(tree)
+    faults = scanner.faults
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if not faults and function not in {node.name for node in functions}:
+        faults.append(Fault(kind="missing", line=0, text=f"there is no function {function}: keep the starter's `def`"))
+    return faults
+
+
+def runnable(source: str) -> str:
+    """The source without the learner's own trial; lines keep their numbers."""
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if _is_trial(node):
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    return "\n".join(lines) + "\n"
+
+
+def _is_trial(node: ast.stmt) -> bool:
+    """Whether this is `if __name__ == "__main__":`, without an else."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Every name that the submission binds itself."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names
+
+
+@dataclass(slots=True)
+class _Scanner(ast.NodeVisitor):
+    """Walks over a submission, and remembers which names stand for which modules."""
+
+    defined: set[str]
+    faults: list[Fault] = field(default_factory=list)
+    modules: dict[str, str] = field(default_factory=dict)  # alias -> module, or what was imported from one
+    classes: set[str] = field(default_factory=set)  # of the submission
+    in_kernel: bool = False
+
+    def refuse(self, node: ast.AST, words: str) -> None:
+        self.faults.append(Fault(kind="scan", line=getattr(node, "lineno", 0), text=words))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name not in MODULES:
+                self.refuse(node, f"`import {alias.name}`: a submission imports torch, triton and math alone")
+            if alias.asname:
+                self.modules[alias.asname] = alias.name
+            else:
+                self.modules[alias.name.split(".")[0]] = alias.name.split(".")[0]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if node.level or module.split(".")[0] not in {name.split(".")[0] for name in MODULES}:
+            self.refuse(node, f"`from {'.' * node.level}{module} import`: a submission imports torch, triton and math")
+            return
+        for alias in node.names:
+            name = f"{module}.{alias.name}"
+            self.modules[alias.asname or alias.name] = name
+            if name not in MODULES and not self._may(name):
+                self.refuse(node, f"`from {module} import {alias.name}` is not for a submission: {_WORK}")
+
+    def _may(self, dotted: str) -> bool:
+        """Whether this name of an allowed module may be used."""
+        for root, names in (("torch.", OF_TORCH), ("functools.", OF_FUNCTOOLS)):
+            if dotted.startswith(root):
+                return dotted.removeprefix(root) in names
+        parts = dotted.split(".")
+        if dotted.startswith("triton.language."):
+            return _is_language(parts[2:])
+        if dotted.startswith("triton."):
+            return dotted.removeprefix("triton.") in OF_TRITON
+        if dotted.startswith("typing."):
+            return len(parts) == 2 and parts[1][0].isupper()  # in small letters there are modules
+        return parts[0] in ("math", "__future__") and len(parts) == 2
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        outer, self.in_kernel = self.in_kernel, self.in_kernel or self._is_kernel(node)
+        if node.name.startswith("__") and node.name not in ("__init__", "__call__"):
+            self.refuse(node, f"`def {node.name}`: a submission changes nothing of Python's own")
+        self.generic_visit(node)
+        self.in_kernel = outer
+
+    def _is_kernel(self, node: ast.FunctionDef) -> bool:
+        names = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
+        return "triton.jit" in map(self._dotted, names)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.classes.add(node.name)
+        self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.refuse(node, "`async def`: the work is done when the function returns")
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and node.id not in self.defined | BUILTINS:
+            words = "is not for a submission: it computes in Triton kernels and launches them"
+            if not hasattr(builtins, node.id) and not node.id.startswith("__"):
+                words = f"is not defined; there are {nearest(node.id, sorted(self.defined))}"
+            self.refuse(node, f"`{node.id}` {words}")
+        elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
+            self.refuse(node, f"`{node.id}` must keep its meaning")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        dotted = self._dotted(node)
+        if dotted is not None:  # a name of a module
+            if isinstance(node.ctx, ast.Store | ast.Del):
+                self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
+            elif not self._may(dotted):
+                self.refuse(node, f"`{ast.unparse(node)}` is not for a submission: {_WORK}")
+            return
+        if node.attr.startswith("_"):
+            self.refuse(node, f"`.{node.attr}`: names that begin with _ are not for a submission")
+        elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
+            self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
+        elif not self.in_kernel and not self._is_plain(node):
+            self.refuse(node, f"`.{node.attr}` is not for a submission: {_WORK}")
+        self.generic_visit(node)
+
+    def _is_plain(self, node: ast.Attribute) -> bool:
+        is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", *self.classes}
+        return is_own or node.attr in METHODS | FLAGS
+
+    def _dotted(self, node: ast.expr) -> str | None:
+        """`tl.math.exp` as triton.language.math.exp; None for what does not begin with a module."""
+        if isinstance(node, ast.Name):
+            return self.modules.get(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._dotted(node.value)
+            return None if base is None or self._is_value(base) else f"{base}.{node.attr}"
+        return None
+
+    def _is_value(self, dotted: str) -> bool:
+        """Whether this is no module: its attributes are judged as those of any value."""
+        return dotted in {f"torch.{name}" for name in OF_TORCH - {"cuda"}} | {"triton.jit", "functools.partial"}
+
+    def generic_visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Global | ast.Nonlocal | ast.Await | ast.Yield | ast.YieldFrom):
+            self.refuse(node, f"`{type(node).__name__.lower()}` is not for a submission")
+        ast.NodeVisitor.generic_visit(self, node)
+
+
+def _is_language(parts: list[str]) -> bool:
+    """Whether this name of `tl` is one of its functions and types, or one of its two libraries of mathematics."""
+    *folder, name = parts
+    if any(part.startswith("_") for part in parts):
+        return False
+    if tuple(parts) in LANGUAGE_FOLDERS:
+        return True
+    if folder and folder[-1] == "libdevice" and tuple(folder) in LANGUAGE_FOLDERS:
+        return name not in LANGUAGE_MODULES
+    is_function = not folder or folder == ["math"] or folder[0] not in (*LANGUAGE_MODULES, "math")
+    return is_function and not LANGUAGE_MODULES & set(parts)
+
+
+def branches(source: str) -> bool:
+    """Whether a kernel has a branch of Python's: the interpreter takes one on a whole block, the compiler does not."""
+    return any(isinstance(node, ast.If | ast.IfExp | ast.While | ast.BoolOp | ast.Not) for node in _in_kernels(source))
+
+
+def words_between_blocks(source: str) -> list[int]:
+    """Lines of kernels with `and` or `or`: between blocks the interpreter and a GPU take them differently."""
+    return sorted({node.lineno for node in _in_kernels(source) if isinstance(node, ast.BoolOp)})
+
+
+def _in_kernels(source: str) -> Iterator[ast.AST]:
+    """Everything inside of decorated functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            yield from (inner for statement in node.body for inner in ast.walk(statement))

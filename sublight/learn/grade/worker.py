@@ -1,0 +1,79 @@
+"""The processes that run submissions: one stands ready with Triton's interpreter under watch, one with its compiler.
+
+Each is forked for every check, so that a check does not wait for torch and Triton to load, and a submission leaves
+nothing behind. Run as `python -m sublight.learn.grade.worker FD FD`, the ends of two sockets of the grader. Every
+message is JSON: the grader never unpickles what a submission could have written. Nothing here knows what is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sublight.learn.grade.child import Serve
+
+MESSAGE_BYTES = 1 << 16
+
+
+def main(interpret: int, compile: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # OpenMP's threads do not live through a fork
+    if os.fork() == 0:
+        os.close(compile)
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton loads
+        from sublight.learn.grade import interpret as interpreting
+
+        _stand_ready(interpret, interpreting.prepared())
+        os._exit(0)
+    os.close(interpret)
+    os.environ.pop("TRITON_INTERPRET", None)
+    from sublight.learn.grade import compile as compiling
+
+    _stand_ready(compile, compiling.prepared())
+    os._exit(0)
+
+
+def _stand_ready(descriptor: int, serve: Serve) -> None:
+    """Fork for every order until the grader hangs up."""
+    requests = socket.socket(fileno=descriptor)
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 1)
+        if not data:
+            return
+        order = json.loads(data)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            requests.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            continue
+        child = os.fork()
+        if child == 0:
+            requests.close()
+            _run(serve, Connection(descriptors[0]), order)
+        os.close(descriptors[0])
+        requests.send(json.dumps(child).encode())
+
+
+def _run(serve: Serve, channel: Connection, order: dict[str, Any]) -> None:
+    """In the child: what the submission prints goes to its log; then it is over, whatever the submission left."""
+    os.setsid()  # so that the grader ends all of it at once
+    os.environ["HOME"] = os.environ["TMPDIR"] = order["folder"]
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(order["folder"], "cache")  # nothing for other programs to find
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        serve(channel, order)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

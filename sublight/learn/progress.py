@@ -1,0 +1,168 @@
+"""What a learner has done, in one SQLite file: attempts with the fraction reached, hints, own goals with dates."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sublight.errors import BadInput
+from sublight.learn.verdict import Verdict
+
+VERSION = 1
+_TABLES = {
+    "attempts": "exercise TEXT, at TEXT, passed INTEGER, is_right INTEGER, fraction REAL, gpu TEXT, source TEXT",
+    "hints": "exercise TEXT, level INTEGER, at TEXT",
+    "goals": "exercise TEXT, due TEXT, at TEXT",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One check."""
+
+    at: str  # ISO, UTC
+    passed: bool
+    fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What is known of one exercise."""
+
+    attempts: tuple[Attempt, ...] = ()
+    hints: int = 0  # how many were shown
+
+    @property
+    def has_passed(self) -> bool:
+        return any(attempt.passed for attempt in self.attempts)
+
+    @property
+    def best(self) -> float | None:
+        return max((each.fraction for each in self.attempts if each.passed and each.fraction), default=None)
+
+
+def default_file() -> Path:
+    """SUBLIGHT_LEARN, else the user's data folder."""
+    if chosen := os.environ.get("SUBLIGHT_LEARN"):
+        return Path(chosen)
+    base = os.environ.get("XDG_DATA_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "share") / "sublight" / "learn.sqlite"
+    except RuntimeError:  # a user without a home, as some containers have
+        raise BadInput("there is no home folder to keep progress in: set SUBLIGHT_LEARN to a file") from None
+
+
+class Progress:
+    """The file, opened for each use: a watch and a check may run side by side."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file or default_file()
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self.file, timeout=30)) as connection, connection:
+                for name, columns in _TABLES.items():
+                    names = ", ".join(column.split()[0] for column in columns.split(", "))
+                    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns}, UNIQUE ({names}))")
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise BadInput(
+                f"cannot keep progress in {self.file}: {error}; set SUBLIGHT_LEARN to another file"
+            ) from None
+
+    def add(self, verdict: Verdict, source: str) -> None:
+        values = (verdict.exercise, _now(), verdict.has_passed, verdict.is_right, verdict.fraction, verdict.gpu, source)
+        with self._open() as connection:
+            connection.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def show_hint(self, exercise: str, levels: int) -> int:
+        """The next hint's number, from 1; after the last, the last."""
+        with self._open() as connection:
+            query = "SELECT COALESCE(MAX(level), 0) FROM hints WHERE exercise = ?"
+            level = min(int(connection.execute(query, (exercise,)).fetchone()[0]) + 1, levels)
+            connection.execute("INSERT OR IGNORE INTO hints VALUES (?, ?, ?)", (exercise, level, _now()))
+        return level
+
+    def set_goal(self, exercise: str, due: str) -> None:
+        """One goal at a time."""
+        with self._open() as connection:
+            connection.execute("DELETE FROM goals")
+            connection.execute("INSERT INTO goals VALUES (?, ?, ?)", (exercise, due, _now()))
+
+    def goal(self) -> tuple[str, str] | None:
+        """The exercise, and the date as 2027-01-31, empty where none was given."""
+        with self._open() as connection:
+            row = connection.execute("SELECT exercise, due FROM goals ORDER BY at DESC").fetchone()
+        return (str(row[0]), str(row[1])) if row else None
+
+    def states(self) -> dict[str, State]:
+        """By exercise; one that was never tried is not there."""
+        attempts: dict[str, list[Attempt]] = {}
+        with self._open() as connection:
+            for name, at, passed, fraction in connection.execute(
+                "SELECT exercise, at, passed, fraction FROM attempts ORDER BY at"
+            ):
+                attempts.setdefault(name, []).append(Attempt(at=at, passed=bool(passed), fraction=fraction))
+            hints = dict(connection.execute("SELECT exercise, MAX(level) FROM hints GROUP BY exercise").fetchall())
+        return {
+            name: State(attempts=tuple(attempts.get(name, ())), hints=hints.get(name, 0))
+            for name in {*attempts, *hints}
+        }
+
+    def state(self, exercise: str) -> State:
+        return self.states().get(exercise, State())
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        with self._open() as connection:
+            rows = {name: [list(row) for row in connection.execute(f"SELECT * FROM {name}")] for name in _TABLES}
+        return {"sublight_learn": VERSION, **rows}
+
+    def merge(self, file: Path) -> int:
+        """Add what another file holds and this one does not; how many rows were new."""
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data["sublight_learn"] != VERSION:
+                raise BadInput(f"{file} is of version {data['sublight_learn']}, this is {VERSION}: update sublight")
+            rows = {name: [tuple(row) for row in data[name]] for name in _TABLES}
+            if any(len(row) != len(_TABLES[name].split(", ")) for name in _TABLES for row in rows[name]):
+                raise ValueError
+        except BadInput:
+            raise
+        except OSError as error:
+            raise BadInput(f"cannot read {file}: {error.strerror}; name a file of `sublight learn export`") from None
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"{file} holds no progress: name a file of `sublight learn export`") from None
+        with self._open() as connection:
+            before = connection.total_changes
+            for name in ("attempts", "hints") if self._has_goal(connection) else tuple(_TABLES):
+                marks = ", ".join("?" * len(_TABLES[name].split(", ")))
+                connection.executemany(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", rows[name])
+            return connection.total_changes - before
+
+    def _has_goal(self, connection: sqlite3.Connection) -> bool:
+        return bool(connection.execute("SELECT COUNT(*) FROM goals").fetchone()[0])
+
+
+def parse_due(words: str) -> str:
+    """
+    >>> parse_due("2027-01-31")
+    '2027-01-31'
+    """
+    try:
+        return datetime.date.fromisoformat(words).isoformat()
+    except ValueError:
+        raise BadInput(f"--by {words}: write a date as 2027-01-31") from None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")

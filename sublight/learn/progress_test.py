@@ -1,0 +1,94 @@
+"""Progress in its file: kept, counted, exported, merged; and the way through the exercises that follows from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sublight.errors import BadInput
+from sublight.learn import path
+from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.progress import Attempt, Progress, State, parse_due
+from sublight.learn.verdict import Fault, KernelFigures, Verdict
+
+PASSED = State(attempts=(Attempt(at="", passed=True, fraction=0.95),))
+
+
+def verdict(name: str, *, passed: bool, seconds: float = 2.0) -> Verdict:
+    kernel = KernelFigures(name="k", registers=20, spill_bytes=0, occupancy=1.0, limited_by="", sectors=4,
+                           ideal_sectors=4, programs=1, seconds=seconds, sentence="")  # fmt: skip
+    faults = () if passed else (Fault(kind="values", text="wrong"),)
+    return Verdict(exercise=name, file="", faults=faults, gpu="h200", kernels=(kernel,), floor_s=1.0)
+
+
+def test_attempts_hints_and_goal_are_kept(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "deep" / "learn.sqlite")
+    assert progress.states() == {} and progress.goal() is None
+    progress.add(verdict("copy", passed=False), "a")
+    assert not progress.state("copy").has_passed and progress.state("copy").best is None
+    progress.add(verdict("copy", passed=True), "b")
+    progress.add(verdict("copy", passed=True, seconds=4.0), "c")
+    state = Progress(progress.file).state("copy")
+    assert state.has_passed and state.best == 0.5 and len(state.attempts) == 3
+    assert [progress.show_hint("add", 3) for _ in range(5)] == [1, 2, 3, 3, 3]
+    assert progress.state("add").hints == 3
+    progress.set_goal("softmax", "")
+    progress.set_goal("rms_norm", "2099-01-31")
+    assert progress.goal() == ("rms_norm", "2099-01-31")
+
+
+def test_exported_and_imported(tmp_path: Path) -> None:
+    one, other = Progress(tmp_path / "one.sqlite"), Progress(tmp_path / "other.sqlite")
+    one.add(verdict("copy", passed=True), "a")
+    one.show_hint("add", 3)
+    one.set_goal("softmax", "")
+    file = tmp_path / "progress.json"
+    file.write_text(json.dumps(one.to_json()), encoding="utf-8")
+    other.set_goal("copy", "")
+    assert other.merge(file) == 2 and other.merge(file) == 0  # its own goal stays; nothing comes twice
+    assert other.states() == one.states() and other.goal() == ("copy", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("", "holds no progress"),
+        ("[1]", "holds no progress"),
+        ('{"sublight_learn": 1, "attempts": [[1]], "hints": [], "goals": []}', "holds no progress"),
+        ('{"sublight_learn": 2}', "version 2"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, words: str, reason: str) -> None:
+    file = tmp_path / "progress.json"
+    file.write_text(words, encoding="utf-8")
+    with pytest.raises(BadInput, match=reason):
+        Progress(tmp_path / "learn.sqlite").merge(file)
+
+
+def test_a_file_that_cannot_be_kept(tmp_path: Path) -> None:
+    file = tmp_path / "learn.sqlite"
+    file.write_text("this is no database, and long enough to be seen as none", encoding="utf-8")
+    with pytest.raises(BadInput, match="set SUBLIGHT_LEARN"):
+        Progress(file).states()
+
+
+def test_dates() -> None:
+    assert parse_due("2099-01-31") == "2099-01-31"
+    with pytest.raises(BadInput, match="write a date"):
+        parse_due("soon")
+
+
+def test_the_shortest_way() -> None:
+    assert [each.name for each in path.way_to(find("softmax"), {})] == ["copy", "add", "add_2d", "row_sum", "softmax"]
+    assert [each.name for each in path.way_to(find("softmax"), {"add_2d": PASSED})] == ["row_sum", "softmax"]
+    assert path.way_to(find("copy"), {"copy": PASSED}) == []
+
+
+def test_what_comes_next() -> None:
+    assert path.next_one({}) is find("copy")
+    assert path.next_one({"copy": PASSED}) is find("add")
+    assert path.next_one({"copy": PASSED}, goal="blocks") is find("blocks")
+    assert path.next_one({"copy": PASSED}, goal="copy") is find("add")  # the goal is reached: on along the path
+    assert path.next_one({each.name: PASSED for each in EXERCISES}) is None

@@ -1,0 +1,94 @@
+"""What an exercise is: a problem, which an op's record states wherever there is one, sizes, a goal, texts and code.
+
+An exercise is a folder: `__init__.py` holds this record, `starter.py` what the learner begins with, `solution.py` what
+passes, `en.md` and `zh.md` the texts. A submission writes into tensors that it is given, so that the grader owns all
+memory: `add(x, y, out)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sublight.correct import Call, Inputs
+from sublight.cost import Cost, Shape
+from sublight.cost import find as find_cost
+
+EXERCISES_FOLDER = Path(__file__).parent / "exercises"
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be computed. Loaded when something is checked: it needs torch."""
+
+    reference: Call  # PyTorch's own composition
+    inputs: Callable[[Shape, str, str, int], Inputs]  # (shape, dtype, device, seed)
+
+    def outputs(self, inputs: Inputs) -> Inputs:
+        """What the reference gives for these inputs."""
+        import torch
+
+        with torch.no_grad():
+            results = self.reference(*inputs)
+        return results if isinstance(results, tuple) else (results,)
+
+
+def problem_of(op: str, arrange: Call = lambda *inputs: inputs, **options: Any) -> Problem:
+    """The problem of an op's record; `arrange` changes how its inputs lie, `options` go to its reference."""
+    from sublight import ops
+
+    record = ops.find(op)
+
+    def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+        return tuple(arrange(*record.inputs(shape, dtype, device, seed)))
+
+    return Problem(reference=partial(record.reference, **options), inputs=inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a correct kernel must reach at this shape: a fraction of the GPU's limit."""
+
+    shape: Shape
+    dtype: str = "float32"
+    fraction: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """One step on the way."""
+
+    name: str  # of its folder, of the learner's file and of the function in it
+    chapter: str  # a key of CHAPTERS
+    problem: Callable[[], Problem]
+    cost: str | Callable[[Shape, str], Cost]  # an op's name, or the arithmetic where there is no op
+    arguments: tuple[str, ...]  # of the function: inputs
+    outputs: tuple[str, ...]  # of the function, after the inputs
+    sizes: Mapping[str, tuple[int, int]]  # smallest and largest of each dimension that a check draws
+    shown: Shape  # that the texts name
+    goal: Goal
+    needs: tuple[str, ...] = ()  # exercises to do before
+
+    @property
+    def folder(self) -> Path:
+        return EXERCISES_FOLDER / self.chapter / self.name
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}({', '.join((*self.arguments, *self.outputs))})"
+
+    def starter(self) -> str:
+        return (self.folder / "starter.py").read_text(encoding="utf-8")
+
+    def solution(self) -> str:
+        return (self.folder / "solution.py").read_text(encoding="utf-8")
+
+    def least_cost(self, shape: Shape, dtype: str) -> Cost:
+        """What no implementation goes below."""
+        if isinstance(self.cost, str):
+            return find_cost(self.cost)(shape, dtype, "fwd")
+        return self.cost(shape, dtype)

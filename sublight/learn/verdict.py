@@ -1,0 +1,143 @@
+"""What a check has shown: faults with their places, or what the kernel will reach on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sublight import units
+
+Kind = Literal[
+    "syntax",  # Python cannot read it
+    "missing",  # the function is not there
+    "scan",  # it contains what a submission may not
+    "limit",  # time, memory, or the process ended
+    "failed",  # it raised an exception
+    "torch",  # torch did some of the work
+    "launch",  # no kernel was launched, or the result does not come from one
+    "inputs",  # the inputs are not what they were
+    "unwritten",  # elements of an output were never written
+    "values",  # elements of an output are wrong
+    "kernel",  # bounds, races, uninitialised reads: what the watched interpreter notes
+    "compile",  # the compiler refuses it
+    "goal",  # right, but too slow
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong: what, where, and what to do."""
+
+    kind: Kind
+    text: str
+    line: int = 0  # of the learner's file; 0: none in particular
+    case: str = ""  # the shape and data type at which it shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFigures:
+    """What one launch at the goal's shape is on the target GPU; read off its compiled code."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+    occupancy: float | None  # of the SM's warp slots
+    limited_by: str
+    sectors: int  # of 32 bytes, that the blocks which were followed move
+    ideal_sectors: int
+    programs: int
+    seconds: float | None  # at best
+    sentence: str  # what holds it back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one check of one file came to."""
+
+    exercise: str
+    file: str
+    faults: tuple[Fault, ...]
+    cases: tuple[str, ...] = ()  # shapes and data types that were right
+    gpu: str = ""
+    goal_case: str = ""
+    goal_fraction: float = 0.0
+    kernels: tuple[KernelFigures, ...] = ()
+    least_bytes: int = 0  # that any implementation moves at the goal's shape
+    floor_s: float | None = None
+    notes: tuple[str, ...] = ()  # worth knowing, nothing to mend
+    source: str = ""
+    printed: str = ""  # what the submission printed
+    cpu_s: float = 0.0  # of the children and of the judge, without loading torch
+    drawn_by: Callable[[Verdict], str] | None = None  # what a notebook shows it with
+
+    @property
+    def is_right(self) -> bool:
+        return all(fault.kind == "goal" for fault in self.faults)
+
+    @property
+    def has_passed(self) -> bool:
+        return not self.faults
+
+    @property
+    def predicted_s(self) -> float | None:
+        """All launches, one after the other."""
+        times = [kernel.seconds for kernel in self.kernels]
+        return sum(time or 0.0 for time in times) if times and None not in times else None
+
+    @property
+    def fraction(self) -> float | None:
+        """Of the GPU's limit, that this code allows at best: a bound read off the compiled code, no measurement."""
+        predicted = self.predicted_s
+        return self.floor_s / predicted if self.floor_s and predicted else None
+
+    @property
+    def sentence(self) -> str:
+        if self.has_passed:
+            return (
+                f"{self.exercise}: passed, and its code allows {units.percent(self.fraction)} of the {self.gpu}'s limit"
+            )
+        if self.is_right:
+            return f"{self.exercise}: right, but not yet fast enough"
+        return f"{self.exercise}: not yet right"
+
+    def line(self, fault: Fault) -> str:
+        """The learner's own line, where a fault has one."""
+        lines = self.source.splitlines()
+        return lines[fault.line - 1].strip() if 0 < fault.line <= len(lines) else ""
+
+    def __str__(self) -> str:
+        lines = [self.sentence]
+        for fault in self.faults:
+            place = f"line {fault.line}, `{self.line(fault)}`: " if fault.line else ""
+            lines.append(f"  {place}{fault.text}" + (f" ({fault.case})" if fault.case else ""))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str | None:
+        return self.drawn_by(self) if self.drawn_by else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "exercise": self.exercise,
+            "file": self.file,
+            "passed": self.has_passed,
+            "right": self.is_right,
+            "faults": [
+                {"kind": each.kind, "line": each.line or None, "text": each.text, "case": each.case or None}
+                for each in self.faults
+            ],
+            "cases": list(self.cases),
+            "gpu": self.gpu or None,
+            "goal": {"case": self.goal_case, "fraction": self.goal_fraction} if self.goal_case else None,
+            "fraction_predicted": self.fraction,
+            "floor_s": self.floor_s,
+            "predicted_s": self.predicted_s,
+            "least_bytes": self.least_bytes or None,
+            "kernels": [
+                {name: getattr(kernel, name) for name in KernelFigures.__slots__}  # type: ignore[attr-defined]
+                for kernel in self.kernels
+            ],
+            "notes": list(self.notes),
+            "printed": self.printed,
+            "cpu_s": self.cpu_s,
+        }
