@@ -66,7 +66,7 @@ def result(capsys: pytest.CaptureFixture[str], name: str, *args: str) -> float:
 
 def check_versions(capsys: pytest.CaptureFixture[str], name: str, device: str) -> None:
     plain = result(capsys, name, "--device", device)
-    assert plain == plain and abs(plain) > 1e-6, "a result that says nothing"
+    assert plain == plain and abs(plain) > 1e-4, "a result that says nothing"
     if "fixed" in EXPECTED[name].versions:
         fixed = result(capsys, name, "--device", device, "--fixed")
         assert fixed == pytest.approx(plain, rel=TOLERANCE if device == "cpu" else 0.02)

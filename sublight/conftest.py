@@ -20,9 +20,11 @@ def _has_gpu() -> bool:
 HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
 SIDES = {  # one case of so many is drawn
-    **{"ops/ops_test": 8, "sublight/ops/": 4, "cli/interrupt_test": 4, "docs_test": 3},
-    **{"sublight/fix/": 3, "sublight/xray/": 3, "trace/capture/": 3, "sublight/cli/": 2, "examples/": 2},
+    **{"ops/ops_test": 10, "sublight/ops/": 5, "cli/interrupt_test": 4, "docs_test": 3},
+    **{"sublight/fix/": 5, "trace/capture/": 4, "sublight/cli/": 3, "examples/": 3},
 }
+COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …
+EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
@@ -53,7 +55,12 @@ def left_out(item: pytest.Item) -> bool:
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    part = next((part for part in SIDES if part in str(item.path)), None)
+    path = str(item.path)
+    if item.get_closest_marker("alone"):
+        return True
+    if any(part in path for part in COMPILE):
+        return any(part in path for part in EVERY_TIME) or _die(item.nodeid.split("::")[0], 3) == 0
+    part = next((part for part in SIDES if part in path), None)
     return part is None or "[" not in item.name or _die(item.nodeid, SIDES[part]) == 0
 
 

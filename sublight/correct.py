@@ -174,9 +174,8 @@ def pooled(errors: Sequence[Sequence[Error]]) -> Error:
 def settled(draw: Callable[[int], Sequence[Error]], draws: int = 1, *, times: int = 8) -> Error:
     """The pooled error over `draws` seeds; where it is beyond the rule, over up to `times` as many.
 
-    A maximum over few numbers is luck: where PyTorch's largest error happens to be small, right code looks wrong. More
-    draws end luck, in doubling steps, and leave an error what it is: of two samples of one distribution the larger
-    maximum is the same one's all along, and twice the other's, the less often the more there are.
+    A maximum over few numbers is luck: where PyTorch's largest error happens to be small, right code looks wrong. Draws
+    are doubled until the two maxima have come near what each can reach: a lucky ratio falls, a real error's stays.
     """
     errors = [draw(seed) for seed in range(draws)]
     while not (found := pooled(errors)).ok and len(errors) < draws * times:

@@ -20,10 +20,11 @@ from torch.autograd import forward_ad
 
 from sublight import correct
 from sublight.correct import Inputs
+from sublight.errors import BadInput
 from sublight.op import Op
 from sublight.ops import OPS
 
-REFUSALS = (NotImplementedError, ValueError, RuntimeError)  # errors that PyTorch and we raise for what cannot be
+REFUSALS = (NotImplementedError, ValueError, RuntimeError)  # PyTorch's, where it has no such derivative; ours are fewer
 DRAWS = 2  # whose errors are pooled, and more where luck may decide
 Call = Callable[..., Any]
 Way = Callable[[Call, Inputs, int], Any]  # (call, inputs, the input to differentiate by) -> tensors
@@ -138,7 +139,7 @@ def judged(op: Op, way: Way, place: int, device: str, seed: int) -> correct.Erro
         return None
     try:
         ours = way(op.call, inputs, place)
-    except REFUSALS as refused:
+    except (NotImplementedError, BadInput) as refused:
         assert str(refused), "an error says what cannot be"
         return None
     assert (ours is None) == (theirs is None), "a derivative was dropped, or made up"

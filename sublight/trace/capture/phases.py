@@ -258,10 +258,15 @@ class Recorder:
         return total_s >= SHORT_WINDOW_S or count >= MOST_TIMED
 
     def _end_timed(self, *, cut_short: bool = False) -> None:
-        """Between two waits for the device the wall clock is the truth; the marks only share it out among the steps."""
+        """Between two waits for the device the wall clock is the truth; the marks only share it out among the steps.
+
+        Without a device there is nothing to wait for: the last step ended at its tick, not when this line had its turn.
+        """
         recording, until_s = self.recording, self._times_s[-1]
         synchronize()
-        recording.total_s += (until_s if cut_short else time.perf_counter()) - self._times_s[0]
+        if cuda_ready() and not cut_short:
+            until_s = time.perf_counter()
+        recording.total_s += until_s - self._times_s[0]
         if len(self._marks) == len(self._times_s):
             recording.step_s += [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self._marks)]
         else:
