@@ -1,4 +1,4 @@
-"""What follows a product before it is stored: scale, bias, activation, residual; in fp32, still in registers."""
+"""What follows a product before it is stored: bias, activation, residual; in fp32, while the tile is in registers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIVATIONS = {
 
 def check_activation(name: str) -> None:
     if name not in ACTIVATIONS:
-        raise BadInput(f"unknown activation {name!r}: use one of {nearest(name, list(ACTIVATIONS))}")
+        raise BadInput(f"unknown activation {name!r}: {nearest(name, list(ACTIVATIONS))}")
 
 
 @triton.jit
@@ -40,17 +40,15 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def finished(
-    acc, bias_ptr, residual_ptr, row, col, rows, cols, residual_stride, scale,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, ACTIVATION: tl.constexpr,
+    acc, bias_ptr, residual_ptr, batch, row, col, rows, cols,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """The tile at these rows and columns (int64 rows, as a tile's place may pass 2**31), in fp32."""
-    if HAS_SCALE:
-        acc *= scale
+    """The tile at these rows and columns, in fp32; `batch` and `row` are int64: a place may pass 2**31."""
     if HAS_BIAS:
         acc += tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)[None, :]
     acc = activated(acc, ACTIVATION)
     if HAS_RESIDUAL:
         mask = (row < rows)[:, None] & (col < cols)[None, :]
-        residual = tl.load(residual_ptr + row[:, None] * residual_stride + col[None, :], mask=mask, other=0.0)
-        acc += residual.to(tl.float32)
+        at = residual_ptr + (batch * rows + row[:, None]) * cols + col[None, :]
+        acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
     return acc

@@ -1,44 +1,48 @@
 """C = A @ B, with what often follows: bias, activation, residual, while the tile is still in registers.
 
 The ladder, each step a provider: `naive` and `coalesced` (`ladder.py`) read the operands from memory for every row;
-`tiled` brings them through shared memory; `tensor_core` multiplies by tensor cores; `swizzled` takes the tiles in an
-order that the L2 likes (all three `tensor_core.py`); `persistent` (`persistent.py`) keeps one program on each
-multiprocessor and lets Hopper's copy engine load. The plan takes the last one that the operands' layout and the GPU
-allow, and PyTorch's (cuBLAS) where that was measured to be faster.
+`tiled` brings them through shared memory, `tensor_core` multiplies by tensor cores, `swizzled` takes the tiles in an
+order that the L2 likes (all three `tensor_core.py`); `persistent` keeps one program on each multiprocessor, and lets
+Hopper's copy engine load (`persistent.py`). A linear layer's weight is (n, k): its product is `matmul(x, weight.T)`,
+and nothing is moved for it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from sublight.backend.device import facts, is_interpreted
-from sublight.backend.jit import cdiv, tl
-from sublight.backend.launch import Step, View
-from sublight.op import Buffer, Plan
-from sublight.ops.kernels.rows import why_no_kernel
+from sublight.backend.device import Facts, facts
+from sublight.backend.jit import cdiv
+from sublight.backend.launch import Step
+from sublight.correct import Inputs
+from sublight.cost import Shape
+from sublight.cost.matmul import matmul as cost
+from sublight.op import Buffer, Op, Plan, Provider
+from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import ladder, persistent, tensor_core
-from sublight.ops.matmul.epilogue import ACTIVATIONS
+from sublight.ops.matmul.epilogue import ACTIVATIONS, check_activation
+from sublight.ops.matmul.product import Operand, Product, operands_of, product_of
 from sublight.ops.matmul.tiles import persistent_tile, plain_tile
+from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
-LADDER = ("naive", "coalesced", "tiled", "tensor_core", "swizzled", "persistent")
-SCHEMA = "Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation"
-OUT = (
-    {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-    if hasattr(tl, "float32")
-    else {}
-)
+Maybe = torch.Tensor | None
 
 
 def reference(
     a: torch.Tensor,
     b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
+    bias: Maybe = None,
+    residual: Maybe = None,
     activation: str = "none",
+    tf32: bool = False,
 ) -> torch.Tensor:
+    """PyTorch's composition; `tf32` it reads from its own switch."""
     y = a @ b
     if bias is not None:
         y = y + bias
@@ -46,186 +50,183 @@ def reference(
     return y if residual is None else y + residual
 
 
-class Product(NamedTuple):
-    """A product as the kernels see it: sizes and strides, a batch of them where there are more dimensions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What the steps of the ladder must know of a call."""
 
-    m: int
-    n: int
-    k: int
-    am: int
-    ak: int
-    bk: int
-    bn: int
-    batches: int = 1
-    batch_a: int = 0
-    batch_b: int = 0
+    product: Product
+    operands: tuple[Operand, Operand]
+    dtype: torch.dtype
+    gpu: Facts
+    epilogue: dict[str, Any]
+    is_ieee: bool  # fp32 by plain multiply-adds: tensor cores would round it
 
+    @property
+    def on(self) -> str:
+        """The tensors of a launch by pointers; what the epilogue does not use may be anything."""
+        bias, residual = self.bias_and_residual
+        return f"a b {bias} {residual} c"
 
-def product_of(a: torch.Tensor, b: torch.Tensor) -> Product | None:
-    """The sizes and strides of a @ b; None where the leading dimensions do not come down to one batch: then copies are
-    made of them.
+    @property
+    def bias_and_residual(self) -> tuple[str, str]:
+        has_bias, has_residual = self.epilogue["HAS_BIAS"], self.epilogue["HAS_RESIDUAL"]
+        return "bias" if has_bias else "a", "residual" if has_residual else "a"
 
-    >>> product_of(torch.empty(2, 3, 8), torch.empty(16, 8).T)
-    Product(m=6, n=16, k=8, am=8, ak=1, bk=1, bn=8, batches=1, batch_a=0, batch_b=0)
-    """
-    k, n = b.shape[-2:]
-    if b.dim() == 2:  # rows of all leading dimensions are rows of one matrix
-        rows, apart = _one_stride(a.shape[:-1], a.stride()[:-1])
-        return None if apart is None else Product(rows, n, k, apart, a.stride(-1), *b.stride())
-    batches, batch_a = _one_stride(a.shape[:-2], a.stride()[:-2])
-    _, batch_b = _one_stride(b.shape[:-2], b.stride()[:-2])
-    if batch_a is None or batch_b is None or a.shape[:-2] != b.shape[:-2]:
-        return None
-    return Product(a.shape[-2], n, k, *a.stride()[-2:], *b.stride()[-2:], batches, batch_a, batch_b)
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        p = self.product
+        return p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, p.batch_a, p.batch_b
 
 
-def _one_stride(sizes: Any, strides: Any) -> tuple[int, int | None]:
-    """How many entries these dimensions have, and the one stride from each to the next; None where there is none."""
-    count, apart = 1, 0
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size == 1:
+Steps = tuple[dict[str, Buffer], list[Step]]  # buffers beside the result, launches
+
+
+def _naive(work: Work) -> Steps:
+    p, bm, bn = work.product, 32, 32
+    grid = (cdiv(p.m, bm), cdiv(p.n, bn), p.batches)
+    tile = {"BM": bm, "BN": bn, "num_warps": 4}
+    return {}, [Step(ladder._naive_kernel, grid, *work.numbers, on=work.on, tile=(bm, bn), **work.epilogue, **tile)]
+
+
+def _coalesced(work: Work) -> Steps:
+    p, bm, bn, bk = work.product, 8, 8, 64
+    grid = (cdiv(p.m, bm), cdiv(p.n, bn), p.batches)
+    tile = {"BM": bm, "BN": bn, "BK": bk, "num_warps": 4}
+    step = Step(ladder._coalesced_kernel, grid, *work.numbers, on=work.on, tile=(bm, bn, bk), **work.epilogue, **tile)
+    return {}, [step]
+
+
+def _tiles(*, group: int, in_fp32: bool = False, is_persistent: bool = False) -> Callable[[Work], Steps]:
+    def steps(work: Work) -> Steps:
+        p, is_ieee = work.product, work.is_ieee or in_fp32
+        tile = plain_tile(p.m, p.n, work.dtype.itemsize, work.gpu, is_ieee=is_ieee)
+        constants = work.epilogue | tile.options() | {
+            "GROUP": group, "EVEN": p.k % tile.bk == 0, "IN_FP32": in_fp32, "PRECISION": "ieee" if is_ieee else "tf32",
+        }  # fmt: skip
+        tiles = tile.count(p.m, p.n)
+        if not is_persistent:
+            grid = (tiles, p.batches)
+            return {}, [Step(tensor_core._tile_kernel, grid, *work.numbers, on=work.on, tile=tile, **constants)]
+        at_once = work.gpu.multiprocessors * (1 if tile.warps > 4 else 2)
+        grid = (min(at_once, tiles * p.batches),)
+        numbers = (*work.numbers, p.batches)
+        return {}, [Step(tensor_core._every_tile_kernel, grid, *numbers, on=work.on, tile=tile, **constants)]
+
+    return steps
+
+
+def _by_engine(work: Work) -> Steps:
+    """Through Hopper's copy engine; operands that it cannot read are copied first."""
+    p, gpu = work.product, work.gpu
+    tile = persistent_tile(p.m, p.n, gpu)
+    buffers: dict[str, Buffer] = {}
+    steps: list[Step] = []
+    operands = []
+    for operand in work.operands:
+        if operand.is_readable:
+            operands.append(operand)
             continue
-        if count == 1:
-            apart = stride
-        elif stride != count * apart:
-            return 0, None
-        count *= size
-    return count, apart
+        copy = operand.aligned()
+        buffers[copy.name] = Buffer(shape=(copy.outer, copy.apart), dtype=work.dtype)
+        steps.append(_align(operand, copy))
+        operands.append(copy)
+    a, b = operands
+    by_engine = p.n * work.dtype.itemsize % 16 == 0
+    programs = min(gpu.multiprocessors, tile.count(p.m, p.n))
+    c = Operand(name="c", rows=p.m, k=p.n, row_stride=p.n, k_stride=1, itemsize=work.dtype.itemsize, is_aligned=True)
+    bias, residual = work.bias_and_residual
+    views = {0: a.view(tile.bm, tile.bk), 1: b.view(tile.bn, tile.bk), 2: c.view(tile.bm, tile.bn // 2)}
+    constants = work.epilogue | tile.options() | {
+        "GROUP": tile.group, "PROGRAMS": programs, "A_TURNED": a.is_turned, "B_TURNED": not b.is_turned,
+        "BY_ENGINE": by_engine, "FLAT": True,
+    }  # fmt: skip
+    if not by_engine:
+        views[2] = views[0]  # nothing is stored through it
+    steps.append(
+        Step(
+            persistent._persistent_kernel, (programs,), p.m, p.n, p.k,
+            on=f"{a.name} {b.name} {'c' if by_engine else a.name} {bias} {residual} c",
+            views=views, tile=tile, **constants,
+        )
+    )  # fmt: skip
+    return buffers, steps
+
+
+def _align(x: Operand, y: Operand) -> Step:
+    unit = next(unit for unit in (8, 4, 2, 1) if x.inner % unit == 0 and x.apart % unit == 0 and y.apart % unit == 0)
+    rows, cols = 16, 256
+    numbers = (x.outer, x.inner // unit, x.apart // unit, y.apart // unit)
+    grid = (cdiv(x.outer, rows), cdiv(x.inner, cols))
+    constants = {"UNIT": unit, "ROWS": rows, "COLS": cols, "num_warps": 4}
+    return Step(persistent._align_kernel, grid, *numbers, on=f"{x.name} {y.name}", tile=(rows, cols), **constants)
+
+
+def _persistent(work: Work) -> Steps:
+    if why_no_engine(work):
+        return _tiles(group=8, is_persistent=True)(work)
+    return _by_engine(work)
+
+
+def why_no_engine(work: Work) -> str:
+    """Why Hopper's copy engine does not load these operands; empty where it does."""
+    if work.gpu.capability // 10 != 9:
+        return "tiles come by Hopper's copy engine, and this is another GPU"
+    if work.dtype.itemsize != 2:
+        return "the copy engine's kernel is for 16-bit operands"
+    if work.product.batches > 1:
+        return "the copy engine's kernel takes one product, not a batch"
+    if not all(operand.is_whole for operand in work.operands):
+        return "an operand has no dimension that lies in one piece"
+    return ""
+
+
+LADDER: dict[str, tuple[Callable[[Work], Steps], str]] = {
+    "naive": (_naive, "every element of A and B from memory, one step of k at a time"),
+    "coalesced": (_coalesced, "lanes of a warp read neighbours along k: sectors are used in full"),
+    "tiled": (_tiles(group=1, in_fp32=True), "blocks of A and B come through shared memory, once a tile"),
+    "tensor_core": (_tiles(group=1), "tensor cores multiply the blocks"),
+    "swizzled": (_tiles(group=8), "tiles in an order in which programs share operands in the L2"),
+    "persistent": (_persistent, "one program a multiprocessor, tile after tile, loaded by Hopper's copy engine"),
+}
 
 
 def plan_by(
-    provider: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
+    provider: str, a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, activation: str, tf32: bool
 ) -> Plan:
     """The plan of one step of the ladder."""
-    product, copies = product_of(a, b), []
+    copies = [name for name, x in (("bias", bias), ("residual", residual)) if x is not None and not x.is_contiguous()]
+    product = product_of(a, b)
     if product is None:
-        copies = ["a", "b"]
-        product = product_of(a.contiguous(), b.contiguous())
+        copies += ["a", "b"]
+        a, b = _contiguous(a), _contiguous(b)
+        product = product_of(a, b)
     assert product is not None
-    out = Buffer(shape=(*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
-    copies += [name for name, x in (("bias", bias), ("residual", residual)) if x is not None and not x.is_contiguous()]
-    epilogue = {
-        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "HAS_SCALE": False, "ACTIVATION": activation,
-    }  # fmt: skip
-    step = STEPS[provider](product, a, b, epilogue)
+    work = Work(
+        product=product,
+        operands=operands_of(product, a, b),
+        dtype=a.dtype,
+        gpu=facts(a),
+        epilogue={"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "ACTIVATION": activation},
+        is_ieee=a.dtype == torch.float32 and not tf32,
+    )
+    steps_of, summary = LADDER[provider]
+    buffers, steps = steps_of(work)
     return Plan(
         provider=provider,
-        reason=REASONS[provider],
+        reason=summary,
         copies=tuple(copies),
-        buffers={"c": out},
-        steps=(step,),
+        buffers={"c": Buffer(shape=(*a.shape[:-1], b.shape[-1]), dtype=a.dtype), **buffers},
+        steps=tuple(steps),
         outputs=("c",),
     )
 
 
-def _on(epilogue: dict[str, Any]) -> str:
-    """The tensors of a launch by pointers; what the epilogue does not use is not looked at."""
-    return f"a b {'bias' if epilogue['HAS_BIAS'] else 'b'} {'residual' if epilogue['HAS_RESIDUAL'] else 'b'} c"
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    """As it will lie when it was copied, without the copy."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta") if x.is_cuda else x.contiguous()
 
 
-def _outer(rows: int, cols: int, warps: int) -> Any:
-    def step(p: Product, a: torch.Tensor, b: torch.Tensor, epilogue: dict[str, Any]) -> Step:
-        numbers = (p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, p.n, 1.0)
-        grid = (cdiv(p.m, rows), cdiv(p.n, cols))
-        shape = {"ROWS": rows, "COLS": cols, "num_warps": warps}
-        return Step(ladder._outer_kernel, grid, *numbers, on=_on(epilogue), tile=(rows, cols), **epilogue, **shape)
-
-    return step
-
-
-def _tiles(*, group: int, is_wide: bool) -> Any:
-    def step(p: Product, a: torch.Tensor, b: torch.Tensor, epilogue: dict[str, Any]) -> Step:
-        is_ieee = is_wide or (a.dtype == torch.float32 and not allows_tf32())
-        tile = plain_tile(p.m, p.n, a.element_size(), facts(a), is_ieee=is_ieee)
-        numbers = (p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, p.batch_a, p.batch_b, p.n, 1.0)
-        constants = {
-            "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": group, "EVEN": p.k % tile.bk == 0, "WIDE": is_wide,
-            "PRECISION": "ieee" if is_ieee else "tf32", **tile.options(),
-        }  # fmt: skip
-        grid = (cdiv(p.m, tile.bm) * cdiv(p.n, tile.bn), p.batches)
-        return Step(tensor_core._tile_kernel, grid, *numbers, on=_on(epilogue), tile=tile, **epilogue, **constants)
-
-    return step
-
-
-def _persistent(p: Product, a: torch.Tensor, b: torch.Tensor, epilogue: dict[str, Any]) -> Step:
-    gpu = facts(a)
-    tile = persistent_tile(p.m, p.n, p.k, gpu)
-    programs = min(gpu.multiprocessors, cdiv(p.m, tile.bm) * cdiv(p.n, tile.bn))
-    a_turned, b_turned = p.ak != 1, p.bk == 1
-    views = {
-        0: View((p.k, p.m), (p.ak, 1), (tile.bk, tile.bm)) if a_turned
-        else View((p.m, p.k), (p.am, 1), (tile.bm, tile.bk)),
-        1: View((p.n, p.k), (p.bn, 1), (tile.bn, tile.bk)) if b_turned
-        else View((p.k, p.n), (p.bk, 1), (tile.bk, tile.bn)),
-        2: View((p.m, p.n), (p.n, 1), (tile.bm, tile.bn // 2)),
-    }  # fmt: skip
-    constants = {
-        "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": tile.group, "PROGRAMS": programs, "A_TURNED": a_turned,
-        "B_TURNED": b_turned, "FLAT": True, "OUT": OUT[a.dtype], **tile.options(),
-    }  # fmt: skip
-    _, _, bias, residual, _ = _on(epilogue).split()
-    return Step(
-        persistent._persistent_kernel, (programs,), p.m, p.n, p.k, p.n, 1.0,
-        on=f"a b c {bias} {residual}", views=views, tile=tile, **epilogue, **constants,
-    )  # fmt: skip
-
-
-def allows_tf32() -> bool:
-    return bool(torch.backends.cuda.matmul.allow_tf32)
-
-
-STEPS = {
-    "naive": _outer(64, 16, 4),
-    "coalesced": _outer(8, 128, 4),
-    "tiled": _tiles(group=1, is_wide=True),
-    "tensor_core": _tiles(group=1, is_wide=False),
-    "swizzled": _tiles(group=8, is_wide=False),
-    "persistent": _persistent,
-}
-REASONS = {
-    "naive": "every row of A and column of B from memory",
-    "coalesced": "the same, by neighbours",
-    "tiled": "through shared memory",
-    "tensor_core": "by tensor cores",
-    "swizzled": "by tensor cores, tiles in an order that shares the L2",
-    "persistent": "one program a multiprocessor, tiles by Hopper's copy engine",
-}
-
-
-def why_not_persistent(a: torch.Tensor, b: torch.Tensor, *_: Any) -> str:
-    """Why Hopper's copy engine cannot load these operands; empty where it can."""
-    if a.dtype not in (torch.float16, torch.bfloat16):
-        return "the persistent kernel is for 16-bit operands"
-    product = product_of(a, b)
-    if product is None or product.batches > 1:
-        return "the persistent kernel takes one product, not a batch"
-    if facts(a).capability != 90 and not is_interpreted():
-        return "the persistent kernel is for Hopper (sm_90)"
-    per_16_bytes = 16 // a.element_size()
-    a_apart = product.am if product.ak == 1 else product.ak if product.am == 1 else 0
-    b_apart = product.bn if product.bk == 1 else product.bk if product.bn == 1 else 0
-    if not a_apart or not b_apart or min(product.m, product.n, product.k) < 1:
-        return "an operand has no dimension that lies in one piece"
-    if a_apart % per_16_bytes or b_apart % per_16_bytes or product.n % per_16_bytes:
-        return "rows do not begin at multiples of 16 bytes"
-    if a.data_ptr() % 16 or b.data_ptr() % 16:
-        return "an operand does not begin at a multiple of 16 bytes"
-    return ""
-
-
-def why_torch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
-) -> str:
+def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, activation: str, tf32: bool) -> str:
     """Why a product goes to PyTorch (cuBLAS); empty where a kernel of ours takes it."""
     if reason := why_no_kernel(a):
         return reason
@@ -238,36 +239,145 @@ def why_torch(
     others = [x for x in (b, bias, residual) if x is not None]
     if any(x.dtype != a.dtype or x.device != a.device for x in others):
         return "the arguments differ in data type or device"
-    if a.dtype == torch.float32:
-        return "fp32: cuBLAS's kernels are faster than ours"
+    if bias is not None and tuple(bias.shape) != (b.shape[-1],):
+        return "PyTorch broadcasts a bias that is no row"
+    if residual is not None and tuple(residual.shape) != (*a.shape[:-1], b.shape[-1]):
+        return "PyTorch broadcasts a residual of another shape"
+    if activation != "none" and torch.is_grad_enabled() and any(x.requires_grad for x in (a, *others)):
+        return "an activation's gradient needs what it was taken of, which our kernel does not keep"
+    if a.is_cuda:
+        return "cuBLAS: no run has shown ours to be faster on this GPU"
     return ""
 
 
-def plan_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str,
-) -> Plan:
-    """Our best step for these operands."""
-    provider = "swizzled" if why_not_persistent(a, b) else "persistent"
-    return plan_by(provider, a, b, bias, residual, activation)
+def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:
+    return plan_by("persistent", a, b, *rest)
 
 
 def fake(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
-def _plan_backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Plan:
-    raise AssertionError("a gradient is two products: `_backward` makes them")  # pragma: no cover
+def backward(
+    dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tf32: bool, wanted: tuple[bool, ...]
+) -> tuple[Maybe, ...]:
+    """The gradients of a, b, bias, residual, of those that are wanted: two products, each by its own plan."""
+    wants_a, wants_b, wants_bias, wants_residual = wanted
+    rows = dc.reshape(-1, dc.shape[-1])
+    da = _matmul.call(dc, b.mT, None, None, "none", tf32) if wants_a else None
+    db = None
+    if wants_b and b.dim() == 2:
+        db = _matmul.call(a.reshape(-1, a.shape[-1]).T, rows, None, None, "none", tf32)
+    elif wants_b:
+        db = _matmul.call(a.mT, dc, None, None, "none", tf32)
+    return da, db, rows.sum(0) if wants_bias else None, dc if wants_residual else None
 
 
-MATMUL_OP = Registered(
-    schema=f"matmul({SCHEMA}) -> Tensor c",
+def _by_torch(saved: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same in PyTorch's ops, to be differentiated again."""
+    (dc,), a, b = grads, saved["a"], saved["b"]
+    rows = dc.reshape(-1, dc.shape[-1])
+    db = a.reshape(-1, a.shape[-1]).T @ rows if b.dim() == 2 else a.mT @ dc
+    return dc @ b.mT, db, rows.sum(0), dc
+
+
+_matmul = Registered(
+    schema="matmul(Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation, bool tf32) -> Tensor c",
     reference=reference,
     theirs="torch.matmul",
     why_torch=why_torch,
     plan=plan_product,
     fake=fake,
+    gradient=Gradient(
+        by=SimpleNamespace(call=backward),
+        saves=("a", "b"),
+        options=("tf32",),
+        gives=("a", "b", "bias", "residual"),
+        by_torch=_by_torch,
+        is_masked=True,
+    ),
 )
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, *, activation: str = "none"
+) -> torch.Tensor:
+    """activation(a @ b + bias) + residual; a linear layer is `matmul(x, weight.T, bias)`.
+
+    fp32 is rounded to tf32 where PyTorch is told to (`torch.set_float32_matmul_precision("high")`).
+    """
+    check_activation(activation)
+    return _matmul.call(a, b, bias, residual, activation, allows_tf32(a))
+
+
+def allows_tf32(a: torch.Tensor) -> bool:
+    return a.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+
+
+def arguments(
+    a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, activation: str = "none"
+) -> Any:
+    """What the registered op takes."""
+    return a, b, bias, residual, activation, allows_tf32(a)
+
+
+def launched_by(provider: str) -> Callable[..., torch.Tensor]:
+    """The product by one step of the ladder, whether or not it wins."""
+
+    def launch(*args: Any) -> torch.Tensor:
+        given = arguments(*args)
+        return _matmul.runner(plan_by(provider, *given))(*given)  # type: ignore[no-any-return]
+
+    return launch
+
+
+def backward_by(provider: str) -> Callable[..., Inputs]:
+    """Both gradients by one step of the ladder."""
+    launch = launched_by(provider)
+
+    def launch_backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Inputs:
+        return launch(dc, b.mT), launch(a.mT, dc)
+
+    return launch_backward
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    """As a linear layer has them: both lie along k."""
+    generator = generator_for(device, seed)
+    made = {"generator": generator, "device": device, "dtype": getattr(torch, dtype)}
+    return torch.randn(shape["m"], shape["k"], **made), torch.randn(shape["n"], shape["k"], **made).T
+
+
+KERNELS = {
+    "naive": (ladder.NAIVE,),
+    "coalesced": (ladder.COALESCED,),
+    "tiled": (tensor_core.TILE,),
+    "tensor_core": (tensor_core.TILE,),
+    "swizzled": (tensor_core.TILE,),
+    "persistent": (persistent.PERSISTENT, persistent.ALIGN, tensor_core.EVERY_TILE),
+}
+
+MATMUL = Op(
+    name="matmul",
+    summary="A @ B, with bias, activation and residual",
+    reference=reference,
+    call=matmul,
+    plan=lambda *args: _matmul.decide(*arguments(*args)),
+    providers={
+        name: Provider(
+            launch=launched_by(name), backward=backward_by(name), kernels=KERNELS[name], summary=summary
+        )
+        for name, (_, summary) in LADDER.items()
+    },
+    inputs=inputs,
+    cost=cost,
+    shapes=tuple({"m": m, "n": n, "k": k} for m, n, k in (
+        (4096, 4096, 4096), (8192, 8192, 8192), (512, 14336, 4096), (4096, 14336, 4096), (4096, 4096, 14336),
+        (8192, 28672, 8192), (4096, 100_000, 700),
+    )),
+    test_shapes=tuple({"m": m, "n": n, "k": k} for m, n, k in (
+        (1, 1, 1), (17, 15, 16), (16, 72, 63), (65, 64, 40), (130, 129, 72),
+    )),
+    batch="",
+    library_args=arguments,
+)  # fmt: skip

@@ -1,8 +1,8 @@
 """Which tile a product takes: by its shape and its GPU; never by trying at a user's first call.
 
 A tile of C costs (BM + BN) * k elements of traffic from the L2 for BM * BN * k multiply-adds: larger tiles are better
-as long as there are enough of them for all multiprocessors. What is left over in the last round of tiles (a wave) is time
-in which most multiprocessors wait.
+as long as there are enough of them for all multiprocessors. In the last round of tiles, where few are left, most
+multiprocessors wait.
 """
 
 from __future__ import annotations
@@ -26,37 +26,34 @@ class Tile:
     group: int = 8  # rows of tiles that are taken together (`order.py`)
 
     def options(self) -> dict[str, Any]:
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return {"BM": self.bm, "BN": self.bn, "BK": self.bk, "num_warps": self.warps, "num_stages": self.stages}
 
-    def shared_bytes(self, itemsize: int) -> int:
-        return self.stages * (self.bm + self.bn) * self.bk * itemsize
-
-
-# in the order of what they reach where they fit (H200, bf16): TFLOP/s of a product that is nothing but whole waves
-PERSISTENT = (
-    Tile(bm=128, bn=256, bk=64, warps=8, stages=4),
-    Tile(bm=128, bn=256, bk=64, warps=8, stages=3),
-    Tile(bm=256, bn=128, bk=64, warps=8, stages=3),
-    Tile(bm=128, bn=128, bk=64, warps=8, stages=4),
-    Tile(bm=128, bn=128, bk=64, warps=4, stages=5),
-    Tile(bm=64, bn=256, bk=64, warps=4, stages=4),
-    Tile(bm=64, bn=128, bk=64, warps=4, stages=6),
-    Tile(bm=64, bn=64, bk=64, warps=4, stages=8),
-)
-# share of the peak that a tile reaches when all multiprocessors are busy with it
-REACHED = {(128, 256): 1.0, (256, 128): 0.98, (128, 128): 0.86, (64, 256): 0.84, (64, 128): 0.68, (64, 64): 0.45}
+    def count(self, m: int, n: int) -> int:
+        return cdiv(m, self.bm) * cdiv(n, self.bn)
 
 
-def persistent_tile(m: int, n: int, k: int, gpu: Facts) -> Tile:
-    """The tile whose rounds over all multiprocessors take the least time, by count."""
+# for Hopper's copy engine; the share of the tensor cores' rate that a tile reaches while all multiprocessors have one
+PERSISTENT = {
+    Tile(bm=128, bn=256, bk=64, warps=8, stages=4): 1.0,
+    Tile(bm=256, bn=128, bk=64, warps=8, stages=3): 0.98,
+    Tile(bm=128, bn=128, bk=64, warps=8, stages=4): 0.86,
+    Tile(bm=64, bn=256, bk=64, warps=4, stages=4): 0.84,
+    Tile(bm=64, bn=128, bk=64, warps=4, stages=6): 0.68,
+    Tile(bm=64, bn=64, bk=64, warps=4, stages=8): 0.45,
+}
 
-    def seconds(tile: Tile) -> float:
-        tiles = cdiv(m, tile.bm) * cdiv(n, tile.bn)
-        rounds = cdiv(tiles, gpu.multiprocessors)
-        return rounds * tile.bm * tile.bn / REACHED[tile.bm, tile.bn]
 
-    first_of_each = {(tile.bm, tile.bn): tile for tile in reversed(PERSISTENT)}
-    return min(first_of_each.values(), key=seconds)
+def persistent_tile(m: int, n: int, gpu: Facts) -> Tile:
+    """The tile whose rounds over all multiprocessors take the least time.
+
+    >>> persistent_tile(4096, 4096, Facts()).bn, persistent_tile(64, 4096, Facts()).bm
+    (256, 64)
+    """
+
+    def time(tile: Tile) -> float:
+        return cdiv(tile.count(m, n), gpu.multiprocessors) * tile.bm * tile.bn / PERSISTENT[tile]
+
+    return min(PERSISTENT, key=time)
 
 
 def plain_tile(m: int, n: int, itemsize: int, gpu: Facts, *, is_ieee: bool) -> Tile:
@@ -64,8 +61,8 @@ def plain_tile(m: int, n: int, itemsize: int, gpu: Facts, *, is_ieee: bool) -> T
     if is_ieee:
         return Tile(bm=64, bn=64, bk=16, warps=8, stages=2)
     if m <= 16:
-        return Tile(bm=16, bn=64, bk=128 // itemsize * 2, warps=4, stages=4)
-    tiles = cdiv(m, 128) * cdiv(n, 128)
-    if tiles >= gpu.multiprocessors and gpu.capability >= 80:
-        return Tile(bm=128, bn=128, bk=128 // itemsize // 2, warps=8, stages=3)
+        return Tile(bm=16, bn=64, bk=256 // itemsize, warps=4, stages=4)
+    large = Tile(bm=128, bn=128, bk=64 // itemsize, warps=8, stages=3)
+    if large.count(m, n) >= gpu.multiprocessors:
+        return large
     return Tile(bm=64, bn=64, bk=128 // itemsize, warps=4, stages=3)

@@ -34,6 +34,7 @@ class Gradient:
     without_first: Callable[..., tuple[Any, ...]] | None = None  # (*grads) where the first result's gradient is None
     partly: Callable[..., Any] | None = None  # (by's call, *its arguments) where a result's gradient is None
     by_torch: Callable[[Mapping[str, Any], tuple[Any, ...]], tuple[Any, ...]] | None = None  # (saved, grads): see below
+    is_masked: bool = False  # `by` is also given, last, which gradients of `gives` are wanted
 
     def set_up(self, ctx: Any, op: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
         """Keep what backward needs; `outputs` are all of the schema's."""
@@ -53,6 +54,9 @@ class Gradient:
             return self._differentiable(ctx, op, grads)
         others = ctx.others
         args = (*grads, *ctx.saved_tensors, *[others[name] for name in self.options], *self.constants)
+        if self.is_masked:
+            wanted = dict(zip(op.arguments, ctx.needs_input_grad[-len(op.arguments) :], strict=True))
+            args = (*args, tuple([wanted[name] for name in self.gives]))
         is_partly = self.partly is not None and any(grad is None for grad in grads)
         found = self.partly(self.by.call, *args) if is_partly and self.partly else self.by.call(*args)
         return self._by_argument(op, tuple(found) if isinstance(found, tuple | list) else (found,))
