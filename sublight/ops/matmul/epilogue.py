@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sublight.backend.jit import libdevice, tl, triton
+from sublight.backend.jit import tl, triton
 from sublight.errors import BadInput, nearest
 
 ACTIVATIONS = {
@@ -30,7 +30,7 @@ def activated(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "silu":
         return x / (1.0 + tl.exp(-x))
     elif ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + libdevice.erf(x * 0.7071067811865476))
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         return x / (1.0 + tl.exp(-2.0 * inner))  # x * (1 + tanh(inner)) / 2

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from sublight.backend.device import Facts, facts
-from sublight.backend.jit import cdiv
+from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.matmul import matmul as cost
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.matmul import ladder, persistent, tensor_core
+from sublight.ops.matmul import ladder, persistent, skinny, tensor_core
 from sublight.ops.matmul.epilogue import ACTIVATIONS, check_activation
 from sublight.ops.matmul.product import Operand, Product, operands_of, product_of
 from sublight.ops.matmul.tiles import persistent_tile, plain_tile
@@ -32,6 +32,7 @@ from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
 Maybe = torch.Tensor | None
+MOST_SPLITS = 16  # of k
 
 
 def reference(
@@ -167,6 +168,46 @@ def _persistent(work: Work) -> Steps:
     return _by_engine(work)
 
 
+def _skinny(work: Work) -> Steps:
+    """At most 64 rows; of one row, where both operands lie along k, without tensor cores."""
+    p, itemsize = work.product, work.dtype.itemsize
+    bias, residual = work.bias_and_residual
+    if p.m == 1 and p.ak == 1 and p.bk == 1:
+        bn, bk = 8, 2048 // itemsize
+        constants = {"BN": bn, "BK": bk, "EVEN": p.k % bk == 0 and p.n % bn == 0, "num_warps": 4}
+        grid = (cdiv(p.n, bn),)
+        numbers = (p.n, p.k, p.bn)
+        return {}, [Step(skinny._row_kernel, grid, *numbers, on=work.on, tile=(bn, bk), **work.epilogue, **constants)]
+    bm, bn, bk = max(16, next_power_of_2(p.m)), 64, 256 // itemsize
+    tiles, blocks = cdiv(p.n, bn), cdiv(p.k, bk)
+    splits = max(1, min(2 * work.gpu.multiprocessors // tiles, blocks, MOST_SPLITS))
+    per_split = cdiv(blocks, splits) * bk
+    splits = cdiv(p.k, per_split)  # none without work
+    constants = work.epilogue | {
+        "BM": bm, "BN": bn, "BK": bk, "SPLITS": splits, "EVEN": p.k % bk == 0,
+        "PRECISION": "ieee" if work.is_ieee else "tf32", "num_warps": 4, "num_stages": 4 if itemsize == 2 else 2,
+    }  # fmt: skip
+    numbers = (p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, per_split)
+    to = "c" if splits == 1 else "parts"
+    on = f"a b {bias} {residual} {to}"
+    step = Step(skinny._rows_kernel, (tiles, splits), *numbers, on=on, tile=(bm, bn, bk), **constants)
+    if splits == 1:
+        return {}, [step]
+    block = 1024
+    add = Step(
+        skinny._add_parts_kernel, (p.m, cdiv(p.n, block)), p.m, p.n, on=f"parts {bias} {residual} c",
+        tile=(block,), SPLITS=splits, BLOCK=block, num_warps=4, **work.epilogue,
+    )  # fmt: skip
+    return {"parts": Buffer(shape=(splits, p.m, p.n), dtype=torch.float32)}, [step, add]
+
+
+def why_not_skinny(a: torch.Tensor, b: torch.Tensor, *_: Any) -> str:
+    product = product_of(a, b)
+    if product is None or product.batches > 1:
+        return "it takes one product, not a batch"
+    return "" if product.m <= skinny.MOST_ROWS else f"it is for at most {skinny.MOST_ROWS} rows"
+
+
 def why_no_engine(work: Work) -> str:
     """Why Hopper's copy engine does not load these operands; empty where it does."""
     if work.gpu.capability // 10 != 9:
@@ -186,6 +227,7 @@ LADDER: dict[str, tuple[Callable[[Work], Steps], str]] = {
     "tiled": (_tiles(group=1, in_fp32=True), "blocks of A and B come through shared memory, once a tile"),
     "tensor_core": (_tiles(group=1), "tensor cores multiply the blocks"),
     "swizzled": (_tiles(group=8), "tiles in an order in which programs share operands in the L2"),
+    "skinny": (_skinny, "few rows: weights stream past them, k split where tiles are few"),
     "persistent": (_persistent, "one program a multiprocessor, tile after tile, loaded by Hopper's copy engine"),
 }
 
@@ -251,7 +293,7 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:
-    return plan_by("persistent", a, b, *rest)
+    return plan_by("persistent" if why_not_skinny(a, b) else "skinny", a, b, *rest)
 
 
 def fake(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -332,11 +374,11 @@ def launched_by(provider: str) -> Callable[..., torch.Tensor]:
 
 
 def backward_by(provider: str) -> Callable[..., Inputs]:
-    """Both gradients by one step of the ladder."""
-    launch = launched_by(provider)
+    """Both gradients by one step of the ladder; B's has as many rows as k, which few rows have no use for."""
+    launch, of_b = launched_by(provider), launched_by("persistent" if provider == "skinny" else provider)
 
     def launch_backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Inputs:
-        return launch(dc, b.mT), launch(a.mT, dc)
+        return launch(dc, b.mT), of_b(a.mT, dc)
 
     return launch_backward
 
@@ -354,6 +396,7 @@ KERNELS = {
     "tiled": (tensor_core.TILE,),
     "tensor_core": (tensor_core.TILE,),
     "swizzled": (tensor_core.TILE,),
+    "skinny": (skinny.ROW, skinny.ROWS, skinny.ADD_PARTS),
     "persistent": (persistent.PERSISTENT, persistent.ALIGN, tensor_core.EVERY_TILE),
 }
 
@@ -365,7 +408,11 @@ MATMUL = Op(
     plan=lambda *args: _matmul.decide(*arguments(*args)),
     providers={
         name: Provider(
-            launch=launched_by(name), backward=backward_by(name), kernels=KERNELS[name], summary=summary
+            launch=launched_by(name),
+            backward=backward_by(name),
+            kernels=KERNELS[name],
+            why_not=why_not_skinny if name == "skinny" else lambda *inputs: "",
+            summary=summary,
         )
         for name, (_, summary) in LADDER.items()
     },

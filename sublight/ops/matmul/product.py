@@ -1,4 +1,4 @@
-"""A product as kernels see it: sizes and strides, and whether Hopper's copy engine can read its operands as they lie."""
+"""A product as kernels see it: sizes, strides, and whether Hopper's copy engine can read its operands as they lie."""
 
 from __future__ import annotations
 
