@@ -48,7 +48,7 @@ def reference(
     if bias is not None:
         y = y + bias
     y = ACTIVATIONS[activation](y)
-    return y if residual is None else y + residual
+    return y if residual is None else y + residual  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +106,12 @@ def _tiles(*, group: int, in_fp32: bool = False, is_persistent: bool = False) ->
         }  # fmt: skip
         tiles = tile.count(p.m, p.n)
         if not is_persistent:
-            grid = (tiles, p.batches)
-            return {}, [Step(tensor_core._tile_kernel, grid, *work.numbers, on=work.on, tile=tile, **constants)]
-        at_once = work.gpu.multiprocessors * (1 if tile.warps > 4 else 2)
-        grid = (min(at_once, tiles * p.batches),)
-        numbers = (*work.numbers, p.batches)
-        return {}, [Step(tensor_core._every_tile_kernel, grid, *numbers, on=work.on, tile=tile, **constants)]
+            kernel, numbers, grid = tensor_core._tile_kernel, work.numbers, (tiles, p.batches)
+        else:
+            at_once = work.gpu.multiprocessors * (1 if tile.warps > 4 else 2)
+            kernel, numbers = tensor_core._every_tile_kernel, (*work.numbers, p.batches)
+            grid = (min(at_once, tiles * p.batches), 1)
+        return {}, [Step(kernel, grid, *numbers, on=work.on, tile=tile, **constants)]
 
     return steps
 
@@ -175,9 +175,11 @@ def _skinny(work: Work) -> Steps:
     if p.m == 1 and p.ak == 1 and p.bk == 1:
         bn, bk = 8, 2048 // itemsize
         constants = {"BN": bn, "BK": bk, "EVEN": p.k % bk == 0 and p.n % bn == 0, "num_warps": 4}
-        grid = (cdiv(p.n, bn),)
-        numbers = (p.n, p.k, p.bn)
-        return {}, [Step(skinny._row_kernel, grid, *numbers, on=work.on, tile=(bn, bk), **work.epilogue, **constants)]
+        step = Step(
+            skinny._row_kernel, (cdiv(p.n, bn),), p.n, p.k, p.bn, on=work.on, tile=(bn, bk),
+            **work.epilogue, **constants,
+        )  # fmt: skip
+        return {}, [step]
     bm, bn, bk = max(16, next_power_of_2(p.m)), 64, 256 // itemsize
     tiles, blocks = cdiv(p.n, bn), cdiv(p.k, bk)
     splits = max(1, min(2 * work.gpu.multiprocessors // tiles, blocks, MOST_SPLITS))
@@ -349,11 +351,16 @@ def matmul(
     fp32 is rounded to tf32 where PyTorch is told to (`torch.set_float32_matmul_precision("high")`).
     """
     check_activation(activation)
-    return _matmul.call(a, b, bias, residual, activation, allows_tf32(a))
+    return _matmul.call(a, b, bias, residual, activation, allows_tf32(a))  # type: ignore[no-any-return]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _precision() -> str:
+    return torch.get_float32_matmul_precision()
 
 
 def allows_tf32(a: torch.Tensor) -> bool:
-    return a.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return a.dtype == torch.float32 and _precision() != "highest"
 
 
 def arguments(

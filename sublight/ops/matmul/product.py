@@ -37,12 +37,13 @@ def product_of(a: torch.Tensor, b: torch.Tensor) -> Product | None:
     k, n = b.shape[-2:]
     if b.dim() == 2:  # rows of all leading dimensions are rows of one matrix
         rows, apart = _one_stride(a.shape[:-1], a.stride()[:-1])
-        return None if apart is None else Product(rows, n, k, apart, a.stride(-1), *b.stride())
+        return None if apart is None else Product(rows, n, k, apart, a.stride(-1), b.stride(0), b.stride(1))
     batches, batch_a = _one_stride(a.shape[:-2], a.stride()[:-2])
     _, batch_b = _one_stride(b.shape[:-2], b.stride()[:-2])
     if batch_a is None or batch_b is None:
         return None
-    return Product(a.shape[-2], n, k, *a.stride()[-2:], *b.stride()[-2:], batches, batch_a, batch_b)
+    (am, ak), (bk, bn) = a.stride()[-2:], b.stride()[-2:]
+    return Product(a.shape[-2], n, k, am, ak, bk, bn, batches, batch_a, batch_b)
 
 
 def _one_stride(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int | None]:
