@@ -44,15 +44,16 @@ class Low:
         self.group = self.k // self.groups
         per_block = words_per_block(bits)
         is_shared = self.groups == 1 or self.group >= BLOCK  # by all places of a word
-        self.per_scale = 32 // bits if is_shared else self.group // per_block
-        self.constants = {"BITS": bits, "PER_SCALE": self.per_scale}
+        per_scale = 32 // bits if is_shared else self.group // per_block
+        self.constants = {"BITS": bits, "PER_SCALE": per_scale, "GROUP": 0 if self.groups == 1 else self.group}
 
 
 def _by_row(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
-    bn, bw = 4, 256
+    bn, bw = 16, 128
+    is_even = low.n % bn == 0 and low.words % bw == 0 and low.k % BLOCK == 0
     step = Step(
-        low_bit._row_kernel, (cdiv(low.n, bn),), low.n, low.k, low.words, low.groups, low.group,
-        on="a packed scales zeros c", tile=(bn, bw), BN=bn, BW=bw, num_warps=4, **low.constants,
+        low_bit._row_kernel, (cdiv(low.n, bn),), low.n, low.k, low.words, low.groups,
+        on="a packed scales zeros c", tile=(bn, bw), BN=bn, BW=bw, EVEN=is_even, num_warps=4, **low.constants,
     )  # fmt: skip
     return {}, [step]
 
@@ -65,7 +66,7 @@ def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
     splits = cdiv(low.words, per_split)
     step = Step(
         low_bit._rows_kernel, (tiles, splits, down),
-        low.m, low.n, low.k, low.k, low.words, low.groups, low.group, per_split,
+        low.m, low.n, low.k, low.k, low.words, low.groups, per_split,
         on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", tile=(bm, bn, bw), BM=bm, BN=bn, BW=bw,
         SPLITS=splits, PRECISION="ieee" if a.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
         **low.constants,
@@ -85,7 +86,7 @@ def _by_whole_weight(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list
     bn, bw = 32, 64
     unpack = Step(
         low_bit._unpack_kernel, (cdiv(low.n, bn), cdiv(low.words, bw)),
-        low.n, low.k, low.words, low.groups, low.group, stride,
+        low.n, low.k, low.words, low.groups, stride,
         on="packed scales zeros b", tile=(bn, bw), BN=bn, BW=bw, num_warps=4, **low.constants,
     )  # fmt: skip
     sides: dict[str, Any] = {"k": low.k, "k_stride": 1, "itemsize": itemsize}

@@ -65,7 +65,8 @@ def unpack(packed: torch.Tensor, bits: int, k: int) -> torch.Tensor:
         raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
     places = bits * torch.arange(32 // bits, device=packed.device, dtype=torch.int32)
     words = packed.view(n, -1, 1, per_block)
-    return ((words >> places[:, None]) & (2**bits - 1)).reshape(n, -1)[:, :k]
+    values: torch.Tensor = (words >> places[:, None]) & (2**bits - 1)
+    return values.reshape(n, -1)[:, :k]
 
 
 def quantize_weight(
