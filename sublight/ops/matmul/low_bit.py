@@ -110,9 +110,9 @@ def _whole(packed, scale, zero, PLACE: tl.constexpr, BITS: tl.constexpr):
 def _rows_kernel(
     a_ptr, packed_ptr, scales_ptr, zeros_ptr, c_ptr, m, n, k, am, words, groups, per_split,
     BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    BW: tl.constexpr, IS_PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All rows of A, which lie along k, over a part of the words: the sums, or with SPLITS parts of them, in fp32."""
+    """All rows of A, which lie along k, over a part of the words: the sums, or with IS_PART a part of them, in fp32."""
     WORDS_A_BLOCK: tl.constexpr = _BLOCK * BITS // 32
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     row = tl.program_id(2).to(tl.int64) * BM + tl.arange(0, BM)
@@ -142,7 +142,7 @@ def _rows_kernel(
     part_of_k = tl.program_id(1).to(tl.int64)
     mask = (row < m)[:, None] & (col < n)[None, :]
     tl.store(
-        c_ptr + (part_of_k * m * (SPLITS > 1) + row[:, None]) * n + col[None, :],
+        c_ptr + (part_of_k * m * IS_PART + row[:, None]) * n + col[None, :],
         sums.to(c_ptr.dtype.element_ty), mask=mask,
     )  # fmt: skip
 

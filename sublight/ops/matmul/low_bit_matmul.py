@@ -68,15 +68,15 @@ def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
         low_bit._rows_kernel, (tiles, splits, down),
         low.m, low.n, low.k, low.k, low.words, low.groups, per_split,
         on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", tile=(bm, bn, bw), BM=bm, BN=bn, BW=bw,
-        SPLITS=splits, PRECISION="ieee" if a.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
+        IS_PART=splits > 1, PRECISION="ieee" if a.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
         **low.constants,
     )  # fmt: skip
     if splits == 1:
         return {}, [step]
     block = 1024
     add = Step(
-        skinny._add_parts_kernel, (low.m, cdiv(low.n, block)), low.m, low.n, on="parts a a c", tile=(block,),
-        HAS_BIAS=False, HAS_RESIDUAL=False, ACTIVATION="none", SPLITS=splits, BLOCK=block, num_warps=4,
+        skinny._add_parts_kernel, (low.m, cdiv(low.n, block)), low.m, low.n, splits, on="parts a a c", tile=(block,),
+        HAS_BIAS=False, HAS_RESIDUAL=False, ACTIVATION="none", BLOCK=block, num_warps=4,
     )  # fmt: skip
     return {"parts": Buffer(shape=(splits, low.m, low.n), dtype=torch.float32)}, [step, add]
 

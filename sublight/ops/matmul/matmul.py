@@ -138,8 +138,8 @@ def _by_engine(work: Work) -> Steps:
     bias, residual = work.bias_and_residual
     views = {0: a.view(tile.bm, tile.bk), 1: b.view(tile.bn, tile.bk), 2: c.view(tile.bm, tile.bn // 2)}
     constants = work.epilogue | tile.options() | {
-        "GROUP": tile.group, "PROGRAMS": programs, "A_TURNED": a.is_turned, "B_TURNED": not b.is_turned,
-        "BY_ENGINE": by_engine, "FLAT": True,
+        "GROUP": tile.group, "A_TURNED": a.is_turned, "B_TURNED": not b.is_turned,
+        "BY_ENGINE": by_engine, "FLAT": tile.is_flat,
     }  # fmt: skip
     if not by_engine:
         views[2] = views[0]  # nothing is stored through it
@@ -186,7 +186,7 @@ def _skinny(work: Work) -> Steps:
     per_split = cdiv(blocks, splits) * bk
     splits = cdiv(p.k, per_split)  # none without work
     constants = work.epilogue | {
-        "BM": bm, "BN": bn, "BK": bk, "SPLITS": splits, "EVEN": p.k % bk == 0,
+        "BM": bm, "BN": bn, "BK": bk, "IS_PART": splits > 1, "EVEN": p.k % bk == 0,
         "PRECISION": "ieee" if work.is_ieee else "tf32", "num_warps": 4, "num_stages": 4 if itemsize == 2 else 2,
     }  # fmt: skip
     numbers = (p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, per_split)
@@ -197,8 +197,8 @@ def _skinny(work: Work) -> Steps:
         return {}, [step]
     block = 1024
     add = Step(
-        skinny._add_parts_kernel, (p.m, cdiv(p.n, block)), p.m, p.n, on=f"parts {bias} {residual} c",
-        tile=(block,), SPLITS=splits, BLOCK=block, num_warps=4, **work.epilogue,
+        skinny._add_parts_kernel, (p.m, cdiv(p.n, block)), p.m, p.n, splits, on=f"parts {bias} {residual} c",
+        tile=(block,), BLOCK=block, num_warps=4, **work.epilogue,
     )  # fmt: skip
     return {"parts": Buffer(shape=(splits, p.m, p.n), dtype=torch.float32)}, [step, add]
 

@@ -21,11 +21,11 @@ from sublight.ops.matmul.order import tile_of
 def _persistent_kernel(
     a_desc, b_desc, c_desc, bias_ptr, residual_ptr, c_ptr, m, n, k,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
     BY_ENGINE: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(m, BM), tl.cdiv(n, BN)
-    for tile in tl.range(tl.program_id(0), down * across, PROGRAMS, flatten=FLAT):
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=FLAT):
         tile_m, tile_n = tile_of(tile, down, across, GROUP)
         first_row, first_col = tile_m * BM, tile_n * BN
         acc = tl.zeros([BM, BN], tl.float32)

@@ -47,9 +47,9 @@ def _row_kernel(
 def _rows_kernel(
     a_ptr, b_ptr, bias_ptr, residual_ptr, c_ptr, m, n, k, am, ak, bk, bn, per_split,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, IS_PART: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All rows of A against BN columns of B, over a part of k: the sums, or with SPLITS parts of them, in fp32."""
+    """All rows of A against BN columns of B, over a part of k: the sums, or with IS_PART a part of them, in fp32."""
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     row = tl.arange(0, BM).to(tl.int64)
     begin = tl.program_id(1) * per_split
@@ -71,7 +71,7 @@ def _rows_kernel(
         b_at += BK * bk
     sums = tl.trans(acc)
     mask = (row < m)[:, None] & (col < n)[None, :]
-    if SPLITS == 1:
+    if not IS_PART:
         sums = finished(sums, bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
         tl.store(c_ptr + row[:, None] * n + col[None, :], sums.to(c_ptr.dtype.element_ty), mask=mask)
     else:
@@ -81,16 +81,15 @@ def _rows_kernel(
 
 @triton.jit
 def _add_parts_kernel(
-    parts_ptr, bias_ptr, residual_ptr, c_ptr, m, n,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    parts_ptr, bias_ptr, residual_ptr, c_ptr, m, n, parts,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The parts of a row's sums, added in their order."""
     row = tl.program_id(0).to(tl.int64) + tl.zeros([1], tl.int64)
     col = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = (col < n)[None, :]
     acc = tl.zeros([1, BLOCK], tl.float32)
-    for part in range(SPLITS):
+    for part in range(parts):
         acc += tl.load(parts_ptr + (part * m + row[:, None]) * n + col[None, :], mask=mask, other=0.0)
     acc = finished(acc, bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
     tl.store(c_ptr + row[:, None] * n + col[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)

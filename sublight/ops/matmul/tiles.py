@@ -7,6 +7,7 @@ multiprocessors wait.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ class Tile:
     warps: int
     stages: int  # blocks of A and B that are on their way at once
     group: int = 8  # rows of tiles that are taken together (`order.py`)
+    is_flat: bool = True  # one loop over the blocks of all tiles: the next tile's are loaded while one is stored
 
     def options(self) -> dict[str, Any]:
         return {"BM": self.bm, "BN": self.bn, "BK": self.bk, "num_warps": self.warps, "num_stages": self.stages}
@@ -43,6 +45,9 @@ PERSISTENT = {
 }
 
 
+TRIED: ContextVar[Tile | None] = ContextVar("TRIED", default=None)  # what `benchmarks/products.py` tries
+
+
 def persistent_tile(m: int, n: int, gpu: Facts) -> Tile:
     """The tile whose rounds over all multiprocessors take the least time.
 
@@ -53,7 +58,7 @@ def persistent_tile(m: int, n: int, gpu: Facts) -> Tile:
     def time(tile: Tile) -> float:
         return cdiv(tile.count(m, n), gpu.multiprocessors) * tile.bm * tile.bn / PERSISTENT[tile]
 
-    return min(PERSISTENT, key=time)
+    return TRIED.get() or min(PERSISTENT, key=time)
 
 
 def plain_tile(m: int, n: int, itemsize: int, gpu: Facts, *, is_ieee: bool) -> Tile:
