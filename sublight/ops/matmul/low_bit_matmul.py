@@ -8,6 +8,7 @@ read the same packing (`packing.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,14 +25,17 @@ from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import low_bit, matmul, skinny
 from sublight.ops.matmul.packing import BLOCK, check_bits, check_group, dequantize, quantize_weight, words_per_block
 from sublight.ops.matmul.product import Operand, Product
+from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
+SAVED = ("packed", "scales", "zeros", "bits", "k")
 MOST_ROWS = 128  # beyond, the weight is made whole
 
 
 def reference(
-    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4, k: int = 0
 ) -> torch.Tensor:
+    """PyTorch's composition; k is a's last dimension."""
     return a @ dequantize(packed, scales, zeros, bits, a.shape[-1]).to(a.dtype).T
 
 
@@ -117,7 +121,7 @@ WAYS: dict[str, tuple[Callable[[Low, torch.Tensor], tuple[dict[str, Buffer], lis
 
 
 def plan_by(
-    provider: str, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int
+    provider: str, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int
 ) -> Plan:
     low = Low(a, packed, scales, bits)
     steps_of, reason, _ = WAYS[provider]
@@ -138,7 +142,9 @@ def plan_product(a: torch.Tensor, *rest: Any) -> Plan:
     return plan_by(next(name for name, (_, _, most) in WAYS.items() if rows <= most), a, *rest)
 
 
-def why_torch(a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int) -> str:
+def why_torch(
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int
+) -> str:
     if reason := why_no_kernel(a):
         return reason
     if a.numel() == 0 or packed.numel() == 0:
@@ -148,13 +154,26 @@ def why_torch(a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros
     return ""
 
 
+def backward(dc: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *rest: Any) -> Inputs:
+    """The gradient of a, for what is trained beside frozen weights: a product with the weight made whole."""
+    bits, k, *_ = rest
+    return (dc @ dequantize(packed, scales, zeros, bits, k).to(dc.dtype),)
+
+
 _low_bit = Registered(
-    schema="low_bit_matmul(Tensor a, Tensor packed, Tensor scales, Tensor zeros, int bits) -> Tensor c",
+    schema="low_bit_matmul(Tensor a, Tensor packed, Tensor scales, Tensor zeros, int bits, int k) -> Tensor c",
     reference=reference,
     theirs="unpack, torch.matmul",
     why_torch=why_torch,
     plan=plan_product,
     fake=lambda a, packed, *_: a.new_empty((*a.shape[:-1], packed.shape[0])),
+    gradient=Gradient(
+        by=SimpleNamespace(call=backward),
+        saves=("packed", "scales", "zeros"),
+        options=("bits", "k"),
+        gives=("a",),
+        by_torch=lambda saved, grads: backward(*grads, *(saved[name] for name in SAVED)),
+    ),
 )
 
 
@@ -163,7 +182,7 @@ def low_bit_matmul(
 ) -> torch.Tensor:
     """a (…, k) @ weight.T, where `packed`, `scales`, `zeros` are what `quantize_weight` makes of a weight (n, k).
 
-    It has no gradient: weights of few bits are for inference.
+    Of the arguments only `a` has a gradient: weights of few bits stay as they are, what is trained lies beside them.
     """
     check_bits(bits)
     k = a.shape[-1]
@@ -176,13 +195,13 @@ def low_bit_matmul(
     if scales.shape[1] == 0 or k % scales.shape[1]:
         raise BadInput(f"{scales.shape[1]} groups do not divide k = {k}")
     check_group(k, k // scales.shape[1])
-    return _low_bit.call(a, packed, scales, zeros, bits)  # type: ignore[no-any-return]
+    return _low_bit.call(a, packed, scales, zeros, bits, k)  # type: ignore[no-any-return]
 
 
 def launched_by(provider: str) -> Callable[..., torch.Tensor]:
     def launch(a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4) -> Any:
-        plan = plan_by(provider, a, packed, scales, zeros, bits)
-        return _low_bit.runner(plan)(a, packed, scales, zeros, bits)
+        given = (a, packed, scales, zeros, bits, a.shape[-1])
+        return _low_bit.runner(plan_by(provider, *given))(*given)
 
     return launch
 
@@ -216,7 +235,7 @@ LOW_BIT_MATMUL = Op(
     summary="A @ weight.T with a packed weight of 1 to 8 bits",
     reference=reference,
     call=low_bit_matmul,
-    plan=lambda a, packed, scales, zeros, bits=4: _low_bit.decide(a, packed, scales, zeros, bits),
+    plan=lambda a, packed, scales, zeros, bits=4: _low_bit.decide(a, packed, scales, zeros, bits, a.shape[-1]),
     providers={
         name: Provider(launch=launched_by(name), kernels=KERNELS[name], why_not=_why_not(most), summary=summary)
         for name, (_, summary, most) in WAYS.items()
@@ -239,8 +258,8 @@ LOW_BIT_MATMUL = Op(
         )
     ),
     options={"bits": (4,), "group": (128, 64, 32, 200)},
-    wrt=(),
+    wrt=(0,),
     directions=("fwd",),
     batch="",
-    library_args=lambda *inputs: (*inputs, 4),
+    library_args=lambda a, *rest: (a, *rest, 4, a.shape[-1]),
 )
