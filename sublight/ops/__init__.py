@@ -6,6 +6,7 @@ from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
+from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
 from sublight.ops.movement.compact import COMPACT
@@ -35,6 +36,7 @@ OPS = (
     ADD,
     MATMUL,
     LOW_BIT_MATMUL,
+    GROUPED_MATMUL,
     SOFTMAX,
     LOG_SOFTMAX,
     ONLINE_SOFTMAX,
