@@ -63,7 +63,8 @@ def plan_weights(a: torch.Tensor, dc: torch.Tensor, ends: torch.Tensor, tf32: bo
     bk, bn, br = (64, 64, 16) if is_ieee else (64, 128, 128 // a.element_size())
     tiles = groups * cdiv(k, bk) * cdiv(n, bn)
     step = Step(
-        grouped._grouped_weights_kernel, (min(_at_once(gpu), tiles),), a.shape[0], n, k, groups, *a.stride(), *dc.stride(),
+        grouped._grouped_weights_kernel, (min(_at_once(gpu), tiles),),
+        a.shape[0], n, k, groups, *a.stride(), *dc.stride(),
         on="a dc ends db", tile=(bk, bn, br), BK=bk, BN=bn, BR=br,
         PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 3,
     )  # fmt: skip
