@@ -17,6 +17,7 @@ from sublight.trace.capture.profile import range, step
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
     from sublight.fix.patch.record import Patch
+    from sublight.fix.quantize.record import Quantized
     from sublight.limits.probe import Kind
     from sublight.op import Op, Plan
     from sublight.predict.module import ModulePrediction
@@ -28,13 +29,16 @@ __all__ = [
     "explain",
     "graph",
     "load_ipython_extension",
+    "load_quantized",
     "measure",
     "measure_limits",
     "patch",
     "patched",
     "predict_module",
     "profile",
+    "quantize",
     "range",
+    "save_quantized",
     "step",
     "unpatch",
     "why",
@@ -123,14 +127,56 @@ def predict_module(module: Any, *args: Any, gpu: str = "h100", train: bool = Fal
 
 
 def unpatch(target: Any) -> int:
-    """Undo `patch`; how many modules (or optimizers) had something of ours."""
+    """Undo `patch` and `quantize`; how many modules (or optimizers) had something of ours."""
     import torch
 
     from sublight.fix.patch import model as patching
     from sublight.fix.patch import optimizer
+    from sublight.fix.quantize.model import unquantize
 
-    is_optimizer = isinstance(target, torch.optim.Optimizer)
-    return int(optimizer.unpatch_optimizer(target)) if is_optimizer else patching.unpatch(target)
+    if isinstance(target, torch.optim.Optimizer):
+        return int(optimizer.unpatch_optimizer(target))
+    return patching.unpatch(target) + unquantize(target)
+
+
+def quantize(
+    model: Any,
+    how: str = "w4a16",
+    *,
+    group: int = 128,
+    skip: Sequence[str] | None = None,
+    verify: Any = None,
+    rounds: int = 20,
+    keep: bool = True,
+    quiet: bool = False,
+) -> Quantized:
+    """Pack the linear layers of a model to a few bits, in place, and print what was done unless `quiet`.
+
+    `how` is w8a16, w4a16, w2a16 or w1a16; `skip` names layers to leave (else the output head is left), `verify` is a
+    batch whose change of loss is reported. `unpatch` gives the weights back, unless `keep` is False.
+    """
+    from sublight.fix.quantize import model as packing
+    from sublight.report import quantize as report
+    from sublight.report.draw import console
+
+    done = packing.quantize(model, how, group=group, skip=skip, verify=verify, rounds=rounds, keep=keep)
+    if not quiet:
+        console.stdout().print(report.page(done))
+    return done
+
+
+def save_quantized(model: Any, file: str | Path) -> None:
+    """All of a model with packed layers, as one safetensors file."""
+    from sublight.fix.quantize import files
+
+    files.save(model, file)
+
+
+def load_quantized(model: Any, file: str | Path) -> int:
+    """Such a file into a model of its kind that is not packed; how many layers are packed now."""
+    from sublight.fix.quantize import files
+
+    return files.load(model, file)
 
 
 def patched(model: Any, batch: Any = None) -> AbstractContextManager[Patch]:

@@ -38,6 +38,10 @@ class _Triton:
         """`@triton.jit`, and `@triton.jit(do_not_specialize=…)`."""
         return _Kernel if function is None else _Kernel(function)
 
+    @staticmethod
+    def constexpr_function(function: Any) -> Any:
+        return function
+
 
 triton: Any = _Triton()
 tl: Any = _Language()

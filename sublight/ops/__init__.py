@@ -6,6 +6,9 @@ from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
+from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
+from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
+from sublight.ops.matmul.matmul import MATMUL
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
 from sublight.ops.movement.permute import PERMUTE, TRANSPOSE
@@ -31,6 +34,9 @@ from sublight.ops.softmax.softmax_topk import SOFTMAX_TOPK
 
 OPS = (
     ADD,
+    MATMUL,
+    LOW_BIT_MATMUL,
+    GROUPED_MATMUL,
     SOFTMAX,
     LOG_SOFTMAX,
     ONLINE_SOFTMAX,

@@ -34,6 +34,7 @@ class Gradient:
     without_first: Callable[..., tuple[Any, ...]] | None = None  # (*grads) where the first result's gradient is None
     partly: Callable[..., Any] | None = None  # (by's call, *its arguments) where a result's gradient is None
     by_torch: Callable[[Mapping[str, Any], tuple[Any, ...]], tuple[Any, ...]] | None = None  # (saved, grads): see below
+    is_masked: bool = False  # `by` is also given, last, which gradients of `gives` are wanted
 
     def set_up(self, ctx: Any, op: Any, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]) -> None:
         """Keep what backward needs; `outputs` are all of the schema's."""
@@ -53,6 +54,8 @@ class Gradient:
             return self._differentiable(ctx, op, grads)
         others = ctx.others
         args = (*grads, *ctx.saved_tensors, *[others[name] for name in self.options], *self.constants)
+        if self.is_masked:
+            args = (*args, self._wanted(ctx, op))
         is_partly = self.partly is not None and any(grad is None for grad in grads)
         found = self.partly(self.by.call, *args) if is_partly and self.partly else self.by.call(*args)
         return self._by_argument(op, tuple(found) if isinstance(found, tuple | list) else (found,))
@@ -82,12 +85,20 @@ class Gradient:
             given |= dict.fromkeys((names,) if isinstance(names, str) else names, grad)
         return tuple([given.get(name) for name in op.arguments])
 
+    def _wanted(self, ctx: Any, op: Any) -> tuple[bool, ...]:
+        """Which of `gives` have to be computed."""
+        needed = dict(zip(op.arguments, ctx.needs_input_grad[-len(op.arguments) :], strict=True))
+        return tuple([needed[name] for name in self.gives])
+
     def _differentiable(self, ctx: Any, op: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         """By `by_torch`, which writes the backward pass in PyTorch's ops and gives what `by` gives; else, if all
         arguments were saved, through the reference; else not at all."""
         saved = dict(zip(self.saves, ctx.saved_tensors, strict=True)) | ctx.others
         if self.by_torch is not None:
-            return self._by_argument(op, self.by_torch(saved, grads))
+            found = self.by_torch(saved, grads)
+            if self.is_masked:
+                found = tuple([x if wanted else None for x, wanted in zip(found, self._wanted(ctx, op), strict=True)])
+            return self._by_argument(op, found)
         if all(name in saved for name in op.arguments) and op.reference is not None:
             return vjp(op.reference, [saved[name] for name in op.arguments], grads)
         raise NotImplementedError(

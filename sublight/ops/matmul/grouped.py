@@ -1,0 +1,91 @@
+"""Kernels of grouped products: rows of A in consecutive groups, each with a weight of its own.
+
+How many rows each group has is known on the device alone (a router decided it), so the number of tiles is not known
+when the launch is made. A fixed number of programs therefore walks over all groups, counts their tiles, and takes every
+so-manieth of them; `ends` is read from the cache, a few cycles a group.
+"""
+
+from __future__ import annotations
+
+from sublight.backend.jit import tl, triton
+from sublight.op import Kernel
+
+
+@triton.jit
+def _grouped_kernel(
+    a_ptr, b_ptr, ends_ptr, c_ptr, m, n, k, groups, am, ak, bg, bk, bn,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """C's rows of a group are A's, times the group's matrix (k, n)."""
+    across = tl.cdiv(n, BN)
+    tile = tl.program_id(0)
+    before = 0  # tiles of the groups so far
+    begin = 0
+    matrix = b_ptr  # of the group
+    for group in range(groups):
+        end = tl.maximum(begin, tl.minimum(tl.load(ends_ptr + group), m).to(tl.int32))  # never outside of A
+        tiles = tl.cdiv(end - begin, BM) * across
+        while tile < before + tiles:
+            place = tile - before
+            # all rows of a group before its next columns: its weight is read once, while it is in the cache
+            down = tl.cdiv(end - begin, BM)
+            row = (begin + (place % down) * BM + tl.arange(0, BM)).to(tl.int64)
+            col = ((place // down) * BN + tl.arange(0, BN)).to(tl.int64)
+            step = tl.arange(0, BK).to(tl.int64)
+            a_at = a_ptr + row[:, None] * am + step[None, :] * ak
+            b_at = matrix + step[:, None] * bk + col[None, :] * bn
+            acc = tl.zeros([BM, BN], tl.float32)
+            for start in range(0, k, BK):
+                if EVEN:
+                    a = tl.load(a_at, mask=(row < end)[:, None], other=0.0)
+                    b = tl.load(b_at, mask=(col < n)[None, :], other=0.0)
+                else:
+                    a = tl.load(a_at, mask=(row < end)[:, None] & (step < k - start)[None, :], other=0.0)
+                    b = tl.load(b_at, mask=(col < n)[None, :] & (step < k - start)[:, None], other=0.0)
+                acc = tl.dot(a, b, acc, input_precision=PRECISION)
+                a_at += BK * ak
+                b_at += BK * bk
+            mask = (row < end)[:, None] & (col < n)[None, :]
+            tl.store(c_ptr + row[:, None] * n + col[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)
+            tile += tl.num_programs(0)
+        before += tiles
+        begin = end
+        matrix += bg
+
+
+@triton.jit
+def _grouped_weights_kernel(
+    a_ptr, dc_ptr, ends_ptr, db_ptr, m, n, k, groups, am, ak, dcm, dcn,
+    BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of each group's matrix (k, n): its rows of A, turned, times its rows of dC; zeros without rows."""
+    down, across = tl.cdiv(k, BK), tl.cdiv(n, BN)
+    for tile in range(tl.program_id(0), groups * down * across, tl.num_programs(0)):
+        group = (tile // (down * across)).to(tl.int64)
+        place = tile % (down * across)
+        begin = tl.maximum(tl.load(ends_ptr + group - 1, mask=group > 0, other=0), 0).to(tl.int64)
+        end = tl.minimum(tl.load(ends_ptr + group), m).to(tl.int64)  # never outside of A
+        at_k = ((place % down) * BK + tl.arange(0, BK)).to(tl.int64)
+        col = ((place // down) * BN + tl.arange(0, BN)).to(tl.int64)
+        acc = tl.zeros([BK, BN], tl.float32)
+        for start in range(begin, end, BR):
+            row = start + tl.arange(0, BR)
+            a = tl.load(
+                a_ptr + at_k[:, None] * ak + row[None, :] * am,
+                mask=(at_k < k)[:, None] & (row < end)[None, :],
+                other=0.0,
+            )
+            dc = tl.load(
+                dc_ptr + row[:, None] * dcm + col[None, :] * dcn,
+                mask=(row < end)[:, None] & (col < n)[None, :],
+                other=0.0,
+            )
+            acc = tl.dot(a, dc, acc, input_precision=PRECISION)
+        mask = (at_k < k)[:, None] & (col < n)[None, :]
+        at = db_ptr + (group * k + at_k[:, None]) * n + col[None, :]
+        tl.store(at, acc.to(db_ptr.dtype.element_ty), mask=mask)
+
+
+_ODD = "rows of odd width begin anywhere, so their elements move one by one"
+GROUPED = Kernel(jit=_grouped_kernel, narrow=_ODD)
+GROUPED_WEIGHTS = Kernel(jit=_grouped_weights_kernel, narrow=_ODD)

@@ -1,0 +1,204 @@
+"""Rows in consecutive groups, each group times a matrix of its own: what a mixture of experts multiplies.
+
+`ends[g]` is the row after group g's last; it lies on the device, where a router put it, and no call waits for it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sublight.backend.device import Facts, facts
+from sublight.backend.jit import cdiv
+from sublight.backend.launch import Step
+from sublight.correct import Inputs
+from sublight.cost import Shape
+from sublight.cost.matmul import grouped_matmul as cost
+from sublight.errors import BadInput
+from sublight.op import Buffer, Op, Plan, Provider
+from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.ops.matmul import grouped
+from sublight.ops.matmul.matmul import allows_tf32
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool = False) -> torch.Tensor:
+    """PyTorch's products one by one: reads `ends` on the host; rows after the last end are zeros."""
+    stops = [0, *ends.tolist()]
+    parts = [a[begin:end] @ b[group] for group, (begin, end) in enumerate(pairwise(stops))]
+    return torch.cat([*parts, a.new_zeros(a.shape[0] - stops[-1], b.shape[-1])])
+
+
+def _at_once(gpu: Facts) -> int:
+    return 2 * gpu.multiprocessors
+
+
+def plan_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool) -> Plan:
+    (rows, k), (groups, _, n), gpu = a.shape, b.shape, facts(a)
+    is_ieee = a.dtype == torch.float32 and not tf32
+    bm, bn, bk = (64, 64, 16) if is_ieee else (64, 128, 128 // a.element_size())
+    most = (cdiv(rows, bm) + groups) * cdiv(n, bn)
+    step = Step(
+        grouped._grouped_kernel, (min(_at_once(gpu), most),), rows, n, k, groups, *a.stride(), *b.stride(),
+        on="a b ends c", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
+        PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 4,
+    )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="one launch over all groups, tiles counted on the device",
+        copies=() if ends.is_contiguous() else ("ends",),
+        buffers={"c": Buffer(shape=(rows, n), dtype=a.dtype, is_zero=True)},  # rows after the last end
+        steps=(step,),
+        outputs=("c",),
+    )
+
+
+def plan_weights(a: torch.Tensor, dc: torch.Tensor, ends: torch.Tensor, tf32: bool) -> Plan:
+    k, n, groups, gpu = a.shape[1], dc.shape[1], ends.numel(), facts(a)
+    is_ieee = a.dtype == torch.float32 and not tf32
+    bk, bn, br = (64, 64, 16) if is_ieee else (64, 128, 128 // a.element_size())
+    tiles = groups * cdiv(k, bk) * cdiv(n, bn)
+    step = Step(
+        grouped._grouped_weights_kernel, (min(_at_once(gpu), tiles),),
+        a.shape[0], n, k, groups, *a.stride(), *dc.stride(),
+        on="a dc ends db", tile=(bk, bn, br), BK=bk, BN=bn, BR=br,
+        PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 3,
+    )  # fmt: skip
+    return Plan(
+        provider="sublight",
+        reason="each group's matrix by its own rows",
+        copies=() if ends.is_contiguous() else ("ends",),
+        buffers={"db": Buffer(shape=(groups, k, n), dtype=a.dtype)},
+        steps=(step,),
+        outputs=("db",),
+    )
+
+
+def why_torch(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool) -> str:
+    if reason := why_no_kernel(a):
+        return reason
+    if a.numel() == 0 or b.numel() == 0:
+        return "nothing to multiply"
+    if b.dtype != a.dtype or b.device != a.device or ends.device != a.device:
+        return "the arguments differ in data type or device"
+    return ""
+
+
+def backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+    """Of a, a grouped product with each matrix turned; of b, each group's rows of a and dc."""
+    tf32, (wants_a, wants_b) = rest
+    return (
+        _grouped.call(dc, b.mT, ends, tf32) if wants_a else None,
+        _grouped_weights.call(a, dc, ends, tf32) if wants_b else None,
+    )
+
+
+def weights_reference(a: torch.Tensor, dc: torch.Tensor, ends: torch.Tensor, tf32: bool = False) -> torch.Tensor:
+    stops = [0, *ends.tolist()]
+    return torch.stack([a[begin:end].T @ dc[begin:end] for begin, end in pairwise(stops)])
+
+
+def _by_torch(saved: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    (dc,), (a, b, ends) = grads, (saved[name] for name in ("a", "b", "ends"))
+    return reference(dc, b.mT, ends), weights_reference(a, dc, ends)
+
+
+_grouped_weights = Registered(
+    schema="grouped_matmul_weights(Tensor a, Tensor dc, Tensor ends, bool tf32) -> Tensor db",
+    reference=weights_reference,
+    theirs="a product a group",
+    why_torch=why_torch,
+    plan=plan_weights,
+    fake=lambda a, dc, ends, tf32: a.new_empty((ends.numel(), a.shape[1], dc.shape[1])),
+)
+_grouped = Registered(
+    schema="grouped_matmul(Tensor a, Tensor b, Tensor ends, bool tf32) -> Tensor c",
+    reference=reference,
+    theirs="a product a group",
+    why_torch=why_torch,
+    plan=plan_product,
+    fake=lambda a, b, ends, tf32: a.new_empty((a.shape[0], b.shape[-1])),
+    gradient=Gradient(
+        by=SimpleNamespace(call=backward),
+        saves=("a", "b", "ends"),
+        options=("tf32",),
+        gives=("a", "b"),
+        by_torch=_by_torch,
+        is_masked=True,
+    ),
+)
+
+
+def grouped_matmul(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """a (rows, k), whose rows lie group by group, times b (groups, k, n): c (rows, n).
+
+    `ends` (groups,) holds the row after each group's last, in rising order; what lies after the last end is zero. It is
+    not looked at on the host, so that nothing waits for it: ends beyond the rows are taken for the last row.
+    """
+    if a.dim() != 2 or b.dim() != 3 or ends.dim() != 1 or ends.dtype not in (torch.int32, torch.int64):
+        raise BadInput(
+            f"grouped_matmul takes a (rows, k), b (groups, k, n), whole ends (groups,), not {_kinds(a, b, ends)}"
+        )
+    if a.shape[1] != b.shape[1] or b.shape[0] != ends.shape[0]:
+        raise BadInput(f"a, b and ends do not fit together: {_kinds(a, b, ends)}")
+    return _grouped.call(a, b, ends, allows_tf32(a))  # type: ignore[no-any-return]
+
+
+def _kinds(*tensors: torch.Tensor) -> str:
+    return ", ".join(f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in tensors)
+
+
+def launch(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return _grouped.by_kernels(a, b, ends, allows_tf32(a))  # type: ignore[no-any-return]
+
+
+def launch_backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> Inputs:
+    tf32 = allows_tf32(a)
+    return _grouped.by_kernels(dc, b.mT, ends, tf32), _grouped_weights.by_kernels(a, dc, ends, tf32)
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    """Groups of random sizes, some of them empty."""
+    generator = generator_for(device, seed)
+    made: dict[str, Any] = {"generator": generator, "device": device, "dtype": getattr(torch, dtype)}
+    a = torch.randn(shape["m"], shape["k"], **made)
+    b = torch.randn(shape["groups"], shape["n"], shape["k"], **made).mT
+    if device == "meta":
+        return a, b, torch.empty(shape["groups"], dtype=torch.int32, device=device)
+    cuts = torch.randint(shape["m"] + 1, (shape["groups"],), generator=generator, device=device, dtype=torch.int32)
+    ends = cuts.sort().values
+    ends[-1] = shape["m"]
+    return a, b, ends
+
+
+GROUPED_MATMUL = Op(
+    name="grouped_matmul",
+    summary="rows in groups, each times its own matrix, in one launch",
+    reference=reference,
+    call=grouped_matmul,
+    plan=lambda a, b, ends: _grouped.decide(a, b, ends, allows_tf32(a)),
+    providers={
+        "sublight": Provider(
+            launch=launch, backward=launch_backward, kernels=(grouped.GROUPED, grouped.GROUPED_WEIGHTS)
+        )
+    },
+    inputs=inputs,
+    cost=cost,
+    shapes=(
+        {"m": 65536, "n": 1536, "k": 2048, "groups": 128},
+        {"m": 65536, "n": 2048, "k": 768, "groups": 128},
+        {"m": 8192, "n": 14336, "k": 4096, "groups": 8},
+    ),
+    test_shapes=(
+        {"m": 1, "n": 1, "k": 1, "groups": 1},
+        {"m": 40, "n": 33, "k": 17, "groups": 5},
+        {"m": 150, "n": 130, "k": 64, "groups": 3},
+    ),
+    wrt=(0, 1),
+    batch="",
+    library_args=lambda a, b, ends: (a, b, ends, allows_tf32(a)),
+)

@@ -1,0 +1,265 @@
+"""A @ weight.T with a weight of 1, 2, 4 or 8 bits, packed, with a scale and a zero for each group along k.
+
+Of one row the words are taken apart once and multiplied by plain arithmetic; of up to 128 rows the tensor cores get
+them place by place; of more rows the weight is made whole first, which each row then pays a small part of. All three
+read the same packing (`packing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sublight.backend.device import facts
+from sublight.backend.jit import cdiv, next_power_of_2
+from sublight.backend.launch import Step
+from sublight.correct import Inputs
+from sublight.cost import Shape
+from sublight.cost.matmul import quantized_matmul as cost
+from sublight.errors import BadInput
+from sublight.op import Buffer, Op, Plan, Provider
+from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.ops.matmul import low_bit, matmul, skinny
+from sublight.ops.matmul.packing import BLOCK, check_bits, check_group, dequantize, quantize_weight, words_per_block
+from sublight.ops.matmul.product import Operand, Product
+from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.library import Registered
+
+SAVED = ("packed", "scales", "zeros", "bits", "k")
+MOST_ROWS = 128  # beyond, the weight is made whole
+
+
+def reference(
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4, k: int = 0
+) -> torch.Tensor:
+    """PyTorch's composition; k is a's last dimension."""
+    return a @ dequantize(packed, scales, zeros, bits, a.shape[-1]).to(a.dtype).T
+
+
+class Low:
+    """The sizes that all three ways need."""
+
+    def __init__(self, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bits: int) -> None:
+        self.k, self.n, self.m = a.shape[-1], packed.shape[0], a.numel() // max(1, a.shape[-1])
+        self.words, self.groups = packed.shape[1], scales.shape[1]
+        self.group = self.k // self.groups
+        per_block = words_per_block(bits)
+        is_shared = self.groups == 1 or self.group >= BLOCK  # by all places of a word
+        per_scale = 32 // bits if is_shared else self.group // per_block
+        self.constants = {"BITS": bits, "PER_SCALE": per_scale, "GROUP": 0 if self.groups == 1 else self.group}
+
+
+def _by_row(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
+    bn, bw = 16, 128
+    is_even = low.n % bn == 0 and low.words % bw == 0 and low.k % BLOCK == 0
+    step = Step(
+        low_bit._row_kernel, (cdiv(low.n, bn),), low.n, low.k, low.words, low.groups,
+        on="a packed scales zeros c", tile=(bn, bw), BN=bn, BW=bw, EVEN=is_even, num_warps=4, **low.constants,
+    )  # fmt: skip
+    return {}, [step]
+
+
+def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
+    bm, bn, bw = min(64, max(16, next_power_of_2(low.m))), 64, 32
+    tiles, blocks, down = cdiv(low.n, bn), cdiv(low.words, bw), cdiv(low.m, bm)
+    splits = max(1, min(2 * facts(a).multiprocessors // (tiles * down), blocks, matmul.MOST_SPLITS))
+    per_split = cdiv(blocks, splits) * bw
+    splits = cdiv(low.words, per_split)
+    step = Step(
+        low_bit._rows_kernel, (tiles, splits, down),
+        low.m, low.n, low.k, low.k, low.words, low.groups, per_split,
+        on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", tile=(bm, bn, bw), BM=bm, BN=bn, BW=bw,
+        IS_PART=splits > 1, PRECISION="ieee" if a.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
+        **low.constants,
+    )  # fmt: skip
+    if splits == 1:
+        return {}, [step]
+    block = 1024
+    add = Step(
+        skinny._add_parts_kernel, (low.m, cdiv(low.n, block)), low.m, low.n, splits, on="parts a a c", tile=(block,),
+        HAS_BIAS=False, HAS_RESIDUAL=False, ACTIVATION="none", BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return {"parts": Buffer(shape=(splits, low.m, low.n), dtype=torch.float32)}, [step, add]
+
+
+def _by_whole_weight(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
+    stride, itemsize = cdiv(low.k, 8) * 8, a.element_size()
+    bn, bw = 32, 64
+    unpack = Step(
+        low_bit._unpack_kernel, (cdiv(low.n, bn), cdiv(low.words, bw)),
+        low.n, low.k, low.words, low.groups, stride,
+        on="packed scales zeros b", tile=(bn, bw), BN=bn, BW=bw, num_warps=4, **low.constants,
+    )  # fmt: skip
+    sides: dict[str, Any] = {"k": low.k, "k_stride": 1, "itemsize": itemsize}
+    work = matmul.Work(
+        product=Product(low.m, low.n, low.k, low.k, 1, 1, stride),
+        operands=(
+            Operand(name="a", rows=low.m, row_stride=low.k, is_aligned=a.data_ptr() % 16 == 0, **sides),
+            Operand(name="b", rows=low.n, row_stride=stride, is_aligned=True, **sides),
+        ),
+        dtype=a.dtype,
+        gpu=facts(a),
+        epilogue={"HAS_BIAS": False, "HAS_RESIDUAL": False, "ACTIVATION": "none"},
+        is_ieee=a.dtype == torch.float32,
+    )
+    buffers, steps = matmul.LADDER["persistent"][0](work)
+    return {"b": Buffer(shape=(low.n, stride), dtype=a.dtype), **buffers}, [unpack, *steps]
+
+
+WAYS: dict[str, tuple[Callable[[Low, torch.Tensor], tuple[dict[str, Buffer], list[Step]]], str, int]] = {
+    "row": (_by_row, "one row: words taken apart in registers, sums by plain multiply-adds", 1),
+    "rows": (
+        _by_rows,
+        "few rows: the tensor cores get the weight place by place, k split where tiles are few",
+        MOST_ROWS,
+    ),
+    "whole": (_by_whole_weight, "many rows: the weight is made whole, then a product in 16 bits", 2**62),
+}
+
+
+def plan_by(
+    provider: str, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int
+) -> Plan:
+    low = Low(a, packed, scales, bits)
+    steps_of, reason, _ = WAYS[provider]
+    given = {"a": a, "packed": packed, "scales": scales, "zeros": zeros}
+    buffers, steps = steps_of(low, a)
+    return Plan(
+        provider=provider,
+        reason=reason,
+        copies=tuple(name for name, x in given.items() if not x.is_contiguous()),
+        buffers={"c": Buffer(shape=(*a.shape[:-1], low.n), dtype=a.dtype), **buffers},
+        steps=tuple(steps),
+        outputs=("c",),
+    )
+
+
+def plan_product(a: torch.Tensor, *rest: Any) -> Plan:
+    rows = a.numel() // max(1, a.shape[-1])
+    return plan_by(next(name for name, (_, _, most) in WAYS.items() if rows <= most), a, *rest)
+
+
+def why_torch(
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int
+) -> str:
+    if reason := why_no_kernel(a):
+        return reason
+    if a.numel() == 0 or packed.numel() == 0:
+        return "nothing to multiply"
+    if any(x.device != a.device for x in (packed, scales, zeros)) or any(x.dtype != a.dtype for x in (scales, zeros)):
+        return "the arguments differ in data type or device"
+    return ""
+
+
+def backward(dc: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *rest: Any) -> Inputs:
+    """The gradient of a, for what is trained beside frozen weights: a product with the weight made whole."""
+    bits, k, *_ = rest
+    return (dc @ dequantize(packed, scales, zeros, bits, k).to(dc.dtype),)
+
+
+_low_bit = Registered(
+    schema="low_bit_matmul(Tensor a, Tensor packed, Tensor scales, Tensor zeros, int bits, int k) -> Tensor c",
+    reference=reference,
+    theirs="unpack, torch.matmul",
+    why_torch=why_torch,
+    plan=plan_product,
+    fake=lambda a, packed, *_: a.new_empty((*a.shape[:-1], packed.shape[0])),
+    gradient=Gradient(
+        by=SimpleNamespace(call=backward),
+        saves=("packed", "scales", "zeros"),
+        options=("bits", "k"),
+        gives=("a",),
+        by_torch=lambda saved, grads: backward(*grads, *(saved[name] for name in SAVED)),
+    ),
+)
+
+
+def low_bit_matmul(
+    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4
+) -> torch.Tensor:
+    """a (…, k) @ weight.T, where `packed`, `scales`, `zeros` are what `quantize_weight` makes of a weight (n, k).
+
+    Of the arguments only `a` has a gradient: weights of few bits stay as they are, what is trained lies beside them.
+    """
+    check_bits(bits)
+    k = a.shape[-1]
+    if packed.dtype != torch.int32 or packed.shape[-1] != cdiv(k, BLOCK) * words_per_block(bits):
+        raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
+    if scales.shape != zeros.shape or scales.shape[0] != packed.shape[0]:
+        raise BadInput(
+            f"scales {tuple(scales.shape)}, zeros {tuple(zeros.shape)} for {packed.shape[0]} rows of weights"
+        )
+    if scales.shape[1] == 0 or k % scales.shape[1]:
+        raise BadInput(f"{scales.shape[1]} groups do not divide k = {k}")
+    check_group(k, k // scales.shape[1])
+    return _low_bit.call(a, packed, scales, zeros, bits, k)  # type: ignore[no-any-return]
+
+
+def launched_by(provider: str) -> Callable[..., torch.Tensor]:
+    def launch(a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4) -> Any:
+        given = (a, packed, scales, zeros, bits, a.shape[-1])
+        return _low_bit.runner(plan_by(provider, *given))(*given)
+
+    return launch
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    generator = generator_for(device, seed)
+    made: dict[str, Any] = {"generator": generator, "device": device, "dtype": getattr(torch, dtype)}
+    a, weight = torch.randn(shape["m"], shape["k"], **made), torch.randn(shape["n"], shape["k"], **made)
+    if device == "meta":
+        words = cdiv(shape["k"], BLOCK) * words_per_block(4)
+        scales = torch.empty(shape["n"], shape["k"] // shape["group"], device=device, dtype=weight.dtype)
+        return a, torch.empty(shape["n"], words, device=device, dtype=torch.int32), scales, scales.clone()
+    return a, *quantize_weight(weight, 4, shape["group"])
+
+
+def _why_not(most: int) -> Callable[..., str]:
+    def why_not(a: torch.Tensor, *_: Any) -> str:
+        rows = a.numel() // max(1, a.shape[-1])
+        return "" if rows <= most else f"it is for at most {most} row{'s' * (most > 1)}"
+
+    return why_not
+
+
+KERNELS = {
+    "row": (low_bit.ROW,),
+    "rows": (low_bit.ROWS, skinny.ADD_PARTS),
+    "whole": (low_bit.UNPACK, *matmul.KERNELS["persistent"]),
+}
+LOW_BIT_MATMUL = Op(
+    name="low_bit_matmul",
+    summary="A @ weight.T with a packed weight of 1 to 8 bits",
+    reference=reference,
+    call=low_bit_matmul,
+    plan=lambda a, packed, scales, zeros, bits=4: _low_bit.decide(a, packed, scales, zeros, bits, a.shape[-1]),
+    providers={
+        name: Provider(launch=launched_by(name), kernels=KERNELS[name], why_not=_why_not(most), summary=summary)
+        for name, (_, summary, most) in WAYS.items()
+    },
+    inputs=inputs,
+    cost=cost,
+    shapes=tuple(
+        {"m": m, "n": n, "k": k, "bits": 4, "group": 128}
+        for n, k in ((4096, 4096), (14336, 4096), (4096, 14336))
+        for m in (1, 16, 64, 128, 2048)
+    ),
+    test_shapes=tuple(
+        {"m": m, "n": n, "k": k, "bits": 4, "group": group}
+        for m, n, k, group in (
+            (1, 17, 128, 128),
+            (1, 5, 96, 32),
+            (3, 70, 256, 64),
+            (20, 33, 200, 200),
+            (131, 9, 128, 32),
+        )
+    ),
+    options={"bits": (4,), "group": (128, 64, 32, 200)},
+    wrt=(0,),
+    directions=("fwd",),
+    batch="",
+    library_args=lambda a, *rest: (a, *rest, 4, a.shape[-1]),
+)

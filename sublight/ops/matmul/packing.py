@@ -1,0 +1,115 @@
+"""Weights of 1 to 8 bits: how they are packed, rounded, and made whole again. One packing serves every kernel.
+
+A word of 32 bits holds 32 / bits values. Along k a weight comes in blocks of 128: of a block's words, each holds values
+that lie a whole block of words apart. So for any one place in their words, neighbouring words have neighbouring k: a
+kernel that takes its words apart place by place meets x in contiguous pieces, and nothing has to be put in order. A
+value is shifted into the mantissa of a float by one instruction (`low_bit.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sublight.errors import BadInput
+
+BLOCK = 128  # of k
+BITS = (1, 2, 4, 8)
+
+
+def words_per_block(bits: int) -> int:
+    """
+    >>> words_per_block(4), words_per_block(1)
+    (16, 4)
+    """
+    return BLOCK * bits // 32
+
+
+def check_bits(bits: int) -> None:
+    if bits not in BITS:
+        raise BadInput(f"weights of {bits} bits: use {', '.join(map(str, BITS))}")
+
+
+def check_group(k: int, group: int) -> None:
+    """That scales can be found: groups divide k, and a block, or are blocks."""
+    if group < 1 or k % group:
+        raise BadInput(f"groups of {group} do not divide k = {k}: use a divisor of it, or {k} for one scale a row")
+    if group != k and (group < 32 or (group % BLOCK and BLOCK % group)):
+        raise BadInput(f"groups of {group}: use 32, 64, a multiple of {BLOCK}, or {k} for one scale a row")
+
+
+def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Whole numbers (n, k) from 0 to 2**bits - 1, as int32 words (n, blocks * words of one); k is filled up with 0.
+
+    >>> pack(torch.arange(128)[None] % 16, 4)[0, :2].tolist()  # every 16th value: all 0, all 1
+    [0, 286331153]
+    """
+    check_bits(bits)
+    if values.dim() != 2 or values.is_floating_point():
+        raise BadInput(f"pack takes whole numbers of shape (n, k), not {values.dtype} {tuple(values.shape)}")
+    if values.numel() and (int(values.min()) < 0 or int(values.max()) >= 2**bits):
+        raise BadInput(f"values of {bits} bits are 0 to {2**bits - 1}, not {int(values.min())} to {int(values.max())}")
+    n, k = values.shape
+    per_block = words_per_block(bits)
+    filled = F.pad(values.to(torch.int64), (0, -k % BLOCK)).view(n, -1, 32 // bits, per_block)
+    places = bits * torch.arange(32 // bits, device=values.device)
+    words = (filled << places[:, None]).sum(2).view(n, -1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def unpack(packed: torch.Tensor, bits: int, k: int) -> torch.Tensor:
+    """The whole numbers again, (n, k), as int32."""
+    check_bits(bits)
+    n, per_block = packed.shape[0], words_per_block(bits)
+    if packed.dtype != torch.int32 or packed.dim() != 2 or packed.shape[1] != -(-k // BLOCK) * per_block:
+        raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
+    places = bits * torch.arange(32 // bits, device=packed.device, dtype=torch.int32)
+    words = packed.view(n, -1, 1, per_block)
+    values: torch.Tensor = (words >> places[:, None]) & (2**bits - 1)
+    return values.reshape(n, -1)[:, :k]
+
+
+def quantize_weight(
+    weight: torch.Tensor, bits: int = 4, group: int = 128, *, symmetric: bool = False, rounds: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(packed, scales, zeros) of a weight (n, k): value = (whole number - zero) * scale, for each group along k.
+
+    To the nearest; with `symmetric` the zero is the middle. `rounds` moves zeros towards where the error is smallest,
+    with large errors counting less (half-quadratic quantization).
+    """
+    check_bits(bits)
+    n, k = weight.shape
+    check_group(k, group)
+    most, middle = 2**bits - 1, 2 ** (bits - 1)
+    w = weight.detach().float().view(n, k // group, group)
+    if symmetric:
+        reach = w.abs().amax(-1)
+        scale = reach / max(middle - 0.5, 0.5)
+        zero = torch.full_like(scale, middle if bits > 1 else 0.5)
+    else:
+        low, high = w.amin(-1), w.amax(-1)
+        scale = (high - low) / most
+        zero = -low / torch.where(scale == 0, 1.0, scale)
+    constant = scale == 0  # a group of one value: that value is its scale, or 0
+    scale = torch.where(constant, torch.where(w[..., 0] == 0, 1.0, w[..., 0]), scale)
+    zero = torch.where(constant, torch.where(w[..., 0] == 0, 0.0, -1.0), zero)
+    scale, zero = (x.to(weight.dtype).float() for x in (scale, zero))  # as they will be stored
+
+    def nearest(zero: torch.Tensor) -> torch.Tensor:
+        return (w / scale[..., None] + zero[..., None]).round().clamp(0, most)
+
+    for _ in range(rounds):
+        q = nearest(zero)
+        error = w - (q - zero[..., None]) * scale[..., None]
+        sparse = error.sign() * F.relu(error.abs() - error.abs().mean(-1, keepdim=True))
+        moved = (q - (w - sparse) / scale[..., None]).mean(-1).to(weight.dtype).float()
+        zero = torch.where(constant, zero, moved)
+    return pack(nearest(zero).view(n, k).int(), bits), scale.to(weight.dtype), zero.to(weight.dtype)
+
+
+def dequantize(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int) -> torch.Tensor:
+    """The weight (n, k) that these stand for, in the data type of the scales."""
+    group = k // scales.shape[1]
+    values = unpack(packed, bits, k).to(torch.promote_types(scales.dtype, torch.float32))
+    wide = (x.to(values.dtype).repeat_interleave(group, 1) for x in (zeros, scales))
+    return ((values - next(wide)) * next(wide)).to(scales.dtype)
