@@ -3,6 +3,7 @@
 from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
+from sublight.ops.attention.attention import ATTENTION
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
@@ -68,6 +69,7 @@ OPS = (
     RMS_NORM_FP8,
     CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY,
+    ATTENTION,
 )
 
 
