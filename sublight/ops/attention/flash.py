@@ -11,24 +11,27 @@ import torch
 
 from sublight.backend.device import Facts, facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
-from sublight.backend.launch import Step, View
+from sublight.backend.launch import Step
 from sublight.op import Plan
 from sublight.ops.attention.masks import Mask, is_seen, keys_seen
 from sublight.ops.attention.parts import (
     Sizes,
+    begin_of,
+    copies_of,
     exponent_scale,
     flags,
+    has_copy_engine,
     head_at,
-    is_row_major,
     power,
     result_like,
-    rows_at,
     scores_of,
     sizes_of,
     store_rows,
     store_sums,
     strides_of,
     sums_buffers,
+    tile_at,
+    view_of,
 )
 from sublight.ops.record.tuning import Tile
 
@@ -42,10 +45,7 @@ def _attend_blocks(
     """The running result, maximum and sum after the blocks of keys from `begin` to `end`."""
     EXACT: tl.constexpr = q.dtype == tl.float32
     for start in tl.range(begin, end, KEYS):
-        if COPY_ENGINE:
-            block = k.load([batch, kv_head, start, 0]).reshape([KEYS, WIDTH])
-        else:
-            block = rows_at(k, start, k_stride, kv_len, HEAD_DIM, KEYS, WIDTH, not MASKED)
+        block = tile_at(k, batch, kv_head, start, k_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         product = tl.dot(q, tl.trans(block), input_precision="ieee")
         scores = scores_of(product, scale, softcap, SOFTCAP, EXACT)
         if MASKED:
@@ -58,10 +58,7 @@ def _attend_blocks(
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
         out = out * shrink[:, None]
-        if COPY_ENGINE:
-            block = v.load([batch, kv_head, start, 0]).reshape([KEYS, WIDTH])
-        else:
-            block = rows_at(v, start, v_stride, kv_len, HEAD_DIM, KEYS, WIDTH, not MASKED)
+        block = tile_at(v, batch, kv_head, start, v_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         out = tl.dot(weights.to(q.dtype), block, out, input_precision="ieee")
         top = new_top
     return out, top, total
@@ -81,11 +78,10 @@ def _flash_kernel(
     batch, head = entry // heads, entry % heads
     kv_head = head // share
     first = (blocks - 1 - turn // together) * QUERIES  # with a causal mask the last queries have most to do
-    if COPY_ENGINE:
-        queries = q.load([batch, head, first, 0]).reshape([QUERIES, WIDTH])
-    else:
-        queries = rows_at(head_at(q, batch, head, q_batch, q_head), first, q_row, q_len, HEAD_DIM, QUERIES, WIDTH, False)
-        k, v = head_at(k, batch, kv_head, k_batch, k_head), head_at(v, batch, kv_head, v_batch, v_head)
+    q = begin_of(q, batch, head, q_batch, q_head, COPY_ENGINE)
+    k = begin_of(k, batch, kv_head, k_batch, k_head, COPY_ENGINE)
+    v = begin_of(v, batch, kv_head, v_batch, v_head, COPY_ENGINE)
+    queries = tile_at(q, batch, head, first, q_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
     row = first + tl.arange(0, QUERIES)
     position = row + (kv_len - q_len)
     last = tl.minimum(first + QUERIES, q_len) - 1 + kv_len - q_len
@@ -118,7 +114,11 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     if is_interpreted():
         return Tile(rows=16, block=32, warps=4)
     if itemsize == 4:  # products in fp32 take no tensor core
-        return Tile(rows=32, block=32, warps=4, stages=1) if sizes.width <= 128 else Tile(rows=16, block=16, warps=4, stages=1)
+        return (
+            Tile(rows=32, block=32, warps=4, stages=1)
+            if sizes.width <= 128
+            else Tile(rows=16, block=16, warps=4, stages=1)
+        )
     if gpu.capability == 90 or gpu.capability == 100:
         keys = {256: 64}.get(sizes.width, 128)
         return Tile(rows=128, block=keys, warps=8, stages=2 if sizes.width > 128 else 3)
@@ -126,33 +126,14 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     return Tile(rows=128 if sizes.width <= 128 else 64, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
 
 
-def has_copy_engine(gpu: Facts, *tensors: torch.Tensor) -> bool:
-    """Whether descriptors can be made of these: from Hopper on, at 16-byte boundaries, in 16-bit data types."""
-    if gpu.capability < 90 or gpu.capability >= 120 or is_interpreted():
-        return False
-    return all(x.element_size() == 2 and x.data_ptr() % 16 == 0 and _is_even(strides_of(x)) for x in tensors)
-
-
-def _is_even(strides: tuple[int, ...]) -> bool:
-    return all(0 < stride < 2**39 and stride % 8 == 0 for stride in strides)
-
-
-def view_of(x: torch.Tensor, rows: int, width: int) -> View:
-    batch, heads, length, head_dim = x.shape
-    return View((batch, heads, length, head_dim), (*strides_of(x), 1), (1, 1, rows, width))
-
-
-def plan(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float
-) -> Plan:
+def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> Plan:
     sizes, gpu = sizes_of(q, k), facts(q)
     mask = mask.needed(sizes.q_len, sizes.kv_len)
     tile = tile_for(sizes, q.element_size(), gpu)
     blocks, out = cdiv(sizes.q_len, tile.rows), result_like(q)
     by_engine = has_copy_engine(gpu, q, k, v)
-    views = {
-        at: view_of(x, rows, sizes.width) for at, (x, rows) in enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
-    }
+    held = enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
+    views = {at: view_of(x, rows, sizes.width) for at, (x, rows) in held}
     step = Step(
         _flash_kernel, (blocks * sizes.batch * sizes.heads,),
         sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),
@@ -165,7 +146,7 @@ def plan(
     return Plan(
         provider="flash",
         reason="a tile of queries on chip, keys and values once past it",
-        copies=tuple(name for name, x in (("q", q), ("k", k), ("v", v)) if not is_row_major(x)),
+        copies=copies_of(q=q, k=k, v=v),
         buffers={"out": out, **sums_buffers(q)},
         steps=(step,),
         outputs=("out", "lse", "sums"),

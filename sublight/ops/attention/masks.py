@@ -76,9 +76,7 @@ def keys_seen(first, last, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.cons
 
 
 @triton.jit
-def queries_seeing(
-    first, last, q_len, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr
-):
+def queries_seeing(first, last, q_len, kv_len, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
     """Of the keys from `first` to `last`: the blocks of queries that see some, and those that see all, as above."""
     ahead = kv_len - q_len  # from a query's number to its position
     begin, inner, outer, end = 0, 0, q_len, q_len

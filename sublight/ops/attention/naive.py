@@ -13,9 +13,20 @@ import torch
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.op import Buffer, Plan
-from sublight.ops.attention.flash_backward import copies_of, delta_step, gradient_buffers
+from sublight.ops.attention.flash_backward import delta_step, gradient_buffers
 from sublight.ops.attention.masks import Mask, is_seen
-from sublight.ops.attention.parts import Sizes, flags, head_at, result_like, sizes_of, strides_of, sums_buffers, sums_name, tanh
+from sublight.ops.attention.parts import (
+    Sizes,
+    copies_of,
+    flags,
+    head_at,
+    result_like,
+    sizes_of,
+    strides_of,
+    sums_buffers,
+    sums_name,
+    tanh,
+)
 
 TILE = 32  # rows, columns, and depth of a step
 CHUNK = 128  # keys of a row at once

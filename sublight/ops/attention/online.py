@@ -12,9 +12,9 @@ from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.op import Plan
-from sublight.ops.attention.flash_backward import copies_of
 from sublight.ops.attention.masks import Mask, is_seen
 from sublight.ops.attention.parts import (
+    copies_of,
     exponent_scale,
     flags,
     head_at,

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from sublight.backend.device import is_interpreted
+from sublight.backend.device import Facts, is_interpreted
 from sublight.backend.jit import libdevice, next_power_of_2, tl, triton
+from sublight.backend.launch import View
 from sublight.op import Buffer
 from sublight.ops.attention.masks import Mask
 
@@ -32,6 +33,24 @@ def rows_at(
         return tl.load(places, mask=start + row < count, other=0.0)
     else:
         return tl.load(places, mask=(start + row < count) & (col < HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def tile_at(
+    x, batch, head, start, stride, count, COPY_ENGINE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The same, of a descriptor by the copy engine, or of a pointer to where the head begins."""
+    if COPY_ENGINE:
+        return x.load([batch, head, start, 0]).reshape([ROWS, WIDTH])
+    else:
+        return rows_at(x, start, stride, count, HEAD_DIM, ROWS, WIDTH, EVEN)
+
+
+@triton.jit
+def begin_of(x, batch, head, batch_stride, head_stride, COPY_ENGINE: tl.constexpr):
+    """Where a head begins; a descriptor takes its number at each load."""
+    return x if COPY_ENGINE else head_at(x, batch, head, batch_stride, head_stride)
 
 
 @triton.jit
@@ -159,6 +178,11 @@ def is_row_major(x: torch.Tensor) -> bool:
     return x.stride(3) == 1
 
 
+def copies_of(**tensors: torch.Tensor) -> tuple[str, ...]:
+    """Those that are copied into one piece first."""
+    return tuple(name for name, x in tensors.items() if not is_row_major(x))
+
+
 def strides_of(x: torch.Tensor) -> tuple[int, int, int]:
     """From one batch entry, head and row to the next, as the kernels see them: of a copy, where one is made."""
     if is_row_major(x):
@@ -173,6 +197,29 @@ def result_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
     if heads > 1 and x.stride(1) < x.stride(2):
         return rows * heads * cols, cols, heads * cols, 1
     return heads * rows * cols, rows * cols, cols, 1
+
+
+def has_copy_engine(gpu: Facts, *tensors: torch.Tensor) -> bool:
+    """Whether descriptors can be made of these: from Hopper on, at 16-byte boundaries, in 16-bit data types."""
+    if gpu.capability < 90 or gpu.capability >= 120 or is_interpreted():
+        return False
+    return all(x.element_size() == 2 and x.data_ptr() % 16 == 0 and _is_even(x) for x in tensors)
+
+
+def _is_even(x: torch.Tensor) -> bool:
+    """A stride over a dimension of one may be anything: it is never taken."""
+    return all(
+        size == 1 or (0 < stride < 2**39 and stride % 8 == 0)
+        for size, stride in zip(x.shape[:3], strides_of(x), strict=True)
+    )
+
+
+def view_of(x: torch.Tensor, rows: int, width: int) -> View:
+    """A tensor for the copy engine, which brings in rows of one head; past the last row and column come zeros."""
+    batch, heads, length, head_dim = x.shape
+    sizes = zip(x.shape[:3], strides_of(x), strict=True)
+    strides = tuple(stride if size > 1 else batch * heads * length * head_dim for size, stride in sizes)
+    return View((batch, heads, length, head_dim), (*strides, 1), (1, 1, rows, width))
 
 
 def result_like(x: torch.Tensor) -> Buffer:

@@ -14,9 +14,7 @@ from sublight.ops.attention.masks import Mask
 MOST_SCORES = 2**26  # in float64 at once: half a gigabyte, several times over
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float
-) -> torch.Tensor:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> torch.Tensor:
     """The result alone: PyTorch's fused attention, or with a soft cap, which it lacks, op by op."""
     if q.dtype == torch.float64 or softcap:
         return attend_with_lse(q, k, v, mask, softcap, scale)[0]
