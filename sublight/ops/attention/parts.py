@@ -193,7 +193,7 @@ def strides_of(x: torch.Tensor) -> tuple[int, int, int]:
 
 def result_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
     """In one piece, with heads inside of rows where x has them so: a model's next layer then needs no copy."""
-    batch, heads, rows, cols = x.shape
+    _, heads, rows, cols = x.shape
     if heads > 1 and x.stride(1) < x.stride(2):
         return rows * heads * cols, cols, heads * cols, 1
     return heads * rows * cols, rows * cols, cols, 1
