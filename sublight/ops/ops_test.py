@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -159,8 +160,8 @@ def test_a_derivative_of_the_derivative_is_right_or_refused(op: Op, device: str)
 
     try:
         error = correct.settled(draw, times=64)  # a loss is one number a draw
-    except NotImplementedError as refused:
-        assert "second derivative" in str(refused)
+    except (NotImplementedError, RuntimeError) as refused:  # ours, or PyTorch's of its own fused op
+        assert "second derivative" in str(refused) or re.search("derivative for aten::.* is not impl", str(refused))
         return
     assert error.ok, error
 

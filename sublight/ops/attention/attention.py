@@ -1,8 +1,8 @@
 """Attention: softmax(q k^T scale) v, forward and backward, as a ladder of named steps.
 
 `naive` passes every score through memory; `online` keeps a running maximum and sum instead; `flash` is the same with
-tiles that fill a GPU. PyTorch's fused attention (cuDNN, flash 2) is the peer. Until a GPU has shown one of ours right and
-not slower, a call goes there; a step of the ladder runs where it is named.
+tiles that fill a GPU. PyTorch's fused attention (cuDNN, flash 2) is the peer. Until a GPU has shown one of ours right
+and not slower, a call goes there; a step of the ladder runs where it is named.
 
 A causal mask is aligned to the end: the last query sees the last key, as when new tokens follow a cache. PyTorch's
 `is_causal` aligns the first query to the first key, which differs where the lengths do.
@@ -30,7 +30,7 @@ from sublight.ops.attention.parts import HEAD_DIMS, result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.gradient import Gradient
-from sublight.ops.record.library import Registered
+from sublight.ops.record.library import Registered, vjp
 from sublight.timing import Thunk
 
 NOT_TIMED = "our kernels are not yet timed on this GPU: name one, as provider='flash'"
@@ -146,7 +146,8 @@ def plan_forward(
 
 def plan_backward(
     dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor, causal: bool, window: int, softcap: float, scale: float, provider: str,
+    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor,
+    causal: bool, window: int, softcap: float, scale: float, provider: str,
 ) -> Plan:  # fmt: skip
     mask = Mask(causal=causal, window=window)
     return WAYS[provider or "flash"].backward(dout, dlse is not None, q, k, v, out, mask, softcap, scale)
@@ -190,7 +191,14 @@ def _gradient(results: int) -> Gradient:
         saves=("q", "k", "v", "out", "lse", "sums"),
         gives=("q", "k", "v"),
         options=OPTION_NAMES,
+        by_torch=partial(_by_torch, results),
     )
+
+
+def _by_torch(results: int, saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Through the composition op by op: PyTorch's fused attention cannot be differentiated twice."""
+    args = [saved[name] for name in ("q", "k", "v", *OPTION_NAMES)]
+    return vjp(_reference_with_lse, args, (*grads, *(None,) * (2 - results)))[:3]
 
 
 def _reference(
@@ -255,11 +263,11 @@ def attention(
 ) -> Any:
     """softmax(q kᵀ · scale) v for q (batch, heads, q_len, head_dim), k and v (batch, kv_heads, kv_len, head_dim).
 
-    Fewer heads of keys than of queries are shared (GQA). `causal` hides keys behind a query, where the last query stands
-    at the last key; `window` hides those that are so many places away or more; `softcap` squeezes scores to
-    softcap · tanh(score / softcap). A query that sees no key gets zeros. With `return_lse` the logarithm of each query's
-    sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names one of our kernels: `naive`,
-    `online`, `flash`; without it the call goes where it is quickest (`sublight.why` says where and why).
+    Fewer heads of keys than of queries are shared (GQA). `causal` hides keys behind a query, where the last query
+    stands at the last key; `window` hides those that are so many places away or more; `softcap` squeezes scores to
+    softcap · tanh(score / softcap). A query that sees no key gets zeros. With `return_lse` the logarithm of each
+    query's sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names one of our kernels:
+    `naive`, `online`, `flash`; without it the call goes to PyTorch's until ours are timed (`sublight.why` says so).
     """
     args = _arguments(q, k, v, causal, window, softcap, scale, provider)
     return (_attention_lse if return_lse else _attention).call(*args)

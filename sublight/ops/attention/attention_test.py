@@ -241,3 +241,17 @@ def test_autograd_and_compile_take_a_named_step(device: str) -> None:
     assert torch.equal(compiled(q, k, v), call(q, k, v))
     again = correct.gradients(compiled, (q, k, v), dout)
     assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
+
+
+def test_a_named_step_can_be_differentiated_twice(device: str) -> None:
+    q, k, v, _ = tensors((1, 2, 1, 5, 6, 16), "float32", device)
+
+    def second(call: Any, *x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [each.detach().requires_grad_() for each in x]
+        first = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+
+    ours = second(lambda *x: attention(*x, causal=True, provider="flash"), q, k, v)
+    truth = second(lambda *x: reference(*x, causal=True), *(x.double() for x in (q, k, v)))
+    for one, other in zip(ours, truth, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)  # PyTorch's ops in fp32: no rule to hold

@@ -114,16 +114,13 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     if is_interpreted():
         return Tile(rows=16, block=32, warps=4)
     if itemsize == 4:  # products in fp32 take no tensor core
-        return (
-            Tile(rows=32, block=32, warps=4, stages=1)
-            if sizes.width <= 128
-            else Tile(rows=16, block=16, warps=4, stages=1)
-        )
-    if gpu.capability == 90 or gpu.capability == 100:
-        keys = {256: 64}.get(sizes.width, 128)
+        side = 32 if sizes.width <= 128 else 16
+        return Tile(rows=side, block=side, warps=4)
+    if gpu.capability in (90, 100):
+        keys = 64 if sizes.width > 128 else 128
         return Tile(rows=128, block=keys, warps=8, stages=2 if sizes.width > 128 else 3)
-    keys = {256: 32, 128: 64}.get(sizes.width, 64)
-    return Tile(rows=128 if sizes.width <= 128 else 64, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
+    keys, queries = 64 if sizes.width <= 64 else 32, 128 if sizes.width <= 128 else 64
+    return Tile(rows=queries, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
 
 
 def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> Plan:

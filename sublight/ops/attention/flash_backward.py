@@ -76,8 +76,8 @@ def _weights(
 
 @triton.jit
 def _add_queries(
-    dk, dv, k, v, q_at, dout_at, sums_ptr, delta_ptr, plane, begin, end, key, batch, head, q_row, dout_row, q_len, kv_len,
-    window, scale, softcap, COPY_ENGINE: tl.constexpr,
+    dk, dv, k, v, q_at, dout_at, sums_ptr, delta_ptr, plane, begin, end, key, batch, head, q_row, dout_row, q_len,
+    kv_len, window, scale, softcap, COPY_ENGINE: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -126,34 +126,34 @@ def _keys_backward_kernel(
         rows = (batch * share * kv_heads + head).to(tl.int64) * q_len
         if CAUSAL or WINDOW:
             dk, dv = _add_queries(
-                dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, begin, tl.minimum(inner, end), key, batch, head,
-                q_row, dout_row, q_len, kv_len, window, exponent, softcap, COPY_ENGINE, True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM,
-                QUERIES, WIDTH,
+                dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, begin,
+                tl.minimum(inner, end), key, batch, head, q_row, dout_row, q_len, kv_len, window, exponent, softcap,
+                COPY_ENGINE,
+                True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
             )  # fmt: skip
         # a block that the last queries only half fill needs no mask: their weights are zero
         dk, dv = _add_queries(
-            dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, inner, outer if WINDOW else end, key, batch, head,
-            q_row, dout_row, q_len, kv_len, window, exponent, softcap, COPY_ENGINE, False, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM,
-            QUERIES, WIDTH,
+            dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, inner,
+            outer if WINDOW else end, key, batch, head, q_row, dout_row, q_len, kv_len, window, exponent, softcap,
+            COPY_ENGINE,
+            False, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
         )  # fmt: skip
         if WINDOW:
             dk, dv = _add_queries(
-                dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, outer, end, key, batch, head,
-                q_row, dout_row, q_len, kv_len, window, exponent, softcap, COPY_ENGINE, True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM,
-                QUERIES, WIDTH,
+                dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, outer, end, key,
+                batch, head, q_row, dout_row, q_len, kv_len, window, exponent, softcap, COPY_ENGINE,
+                True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
             )  # fmt: skip
-    dk_at, dv_at = (
-        head_at(dk_ptr, batch, kv_head, dk_batch, dk_head),
-        head_at(dv_ptr, batch, kv_head, dv_batch, dv_head),
-    )
+    dk_at = head_at(dk_ptr, batch, kv_head, dk_batch, dk_head)
+    dv_at = head_at(dv_ptr, batch, kv_head, dv_batch, dv_head)
     store_rows(dk_at, dk * scale, first, dk_row, kv_len, HEAD_DIM, KEYS, WIDTH)
     store_rows(dv_at, dv, first, dv_row, kv_len, HEAD_DIM, KEYS, WIDTH)
 
 
 @triton.jit
 def _add_keys(
-    dq, q, dout, top, total, delta, k_at, v_at, begin, end, position, batch, kv_head, k_row, v_row, kv_len, window, scale,
-    softcap, COPY_ENGINE: tl.constexpr,
+    dq, q, dout, top, total, delta, k_at, v_at, begin, end, position, batch, kv_head, k_row, v_row, kv_len, window,
+    scale, softcap, COPY_ENGINE: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -202,7 +202,8 @@ def _queries_backward_kernel(
     dq = tl.zeros([QUERIES, WIDTH], tl.float32)
     if WINDOW:
         dq = _add_keys(
-            dq, queries, douts, top, total, delta, k, v, begin, tl.minimum(inner, end), position, batch, kv_head, k_row, v_row, kv_len,
+            dq, queries, douts, top, total, delta, k, v, begin, tl.minimum(inner, end), position, batch, kv_head,
+            k_row, v_row, kv_len,
             window, exponent, softcap, COPY_ENGINE, True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
     dq = _add_keys(
@@ -223,19 +224,17 @@ def tiles_for(sizes: Sizes, itemsize: int, gpu: Facts) -> tuple[Tile, Tile]:
     if is_interpreted():
         return Tile(rows=32, block=16, warps=4), Tile(rows=16, block=32, warps=4)
     if itemsize == 4:
-        small = Tile(rows=32, block=16 if sizes.width <= 128 else 16, warps=4, stages=1)
+        small = Tile(rows=32, block=16, warps=4, stages=1)
         return small, small
     if gpu.capability in (90, 100):
-        if sizes.width <= 64:
-            return Tile(rows=128, block=64, warps=8, stages=2), Tile(rows=128, block=64, warps=8, stages=2)
-        if sizes.width <= 128:
-            return Tile(rows=128, block=64, warps=8, stages=2), Tile(rows=128, block=64, warps=8, stages=2)
-        return Tile(rows=64, block=32, warps=8, stages=1), Tile(rows=64, block=32, warps=8, stages=1)
-    if sizes.width <= 64:
-        return Tile(rows=128, block=32, warps=8, stages=2), Tile(rows=128, block=32, warps=8, stages=2)
-    if sizes.width <= 128:
-        return Tile(rows=64, block=32, warps=8, stages=2), Tile(rows=64, block=32, warps=8, stages=2)
-    return Tile(rows=32, block=32, warps=8, stages=1), Tile(rows=32, block=32, warps=8, stages=1)
+        both = Tile(rows=128, block=64, warps=8, stages=2) if sizes.width <= 128 else Tile(rows=64, block=32, warps=8)
+    elif sizes.width <= 64:
+        both = Tile(rows=128, block=32, warps=8, stages=2)
+    elif sizes.width <= 128:
+        both = Tile(rows=64, block=32, warps=8, stages=2)
+    else:
+        both = Tile(rows=32, block=32, warps=8)
+    return both, both
 
 
 def delta_step(dout: torch.Tensor, out: torch.Tensor, has_dlse: bool) -> Step:

@@ -42,7 +42,7 @@ def reference(
 @triton.jit
 def _kv_write_kernel(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_ptr, places, k_token, k_head, v_token, v_head,
-    k_page, k_row, k_cache_head, v_page, v_row, v_cache_head,
+    k_page, k_row, k_cache_head, k_col, v_page, v_row, v_cache_head, v_col,
     PAGE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -53,8 +53,8 @@ def _kv_write_kernel(
         k = tl.load(k_ptr + token * k_token + head * k_head + at, mask=head < HEADS)
         v = tl.load(v_ptr + token * v_token + head * v_head + at, mask=head < HEADS)
         page, row = slot // PAGE, slot % PAGE
-        tl.store(k_cache_ptr + page * k_page + row * k_row + head * k_cache_head + at, k, mask=head < HEADS)
-        tl.store(v_cache_ptr + page * v_page + row * v_row + head * v_cache_head + at, v, mask=head < HEADS)
+        tl.store(k_cache_ptr + page * k_page + row * k_row + head * k_cache_head + at * k_col, k, mask=head < HEADS)
+        tl.store(v_cache_ptr + page * v_page + row * v_row + head * v_cache_head + at * v_col, v, mask=head < HEADS)
 
 
 def plan_write(
@@ -67,20 +67,18 @@ def plan_write(
         (heads * head_dim, head_dim) if name in copies else x.stride()[:2] for name, x in (("k", k), ("v", v))
     )
     step = Step(
-        _kv_write_kernel, (tokens,), k_cache.shape[0] * page, *k_at, *v_at, *k_cache.stride()[:3], *v_cache.stride()[:3],
+        _kv_write_kernel, (tokens,), k_cache.shape[0] * page, *k_at, *v_at, *k_cache.stride(), *v_cache.stride(),
         on="k v k_cache v_cache slots",
         PAGE=page, HEADS=heads, HEAD_DIM=head_dim, BLOCK=next_power_of_2(heads * head_dim), num_warps=4,
     )  # fmt: skip
     return Plan(provider="sublight", reason="one pass over the new tokens", copies=copies, steps=(step,))
 
 
-def why_no_way(k: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> str:
+def why_no_way(k: torch.Tensor, k_cache: torch.Tensor) -> str:
     if reason := why_no_kernel(k):
         return reason
     if not k.numel() or not k_cache.numel():
         return "nothing to do for a tensor without elements"
-    if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
-        return "a cache whose heads are not in one piece"
     return ""
 
 
@@ -88,7 +86,7 @@ def _why_torch(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, provider: str
 ) -> str:
     reason = "our kernel is not yet timed on this GPU: provider='sublight' takes it"
-    return why_no_way(k, k_cache, v_cache) or ("" if provider else reason)
+    return why_no_way(k, k_cache) or ("" if provider else reason)
 
 
 def _write_by_torch(
@@ -121,7 +119,7 @@ def check(
         raise BadInput("k, v and the caches differ in data type or device: make them alike")
     if provider not in ("", "sublight"):
         raise BadInput(f"unknown provider {provider!r} of kv_write: use 'sublight', or leave it out")
-    if provider and (reason := why_no_way(k, k_cache, v_cache)):
+    if provider and (reason := why_no_way(k, k_cache)):
         raise BadInput(f"kv_write's kernel does not take this ({reason}): leave provider out for PyTorch's")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, k_cache, v_cache)):
         raise BadInput("kv_write has no gradient: call it under torch.no_grad()")

@@ -79,10 +79,11 @@ def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap:
     step = Step(
         _online_kernel, (blocks * sizes.batch * sizes.heads,),
         sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks,
-        *strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3], mask.window, exponent_scale(q, scale, softcap),
-        float(softcap),
+        *strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3],
+        mask.window, exponent_scale(q, scale, softcap), float(softcap),
         on="q k v out lse sums", tile=tile, **flags(mask, softcap),
-        HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width, num_warps=4, num_stages=1,
+        HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width,
+        num_warps=4, num_stages=1,
     )  # fmt: skip
     return Plan(
         provider="online",

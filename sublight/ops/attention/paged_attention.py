@@ -12,7 +12,6 @@ and `check_pages` does it anywhere, with the wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch

@@ -111,7 +111,7 @@ def test_a_page_that_is_not_there_is_refused_on_the_cpu_and_nan_on_a_gpu(device:
         for way in (ours, paged_attention):
             with pytest.raises(BadInput, match=r"block_table\[2, 1\] is 29: the cache has pages 0 to 28"):
                 way(q, k, v, wrong, lengths)
-            with pytest.raises(BadInput, match="sequence 2 has length 73: .* holds 0 to 72"):
+            with pytest.raises(BadInput, match=r"sequence 2 has length 73: .* holds 0 to 72"):
                 way(q, k, v, table, long)
     with pytest.raises(BadInput):
         check_pages(k, wrong, lengths)

@@ -27,8 +27,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softca
     mask = mask.needed(q_len, kv_len)
     is_causal = mask.causal and not mask.window and q_len == kv_len  # PyTorch aligns the first query to the first key
     seen = None if is_causal else mask.matrix(q_len, kv_len, q.device)
+    is_shared = bool(q.shape[1] != k.shape[1])  # sizes are tensors while torch.jit traces
     return scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=seen, is_causal=bool(is_causal), scale=scale, enable_gqa=is_shared
     )
 
 
