@@ -24,7 +24,7 @@ from sublight.ops.gated.gated import (
     reference,
     why_pytorch,
 )
-from sublight.ops.record.library import vjp
+from sublight.ops.record.gradient import vjp
 
 Grads = tuple[torch.Tensor | None, torch.Tensor | None]  # of gate and up, or of the tensor that holds both
 __all__ = ["gated", "gated_linear", "holds_product"]

@@ -20,8 +20,8 @@ from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_r
 from sublight.ops.norm import add_norm, layer_norm
 from sublight.ops.norm.parts import check_width
 from sublight.ops.norm.rms_norm import fake_backward
-from sublight.ops.record.gradient import Gradient
-from sublight.ops.record.library import Registered, vjp
+from sublight.ops.record.gradient import Gradient, vjp
+from sublight.ops.record.library import Registered
 
 EPS = 1e-5
 

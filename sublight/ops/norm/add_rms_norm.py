@@ -21,8 +21,8 @@ from sublight.ops.kernels.rows import NORM_TEST_SHAPES, random_columns, random_r
 from sublight.ops.norm import add_norm, rms_norm
 from sublight.ops.norm.parts import check_width
 from sublight.ops.norm.rms_norm import fake_backward
-from sublight.ops.record.gradient import Gradient
-from sublight.ops.record.library import Registered, peer, vjp
+from sublight.ops.record.gradient import Gradient, vjp
+from sublight.ops.record.library import Registered, peer
 from sublight.timing import Thunk
 
 EPS = 1e-6

@@ -32,8 +32,8 @@ from sublight.ops.norm.rms_norm import (
     plan_backward,
     plan_forward,
 )
-from sublight.ops.record.gradient import Gradient
-from sublight.ops.record.library import Registered, peer, vjp
+from sublight.ops.record.gradient import Gradient, vjp
+from sublight.ops.record.library import Registered, peer
 from sublight.timing import Thunk
 
 EPS = 1e-5

@@ -7,7 +7,7 @@ therefore computed by PyTorch's ops, or refused in one line; it is never cut off
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -85,8 +85,6 @@ class Gradient:
     def _differentiable(self, ctx: Any, op: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         """By `by_torch`, which writes the backward pass in PyTorch's ops and gives what `by` gives; else, if all
         arguments were saved, through the reference; else not at all."""
-        from sublight.ops.record.library import vjp
-
         saved = dict(zip(self.saves, ctx.saved_tensors, strict=True)) | ctx.others
         if self.by_torch is not None:
             return self._by_argument(op, self.by_torch(saved, grads))
@@ -95,6 +93,26 @@ class Gradient:
         raise NotImplementedError(
             f"sublight.{op.name} has no second derivative: where create_graph=True is needed, call PyTorch's own op"
         )
+
+
+def vjp(reference: Any, args: list[Any], grads: Iterable[Any]) -> tuple[Any, ...]:
+    """The gradient of each argument through PyTorch's composition, itself differentiable where that is wanted."""
+    is_wanted = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [
+            x.detach().requires_grad_() if wanted and not create_graph else x
+            for x, wanted in zip(args, is_wanted, strict=True)
+        ]
+        outputs = reference(*own)
+        both = zip(outputs if isinstance(outputs, tuple) else (outputs,), grads, strict=True)
+        pairs = [(y, grad) for y, grad in both if grad is not None and y.requires_grad]
+        leaves = [x for x, wanted in zip(own, is_wanted, strict=True) if wanted]
+        found = torch.autograd.grad(
+            [y for y, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True, create_graph=create_graph
+        )
+    by_leaf = iter(found)
+    return tuple(next(by_leaf) if wanted else None for wanted in is_wanted)
 
 
 @functools.cache

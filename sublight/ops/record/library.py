@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
 from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, tensors_of, wants_grad
-from sublight.ops.record.gradient import Gradient
+from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.run import Values, runner
 
 NAMESPACE = torch.library.Library("sublight", "DEF")  # torch.ops.sublight
@@ -126,26 +126,6 @@ class Registered:
             args = [next(saved) if other is None else other[0] for other in ctx.others]
             return vjp(self.reference, args, grads[: self.results])
         return self.gradient.backward(ctx, self, grads[: self.results])
-
-
-def vjp(reference: Any, args: list[Any], grads: Iterable[Any]) -> tuple[Any, ...]:
-    """The gradient of each argument through PyTorch's composition, itself differentiable where that is wanted."""
-    is_wanted = [isinstance(x, torch.Tensor) and x.requires_grad for x in args]
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        own = [
-            x.detach().requires_grad_() if wanted and not create_graph else x
-            for x, wanted in zip(args, is_wanted, strict=True)
-        ]
-        outputs = reference(*own)
-        both = zip(outputs if isinstance(outputs, tuple) else (outputs,), grads, strict=True)
-        pairs = [(y, grad) for y, grad in both if grad is not None and y.requires_grad]
-        leaves = [x for x, wanted in zip(own, is_wanted, strict=True) if wanted]
-        found = torch.autograd.grad(
-            [y for y, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True, create_graph=create_graph
-        )
-    by_leaf = iter(found)
-    return tuple(next(by_leaf) if wanted else None for wanted in is_wanted)
 
 
 @functools.cache
