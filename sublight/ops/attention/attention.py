@@ -1,8 +1,9 @@
 """Attention: softmax(q k^T scale) v, forward and backward, as a ladder of named steps.
 
 `naive` passes every score through memory; `online` keeps a running maximum and sum instead; `flash` is the same with
-tiles that fill a GPU. PyTorch's fused attention (cuDNN, flash 2) is the peer. Until a GPU has shown one of ours right
-and not slower, a call goes there; a step of the ladder runs where it is named.
+tiles that fill a GPU, `hopper` the same once more in one GPU's own terms. PyTorch's fused attention (cuDNN, flash 2) is
+the peer. Until a GPU has shown one of ours right and not slower, a call goes there; a step of the ladder runs where it
+is named.
 
 A causal mask is aligned to the end: the last query sees the last key, as when new tokens follow a cache. PyTorch's
 `is_causal` aligns the first query to the first key, which differs where the lengths do.
@@ -24,13 +25,13 @@ from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.attention import flash, flash_backward, naive, online
+from sublight.ops.attention import flash, flash_backward, hopper, naive, online
 from sublight.ops.attention.masks import Mask
 from sublight.ops.attention.parts import HEAD_DIMS, result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.record.gradient import Gradient
-from sublight.ops.record.library import Registered, vjp
+from sublight.ops.record.gradient import Gradient, vjp
+from sublight.ops.record.library import Registered
 from sublight.timing import Thunk
 
 NOT_TIMED = "our kernels are not yet timed on this GPU: name one, as provider='flash'"
@@ -44,6 +45,7 @@ class Way:
     backward: Callable[..., Plan]
     kernels: tuple[Kernel, ...]
     summary: str
+    why_not: Callable[..., str] = lambda *args: ""  # beside what none of ours takes
 
 
 BACKWARD_KERNELS = tuple(
@@ -72,7 +74,14 @@ WAYS = {
         kernels=(Kernel(jit=online._online_kernel), *BACKWARD_KERNELS),
         summary="one pass over the keys: a running maximum and sum take the place of the scores",
     ),
-    "flash": Way(
+    "hopper": Way(
+        forward=hopper.plan,
+        backward=flash_backward.plan_backward,
+        kernels=(Kernel(jit=hopper._hopper_kernel, targets=(90,)), *BACKWARD_KERNELS),
+        summary="written for one GPU: a warp that copies, two warpgroups, softmax under the products",
+        why_not=hopper.why_not,
+    ),
+    "flash": Way(  # the last takes every input
         forward=flash.plan,
         backward=flash_backward.plan_backward,
         kernels=(Kernel(jit=flash._flash_kernel), *BACKWARD_KERNELS),
@@ -127,6 +136,14 @@ def why_no_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     if q.shape[3] % 8 or not HEAD_DIMS[0] <= q.shape[3] <= HEAD_DIMS[1]:
         return f"heads of {q.shape[3]}: ours take multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
     return ""
+
+
+def why_not(
+    provider: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 1.0,
+) -> str:  # fmt: skip
+    """Why a step of the ladder does not take these; empty where it does."""
+    return why_no_way(q, k, v) or WAYS[provider].why_not(q, k, v, Mask(causal=causal, window=window), softcap, scale)
 
 
 def _why_torch(
@@ -244,9 +261,10 @@ def _arguments(
     if window == 0:
         raise BadInput("window 0 would hide every key: use a positive number, or None for all")
     check(q, k, v, window or 0, softcap, provider)
-    if provider and (reason := why_no_way(q, k, v)):
+    how = bool(causal), window or 0, float(softcap), float(scale_of(q, scale))
+    if provider and (reason := why_not(provider, q, k, v, *how)):
         raise BadInput(f"attention's {provider} does not take this ({reason}): leave provider out for PyTorch's")
-    return q, k, v, bool(causal), window or 0, float(softcap), float(scale_of(q, scale)), provider
+    return q, k, v, *how, provider
 
 
 def attention(
@@ -266,8 +284,8 @@ def attention(
     Fewer heads of keys than of queries are shared (GQA). `causal` hides keys behind a query, where the last query
     stands at the last key; `window` hides those that are so many places away or more; `softcap` squeezes scores to
     softcap · tanh(score / softcap). A query that sees no key gets zeros. With `return_lse` the logarithm of each
-    query's sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names one of our kernels:
-    `naive`, `online`, `flash`; without it the call goes to PyTorch's until ours are timed (`sublight.why` says so).
+    query's sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names a kernel of ours:
+    `naive`, `online`, `flash`, `hopper`; without it the call goes to PyTorch's until ours are timed (`sublight.why`).
     """
     args = _arguments(q, k, v, causal, window, softcap, scale, provider)
     return (_attention_lse if return_lse else _attention).call(*args)
@@ -337,7 +355,7 @@ ATTENTION = Op(
         name: Provider(
             launch=partial(attention, provider=name),
             backward=partial(launch_backward, provider=name),
-            why_not=lambda q, k, v, **options: why_no_way(q, k, v),
+            why_not=partial(why_not, name),
             kernels=way.kernels,
             summary=way.summary,
         )

@@ -114,7 +114,7 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     if is_interpreted():
         return Tile(rows=16, block=32, warps=4)
     if itemsize == 4:  # products in fp32 take no tensor core
-        side = 32 if sizes.width <= 128 else 16
+        side = 32 if sizes.width <= 64 else 16
         return Tile(rows=side, block=side, warps=4)
     if gpu.capability in (90, 100):
         keys = 64 if sizes.width > 128 else 128
@@ -130,7 +130,7 @@ def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap:
     blocks, out = cdiv(sizes.q_len, tile.rows), result_like(q)
     by_engine = has_copy_engine(gpu, q, k, v)
     held = enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
-    views = {at: view_of(x, rows, sizes.width) for at, (x, rows) in held}
+    views = {at: view_of(x.shape, strides_of(x), rows, sizes.width) for at, (x, rows) in held}
     step = Step(
         _flash_kernel, (blocks * sizes.batch * sizes.heads,),
         sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),

@@ -224,10 +224,12 @@ def tiles_for(sizes: Sizes, itemsize: int, gpu: Facts) -> tuple[Tile, Tile]:
     if is_interpreted():
         return Tile(rows=32, block=16, warps=4), Tile(rows=16, block=32, warps=4)
     if itemsize == 4:
-        small = Tile(rows=32, block=16, warps=4, stages=1)
+        small = Tile(rows=32 if sizes.width <= 128 else 16, block=16, warps=4)
         return small, small
     if gpu.capability in (90, 100):
-        both = Tile(rows=128, block=64, warps=8, stages=2) if sizes.width <= 128 else Tile(rows=64, block=32, warps=8)
+        is_large, is_blackwell = sizes.width > 128, gpu.capability == 100
+        stages = 1 if is_large or (is_blackwell and sizes.width > 64) else 2
+        both = Tile(rows=64 if is_large else 128, block=32 if is_large else 64, warps=8, stages=stages)
     elif sizes.width <= 64:
         both = Tile(rows=128, block=32, warps=8, stages=2)
     elif sizes.width <= 128:
@@ -272,7 +274,7 @@ def plan_backward(
 
     def views(queries: int, keys: int) -> dict[int, View]:
         held = enumerate(((q, queries), (k, keys), (v, keys), (dout, queries)))
-        return {at: view_of(x, rows, sizes.width) for at, (x, rows) in held} if by_engine else {}
+        return {at: view_of(x.shape, strides_of(x), rows, sizes.width) for at, (x, rows) in held} if by_engine else {}
 
     key_blocks, query_blocks = cdiv(sizes.kv_len, by_keys.rows), cdiv(sizes.q_len, by_queries.rows)
     keys = Step(

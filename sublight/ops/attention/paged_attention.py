@@ -335,10 +335,13 @@ def paged_attention(
     return _paged_attention.call(*args)  # type: ignore[no-any-return]
 
 
-def plan(*tensors: torch.Tensor, provider: str = "", **options: Any) -> Plan:
+def plan(*tensors: Any, **options: Any) -> Plan:
     """What `paged_attention` runs with these arguments, and why."""
-    defaults: dict[str, Any] = {"window": None, "softcap": 0.0, "scale": None, "keys_per_program": None}
-    return _paged_attention.decide(*_arguments(*tensors, **(defaults | options), provider=provider))
+    defaults: dict[str, Any] = {
+        **{"window": None, "softcap": 0.0, "scale": None},
+        **{"keys_per_program": None, "provider": ""},
+    }
+    return _paged_attention.decide(*_arguments(*tensors, **(defaults | options)))
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -214,12 +215,10 @@ def _is_even(x: torch.Tensor) -> bool:
     )
 
 
-def view_of(x: torch.Tensor, rows: int, width: int) -> View:
+def view_of(shape: tuple[int, ...], strides: tuple[int, ...], rows: int, width: int) -> View:
     """A tensor for the copy engine, which brings in rows of one head; past the last row and column come zeros."""
-    batch, heads, length, head_dim = x.shape
-    sizes = zip(x.shape[:3], strides_of(x), strict=True)
-    strides = tuple(stride if size > 1 else batch * heads * length * head_dim for size, stride in sizes)
-    return View((batch, heads, length, head_dim), (*strides, 1), (1, 1, rows, width))
+    taken = [stride if size > 1 else math.prod(shape) for size, stride in zip(shape[:3], strides, strict=False)]
+    return View(tuple(shape), (*taken, 1), (1, 1, rows, width))
 
 
 def result_like(x: torch.Tensor) -> Buffer:
