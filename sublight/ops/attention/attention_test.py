@@ -103,7 +103,7 @@ def test_right_past_a_tile(sizes: tuple[int, ...], mask: str, provider: str, dty
 
 @EACH_WAY
 def test_the_logarithm_of_the_sums_comes_out_and_has_a_gradient(provider: str, device: str) -> None:
-    sizes = (1, 2, 1, 20, 17, 16)  # the first three queries see nothing
+    sizes = (1, 2, 1, 8, 5, 16)  # the first three queries see nothing
 
     def ours(*x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = attention(*x, causal=True, provider=provider, return_lse=True)
@@ -125,7 +125,7 @@ def test_the_logarithm_of_the_sums_comes_out_and_has_a_gradient(provider: str, d
 
 @EACH_WAY
 def test_a_query_that_sees_nothing_gets_zeros(provider: str, device: str) -> None:
-    q, k, v, dout = tensors((1, 2, 1, 20, 3, 16), "float32", device)
+    q, k, v, dout = tensors((1, 1, 1, 20, 3, 16), "float32", device)
     out, lse = attention(q, k, v, causal=True, provider=provider, return_lse=True)
     dq, dk, dv = launch_backward(dout, q, k, v, causal=True, provider=provider)
     assert (out[:, :, :17] == 0).all() and (dq[:, :, :17] == 0).all()
@@ -146,7 +146,7 @@ def test_the_last_query_stands_at_the_last_key(device: str) -> None:
 
 @EACH_WAY
 def test_tensors_may_lie_anyhow(provider: str, device: str) -> None:
-    q, k, v, dout = tensors((2, 2, 1, 18, 20, 16), "float32", device)
+    q, k, v, dout = tensors((2, 2, 1, 3, 20, 16), "float32", device)
     expected = attention(q, k, v, causal=True, provider=provider)
     gradients = launch_backward(dout, q, k, v, causal=True, provider=provider)
 

@@ -224,7 +224,7 @@ def tiles_for(sizes: Sizes, itemsize: int, gpu: Facts) -> tuple[Tile, Tile]:
     if is_interpreted():
         return Tile(rows=32, block=16, warps=4), Tile(rows=16, block=32, warps=4)
     if itemsize == 4:
-        small = Tile(rows=32 if sizes.width <= 128 else 16, block=16, warps=4)
+        small = Tile(rows=32, block=16, warps=4) if sizes.width <= 128 else Tile(rows=16, block=16, warps=8)
         return small, small
     if gpu.capability in (90, 100):
         is_large, is_blackwell = sizes.width > 128, gpu.capability == 100

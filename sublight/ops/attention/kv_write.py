@@ -150,7 +150,8 @@ def kv_write(
 
 def plan(*tensors: Any, provider: str = "") -> Plan:
     """What `kv_write` runs with these arguments, and why."""
-    check(*tensors, provider)
+    k, v, k_cache, v_cache, slots = tensors
+    check(k, v, k_cache, v_cache, slots, provider)
     return _kv_write.decide(*tensors, provider)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.device import is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.op import Buffer, Plan
@@ -29,7 +30,7 @@ from sublight.ops.attention.parts import (
 )
 
 TILE = 32  # rows, columns, and depth of a step
-CHUNK = 128  # keys of a row at once
+CHUNK = 128 if is_interpreted() else 512  # keys of a row at once: 8 bytes a thread
 
 
 @triton.jit

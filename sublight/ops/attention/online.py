@@ -73,8 +73,11 @@ def _online_kernel(
 def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> Plan:
     sizes, out = sizes_of(q, k), result_like(q)
     mask = mask.needed(sizes.q_len, sizes.kv_len)
-    large = sizes.width > 128 or q.element_size() == 4
-    tile = Tile(rows=16 if is_interpreted() else 32 if large else 64, block=32, warps=4)
+    tile = Tile(rows=16, block=32, warps=4)
+    if not is_interpreted():
+        row_bytes = sizes.width * q.element_size()
+        rows = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+        tile = Tile(rows=rows, block=min(rows, 32), warps=4)
     blocks = cdiv(sizes.q_len, tile.rows)
     step = Step(
         _online_kernel, (blocks * sizes.batch * sizes.heads,),
