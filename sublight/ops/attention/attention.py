@@ -48,8 +48,9 @@ class Way:
     why_not: Callable[..., str] = lambda *args: ""  # beside what none of ours takes
 
 
+BLACKWELL_STACK = "sm_100's assembler keeps some words on the stack with half of the registers free"
 BACKWARD_KERNELS = (
-    Kernel(jit=flash_backward._delta_kernel),
+    Kernel(jit=flash_backward._delta_kernel, spills=BLACKWELL_STACK),
     Kernel(
         jit=flash_backward._keys_backward_kernel,
         spills="heads of 256, shared ones of 128: two gradients fill the registers; not yet timed beside smaller tiles",
@@ -60,19 +61,18 @@ WAYS = {
     "naive": Way(
         forward=naive.plan,
         backward=naive.plan_backward,
-        kernels=tuple(
-            Kernel(jit=jit)
-            for jit in (
-                *(naive._product_kernel, naive._softmax_rows_kernel, naive._softmax_rows_backward_kernel),
-                flash_backward._delta_kernel,
-            )
+        kernels=(
+            Kernel(jit=naive._product_kernel),
+            Kernel(jit=naive._softmax_rows_kernel),
+            Kernel(jit=naive._softmax_rows_backward_kernel),
+            BACKWARD_KERNELS[0],
         ),
         summary="scores and weights through memory, q_len x kv_len numbers a head",
     ),
     "online": Way(
         forward=online.plan,
         backward=flash_backward.plan_backward,
-        kernels=(Kernel(jit=online._online_kernel), *BACKWARD_KERNELS),
+        kernels=(Kernel(jit=online._online_kernel, spills=BLACKWELL_STACK), *BACKWARD_KERNELS),
         summary="one pass over the keys: a running maximum and sum take the place of the scores",
     ),
     "hopper": Way(

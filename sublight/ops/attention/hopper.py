@@ -222,7 +222,7 @@ def _hopper_kernel(
 
 def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> str:
     """Why this step does not take these arguments; empty where it does."""
-    if is_interpreted() or why_no_gluon:
+    if why_no_gluon or (is_interpreted() and q.device.type == "cpu"):
         return why_no_gluon or "Gluon is not interpreted"
     if facts(q).capability != 90:
         return f"written for Hopper (sm_90), this is sm_{facts(q).capability}"

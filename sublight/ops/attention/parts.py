@@ -202,7 +202,7 @@ def result_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
 
 def has_copy_engine(gpu: Facts, *tensors: torch.Tensor) -> bool:
     """Whether descriptors can be made of these: from Hopper on, at 16-byte boundaries, in 16-bit data types."""
-    if gpu.capability < 90 or gpu.capability >= 120 or is_interpreted():
+    if gpu.capability < 90 or gpu.capability >= 120 or (is_interpreted() and tensors[0].device.type == "cpu"):
         return False
     return all(x.element_size() == 2 and x.data_ptr() % 16 == 0 and _is_even(x) for x in tensors)
 
