@@ -30,7 +30,7 @@ MASKS: dict[str, dict[str, Any]] = {
 SIZES = {  # batch, heads, kv_heads, q_len, kv_len, head_dim: the interpreter's tiles are 16 x 32
     "one query": (2, 4, 1, 1, 33, 16),
     "equal": (1, 2, 2, 33, 33, 16),
-    "more keys": (1, 2, 1, 17, 50, 24),
+    "more keys": (1, 4, 2, 17, 50, 24),
     "more queries": (1, 2, 1, 34, 17, 16),
 }
 TAKEN = tuple(name for name in WAYS if HAS_GPU or name != "hopper")  # Gluon is not interpreted
