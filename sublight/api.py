@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sublight.fix.patch.record import Patch
     from sublight.limits.probe import Kind
     from sublight.op import Op, Plan
+    from sublight.predict.module import ModulePrediction
     from sublight.results import Limits, Run
     from sublight.trace.record import Trace
 
@@ -30,6 +31,7 @@ __all__ = [
     "measure_limits",
     "patch",
     "patched",
+    "predict_module",
     "profile",
     "range",
     "step",
@@ -93,6 +95,17 @@ def patch(target: Any, batch: Any = None, *, verify: Any = None, measure: Any = 
     if not quiet:
         console.stdout().print(report.page(found))
     return found
+
+
+def predict_module(module: Any, *args: Any, gpu: str = "h100", train: bool = False, **named: Any) -> ModulePrediction:
+    """How long one pass of a module takes on a GPU that need not be here: it runs once on meta tensors.
+
+    `gpu` is a known one or a file of figures (my.toml); `train` adds the backward pass.
+    """
+    from sublight.predict import machine
+    from sublight.predict import module as modules
+
+    return modules.predict_module(module, *args, machine=machine.find(gpu), train=train, **named)
 
 
 def unpatch(target: Any) -> int:

@@ -55,6 +55,18 @@ def count(number: float) -> str:
     return f"{number:.0f}" if near or number >= 9.95 else f"{number:.2g}"
 
 
+def ago(seconds: float) -> str:
+    """How long ago, as people say it.
+
+    >>> ago(0.4), ago(59), ago(600), ago(7300), ago(200_000)
+    ('just now', '59 s ago', '10 min ago', '2 h ago', '2 days ago')
+    """
+    for size, name in ((172_800, "days"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= size:
+            return f"{seconds / (86_400 if name == 'days' else size):.0f} {name} ago"
+    return "just now"
+
+
 def percent(fraction: float | None) -> str:
     """A share of a whole.
 

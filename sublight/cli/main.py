@@ -10,7 +10,7 @@ import typer
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED
-from sublight.cli.verbs import bench, doctor, explain, gpus, limits, memory, xray
+from sublight.cli.verbs import bench, doctor, explain, gpus, limits, memory, predict, top, xray
 
 USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
@@ -39,7 +39,9 @@ def start(
     pass
 
 
-for _verb in (gpus.gpus, limits.limits, bench.bench, explain.explain, xray.xray, memory.memory, doctor.doctor):
+_MEASURE = (gpus.gpus, limits.limits, bench.bench)
+_EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory)
+for _verb in (*_MEASURE, *_EXPLAIN, top.top, doctor.doctor):
     app.command()(_verb)
 
 
