@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 
-def why(op: str | Op, *args: Any) -> Plan:
+def why(op: str | Op, *args: Any, **options: Any) -> Plan:
     """Which implementation `op` runs for these arguments, and the reason."""
     from sublight import ops
 
     found = ops.find(op) if isinstance(op, str) else op
-    return found.plan(*args)
+    return found.plan(*args, **options)
 
 
 def measure_limits(*, device: Kind | None = None, quick: bool = False, only: Iterable[str] = ()) -> Limits:

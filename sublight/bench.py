@@ -38,6 +38,7 @@ NEEDED = {  # the limits that a floor is made of
     "cpu": ("host_copy", "launch_eager"),
 }
 CPU_BYTES = 2**25  # a CPU is shown the op, not the machine's limit at a GPU's sizes
+CPU_FLOPS = 1e10  # of one entry of a batch
 CHECK_ELEMENTS = 2**25  # a float64 reference of more than this is taken over the first rows
 MAX_INPUT_SETS = 512
 FAR_OFF = 1e6  # an error ratio that says enough: infinity has no place in JSON
@@ -170,7 +171,7 @@ def cases(
         for shape in mine:
             for dtype in names:
                 for direction in directions or op.directions:
-                    case = Case(op=op, shape=shape, dtype=dtype, direction=direction)
+                    case = Case(op=op.at(shape), shape=shape, dtype=dtype, direction=direction)
                     if direction == "fwd" or (op.launch_backward and case.cost.bytes):  # dz itself needs no kernel
                         found.append(case)
     return found
@@ -377,7 +378,7 @@ def _compiled(op: Op) -> Callable[..., Any]:
 def _for_cpu(op: Op, quick: bool) -> list[Shape]:
     """The op's first shapes with a smaller batch, so that a CPU finishes in seconds; else its largest test shape."""
     dtype = next(iter(op.dtypes))
-    if op.batch not in op.keys:
+    if op.batch not in op.keys or op.cost({**op.shapes[0], op.batch: 1}, dtype, "fwd").total_flops > CPU_FLOPS:
         return [max(op.test_shapes, key=lambda shape: op.cost(shape, dtype, "fwd").bytes)]
     smaller: list[Shape] = []
     for shape in op.shapes[:1] if quick else op.shapes[1:6:2]:

@@ -5,8 +5,9 @@ Everything that tests, times, draws or predicts an op reads this record; nothing
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublight import units
@@ -104,6 +105,7 @@ class Op:
     test_shapes: tuple[Shape, ...]  # cross every block boundary and take every branch
     dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SAME_DTYPES)  # word -> that of each operand
     options: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # a shape's keys that are no sizes
+    call_options: Callable[[Shape], Mapping[str, Any]] = lambda shape: {}  # what a shape gives to calls by name
     peers: Mapping[str, Callable[..., Thunk]] = field(default_factory=dict)  # tensors in, their call out
     wrt: tuple[int, ...] | None = None  # the inputs that have a gradient; None: every one of floating point
     directions: tuple[Direction, ...] = ("fwd", "bwd")  # what `bench` times; backward only where there is one
@@ -111,6 +113,34 @@ class Op:
     batch: str = "rows"  # the dimension whose entries do not depend on one another; "" where there is none
     library_args: Call = lambda *inputs: inputs  # what torch.ops.sublight.<name> takes for these inputs
     judged: Callable[[Call], Call] = lambda call: call  # a call as its correctness is judged: of codes, their numbers
+
+    def at(self, shape: Shape) -> Op:
+        """The op as it is called at a shape: what of it is no tensor's size (a causal mask) is given by name."""
+        given = self.call_options(shape)
+        if not given:
+            return self
+
+        def bound(call: Any) -> Any:
+            return functools.partial(call, **given)
+
+        providers = {
+            name: replace(
+                each,
+                launch=bound(each.launch),
+                backward=bound(each.backward) if each.backward else None,
+                variants=tuple(map(bound, each.variants)),
+            )
+            for name, each in self.providers.items()
+        }
+        return replace(
+            self,
+            reference=bound(self.reference),
+            call=bound(self.call),
+            plan=bound(self.plan),
+            library_args=bound(self.library_args),
+            peers={name: bound(peer) for name, peer in self.peers.items()},
+            providers=providers,
+        )
 
     @property
     def best(self) -> Provider:

@@ -50,6 +50,9 @@ gl: Any = tl
 libdevice: Any = None
 async_copy: Any = None
 copy_in: Any = None  # global to shared memory without passing through registers
+hopper: Any = None  # Gluon's words for Hopper: barriers, products of a warpgroup
+tile_in: Any = None  # by Hopper's copy engine: a block of a tensor to shared memory …
+tile_out: Any = None  # … and back
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
@@ -61,17 +64,20 @@ if AVAILABLE:
     try:
         from triton.experimental import gluon as _gluon
         from triton.experimental.gluon import language as _gl
+        from triton.experimental.gluon.language.nvidia import hopper as _hopper
         from triton.experimental.gluon.language.nvidia.ampere import async_copy as _async_copy
 
         # renamed between Triton 3.6 and 3.9
         copy_in = getattr(_async_copy, "async_load", None) or _async_copy.async_copy_global_to_shared
-        gluon, gl, async_copy = _gluon, _gl, _async_copy
+        tile_in = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
+        tile_out = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
+        gluon, gl, async_copy, hopper = _gluon, _gl, _async_copy, _hopper
     except (ImportError, AttributeError) as error:
         why_no_gluon = f"Gluon of triton {triton.__version__} has moved: {error}"
 
 __all__ = [
-    *("AVAILABLE", "async_copy", "cdiv", "copy_in", "gl", "gluon", "libdevice", "next_power_of_2", "tl", "triton"),
-    "why_no_gluon",
+    *("AVAILABLE", "async_copy", "cdiv", "copy_in", "gl", "gluon", "hopper", "libdevice", "next_power_of_2", "tl"),
+    *("tile_in", "tile_out", "triton", "why_no_gluon"),
 ]
 
 

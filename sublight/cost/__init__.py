@@ -81,6 +81,7 @@ COSTS: dict[str, CostFunction] = {
     "moe_experts": moe.moe_experts,
     "attention": attention.attention,
     "paged_attention": attention.paged_attention,
+    "kv_write": attention.kv_write,
     "conv2d": convolution.conv2d,
     "all_reduce": communication.all_reduce,
     "all_gather": communication.all_gather,

@@ -73,9 +73,19 @@ def attention(shape: Shape, dtype: str, direction: Direction) -> Cost:
 
 
 def paged_attention(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
-    """One or a few new queries a sequence over its whole cache, which lies in pages: read the cache once."""
+    """One or a few new queries a sequence over its whole cache, which lies in pages: read the cache once.
+
+    Where lengths are ragged, they go evenly from 1 to kv_len, so that half of that is read.
+    """
     batch, heads, q_len, kv_len = shape["batch"], shape["heads"], shape["q_len"], shape["kv_len"]
     q = dense(dtype, batch, heads, q_len, shape["head_dim"])
-    cache = dense(kv_dtype or dtype, batch, shape["kv_heads"], kv_len, shape["head_dim"])
-    pairs = batch * heads * attended(q_len, kv_len, causal=True, bottom_right=True)
+    keys = batch * (1 + kv_len) // 2 if shape.get("ragged") and batch > 1 else batch * kv_len
+    cache = dense(kv_dtype or dtype, keys, shape["kv_heads"], shape["head_dim"])
+    pairs = batch * heads * attended(q_len, kv_len, causal=True, bottom_right=True) * keys // (batch * kv_len)
     return forward(q, cache, cache, pairs)
+
+
+def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Read new keys, values and their places, write them into the cache."""
+    new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])
+    return over([new, new, dense("int64", shape["tokens"])], [new, new])

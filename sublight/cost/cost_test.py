@@ -96,6 +96,8 @@ BY_HAND = (
     ("attention", {**ATTENTION, "causal": 1}, "fwd", 2 * 192 + 2 * 2 * 160, 2 * 192, 2 * 8 * 12 * 16),
     ("attention", ATTENTION, "bwd", 3 * 2 * 192 + 4 * 24 + 2 * 2 * 160, 2 * (192 + 2 * 160), 5 * 8 * 15 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1}, "fwd", 2 * 64 + 2 * 2 * 160, 2 * 64, 2 * 8 * 5 * 16),
+    ("paged_attention", {**ATTENTION, "q_len": 1, "ragged": 1}, "fwd", 2 * 64 + 2 * 2 * 96, 2 * 64, 2 * 8 * 3 * 16),
+    ("kv_write", {"tokens": 3, "kv_heads": 2, "head_dim": 8}, "fwd", 2 * 2 * 48 + 8 * 3, 2 * 2 * 48, 0),
     ("conv2d", {"batch": 2, "in_channels": 3, "out_channels": 4, "size": 5, "taps": 3, "padding": 1}, "fwd",
      2 * (150 + 108), 2 * 200, 2 * 200 * 27),
     ("conv2d", {"batch": 2, "in_channels": 3, "out_channels": 4, "size": 5, "taps": 3, "padding": 1}, "bwd",

@@ -3,6 +3,9 @@
 from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
+from sublight.ops.attention.attention import ATTENTION
+from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.paged_attention import PAGED_ATTENTION
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
@@ -74,6 +77,9 @@ OPS = (
     RMS_NORM_FP8,
     CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY,
+    ATTENTION,
+    PAGED_ATTENTION,
+    KV_WRITE,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -29,7 +30,7 @@ ROWS = 24  # … and rows: a row's errors share its sum's, so few would be luck 
 MOST_INTERPRETED = 2**15  # elements: the interpreter takes seconds for more
 SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-40, 60000.0)
 CASES = [  # on the CPU fp16 takes every third shape: it differs from fp32 in what is converted, not in what is where
-    pytest.param(op, shape, dtype, id=f"{op.name}-{shape_text(shape)}-{dtype}")
+    pytest.param(op.at(shape), shape, dtype, id=f"{op.name}-{shape_text(shape)}-{dtype}")
     for op in OPS
     for i, shape in enumerate(op.test_shapes)
     for dtype in DTYPES
@@ -40,7 +41,7 @@ EACH_OP = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 def draws(op: Op, shape: Shape) -> int:
     few = math.ceil(ROWS / shape[op.batch]) if HAS_GPU and op.batch in shape else 1
-    return min(64 if HAS_GPU else 12, max(few, ENOUGH // math.prod(shape.values())))
+    return min(64 if HAS_GPU else 12, max(few, ENOUGH // math.prod(shape[key] for key in op.keys)))
 
 
 def grads_for(op: Op, inputs: Inputs, seed: int = 7) -> Inputs:
@@ -120,9 +121,10 @@ def test_what_why_names_is_what_is_launched(
         )
         if math.prod(inputs[0].shape) > MOST_INTERPRETED and not HAS_GPU:
             continue  # the plan of a large shape is looked at below, without being run
-        plan = op.plan(*inputs)
+        at = op.at(shape)
+        plan = at.plan(*inputs)
         with watching() as steps:
-            op.call(*inputs)
+            at.call(*inputs)
         launched = ", ".join(dict.fromkeys(step.name for step in steps))
         assert launched == (plan.kernel if plan.provider != "torch" else ""), (shape, dtype, plan)
 
@@ -158,8 +160,8 @@ def test_a_derivative_of_the_derivative_is_right_or_refused(op: Op, device: str)
 
     try:
         error = correct.settled(draw, times=64)  # a loss is one number a draw
-    except NotImplementedError as refused:
-        assert "second derivative" in str(refused)
+    except (NotImplementedError, RuntimeError) as refused:  # ours, or PyTorch's of its own fused op
+        assert "second derivative" in str(refused) or re.search("derivative for aten::.* is not impl", str(refused))
         return
     assert error.ok, error
 

@@ -87,7 +87,7 @@ def launches_of(op: Op, shapes: tuple[Shape, ...], target: int, plan: Facts | No
     found: dict[str, Launch] = {}
     for shape, dtype in itertools.product(shapes, DTYPES):
         with recording(target, plan=plan) as launches:
-            make(op, op.inputs(shape, dtype, "meta", 0))
+            make(op.at(shape), op.inputs(shape, dtype, "meta", 0))
         found.update({launch.key: launch for launch in launches})
     return list(found.values())
 

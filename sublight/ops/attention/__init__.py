@@ -1,0 +1,1 @@
+"""Attention over whole tensors, and over a cache in pages."""

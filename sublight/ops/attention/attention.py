@@ -1,0 +1,384 @@
+"""Attention: softmax(q k^T scale) v, forward and backward, as a ladder of named steps.
+
+`naive` passes every score through memory; `online` keeps a running maximum and sum instead; `flash` is the same with
+tiles that fill a GPU, `hopper` the same once more in one GPU's own terms. PyTorch's fused attention (cuDNN, flash 2) is
+the peer. Until a GPU has shown one of ours right and not slower, a call goes there; a step of the ladder runs where it
+is named.
+
+A causal mask is aligned to the end: the last query sees the last key, as when new tokens follow a cache. PyTorch's
+`is_causal` aligns the first query to the first key, which differs where the lengths do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sublight.correct import Inputs
+from sublight.cost import Shape
+from sublight.cost.attention import attention as cost
+from sublight.errors import BadInput, nearest
+from sublight.op import Kernel, Op, Plan, Provider
+from sublight.ops.attention import flash, flash_backward, hopper, naive, online
+from sublight.ops.attention.masks import Mask
+from sublight.ops.attention.parts import HEAD_DIMS, result_strides
+from sublight.ops.attention.reference import attend, attend_with_lse
+from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.ops.record.gradient import Gradient, vjp
+from sublight.ops.record.library import Registered
+from sublight.timing import Thunk
+
+NOT_TIMED = "our kernels are not yet timed on this GPU: name one, as provider='flash'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How one step of the ladder plans both passes."""
+
+    forward: Callable[..., Plan]
+    backward: Callable[..., Plan]
+    kernels: tuple[Kernel, ...]
+    summary: str
+    why_not: Callable[..., str] = lambda *args: ""  # beside what none of ours takes
+
+
+BLACKWELL_STACK = "sm_100's assembler keeps some words on the stack with half of the registers free"
+BACKWARD_KERNELS = (
+    Kernel(jit=flash_backward._delta_kernel, spills=BLACKWELL_STACK),
+    Kernel(
+        jit=flash_backward._keys_backward_kernel,
+        spills="heads of 256, shared ones of 128: two gradients fill the registers; not yet timed beside smaller tiles",
+    ),
+    Kernel(jit=flash_backward._queries_backward_kernel),
+)
+WAYS = {
+    "naive": Way(
+        forward=naive.plan,
+        backward=naive.plan_backward,
+        kernels=(
+            Kernel(jit=naive._product_kernel),
+            Kernel(jit=naive._softmax_rows_kernel),
+            Kernel(jit=naive._softmax_rows_backward_kernel),
+            BACKWARD_KERNELS[0],
+        ),
+        summary="scores and weights through memory, q_len x kv_len numbers a head",
+    ),
+    "online": Way(
+        forward=online.plan,
+        backward=flash_backward.plan_backward,
+        kernels=(Kernel(jit=online._online_kernel, spills=BLACKWELL_STACK), *BACKWARD_KERNELS),
+        summary="one pass over the keys: a running maximum and sum take the place of the scores",
+    ),
+    "hopper": Way(
+        forward=hopper.plan,
+        backward=flash_backward.plan_backward,
+        kernels=(Kernel(jit=hopper._hopper_kernel, targets=(90,)), *BACKWARD_KERNELS),
+        summary="written for one GPU: a warp that copies, two warpgroups, softmax under the products",
+        why_not=hopper.why_not,
+    ),
+    "flash": Way(  # the last takes every input
+        forward=flash.plan,
+        backward=flash_backward.plan_backward,
+        kernels=(Kernel(jit=flash._flash_kernel), *BACKWARD_KERNELS),
+        summary="hidden blocks are skipped, whole ones need no mask, tiles fill the tensor cores",
+    ),
+}
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+) -> torch.Tensor:
+    return attend(q, k, v, Mask(causal=causal, window=window or 0), softcap, scale_of(q, scale))
+
+
+def scale_of(q: torch.Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(max(1, q.shape[3])) if scale is None else scale
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, softcap: float, provider: str) -> None:
+    """Before any launch: what no implementation could make sense of."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise BadInput(f"{name} has {x.dim()} dimensions: use 4, (batch, heads, length, head_dim)")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise BadInput(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them alike")
+    if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        sizes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", q), ("k", k), ("v", v)))
+        raise BadInput(f"{sizes} do not fit: batch and head_dim agree, k and v have the same heads and length")
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise BadInput(f"{q.shape[1]} query heads over {k.shape[1]} heads of keys: the second must divide the first")
+    if window < 0 or softcap < 0:
+        raise BadInput(f"window {window}, softcap {softcap}: use positive numbers, or leave them out")
+    if provider and provider not in WAYS:
+        raise BadInput(f"unknown provider {provider!r} of attention: use {nearest(provider, list(WAYS))}")
+
+
+def why_no_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    """Why none of our kernels takes these; empty where they do."""
+    if reason := why_no_kernel(q):
+        return reason
+    if not q.numel() or not k.numel():
+        return "nothing to do for a tensor without elements"
+    if v.shape[3] != q.shape[3]:
+        return f"values of {v.shape[3]} beside keys of {q.shape[3]}: ours have one size of head"
+    if q.shape[3] % 8 or not HEAD_DIMS[0] <= q.shape[3] <= HEAD_DIMS[1]:
+        return f"heads of {q.shape[3]}: ours take multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
+    return ""
+
+
+def why_not(
+    provider: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 1.0,
+) -> str:  # fmt: skip
+    """Why a step of the ladder does not take these; empty where it does."""
+    return why_no_way(q, k, v) or WAYS[provider].why_not(q, k, v, Mask(causal=causal, window=window), softcap, scale)
+
+
+def _why_torch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, softcap: float, scale: float,
+    provider: str,
+) -> str:  # fmt: skip
+    return why_no_way(q, k, v) or ("" if provider else NOT_TIMED)
+
+
+def plan_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, softcap: float, scale: float,
+    provider: str,
+) -> Plan:  # fmt: skip
+    check(q, k, v, window, softcap, provider)
+    return WAYS[provider or "flash"].forward(q, k, v, Mask(causal=causal, window=window), softcap, scale)
+
+
+def plan_backward(
+    dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor,
+    causal: bool, window: int, softcap: float, scale: float, provider: str,
+) -> Plan:  # fmt: skip
+    mask = Mask(causal=causal, window=window)
+    return WAYS[provider or "flash"].backward(dout, dlse is not None, q, k, v, out, mask, softcap, scale)
+
+
+def _room_like(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty_strided(x.shape, result_strides(x))
+
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Inputs:
+    sums = (2 if q.dtype == torch.float32 else 0, *q.shape[:3])
+    return _room_like(q), q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(sums, dtype=torch.float32)
+
+
+OPTIONS = "bool causal, int window, float softcap, float scale, str provider"
+OPTION_NAMES = ("causal", "window", "softcap", "scale", "provider")
+_backward = Registered(
+    schema="attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"Tensor sums, {OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    plan=plan_backward,
+    fake=lambda dout, dlse, q, k, v, *rest: (_room_like(q), _room_like(k), _room_like(v)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _BackwardOf:
+    """Stands for `Gradient.by`: a call without lse has no gradient of it, and one of out may be missing."""
+
+    results: int
+
+    def call(self, *args: Any) -> Any:
+        dout, dlse = (args[0], None) if self.results == 1 else args[:2]
+        q, k, v, out, *rest = args[self.results :]
+        dout = torch.zeros_like(out) if dout is None else dout
+        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest)
+
+
+def _gradient(results: int) -> Gradient:
+    return Gradient(
+        by=_BackwardOf(results=results),
+        saves=("q", "k", "v", "out", "lse", "sums"),
+        gives=("q", "k", "v"),
+        options=OPTION_NAMES,
+        by_torch=partial(_by_torch, results),
+    )
+
+
+def _by_torch(results: int, saved: Mapping[str, Any], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Through the composition op by op: PyTorch's fused attention cannot be differentiated twice."""
+    args = [saved[name] for name in ("q", "k", "v", *OPTION_NAMES)]
+    return vjp(_reference_with_lse, args, (*grads, *(None,) * (2 - results)))[:3]
+
+
+def _reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, softcap: float, scale: float,
+    provider: str,
+) -> torch.Tensor:  # fmt: skip
+    return attend(q, k, v, Mask(causal=causal, window=window), softcap, scale)
+
+
+def _reference_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, softcap: float, scale: float,
+    provider: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    return attend_with_lse(q, k, v, Mask(causal=causal, window=window), softcap, scale)
+
+
+_attention = Registered(
+    schema=f"attention(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor out, Tensor lse, Tensor sums)",
+    reference=_reference,
+    theirs="torch.nn.functional.scaled_dot_product_attention",
+    why_torch=_why_torch,
+    results=1,
+    plan=plan_forward,
+    fake=_fake,
+    gradient=_gradient(1),
+)
+_attention_lse = Registered(
+    schema=f"attention_lse(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor out, Tensor lse, Tensor sums)",
+    reference=_reference_with_lse,
+    theirs="torch, op by op",
+    why_torch=_why_torch,
+    results=2,
+    plan=plan_forward,
+    fake=_fake,
+    gradient=_gradient(2),
+)
+
+
+def _arguments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int | None, softcap: float,
+    scale: float | None, provider: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    if window == 0:
+        raise BadInput("window 0 would hide every key: use a positive number, or None for all")
+    check(q, k, v, window or 0, softcap, provider)
+    how = bool(causal), window or 0, float(softcap), float(scale_of(q, scale))
+    if provider and (reason := why_not(provider, q, k, v, *how)):
+        raise BadInput(f"attention's {provider} does not take this ({reason}): leave provider out for PyTorch's")
+    return q, k, v, *how, provider
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    provider: str = "",
+    return_lse: bool = False,
+) -> Any:
+    """softmax(q kᵀ · scale) v for q (batch, heads, q_len, head_dim), k and v (batch, kv_heads, kv_len, head_dim).
+
+    Fewer heads of keys than of queries are shared (GQA). `causal` hides keys behind a query, where the last query
+    stands at the last key; `window` hides those that are so many places away or more; `softcap` squeezes scores to
+    softcap · tanh(score / softcap). A query that sees no key gets zeros. With `return_lse` the logarithm of each
+    query's sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names a kernel of ours:
+    `naive`, `online`, `flash`, `hopper`; without it the call goes to PyTorch's until ours are timed (`sublight.why`).
+    """
+    args = _arguments(q, k, v, causal, window, softcap, scale, provider)
+    return (_attention_lse if return_lse else _attention).call(*args)
+
+
+def plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float = 0.0,
+    scale: float | None = None,
+    provider: str = "",
+    return_lse: bool = False,
+) -> Plan:
+    """What `attention` runs with these arguments, and why."""
+    args = _arguments(q, k, v, causal, window, softcap, scale, provider)
+    return (_attention_lse if return_lse else _attention).decide(*args)
+
+
+def launch_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Inputs:
+    """A step's backward kernels, on what its forward kernels give."""
+    defaults: dict[str, Any] = {"causal": False, "window": None, "softcap": 0.0, "scale": None, "provider": "flash"}
+    args = _arguments(q, k, v, **(defaults | options))
+    out, lse, sums = _attention.by_kernels(*args)
+    return _backward.by_kernels(dout, None, q, k, v, out, lse, sums, *args[3:])  # type: ignore[no-any-return]
+
+
+def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+    generator, kind = generator_for(device, seed), getattr(torch, dtype)
+
+    def random(heads: str, length: str) -> torch.Tensor:
+        size = (shape["batch"], shape[heads], shape[length], shape["head_dim"])
+        return torch.randn(size, generator=generator, device=device, dtype=kind)
+
+    return random("heads", "q_len"), random("kv_heads", "kv_len"), random("kv_heads", "kv_len")
+
+
+def peer(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False) -> Thunk:
+    """PyTorch's fused attention by one of its backends."""
+
+    def call() -> torch.Tensor:
+        with sdpa_kernel([backend]):
+            return reference(q, k, v, causal=causal)
+
+    return call
+
+
+def _shapes(*sizes: tuple[int, int, int, int, int, int, int]) -> tuple[Shape, ...]:
+    keys = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
+    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+
+
+def options_of(shape: Shape) -> Mapping[str, Any]:
+    return {"causal": bool(shape["causal"])}
+
+
+ATTENTION = Op(
+    name="attention",
+    summary="softmax of q times k, times v; causal, windowed, capped, heads shared",
+    reference=reference,
+    call=attention,
+    plan=plan,
+    providers={
+        name: Provider(
+            launch=partial(attention, provider=name),
+            backward=partial(launch_backward, provider=name),
+            why_not=partial(why_not, name),
+            kernels=way.kernels,
+            summary=way.summary,
+        )
+        for name, way in WAYS.items()
+    },
+    inputs=inputs,
+    cost=cost,
+    shapes=_shapes(
+        *((4, 16, 16, length, length, 128, causal) for length in (4096, 16384) for causal in (0, 1)),
+        *((4, 16, 16, 4096, 4096, 64, causal) for causal in (0, 1)),
+        *((4, 32, 8, 4096, 4096, 128, 1), (1, 32, 8, 512, 8192, 128, 1), (4, 16, 16, 1024, 1024, 256, 1)),
+    ),
+    test_shapes=_shapes(
+        *((1, 1, 1, 1, 3, 32, 1), (2, 2, 1, 17, 17, 32, 1), (1, 2, 2, 33, 50, 64, 0), (1, 2, 1, 50, 33, 64, 1)),
+        *((1, 1, 1, 129, 127, 32, 0), (1, 4, 2, 20, 129, 80, 1), (1, 1, 1, 18, 40, 256, 1)),
+    ),
+    options={"causal": (1, 0)},
+    call_options=options_of,
+    peers={
+        "cudnn": partial(peer, SDPBackend.CUDNN_ATTENTION),
+        "flash2": partial(peer, SDPBackend.FLASH_ATTENTION),
+    },
+    batch="batch",
+    library_args=lambda q, k, v, causal=False: (q, k, v, causal, 0, 0.0, scale_of(q, None), "flash"),
+)

@@ -1,0 +1,150 @@
+"""Attention forward on any GPU: a tile of queries stays on chip while keys and values stream past once.
+
+What makes it quick over `online`: blocks that no query of the tile sees are never loaded; blocks that all of them see
+whole need no mask; the exponent's factor is folded into the scale; tiles fill the tensor cores; heads that share keys
+run side by side, so that the L2 answers; on Hopper and later the copy engine brings the blocks in.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sublight.backend.device import Facts, facts, is_interpreted
+from sublight.backend.jit import cdiv, tl, triton
+from sublight.backend.launch import Step
+from sublight.op import Plan
+from sublight.ops.attention.masks import Mask, is_seen, keys_seen
+from sublight.ops.attention.parts import (
+    Sizes,
+    begin_of,
+    copies_of,
+    exponent_scale,
+    flags,
+    has_copy_engine,
+    head_at,
+    power,
+    result_like,
+    scores_of,
+    sizes_of,
+    store_rows,
+    store_sums,
+    strides_of,
+    sums_buffers,
+    tile_at,
+    view_of,
+)
+from sublight.ops.record.tuning import Tile
+
+
+@triton.jit
+def _attend_blocks(
+    out, top, total, q, k, v, begin, end, position, batch, kv_head, k_stride, v_stride, kv_len, window, scale, softcap,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The running result, maximum and sum after the blocks of keys from `begin` to `end`."""
+    EXACT: tl.constexpr = q.dtype == tl.float32
+    for start in tl.range(begin, end, KEYS):
+        block = tile_at(k, batch, kv_head, start, k_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
+        product = tl.dot(q, tl.trans(block), input_precision="ieee")
+        scores = scores_of(product, scale, softcap, SOFTCAP, EXACT)
+        if MASKED:
+            key = start + tl.arange(0, KEYS)[None, :]
+            seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
+            scores = tl.where(seen, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(new_top == -float("inf"), 0.0, new_top) if MASKED else new_top  # a query that saw nothing yet
+        weights = power(scores - base[:, None], EXACT)
+        shrink = power(top - base, EXACT)
+        total = total * shrink + tl.sum(weights, 1)
+        out = out * shrink[:, None]
+        block = tile_at(v, batch, kv_head, start, v_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
+        out = tl.dot(weights.to(q.dtype), block, out, input_precision="ieee")
+        top = new_top
+    return out, top, total
+
+
+@triton.jit
+def _flash_kernel(
+    q, k, v, out_ptr, lse_ptr, sums_ptr, plane, q_len, kv_len, heads, share, blocks, together,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
+    window, scale, softcap,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """q, k and v are descriptors for the copy engine, or pointers."""
+    turn = tl.program_id(0) % (together * blocks)
+    entry = tl.program_id(0) // (together * blocks) * together + turn % together
+    batch, head = entry // heads, entry % heads
+    kv_head = head // share
+    first = (blocks - 1 - turn // together) * QUERIES  # with a causal mask the last queries have most to do
+    q = begin_of(q, batch, head, q_batch, q_head, COPY_ENGINE)
+    k = begin_of(k, batch, kv_head, k_batch, k_head, COPY_ENGINE)
+    v = begin_of(v, batch, kv_head, v_batch, v_head, COPY_ENGINE)
+    queries = tile_at(q, batch, head, first, q_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
+    row = first + tl.arange(0, QUERIES)
+    position = row + (kv_len - q_len)
+    last = tl.minimum(first + QUERIES, q_len) - 1 + kv_len - q_len
+    begin, inner, outer, end = keys_seen(first + kv_len - q_len, last, kv_len, window, CAUSAL, WINDOW, KEYS)
+    out = tl.zeros([QUERIES, WIDTH], tl.float32)
+    top = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    if WINDOW:
+        out, top, total = _attend_blocks(
+            out, top, total, queries, k, v, begin, tl.minimum(inner, end), position, batch, kv_head, k_row, v_row,
+            kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        )  # fmt: skip
+    out, top, total = _attend_blocks(
+        out, top, total, queries, k, v, inner, outer, position, batch, kv_head, k_row, v_row,
+        kv_len, window, scale, softcap, False, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+    )  # fmt: skip
+    out, top, total = _attend_blocks(
+        out, top, total, queries, k, v, outer, end, position, batch, kv_head, k_row, v_row,
+        kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+    )  # fmt: skip
+    some = tl.where(total == 0.0, 1.0, total)  # a query that sees nothing gets zeros
+    out_at = head_at(out_ptr, batch, head, out_batch, out_head)
+    store_rows(out_at, out / some[:, None], first, out_row, q_len, HEAD_DIM, QUERIES, WIDTH)
+    place = entry.to(tl.int64) * q_len + row
+    store_sums(lse_ptr, sums_ptr, place, plane, row < q_len, top, some, queries.dtype == tl.float32)
+
+
+def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
+    """Rows are queries, the block is keys. Not tuned yet: what compiles without a spill and fits the GPU."""
+    if is_interpreted():
+        return Tile(rows=16, block=32, warps=4)
+    if itemsize == 4:  # products in fp32 take no tensor core
+        side = 32 if sizes.width <= 64 else 16
+        return Tile(rows=side, block=side, warps=4)
+    if gpu.capability in (90, 100):
+        keys = 64 if sizes.width > 128 else 128
+        return Tile(rows=128, block=keys, warps=8, stages=2 if sizes.width > 128 else 3)
+    keys, queries = 64 if sizes.width <= 64 else 32, 128 if sizes.width <= 128 else 64
+    return Tile(rows=queries, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
+
+
+def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> Plan:
+    sizes, gpu = sizes_of(q, k), facts(q)
+    mask = mask.needed(sizes.q_len, sizes.kv_len)
+    tile = tile_for(sizes, q.element_size(), gpu)
+    blocks, out = cdiv(sizes.q_len, tile.rows), result_like(q)
+    by_engine = has_copy_engine(gpu, q, k, v)
+    held = enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
+    views = {at: view_of(x.shape, strides_of(x), rows, sizes.width) for at, (x, rows) in held}
+    step = Step(
+        _flash_kernel, (blocks * sizes.batch * sizes.heads,),
+        sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),
+        *strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3],
+        mask.window, exponent_scale(q, scale, softcap), float(softcap),
+        on="q k v out lse sums", views=views if by_engine else {}, tile=tile,
+        **flags(mask, softcap), COPY_ENGINE=by_engine, HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block,
+        WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return Plan(
+        provider="flash",
+        reason="a tile of queries on chip, keys and values once past it",
+        copies=copies_of(q=q, k=k, v=v),
+        buffers={"out": out, **sums_buffers(q)},
+        steps=(step,),
+        outputs=("out", "lse", "sums"),
+    )
