@@ -295,7 +295,7 @@ def _backend() -> list[Check]:
 
 def _cache() -> Check:
     """Can measured limits be kept? Tried by writing: permissions do not tell of a full or read-only disk."""
-    from sublight.limits.folder import cache_folder
+    from sublight.folder import cache_folder
 
     folder = cache_folder()
     try:

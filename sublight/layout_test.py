@@ -25,7 +25,7 @@ ROWS = (  # an import goes down, or stays inside its own part
     ("timing", "correct", "backend", "sampling"),
     ("results",),
     ("cost", "gpus", "nvml"),
-    ("units",),
+    ("units", "folder"),
     ("errors",),
     ("__init__",),  # the package itself: its version, and lazy names that are no imports
 )
