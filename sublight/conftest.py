@@ -21,6 +21,7 @@ HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
 SIDES = {  # one case of so many is drawn
     **{"ops/ops_test": 10, "sublight/ops/": 5, "cli/interrupt_test": 4, "docs_test": 3},
+    **{"extensions/ledger_test": 20, "extensions/ladders_test": 4},
     **{"sublight/fix/": 5, "trace/capture/": 4, "sublight/cli/": 3, "examples/": 3},
 }
 COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …

@@ -183,6 +183,7 @@ def listed(folder: str, name: str) -> set[str]:
         ("diagnose/rules", "Rule", "RULES"),
         ("fix/patch/rules", "Rule", "RULES"),
         ("fix/cure", "Cure", "CURES"),
+        ("extensions", "Ladder", "LADDERS"),
     ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:

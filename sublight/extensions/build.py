@@ -24,7 +24,7 @@ from sublight.results import write_file
 FOLDER = Path(__file__).parent / "kernels"
 TARGETS = (80, 90, 100)
 NVCC_FLAGS = ("-std=c++17", "-cubin", "-Xptxas", "-v")
-HOST_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", "-w", "-pthread")
+HOST_FLAGS = ("-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-x", "c++", "-w", "-pthread")
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_\d+a?'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores")
 _USED = re.compile(r"Used (\d+) registers")

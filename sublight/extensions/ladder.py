@@ -64,6 +64,7 @@ class Ladder:
     shapes: Mapping[str, tuple[Shape, ...]]  # by data type: what is timed
     test_shapes: tuple[Shape, ...]  # cross every block boundary; small, since a CPU plays them
     rungs: tuple[Rung, ...]
+    truth: Call | None = None  # for float64 inputs, which the reference in float64 cannot judge: exact, then rounded
     draws: int = 1  # of inputs that errors are pooled over: a result of one number needs several
 
     @property

@@ -9,12 +9,19 @@ from typing import Any
 from sublight.extensions import build
 from sublight.extensions.driver import pointers_to
 
-MULTIPROCESSORS = 2
-RESIDENT = 5  # odd, so that work does not divide by it
+MULTIPROCESSORS = 1  # few threads, so that small inputs give each several turns
+RESIDENT = 3
 
 
-class BarrierError(RuntimeError):
-    """Threads of a block wait at different barriers, which on a GPU hangs or is undefined."""
+FAULTS = {  # as played.h numbers them
+    1: "threads of a block wait at different barriers",
+    2: "a thread ends before an asynchronous copy of its own has arrived: copy_async_wait is missing",
+    3: "an asynchronous copy of 16 bytes begins at no multiple of 16",
+}
+
+
+class PlayedFault(RuntimeError):
+    """A kernel did what hangs, fails or is undefined on a GPU."""
 
 
 class OnCpu:
@@ -39,6 +46,6 @@ class OnCpu:
         cooperative: bool = False,
     ) -> None:
         pointers, _kept = pointers_to(arguments)
-        sizes = (ctypes.c_uint * 6)(*((*grid, 1, 1)[:3] + (*threads, 1, 1)[:3]))
-        if getattr(self._library, f"played_{kernel}")(sizes, int(cooperative), int(self._reversed), pointers):
-            raise BarrierError(f"{kernel}: threads of a block wait at different barriers")
+        sizes = (ctypes.c_uint * 7)(*((*grid, 1, 1)[:3] + (*threads, 1, 1)[:3]), shared_bytes)
+        if fault := getattr(self._library, f"played_{kernel}")(sizes, int(cooperative), int(self._reversed), pointers):
+            raise PlayedFault(f"{kernel}: {FAULTS[fault]}")

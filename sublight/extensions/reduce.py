@@ -22,10 +22,18 @@ def reference(x: torch.Tensor) -> torch.Tensor:
     return x.sum().view(1)
 
 
-def one_by_one(x: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own sum into one address, an element after the other."""
+def exact(x: torch.Tensor) -> torch.Tensor:
+    """The sum without any rounding, rounded once."""
+    import math
+
+    return x.new_tensor([math.fsum(x.tolist())])
+
+
+def one_by_one(x: torch.Tensor, *, group: int = 1) -> torch.Tensor:
+    """PyTorch's own sum of each group, and its own sum of these into one address, one after the other."""
     import torch
 
+    x = torch.nn.functional.pad(x, (0, -x.numel() % group)).view(-1, group).sum(1)
     return torch.zeros(1, dtype=x.dtype, device=x.device).index_add_(0, x.new_zeros(x.numel(), dtype=torch.int64), x)
 
 
@@ -78,15 +86,16 @@ REDUCE = Ladder(
     inputs=_inputs,
     cost=_cost,
     shapes={"float32": ({"numel": 2**28},), "float64": ({"numel": 2**27},)},
-    test_shapes=tuple({"numel": numel} for numel in (1, 255, 257, 1027, 4099)),
-    draws=16,
+    test_shapes=tuple({"numel": numel} for numel in (1, 257, 26003)),
+    truth=exact,
+    draws=8,
     rungs=(
         _rung(
             "atomics",
             "Each thread adds its element to one address in global memory. The hardware makes these additions one after "
             "the other in the L2, so that the time is the number of elements, not of bytes: fp64 takes as long as fp32. "
             "The sum also rounds after every element; PyTorch's index_add_ into one address, which does the same, is "
-            "its yardstick.",
+            "its yardstick (and, of groups' sums, that of the next three).",
             yardstick=one_by_one,
         ),
         _rung(
@@ -94,16 +103,19 @@ REDUCE = Ladder(
             "A block of 256 threads first adds up its elements in shared memory, halving the number of adders each "
             "round, and makes one atomic addition: 256 times fewer. Eight rounds cost a barrier and two accesses to "
             "shared memory each, which in fp64 are twice as many bytes.",
+            yardstick=functools.partial(one_by_one, group=THREADS),
         ),
         _rung(
             "shuffle",
             "Lanes of a warp read one another's registers: five shuffles make a warp's sum, with no shared memory and no "
             "barrier. But each warp makes its own atomic addition: 8 times as many as before.",
+            yardstick=functools.partial(one_by_one, group=32),
         ),
         _rung(
             "two_level",
             "Both: shuffles within each warp, 32 words of shared memory across warps, shuffles again. Two barriers "
             "instead of eight rounds, one atomic addition a block. What is left is that a thread lives for one element.",
+            yardstick=functools.partial(one_by_one, group=THREADS),
         ),
         _rung(
             "vectorised",

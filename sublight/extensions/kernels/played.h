@@ -6,12 +6,12 @@
 // An asynchronous copy is made when it is waited for, not before. Nothing of this says how fast a kernel is.
 #pragma once
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -53,10 +53,13 @@ static thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace played {
 constexpr size_t STACK_BYTES = 96 * 1024, SHARED_BYTES = 256 * 1024;
+enum Fault { NONE, BARRIERS, UNWAITED_COPY, UNALIGNED_COPY };  // as played.py names them
 enum Wait { RUN, WARP, BLOCK, GRID, DONE };
 struct Copy { void* to; const void* from; int group; };
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // for its first turn; later ones jump, since swapcontext makes two system calls
+    jmp_buf place;
+    bool begun;
     dim3 index;
     Wait wait;
     std::vector<Copy> copies;  // asynchronous ones that nobody has waited for
@@ -65,10 +68,12 @@ struct Fiber {
 struct Slot { unsigned char bytes[64]; };
 struct Block {
     std::vector<Fiber> fibers;
-    std::vector<unsigned char> stacks;
+    unsigned char* stacks;
     std::vector<Slot> slots;  // what each lane shows to its warp
-    ucontext_t scheduler;
+    ucontext_t start;
+    jmp_buf scheduler;
     int current;
+    int fault;
     void (*body)(void*);
     void* argument;
 };
@@ -76,24 +81,33 @@ static thread_local Block* block;
 static thread_local unsigned char* dynamic_shared;
 static pthread_barrier_t grid_barrier;
 
+struct Room {  // a host thread's, kept from block to block: to make it anew for each costs more than most kernels
+    unsigned char *stacks = nullptr, *shared = nullptr;
+    size_t stack_bytes = 0;
+    ~Room() { std::free(stacks), std::free(shared); }
+};
+static thread_local Room room;
+
+static inline dim3 place(unsigned i, dim3 of) { return {i % of.x, i / of.x % of.y, i / (of.x * of.y)}; }
 static inline int lane_of(int thread) { return thread % 32; }
 static inline void enter(int which) {
+    Fiber& next = block->fibers[which];
     block->current = which;
-    threadIdx = block->fibers[which].index;
-    swapcontext(&block->scheduler, &block->fibers[which].context);
+    threadIdx = next.index;
+    if (_setjmp(block->scheduler)) return;
+    if (next.begun) _longjmp(next.place, 1);
+    next.begun = true;
+    swapcontext(&block->start, &next.context);
 }
 static inline void wait(Wait what) {
     Fiber& self = block->fibers[block->current];
     self.wait = what;
-    swapcontext(&self.context, &block->scheduler);
+    if (!_setjmp(self.place)) _longjmp(block->scheduler, 1);
 }
 static void fiber_main() {
     block->body(block->argument);
     Fiber& self = block->fibers[block->current];
-    if (!self.copies.empty()) {
-        std::fprintf(stderr, "a thread ends with asynchronous copies that it has not waited for\n");
-        std::abort();
-    }
+    if (!self.copies.empty()) block->fault = UNWAITED_COPY;
     wait(DONE);
 }
 // Frees those of [begin, end) that wait for `what`, if all that have not ended do.
@@ -110,28 +124,37 @@ static inline bool release(int begin, int end, Wait what) {
         if (block->fibers[i].wait == what) block->fibers[i].wait = RUN;
     return true;
 }
-// 0, or 1 where threads of a block wait at different barriers, which on a GPU hangs or is undefined.
-static int run_block(dim3 where, dim3 grid, dim3 threads, void (*body)(void*), void* argument, bool reversed) {
+// The block's fault: threads that wait at different barriers hang on a GPU, or it is undefined what they do.
+static int run_block(dim3 where, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(void*), void* argument,
+                     bool reversed) {
     int count = threads.x * threads.y * threads.z;
     Block own;
     own.fibers.resize(count);
-    own.stacks.resize(count * STACK_BYTES);
+    if (room.stack_bytes < count * STACK_BYTES) {
+        std::free(room.stacks);
+        room.stack_bytes = count * STACK_BYTES;
+        room.stacks = static_cast<unsigned char*>(std::malloc(room.stack_bytes));
+    }
+    if (!room.shared) room.shared = static_cast<unsigned char*>(std::aligned_alloc(128, SHARED_BYTES));
+    std::memset(room.shared, 0xff, shared_bytes);  // NaN, where a kernel reads what it has not written
+    own.stacks = room.stacks;
     own.slots.resize(count);
     own.body = body;
+    own.fault = NONE;
     own.argument = argument;
-    std::vector<unsigned char> shared(SHARED_BYTES, 0xff);  // NaN, where a kernel reads what it has not written
-    dynamic_shared = shared.data();
+    dynamic_shared = room.shared;
     block = &own;
     blockIdx = where;
     gridDim = grid;
     blockDim = threads;
     for (int i = 0; i < count; ++i) {
         Fiber& fiber = own.fibers[i];
-        fiber.index = {i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y)};
+        fiber.index = place(i, threads);
         fiber.wait = RUN;
+        fiber.begun = false;
         fiber.groups = 0;
         getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = own.stacks.data() + i * STACK_BYTES;
+        fiber.context.uc_stack.ss_sp = own.stacks + i * STACK_BYTES;
         fiber.context.uc_stack.ss_size = STACK_BYTES;
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, fiber_main, 0);
@@ -151,17 +174,15 @@ static int run_block(dim3 where, dim3 grid, dim3 threads, void (*body)(void*), v
         if (!moved) break;
     }
     for (Fiber& fiber : own.fibers)
-        if (fiber.wait != DONE) return 1;
-    return 0;
+        if (fiber.wait != DONE) return BARRIERS;
+    return own.fault;
 }
-static inline dim3 place(unsigned i, dim3 grid) { return {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)}; }
-
-static int run_grid(dim3 grid, dim3 threads, bool cooperative, bool reversed, void (*body)(void*), void* argument) {
+static int run_grid(dim3 grid, dim3 threads, size_t shared_bytes, bool cooperative, bool reversed, void (*body)(void*), void* argument) {
     unsigned count = grid.x * grid.y * grid.z;
     int failed = 0;
     if (!cooperative) {
         for (unsigned i = 0; i < count; ++i)
-            failed |= run_block(place(i, grid), grid, threads, body, argument, reversed);
+            failed = failed ? failed : run_block(place(i, grid), grid, threads, shared_bytes, body, argument, reversed);
         return failed;
     }
     pthread_barrier_init(&grid_barrier, nullptr, count);
@@ -169,11 +190,11 @@ static int run_grid(dim3 grid, dim3 threads, bool cooperative, bool reversed, vo
     std::vector<int> results(count);
     for (unsigned i = 0; i < count; ++i)
         blocks.emplace_back([=, &results] {
-            results[i] = run_block(place(i, grid), grid, threads, body, argument, reversed);
+            results[i] = run_block(place(i, grid), grid, threads, shared_bytes, body, argument, reversed);
         });
     for (auto& each : blocks) each.join();
     pthread_barrier_destroy(&grid_barrier);
-    for (int result : results) failed |= result;
+    for (int result : results) failed = failed ? failed : result;
     return failed;
 }
 template <class... A>
@@ -187,8 +208,8 @@ static void body(void* call) { apply(static_cast<Call<A...>*>(call), std::index_
 template <class... A>
 static int launch(void (*kernel)(A...), const unsigned* sizes, int cooperative, int reversed, void** arguments) {
     Call<A...> call{kernel, arguments};
-    return run_grid({sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, cooperative, reversed, body<A...>,
-                    &call);
+    return run_grid({sizes[0], sizes[1], sizes[2]}, {sizes[3], sizes[4], sizes[5]}, sizes[6], cooperative, reversed,
+                    body<A...>, &call);
 }
 // What every lane of the warp shows, for as long as `read` runs.
 template <class T, class Read>
@@ -254,8 +275,8 @@ static inline unsigned __ballot_sync(unsigned, bool mine) {
 static inline void copy_async_16(void* shared, const void* global) {
     played::Fiber& self = played::block->fibers[played::block->current];
     if (reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16) {
-        std::fprintf(stderr, "an asynchronous copy of 16 bytes is not aligned to 16\n");
-        std::abort();
+        played::block->fault = played::UNALIGNED_COPY;
+        return;
     }
     self.copies.push_back({shared, global, self.groups});
 }
