@@ -69,9 +69,9 @@ def host_compiler() -> str:
 
 
 def text_of(source: str) -> str:
-    """A kernel file and all headers that it may include: what a compiled file depends on."""
-    headers = sorted([*FOLDER.glob("*.cuh"), *FOLDER.glob("*.h")])
-    return "\0".join(path.read_text(encoding="utf-8") for path in (FOLDER / source, *headers))
+    """A kernel file and what it may include: what a compiled file depends on."""
+    headers = sorted(path.name for path in FOLDER.glob("*.cuh"))
+    return "\0".join(path.read_text(encoding="utf-8") for path in (FOLDER / name for name in (source, *headers)))
 
 
 def cubin(source: str, capability: int) -> Path:
@@ -116,8 +116,9 @@ def usages(report: str) -> dict[str, Usage]:
 def host_library(source: str, kernels: Sequence[str]) -> Path:
     """The kernels of a file, played on the CPU (kernels/played.h), compiled at the first call."""
     compiler = host_compiler()
+    player = (FOLDER / "played.h").read_text(encoding="utf-8")
     program = "\n".join((f'#include "{FOLDER / source}"', *(f"PLAY({name})" for name in kernels), ""))
-    path = _place(source, "host.so", compiler, program, *HOST_FLAGS)
+    path = _place(source, "host.so", compiler, player, program, *HOST_FLAGS)
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
             stub, out = Path(folder) / "played.cpp", Path(folder) / "played.so"
@@ -142,13 +143,13 @@ def _run(command: Sequence[str]) -> str:
 def complaint(compiler: str, report: str) -> str:
     """One line of a compiler's many: what it could not do, and the fix where it is known.
 
-    >>> complaint("nvcc", "nvcc fatal   : Unsupported gpu architecture 'compute_130'")
-    "nvcc does not know 'compute_130': its CUDA is older than this GPU; install the toolkit of the driver's CUDA version"
     >>> complaint("nvcc", "a.cu(3): error: identifier x is undefined")
     'nvcc: a.cu(3): error: identifier x is undefined'
     """
     name = Path(compiler).name
-    if unknown := re.search(r"(?:Unsupported gpu architecture|is not defined for option 'gpu-\w+') ?('\w+')?", report):
+    if unknown := re.search(
+        r"(?:Unsupported gpu architecture|is not defined for option 'gpu-\w+')(?: '(\w+)')?", report
+    ):
         which = unknown[1] or next(iter(re.findall(r"'(sm_\d+a?|compute_\d+a?)'", report)), "this GPU")
         return (
             f"{name} does not know {which}: its CUDA is older than this GPU; "

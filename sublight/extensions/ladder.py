@@ -46,7 +46,9 @@ class Rung:
     change: str  # what this step changed, and why
     dtypes: tuple[str, ...] = ("float32",)
     why_not: Callable[..., str] = lambda *inputs: ""  # why it does not take these inputs; empty where it does
-    yardstick: Call | None = None  # PyTorch's function that adds in the same order, where the reference adds in a better
+    yardstick: Call | None = (
+        None  # PyTorch's function that adds in the same order, where the reference adds in a better
+    )
     judged: Callable[[Any], Any] = lambda outputs: outputs  # outputs as their correctness is judged
     spills: str = ""  # why a spill is accepted here; empty: a spill is an error
 

@@ -1,7 +1,7 @@
 """What nvcc made of our CUDA C++, by a hash of the source: a file that has not changed is not compiled again.
 
-`compiled.json` holds registers, spilled bytes and static shared memory of every kernel for sm_80, sm_90 and sm_100, as one
-release of nvcc made them. `python -m sublight.extensions.ledger` compiles what changed, prints it and writes the file.
+`compiled.json` holds registers, spilled bytes and static shared memory of every kernel for sm_80, sm_90 and sm_100, as
+one release of nvcc made them. `python -m sublight.extensions.ledger` compiles what changed, prints it and writes the file.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def read(path: Path = FILE) -> tuple[str, Figures]:
 def write(release: str, figures: Mapping[str, Mapping[str, Usage]], path: Path = FILE) -> None:
     lines = []
     for key in sorted(figures):
-        kernels = {
-            name: [used.registers, used.spill_bytes, used.shared_bytes] for name, used in figures[key].items()
-        }
+        kernels = {name: [used.registers, used.spill_bytes, used.shared_bytes] for name, used in figures[key].items()}
         lines.append(f"  {json.dumps(key)}: {json.dumps(kernels, sort_keys=True)}")
     write_file(f'{{"nvcc": {json.dumps(release)}, "compiled": {{\n' + ",\n".join(lines) + "\n}}\n", path)
 
@@ -73,7 +71,9 @@ def main() -> None:
         key = key_of(ladder, target)
         figures[key] = kept[key] if key in kept and release == mine else dict(build.compiled(ladder.source, target)[1])
         for name, used in figures[key].items():
-            print(f"sm_{target:<4} {name:<30} {used.registers:>3} registers {used.shared_bytes:>6} B shared", flush=True)
+            print(
+                f"sm_{target:<4} {name:<30} {used.registers:>3} registers {used.shared_bytes:>6} B shared", flush=True
+            )
         wrong += problems(ladder, target, figures[key])
     write(mine, figures)
     print("\n".join(wrong) or f"{sum(map(len, figures.values()))} kernels, none spills")

@@ -70,18 +70,21 @@ def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
-    with pytest.raises(BadInput, match="no nvcc .*not on the PATH.*set CUDA_HOME"):
+    with pytest.raises(BadInput, match=r"no nvcc .*not on the PATH.*set CUDA_HOME"):
         build.nvcc()
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
-    with pytest.raises(BadInput, match="no nvcc .CUDA_HOME=/nowhere has none"):
+    with pytest.raises(BadInput, match=r"no nvcc .CUDA_HOME=/nowhere has none"):
         build.nvcc()
-    with pytest.raises(BadInput, match="no C.. compiler"):
+    with pytest.raises(BadInput, match=r"no C.. compiler"):
         build.host_compiler()
 
 
 def test_nvccs_words_become_one_line() -> None:
+    assert build.complaint("nvcc", "nvcc fatal   : Unsupported gpu architecture 'compute_130'").startswith(
+        "nvcc does not know compute_130: its CUDA is older"
+    )
     unknown = "nvcc fatal   : Value 'sm_130' is not defined for option 'gpu-architecture'"
-    assert build.complaint("/usr/bin/nvcc", unknown).startswith("nvcc does not know 'sm_130': its CUDA is older")
+    assert build.complaint("/usr/bin/nvcc", unknown).startswith("nvcc does not know sm_130: its CUDA is older")
     gcc = "host_config.h:164:2: error: #error -- unsupported GNU version! gcc versions later than 13 are not supported!"
     assert "install g++-13, and set NVCC_CCBIN" in build.complaint("nvcc", gcc)
     assert build.complaint("nvcc", "") == "nvcc: failed without a word"

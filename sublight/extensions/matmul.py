@@ -107,25 +107,26 @@ MATMUL = Ladder(
             name="naive",
             kernels=("matmul_naive",),
             launch=_naive,
-            change="One thread makes one element of c: 2 k reads for 2 k operations. The 32 lanes of a warp read the same "
-            "element of a and 32 neighbours of b, so caches catch most of it; every multiplication still waits for two "
-            "loads.",
+            change="One thread makes one element of c: 2 k reads for 2 k operations. The 32 lanes of a warp read the "
+            "same element of a and 32 neighbours of b, so caches catch most of it; every multiplication still waits "
+            "for two loads.",
             why_not=_not_factors,
         ),
         Rung(
             name="tiled",
             kernels=("matmul_tiled",),
             launch=_tiled,
-            change="A block loads tiles of 32 x 32 of a and b into shared memory and uses each element 32 times. Global "
-            "memory is read 32 times less; now each multiplication waits for two reads of shared memory, which has a "
-            "tenth of the rate that the arithmetic would need.",
+            change="A block loads tiles of 32 x 32 of a and b into shared memory and uses each element 32 times. "
+            "Global memory is read 32 times less; now each multiplication waits for two reads of shared memory, which "
+            "has a tenth of the rate that the arithmetic would need.",
             why_not=_not_factors,
         ),
         _rung(
             "registers",
             8,
-            "A thread makes 8 x 8 elements of c in registers: 8 of a and 8 of b give 64 multiplications, so shared memory "
-            "is read 8 times less for each. A block makes 128 x 128, and global memory is read 4 times less than before.",
+            "A thread makes 8 x 8 elements of c in registers: 8 of a and 8 of b give 64 multiplications, so shared "
+            "memory is read 8 times less for each. A block makes 128 x 128, and global memory is read 4 times less "
+            "than before.",
         ),
         _rung(
             "vectorised",
@@ -142,8 +143,9 @@ MATMUL = Ladder(
         _rung(
             "half2",
             16,
-            "fp16 in memory: half the bytes, eight elements an access, read from shared memory in pairs. Products and sums "
-            "stay in fp32: sums in fp16 (HFMA2, twice the rate) are beyond twice PyTorch's error, which adds in fp32.",
+            "fp16 in memory: half the bytes, eight elements an access, read from shared memory in pairs. Products and "
+            "sums stay in fp32: sums in fp16 (HFMA2, twice the rate) are beyond twice PyTorch's error, which adds in "
+            "fp32.",
             dtype="float16",
         ),
         _rung(
@@ -158,11 +160,11 @@ MATMUL = Ladder(
             kernels=("matmul_mma",),
             launch=_mma,
             dtypes=("float16",),
-            change="The instruction itself, mma.sync, with all that feeds it: 64 x 64 of c a warp, so that 8 loads from "
-            "shared memory (ldmatrix) serve 32 mma; three stages of cp.async in 144 KiB of shared memory; chunks "
-            "swizzled, so that ldmatrix meets no bank twice; the next operands loaded while these are multiplied; blocks "
-            "in an order that shares rows and columns in the L2. Hopper's own instruction, wgmma, reads its operands from "
-            "shared memory directly and is the only way to all of its tensor cores' rate.",
+            change="The instruction itself, mma.sync, with all that feeds it: 64 x 64 of c a warp, so that 8 loads "
+            "from shared memory (ldmatrix) serve 32 mma; three stages of cp.async in 144 KiB of shared memory; chunks "
+            "swizzled, so that ldmatrix meets no bank twice; the next operands loaded while these are multiplied; "
+            "blocks in an order that shares rows and columns in the L2. Hopper's own instruction, wgmma, reads its "
+            "operands from shared memory directly and is the only way to all of its tensor cores' rate.",
             why_not=functools.partial(_not_multiples, rows=MMA_ROWS, cols=MMA_COLS, depth=MMA_DEPTH),
         ),
     ),

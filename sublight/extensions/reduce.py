@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from sublight.correct import Call
 from sublight.cost import Cost, Shape
 from sublight.cost import find as find_cost
 from sublight.extensions.ladder import Ladder, Rung, Runner, ceil_div
@@ -72,10 +73,16 @@ def _cost(shape: Shape, dtype: str) -> Cost:
     return find_cost("reduce_sum")({"outer": 1, "n": shape["numel"], "inner": 1}, dtype, "fwd")
 
 
-def _rung(step: str, change: str, **more: object) -> Rung:
-    kernels = tuple(f"reduce_{step}_{kind}" for kind in C_TYPES.values())
-    launch = functools.partial(_an_element_a_thread, step=step)
-    return Rung(**{"name": step, "kernels": kernels, "launch": launch, "change": change, "dtypes": tuple(C_TYPES)} | more)  # type: ignore[arg-type]
+def _rung(step: str, change: str, *, launch: Call | None = None, group: int = 0) -> Rung:
+    """`group`: its elements are added first, and such sums one after the other."""
+    return Rung(
+        name=step,
+        kernels=tuple(f"reduce_{step}_{kind}" for kind in C_TYPES.values()),
+        launch=launch or functools.partial(_an_element_a_thread, step=step),
+        change=change,
+        dtypes=tuple(C_TYPES),
+        yardstick=functools.partial(one_by_one, group=group) if group else None,
+    )
 
 
 REDUCE = Ladder(
@@ -92,30 +99,31 @@ REDUCE = Ladder(
     rungs=(
         _rung(
             "atomics",
-            "Each thread adds its element to one address in global memory. The hardware makes these additions one after "
-            "the other in the L2, so that the time is the number of elements, not of bytes: fp64 takes as long as fp32. "
-            "The sum also rounds after every element; PyTorch's index_add_ into one address, which does the same, is "
-            "its yardstick (and, of groups' sums, that of the next three).",
-            yardstick=one_by_one,
+            "Each thread adds its element to one address in global memory. The hardware makes these additions one "
+            "after the other in the L2, so that the time is the number of elements, not of bytes: fp64 takes as long "
+            "as fp32. The sum also rounds after every element; PyTorch's index_add_ into one address, which does the "
+            "same, is its yardstick (and, of groups' sums, that of the next three).",
+            group=1,
         ),
         _rung(
             "shared",
             "A block of 256 threads first adds up its elements in shared memory, halving the number of adders each "
             "round, and makes one atomic addition: 256 times fewer. Eight rounds cost a barrier and two accesses to "
             "shared memory each, which in fp64 are twice as many bytes.",
-            yardstick=functools.partial(one_by_one, group=THREADS),
+            group=THREADS,
         ),
         _rung(
             "shuffle",
-            "Lanes of a warp read one another's registers: five shuffles make a warp's sum, with no shared memory and no "
-            "barrier. But each warp makes its own atomic addition: 8 times as many as before.",
-            yardstick=functools.partial(one_by_one, group=32),
+            "Lanes of a warp read one another's registers: five shuffles make a warp's sum, with no shared memory and "
+            "no barrier. But each warp makes its own atomic addition: 8 times as many as before.",
+            group=32,
         ),
         _rung(
             "two_level",
             "Both: shuffles within each warp, 32 words of shared memory across warps, shuffles again. Two barriers "
-            "instead of eight rounds, one atomic addition a block. What is left is that a thread lives for one element.",
-            yardstick=functools.partial(one_by_one, group=THREADS),
+            "instead of eight rounds, one atomic addition a block. What is left is that a thread lives for one "
+            "element.",
+            group=THREADS,
         ),
         _rung(
             "vectorised",
@@ -126,9 +134,9 @@ REDUCE = Ladder(
         ),
         _rung(
             "cooperative",
-            "A cooperative launch promises that all blocks run at the same time, so they may wait for one another: each "
-            "leaves its sum, all meet at a barrier of the grid, the first block adds up the sums. No atomic addition, so "
-            "the same bits every time, and nothing to clear before the launch.",
+            "A cooperative launch promises that all blocks run at the same time, so they may wait for one another: "
+            "each leaves its sum, all meet at a barrier of the grid, the first block adds up the sums. No atomic "
+            "addition, so the same bits every time, and nothing to clear before the launch.",
             launch=_cooperative,
         ),
     ),

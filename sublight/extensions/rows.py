@@ -154,10 +154,10 @@ def _norm_cost(shape: Shape, dtype: str) -> Cost:
 
 
 CHANGES = {
-    "three_reads": "One block takes a row: a pass for the maximum, one for the sum of exponentials, one that writes. Each "
-    "pass reads the row again; a row of some KB comes back from the L1 or L2, at a price in instructions.",
-    "online": "Maximum and sum in one pass: when a larger maximum comes, the sum so far is scaled by the exponential of "
-    "the difference. The row is read twice instead of three times, for one more exponential an element.",
+    "three_reads": "One block takes a row: a pass for the maximum, one for the sum of exponentials, one that writes. "
+    "Each pass reads the row again; a row of some KB comes back from the L1 or L2, at a price in instructions.",
+    "online": "Maximum and sum in one pass: when a larger maximum comes, the sum so far is scaled by the exponential "
+    "of the difference. The row is read twice instead of three times, for one more exponential an element.",
 }
 SHAPES = ({"rows": 16384, "cols": 4096}, {"rows": 8192, "cols": 16384}, {"rows": 16, "cols": 2**22})
 TEST_SHAPES = (
@@ -185,9 +185,10 @@ SOFTMAX = Ladder(
             name="registers",
             kernels=tuple(f"softmax_registers_{packs}" for packs in PACKS),
             launch=_softmax_registers,
-            change="The block's registers hold the whole row, up to 32 numbers a thread: it is read once, by accesses of "
-            "16 bytes that are all in flight at the same time, and each exponential is computed once. The number held is "
-            "a constant of the kernel, since registers cannot be indexed: one kernel for each of 1, 2, 4 and 8 packs.",
+            change="The block's registers hold the whole row, up to 32 numbers a thread: it is read once, by accesses "
+            "of 16 bytes that are all in flight at the same time, and each exponential is computed once. The number "
+            "held is a constant of the kernel, since registers cannot be indexed: one kernel for each of 1, 2, 4 and 8 "
+            "packs.",
             why_not=_not_held,
         ),
         Rung(
@@ -216,14 +217,15 @@ LAYER_NORM = Ladder(
             name="three_reads",
             kernels=("layer_norm_three_reads",),
             launch=_norm_three_reads,
-            change="One block takes a row: a pass for the mean, one for the squared distances from it, one that writes.",
+            change="One block takes a row: a pass for the mean, one for the squared distances from it, one that "
+            "writes.",
         ),
         Rung(
             name="registers",
             kernels=tuple(f"layer_norm_registers_{packs}" for packs in PACKS),
             launch=_norm_registers,
-            change="The row is read once, into registers, by accesses of 16 bytes; mean and variance are still two sums "
-            "over it, since mean(x²) - mean² in one would cancel where the mean is large against the spread.",
+            change="The row is read once, into registers, by accesses of 16 bytes; mean and variance are still two "
+            "sums over it, since mean(x²) - mean² in one would cancel where the mean is large against the spread.",
             why_not=_not_held,
         ),
         Rung(

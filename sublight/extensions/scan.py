@@ -73,18 +73,18 @@ SCAN = Ladder(
             kernels=("scan_hillis_steele", "scan_add"),
             launch=functools.partial(_in_tiles, kernel="scan_hillis_steele", tile=THREADS),
             dtypes=("int32",),
-            change="Each tile of 256 is scanned in shared memory in eight rounds; a second launch scans the tiles' sums, a "
-            "third adds to each tile what stands before it. The input is read once, the output written, read and written "
-            "again: 4 n words instead of 2 n.",
+            change="Each tile of 256 is scanned in shared memory in eight rounds; a second launch scans the tiles' "
+            "sums, a third adds to each tile what stands before it. The input is read once, the output written, read "
+            "and written again: 4 n words instead of 2 n.",
         ),
         Rung(
             name="shuffle",
             kernels=("scan_shuffle", "scan_add"),
             launch=functools.partial(_in_tiles, kernel="scan_shuffle", tile=THREADS * ITEMS),
             dtypes=("int32",),
-            change="16 neighbours a thread, read as four accesses of 16 bytes and scanned in registers; warps scan their "
-            "threads' sums by shuffles. Tiles are 16 times larger and the barriers two instead of eight, but there are "
-            "still three launches.",
+            change="16 neighbours a thread, read as four accesses of 16 bytes and scanned in registers; warps scan "
+            "their threads' sums by shuffles. Tiles are 16 times larger and the barriers two instead of eight, but "
+            "there are still three launches.",
             why_not=_not_fours,
         ),
         Rung(
@@ -92,10 +92,10 @@ SCAN = Ladder(
             kernels=("scan_lookback",),
             launch=_lookback,
             dtypes=("int32",),
-            change="One launch: a tile shows its sum as soon as it has it, then looks back over the tiles before it, 32 at "
-            "a time, until it meets one that knows the sum of all up to itself. Only 2 n words move. Tiles are numbered "
-            "as their blocks begin, so that none waits for a block that has not; flag and sum are one word, so that none "
-            "sees one without the other.",
+            change="One launch: a tile shows its sum as soon as it has it, then looks back over the tiles before it, "
+            "32 at a time, until it meets one that knows the sum of all up to itself. Only 2 n words move. Tiles are "
+            "numbered as their blocks begin, so that none waits for a block that has not; flag and sum are one word, "
+            "so that none sees one without the other.",
             why_not=_not_fours,
         ),
     ),
@@ -178,8 +178,8 @@ COMPACT = Ladder(
             kernels=("compact_atomics",),
             launch=functools.partial(_an_element_a_thread, kernel="compact_atomics"),
             judged=kept_in_order,
-            change="Each kept element takes its place from one counter. The additions follow one another in the L2, though "
-            "compilers turn a warp's into one; the input's order is lost.",
+            change="Each kept element takes its place from one counter. The additions follow one another in the L2, "
+            "though compilers turn a warp's into one; the input's order is lost.",
             why_not=_not_a_mask,
         ),
         Rung(
@@ -187,8 +187,8 @@ COMPACT = Ladder(
             kernels=("compact_ballot",),
             launch=functools.partial(_an_element_a_thread, kernel="compact_ballot"),
             judged=kept_in_order,
-            change="A ballot shows every lane which lanes keep theirs: one atomic addition a warp, and the bits below a "
-            "lane's own count its place. Order is kept within a warp only.",
+            change="A ballot shows every lane which lanes keep theirs: one atomic addition a warp, and the bits below "
+            "a lane's own count its place. Order is kept within a warp only.",
             why_not=_not_a_mask,
         ),
         Rung(
@@ -196,9 +196,9 @@ COMPACT = Ladder(
             kernels=("compact_lookback",),
             launch=_compact_lookback,
             judged=kept,
-            change="The scan's look-back over the number kept gives each element its place in the input's order, with no "
-            "atomic addition to wait for. A tile gathers its kept elements in shared memory first and writes them side "
-            "by side.",
+            change="The scan's look-back over the number kept gives each element its place in the input's order, with "
+            "no atomic addition to wait for. A tile gathers its kept elements in shared memory first and writes them "
+            "side by side.",
             why_not=_not_sixteens,
         ),
     ),

@@ -75,19 +75,21 @@ TRANSPOSE = Ladder(
     rungs=(
         _rung(
             "naive",
-            "Neighbouring threads read neighbouring elements of a row and write them a whole column apart: each 4 bytes "
-            "written touch a sector of 32 bytes of their own. The L2 gathers some of these before they leave for memory.",
+            "Neighbouring threads read neighbouring elements of a row and write them a whole column apart: each 4 "
+            "bytes written touch a sector of 32 bytes of their own. The L2 gathers some of these before they leave for "
+            "memory.",
         ),
         _rung(
             "conflicts",
-            "A tile of 32 x 32 goes through shared memory: it is written by rows and read by columns there, so that both "
-            "sides of global memory are read and written by rows. But a column of 32 words, 32 words apart, lies in one "
-            "of the 32 banks: a warp's read takes 32 turns.",
+            "A tile of 32 x 32 goes through shared memory: it is written by rows and read by columns there, so that "
+            "both sides of global memory are read and written by rows. But a column of 32 words, 32 words apart, lies "
+            "in one of the 32 banks: a warp's read takes 32 turns.",
         ),
         _rung(
             "padded",
-            "Rows of the tile are 33 words apart instead of 32: the elements of a column lie in 32 different banks, and a "
-            "read takes one turn. It costs 128 bytes of shared memory, and rows that no longer begin at 16 bytes.",
+            "Rows of the tile are 33 words apart instead of 32: the elements of a column lie in 32 different banks, "
+            "and a read takes one turn. It costs 128 bytes of shared memory, and rows that no longer begin at 16 "
+            "bytes.",
         ),
         _rung(
             "swizzled",

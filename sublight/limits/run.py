@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sublight import gpus, nvml, units
 from sublight.errors import BadInput, nearest
-from sublight.limits import LIMITS, busy
 from sublight.folder import cache_folder
+from sublight.limits import LIMITS, busy
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
 from sublight.results import Limit, Limits, read_limits, write_json

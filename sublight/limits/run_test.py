@@ -7,8 +7,8 @@ import pytest
 
 from sublight import gpus, nvml
 from sublight.errors import BadInput
-from sublight.limits import run as run_module
 from sublight.folder import cache_folder
+from sublight.limits import run as run_module
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.run import Machine, cached, run, this_machine
 from sublight.results import Limit, Limits
