@@ -1,12 +1,12 @@
 """Every step of the CUDA C++ ladders, checked and timed beside PyTorch in one run.
 
     python benchmarks/cuda_ladders.py --json benchmarks/cuda_ladders_h200.json    on a GPU, about four minutes
-    python benchmarks/cuda_ladders.py --only reduce,matmul                         some ladders
-    python benchmarks/cuda_ladders.py --check                                      small shapes, no times (compute-sanitizer)
+    python benchmarks/cuda_ladders.py --only reduce,matmul                        some ladders
+    python benchmarks/cuda_ladders.py --check                                     small shapes, no times
 
 Needs nvcc (kernels are compiled at the first run, a minute) and PyTorch with CUDA. A step is checked by the one rule on
-small shapes that cross its block boundaries and on the shape that is timed. Without a GPU only --check runs: kernels are
-played on the CPU. Exit status 1 where a step is wrong.
+small shapes that cross its block boundaries and on the shape that is timed; compute-sanitizer is for --check. Without a
+GPU only --check runs: kernels are played on the CPU. Exit status 1 where a step is wrong.
 """
 
 from __future__ import annotations
@@ -148,11 +148,10 @@ def ladder_rows(ladder: Ladder, machine: Machine, limits: Limits) -> Iterator[Re
 
 
 def error_at(ladder: Ladder, rung: Rung, shape: Shape, dtype: str, device: str) -> float:
-    """Ours over PyTorch's at the timed shape; in float64, whose truth a CPU makes, at a smaller one."""
-    if dtype == "float64":
+    """Ours over PyTorch's at the timed shape; of a single number, which takes several draws, at a smaller one."""
+    if ladder.draws > 1:
         shape = {key: min(size, LARGEST_EXACT) for key, size in shape.items()}
-    draws = replace(ladder, draws=min(ladder.draws, 2))
-    error = error_of(draws, rung, shape, dtype, device, times=4)
+    error = error_of(ladder, rung, shape, dtype, device)
     if error is None:
         raise RuntimeError("takes no such shape")
     return min(error.ratio, bench.FAR_OFF)

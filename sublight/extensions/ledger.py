@@ -1,7 +1,7 @@
 """What nvcc made of our CUDA C++, by a hash of the source: a file that has not changed is not compiled again.
 
 `compiled.json` holds registers, spilled bytes and static shared memory of every kernel for sm_80, sm_90 and sm_100, as
-one release of nvcc made them. `python -m sublight.extensions.ledger` compiles what changed, prints it and writes the file.
+one release of nvcc made them. `python -m sublight.extensions.ledger` compiles what changed, and writes the file.
 """
 
 from __future__ import annotations
