@@ -46,7 +46,7 @@ def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
         else:
             return Trouble(
                 problem=f"{entry!r} is no architecture",
-                fix=f"write them as in TORCH_CUDA_ARCH_LIST='8.0;{wanted}+PTX', or unset it: then the GPU's own is taken",
+                fix=f"write them as in TORCH_CUDA_ARCH_LIST='8.0;{wanted}+PTX', or unset it for the GPU's own",
             )
     if capability is None or any(_runs_on(code, has_ptx, capability) for code, has_ptx in codes):
         return None
