@@ -1,7 +1,7 @@
 """How Triton spreads a block of elements over threads: which lane of which warp holds each, in which register.
 
-A layout of Triton's is linear over bits: element = XOR of one basis for each set bit of register, lane and warp. Here the
-bases are worked out from the layouts that TTGIR names (blocked, MMA, dot operand, slice, linear); a shared layout
+A layout of Triton's is linear over bits: element = XOR of one basis for each set bit of register, lane and warp. Here
+the bases are worked out from the layouts that TTGIR names (blocked, MMA, dot operand, slice, linear); a shared layout
 gives each element its place in shared memory instead. What is not known here is named, never guessed.
 """
 
@@ -51,6 +51,11 @@ class Spread:
                 for register in range(1 << len(self.register)):
                     found.setdefault(self.element(register, lane, warp), []).append((warp, lane, register))
         return found
+
+    @property
+    def elements(self) -> int:
+        """How many different ones a thread has."""
+        return 1 << sum(any(basis) for basis in self.register)
 
     @property
     def copies(self) -> int:
@@ -251,7 +256,7 @@ def _swizzled(
     if len(shape) != 2:
         raise NotDrawn("shared memory of more than two dimensions is not drawn yet")
     inner, outer = order[0], order[1]
-    offsets = {}
+    offsets: dict[tuple[int, ...], int] = {}
     for line in range(shape[outer]):
         for at in range(shape[inner]):
             swapped = at // vec ^ line // per_phase % max_phase
@@ -270,11 +275,10 @@ def _for_tensor_cores(fields: dict[str, str], shape: tuple[int, ...], bits: int)
     if columns < 8 * wide // bits:
         raise NotDrawn("shared memory for tensor cores that is narrower than its swizzle")
     vec, per_phase, max_phase = 128 // bits, 128 // wide, wide // 16
-    offsets = {}
+    offsets: dict[tuple[int, ...], int] = {}
     for line in range(lines):
         for at in range(columns):
             swapped = (at % tile) // vec ^ line // per_phase % max_phase
             element = (line, at) if inner == 1 else (at, line)
             offsets[element] = at // tile * lines * tile + line * tile + swapped * vec + at % vec
     return Shared(shape=shape, item_bits=bits, offsets=offsets)
-

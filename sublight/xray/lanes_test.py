@@ -145,7 +145,8 @@ TTGIR = f"""
 module {{
   %a = tt.load %p : tensor<64x32x!tt.ptr<f16>, #blocked>
   %b = ttg.local_alloc %a : (tensor<64x32xf16, #blocked>) -> !ttg.memdesc<16x64xf16, #shared, #smem>
-  %c = tt.dot %x, %y : tensor<64x16xf16, #ttg.dot_op<{{opIdx = 0, parent = #mma, kWidth = 2}}>> -> tensor<64x64xf32, #mma>
+  %x = foo : tensor<64x16xf16, #ttg.dot_op<{{opIdx = 0, parent = #mma, kWidth = 2}}>>
+  %c = tt.dot %x, %y : tensor<64x64xf32, #mma>
   %d = "tt.reduce"(%c) : tensor<64xf32, #ttg.slice<{{dim = 1, parent = #mma}}>>
   %e = foo : tensor<48x64xf32, #mma>
 }}
@@ -162,5 +163,5 @@ def test_ttgir_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["#ttg.padded_shared<[512:+8] {order = [1, 0]}>", "#unknown"])
 def test_what_is_not_known_is_named(text: str) -> None:
-    with pytest.raises(NotDrawn, match="padded_shared|unknown"):
+    with pytest.raises(NotDrawn, match=r"padded_shared|unknown"):
         lanes.place(text, (64, 64), "f16", {})
