@@ -38,6 +38,11 @@ def one_by_one(x: torch.Tensor, *, group: int = 1) -> torch.Tensor:
     return torch.zeros(1, dtype=x.dtype, device=x.device).index_add_(0, x.new_zeros(x.numel(), dtype=torch.int64), x)
 
 
+def by_blocks(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own sum of each block's share, and of these one after the other, as the blocks' atomics come."""
+    return one_by_one(x, group=ceil_div(x.numel(), BLOCKS * REDUCE.runner(x).multiprocessors))
+
+
 def _kernel(step: str, x: torch.Tensor) -> str:
     return f"reduce_{step}_{C_TYPES[str(x.dtype).removeprefix('torch.')]}"
 
@@ -73,7 +78,7 @@ def _cost(shape: Shape, dtype: str) -> Cost:
     return find_cost("reduce_sum")({"outer": 1, "n": shape["numel"], "inner": 1}, dtype, "fwd")
 
 
-def _rung(step: str, change: str, *, launch: Call | None = None, group: int = 0) -> Rung:
+def _rung(step: str, change: str, *, launch: Call | None = None, group: int = 0, yardstick: Call | None = None) -> Rung:
     """`group`: its elements are added first, and such sums one after the other."""
     return Rung(
         name=step,
@@ -81,7 +86,7 @@ def _rung(step: str, change: str, *, launch: Call | None = None, group: int = 0)
         launch=launch or functools.partial(_an_element_a_thread, step=step),
         change=change,
         dtypes=tuple(C_TYPES),
-        yardstick=functools.partial(one_by_one, group=group) if group else None,
+        yardstick=functools.partial(one_by_one, group=group) if group else yardstick,
     )
 
 
@@ -102,7 +107,7 @@ REDUCE = Ladder(
             "Each thread adds its element to one address in global memory. The hardware makes these additions one "
             "after the other in the L2, so that the time is the number of elements, not of bytes: fp64 takes as long "
             "as fp32. The sum also rounds after every element; PyTorch's index_add_ into one address, which does the "
-            "same, is its yardstick (and, of groups' sums, that of the next three).",
+            "same, is its yardstick (and, of groups' sums, that of the next four).",
             group=1,
         ),
         _rung(
@@ -131,6 +136,7 @@ REDUCE = Ladder(
             "in flight before the first is used. Memory takes hundreds of cycles to answer; bytes in flight are what "
             "fills it. Atomic additions: one for each of a few hundred blocks.",
             launch=_vectorised,
+            yardstick=by_blocks,
         ),
         _rung(
             "cooperative",

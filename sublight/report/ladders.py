@@ -38,7 +38,11 @@ reference than twice what PyTorch's own function is.
   first, which shows many a missing barrier; it is no proof that none is missing.
 - `compiled.json` holds registers, spills and shared memory of each kernel for sm_80, sm_90 and sm_100; a test
   compiles what changed. `python -m sublight.extensions.ledger` writes it anew.
-- `sublight xray FILE.cu` shows a kernel's instructions, occupancy and bank conflicts: [xray.md](xray.md).
+- `sublight xray FILE.cu` shows a kernel's instructions, occupancy and accesses ([xray.md](xray.md)): of `transpose.cu`,
+  with `--threads 32x8 --grid 256x256 --arg 2=8192 --arg 3=8192`, the 32-way conflict of `conflicts` at its line, and
+  none in `padded` and `swizzled`.
+- A new step is a kernel in its `.cu`, a `Rung` in the ladder's Python file, then `python -m sublight.extensions.ledger`
+  and `make docs`: tests, the benchmark and this page read the record.
 
 ```python
 import torch
