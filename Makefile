@@ -9,7 +9,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia/version \
 	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test rest thorough gpu check-compile docs clean
+.PHONY: demo test rest thorough gpu check-compile check-compile-amd docs clean
 
 demo: $(READY)
 	$(BIN)/sublight explain examples/unfused_attention.py --html demo/this-machine.html
@@ -49,6 +49,10 @@ gpu:
 # Every kernel for every GPU that it declares; needs no GPU.
 check-compile:
 	$(PYTHON) -m sublight.xray.compile --all-targets
+
+# The same for AMD's GPUs, with the back end in Triton's wheel: whether it compiles and fits, no more.
+check-compile-amd:
+	$(PYTHON) -m sublight.xray.amd
 
 # The pictures and tables of the docs, from the last full benchmark.
 RUN ?= benchmarks/h200.json

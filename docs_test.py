@@ -130,3 +130,20 @@ def test_the_checker_finds_a_wrong_line(line: str, tmp_path: Path) -> None:
 def test_the_checker_finds_wrong_output(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         show("$ sublight --version\nsublight 9.9.9\n", tmp_path)
+
+
+def test_every_verb_says_where_it_works() -> None:
+    """A row for each verb and no other, in words that the page explains; every GPU of another vendor is named."""
+    from sublight import gpus
+    from sublight.cli.main import app
+    from sublight.xray.amd import NVIDIA_ONLY, PLANS
+
+    text = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    verbs = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert {row[0].strip("`") for row in rows} == verbs | {"our kernels"}
+    words = set(re.findall(r"\*\*([\w-]+)\*\*:", text))
+    assert {cell for row in rows for cell in row[1:]} <= words
+    assert all(gfx in text for gfx in PLANS) and f"the {['no', 'one', 'two'][len(NVIDIA_ONLY)]}" in text.lower()
+    for gpu in gpus.all_gpus():
+        assert gpu.vendor == "NVIDIA" or gpu.name.removeprefix("Instinct ").removeprefix("Arc ") in text, gpu.name

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _FUNCTIONS = (  # of sublight.api
     *("bench_ops", "explain", "graph", "measure", "measure_limits", "patch", "patched"),
-    *("profile", "range", "step", "unpatch", "why"),
+    *("load_ipython_extension", "predict_module", "profile", "range", "step", "unpatch", "why"),
 )
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)

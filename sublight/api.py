@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sublight.errors import BadInput
+from sublight.errors import BadInput, one_of
 from sublight.timing import measure
 from sublight.trace.capture.profile import Profile as _Profile
 from sublight.trace.capture.profile import range, step
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sublight.fix.patch.record import Patch
     from sublight.limits.probe import Kind
     from sublight.op import Op, Plan
+    from sublight.predict.module import ModulePrediction
     from sublight.results import Limits, Run
     from sublight.trace.record import Trace
 
@@ -26,10 +27,12 @@ __all__ = [
     "bench_ops",
     "explain",
     "graph",
+    "load_ipython_extension",
     "measure",
     "measure_limits",
     "patch",
     "patched",
+    "predict_module",
     "profile",
     "range",
     "step",
@@ -73,26 +76,50 @@ def explain(trace: str | Path | Trace, *, gpu: str = "", limits: str = "") -> Ex
     return replace(explain_traces(traces, gpu=gpu, limits_file=limits), drawn_by=explain_page.repr_html)
 
 
-def patch(target: Any, batch: Any = None, *, verify: Any = None, measure: Any = None, quiet: bool = False) -> Patch:
+def patch(
+    target: Any,
+    batch: Any = None,
+    *,
+    verify: Any = None,
+    measure: Any = None,
+    only: Sequence[str] | None = None,
+    quiet: bool = False,
+) -> Patch:
     """Swap in our ops where they win, in a model or an optimizer, and print what was done unless `quiet`.
 
     `batch` (a tensor, a tuple or a mapping of the model's arguments) tells the shapes; `verify` is a batch on which the
     patched model must be right, `measure` one on which it must not be slower: else the swap is undone.
+    `only=["norm", "mlp"]` uses these rules of `sublight.fix.patch.rules` alone.
     """
     import torch
 
     from sublight.fix.patch import model as patching
     from sublight.fix.patch import optimizer
+    from sublight.fix.patch.rules import RULES
     from sublight.report import patch as report
     from sublight.report.draw import console
 
     if isinstance(target, torch.optim.Optimizer):
         found = optimizer.patch_optimizer(target)
     else:
-        found = patching.patch(target, batch, verify=verify, measure=measure)
+        names = tuple(rule.name for rule in RULES)
+        chosen = names if only is None else [one_of("rule", name, names) for name in only]
+        rules = tuple(rule for rule in RULES if rule.name in chosen)
+        found = patching.patch(target, batch, verify=verify, measure=measure, rules=rules)
     if not quiet:
         console.stdout().print(report.page(found))
     return found
+
+
+def predict_module(module: Any, *args: Any, gpu: str = "h100", train: bool = False, **named: Any) -> ModulePrediction:
+    """How long one pass of a module takes on a GPU that need not be here: it runs once on meta tensors.
+
+    `gpu` is a known one or a file of figures (my.toml); `train` adds the backward pass.
+    """
+    from sublight.predict import machine
+    from sublight.predict import module as modules
+
+    return modules.predict_module(module, *args, machine=machine.find(gpu), train=train, **named)
 
 
 def unpatch(target: Any) -> int:
@@ -163,3 +190,10 @@ def profile(**options: Any) -> Profile:
     by `sublight.step()` calls, else by the optimizer's steps, else by calls of the outermost module.
     """
     return Profile(**options)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext sublight` in a notebook: `%%pyprof` profiles its cell; it takes --trace, --counts, --rate HZ."""
+    from sublight.report.pyprof import notebook
+
+    shell.register_magic_function(functools.partial(notebook.pyprof, shell), magic_kind="cell", magic_name="pyprof")

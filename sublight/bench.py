@@ -20,6 +20,8 @@ from sublight.backend import native, private
 from sublight.correct import Inputs
 from sublight.cost import DTYPES, Cost, Direction, Shape, shape_text
 from sublight.errors import BadInput, nearest
+from sublight.health.check import wrong_with
+from sublight.health.read import this_gpu
 from sublight.limits import busy
 from sublight.limits import run as limits_run
 from sublight.limits.run import Machine
@@ -100,6 +102,7 @@ def run(
         for name in providers(case.op, against)
     ]
     rows: list[Result] = []
+    unwell = wrong_with(this_gpu()) if machine.kind == "cuda" else []
     try:
         for case, group in _grouped(work):
             bench = _Bench(case, machine, limits, quick)
@@ -110,6 +113,7 @@ def run(
             bench.release()
     except KeyboardInterrupt:
         pass
+    unwell += wrong_with(this_gpu()) if machine.kind == "cuda" else []
     return Run(
         gpu=machine.gpu.key if machine.gpu else machine.device,
         driver=machine.driver,
@@ -119,6 +123,7 @@ def run(
         date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         limits=limits,
         rows=tuple(rows),
+        unwell=tuple(dict.fromkeys(unwell)),
     )
 
 

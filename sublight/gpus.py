@@ -17,7 +17,8 @@ from typing import Any
 DERIVED = "derived from device properties"
 _STRUCTURE = {"key", "name", "aliases", "vendor", "architecture", "like", "source", "notes"}  # the rest are figures
 _STRUCTURE |= {"compute_capability", "gfx", "max_clock_dtypes"}
-_NOISE = {"nvidia", "amd", "tesla", "geforce", "instinct", "graphics", "gpu", "corporation"}
+_NOISE = {"nvidia", "amd", "intel", "tesla", "geforce", "instinct", "graphics", "gpu", "corporation", "r", "tm"}
+_UNITS = {"NVIDIA": "SM", "AMD": "CU", "Intel": "Xe core"}  # what a vendor calls its multiprocessors
 _PCIE_TRANSFERS_PER_S = {"3.0": 8e9, "4.0": 16e9, "5.0": 32e9}  # per lane; 128 of 130 bits are data
 
 _Figures = dict[str, tuple[Any, str]]  # figure -> value, citation
@@ -44,7 +45,7 @@ class Gpu:
     compute_capability: tuple[int, int] | None = None
     gfx: str | None = None  # AMD's name of the instruction set: gfx942
     tensor_core_generation: int | None = None
-    sms: int | None = None  # compute units on AMD
+    sms: int | None = None  # compute units on AMD, Xe cores on Intel
     base_clock_hz: float | None = None
     boost_clock_hz: float | None = None  # the clock behind the vendor's peaks
     max_clock_hz: float | None = None  # the highest clock where it differs: behind the peaks in max_clock_dtypes
@@ -123,7 +124,7 @@ def theoretical_peak(gpu: Gpu, dtype: str) -> Peak:
     if rate is None or clock_hz is None or gpu.sms is None:
         raise UnknownFigure(f"no {dtype} peak is known for {gpu.name}: known are {', '.join(gpu.peak_flops) or 'none'}")
     value = gpu.sms * rate * clock_hz
-    unit, work = ("CU" if gpu.vendor == "AMD" else "SM"), ("OP" if dtype.startswith("int") else "FLOP")
+    unit, work = _UNITS[gpu.vendor], ("OP" if dtype.startswith("int") else "FLOP")
     factors = f"{gpu.sms} {unit}s x {rate:.0f} {work}/clock/{unit} x {clock_hz / 1e9:.3f} GHz"
     return Peak(value=value, arithmetic=f"{factors} = {_tera(value)}{work}/s")
 
@@ -141,7 +142,8 @@ def memory_peak(gpu: Gpu) -> Peak:
     if gpu.memory_bytes_per_s is None:
         raise UnknownFigure(f"no memory bandwidth is known for {gpu.name}: measure it with `sublight limits`")
     value = gpu.memory_bytes_per_s
-    return Peak(value=value, arithmetic=f"{_tera(value, digits=3)}B/s ({gpu.sources['memory_bytes_per_s']})")
+    source = ", ".join(gpu.sources["memory_bytes_per_s"].split(", ")[:2])  # author and title; `sources` has all of it
+    return Peak(value=value, arithmetic=f"{_tera(value, digits=3)}B/s ({source})")
 
 
 def derive(

@@ -14,7 +14,7 @@ from sublight.limits import LIMITS as PROBES
 
 TOLERANCE = 0.015  # vendors print two or three digits
 ASKED = ("p4", "v100", "t4", "a100", "a10040", "a10", "l4", "l40s", "rtx3090", "rtx4090", "rtx5090")
-ASKED += ("h100", "h100pcie", "h200", "gh200", "b200", "mi300x")
+ASKED += ("h100", "h100pcie", "h200", "gh200", "b200", "mi300x", "mi250x", "mi325x", "mi355x", "pvc", "b580")
 DTYPES = ("fp64", "fp64_tensor", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8", "int32")
 DTYPES += ("fp16_acc16", "fp8_acc16")
 LIMITS = {name for probe in PROBES for name in probe.names}
@@ -51,6 +51,9 @@ DEVICE_NAMES = {
     "NVIDIA GH200 480GB": "gh200",
     "NVIDIA B200": "b200",
     "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI355X": "mi355x",
+    "Intel(R) Data Center GPU Max 1550": "pvc",
+    "Intel(R) Arc(TM) B580 Graphics": "b580",
 }
 OTHER_CARDS = [  # near in name, far in figures
     "NVIDIA A10G",
@@ -101,7 +104,7 @@ class TestEveryGpu:
         assert all(value > 0 for name, value in figures(gpu).items() if name != "encoders")
         for name, low, high in (
             ("boost_clock_hz", 1e9, 3e9),
-            ("memory_bytes", 8 << 30, 1 << 38),
+            ("memory_bytes", 8 << 30, 1 << 39),
             ("memory_bytes_per_s", 1e11, 1e13),
             ("pcie_bytes_per_s", 15e9, 64e9),
             ("nvlink_bytes_per_s", 50e9, 1e12),
@@ -148,6 +151,14 @@ def test_geforce_halves_fp32_accumulation_and_others_do_not() -> None:
 def test_amd_counts_compute_units_and_int8_counts_operations() -> None:
     arithmetic = gpus.theoretical_peak(gpus.find("mi300x"), "int8").arithmetic
     assert arithmetic == "304 CUs x 4096 OP/clock/CU x 2.100 GHz = 2614.9 TOP/s"
+
+
+@pytest.mark.parametrize(("key", "whole"), [("mi250x", 47.9e12), ("pvc", 52e12)])
+def test_a_card_of_two_dies_is_half_of_what_the_vendor_says(key: str, whole: float) -> None:
+    """torch counts each die as a GPU: with the card's figures every limit would be twice too high."""
+    gpu = gpus.find(key)
+    assert 2 * gpu.peak_flops["fp32"] == pytest.approx(whole)
+    assert "of one" in gpu.notes["sms"]
 
 
 def test_like_takes_over_figures_but_nothing_measured() -> None:
@@ -238,10 +249,10 @@ def test_detect_derives_what_is_not_in_the_table(monkeypatch: pytest.MonkeyPatch
 
 def test_detect_derives_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
     size = {"multi_processor_count": 304, "total_memory": 256 << 30, "clock_rate": 2_100_000}
-    fake_torch(monkeypatch, name="AMD Instinct MI325X", hip="7.0", gcnArchName="gfx942:sramecc+:xnack-", **size)
-    mi325x = gpus.detect()
-    assert mi325x is not None and (mi325x.vendor, mi325x.gfx, mi325x.compute_capability) == ("AMD", "gfx942", None)
-    assert mi325x.peak_flops["bf16"] == pytest.approx(1307.4e12, rel=1e-3)
+    fake_torch(monkeypatch, name="AMD Instinct of the future", hip="7.0", gcnArchName="gfx942:sramecc+:xnack-", **size)
+    future = gpus.detect()
+    assert future is not None and (future.vendor, future.gfx, future.compute_capability) == ("AMD", "gfx942", None)
+    assert future.peak_flops["bf16"] == pytest.approx(1307.4e12, rel=1e-3)
 
 
 def test_detect_without_torch_or_gpu_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""What the driver says of the GPU: clock, throttling, energy, neighbours, link. None where NVML is not there."""
+"""What the driver says of the GPU that torch calls cuda:0, cheaply enough to be asked between timings: which it is, its
+clock, throttling and energy. None where NVML is not there. How well it is: `sublight.health`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_THROTTLE = {  # bit of NVML's clocks-event reasons -> what a person calls it
+THROTTLE = {  # bit of NVML's clocks-event reasons -> what a person calls it
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x20: "software thermal",
@@ -29,18 +31,10 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What may explain a low figure; None where the driver does not say."""
+    """Which GPU and driver this is; empty where the driver does not say."""
 
     uuid: str
     driver: str
-    others: int  # processes on this GPU besides ours
-    used_by_others_bytes: int
-    pcie: tuple[int, int] | None  # generation and width now
-    pcie_max: tuple[int, int] | None
-    ecc: bool | None
-    power_limit_w: float | None
-    power_default_w: float | None
-    state: State
     name: str = ""
 
 
@@ -88,13 +82,18 @@ def _uuid_in_use() -> str:
         return ""
 
 
+def handle() -> tuple[Any, Any] | None:
+    """NVML and its handle of the GPU that torch calls cuda:0; None without NVML."""
+    return _handle(_uuid_in_use())
+
+
 def _ask(question: Callable[[Any, Any], _T]) -> _T | None:
-    found = _handle(_uuid_in_use())
+    found = handle()
     if found is None:
         return None
-    pynvml, handle = found
+    pynvml, gpu = found
     try:
-        return question(pynvml, handle)
+        return question(pynvml, gpu)
     except pynvml.NVMLError:
         return None
 
@@ -105,7 +104,7 @@ def state() -> State | None:
     bits = _ask(lambda nvml, handle: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
     if clock is None:
         return None
-    return State(clock_mhz=clock, throttle=tuple(name for bit, name in _THROTTLE.items() if (bits or 0) & bit))
+    return State(clock_mhz=clock, throttle=tuple(name for bit, name in THROTTLE.items() if (bits or 0) & bit))
 
 
 def energy_j() -> float | None:
@@ -115,22 +114,11 @@ def energy_j() -> float | None:
 
 
 def health() -> Health | None:
-    """All that may explain a low figure."""
-    now = state()
-    if now is None:
+    """Which GPU and driver this is."""
+    if handle() is None:
         return None
-    processes = _ask(lambda nvml, handle: list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))) or []
-    others = [process for process in processes if process.pid != os.getpid()]
     return Health(
-        uuid=_ask(lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle))) or "",
-        driver=_ask(lambda nvml, handle: str(nvml.nvmlSystemGetDriverVersion())) or "",
-        others=len(others),
-        used_by_others_bytes=sum(process.usedGpuMemory or 0 for process in others),
-        pcie=_ask(lambda n, h: (n.nvmlDeviceGetCurrPcieLinkGeneration(h), n.nvmlDeviceGetCurrPcieLinkWidth(h))),
-        pcie_max=_ask(lambda n, h: (n.nvmlDeviceGetMaxPcieLinkGeneration(h), n.nvmlDeviceGetMaxPcieLinkWidth(h))),
-        ecc=_ask(lambda nvml, handle: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
-        power_limit_w=_ask(lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle) * 1e-3),
-        power_default_w=_ask(lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) * 1e-3),
-        state=now,
-        name=_ask(lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle))) or "",
+        uuid=_ask(lambda nvml, gpu: str(nvml.nvmlDeviceGetUUID(gpu))) or "",
+        driver=_ask(lambda nvml, gpu: str(nvml.nvmlSystemGetDriverVersion())) or "",
+        name=_ask(lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu))) or "",
     )

@@ -219,6 +219,7 @@ class Run:
     date: str
     limits: Limits
     rows: tuple[Result, ...]
+    unwell: tuple[str, ...] = ()  # what was wrong with the machine meanwhile
 
     def merged(self, newer: Run) -> Run:
         """The newer run with this one's other rows, each with the commit that it was measured at."""
@@ -230,13 +231,14 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         head = {name: getattr(self, name) for name in ("gpu", "driver", "torch", "triton", "commit", "date")}
-        return {**head, "limits": self.limits.to_json(), "rows": [row.to_json() for row in self.rows]}
+        unwell = {"unwell": list(self.unwell)} if self.unwell else {}
+        return {**head, **unwell, "limits": self.limits.to_json(), "rows": [row.to_json() for row in self.rows]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
         rows = tuple(Result(**{key: value for key, value in row.items() if key != "fraction"}) for row in data["rows"])
         head = {name: data[name] for name in ("gpu", "driver", "torch", "triton", "commit", "date")}
-        return cls(**head, limits=Limits.from_json(data["limits"]), rows=rows)
+        return cls(**head, limits=Limits.from_json(data["limits"]), rows=rows, unwell=tuple(data.get("unwell", ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

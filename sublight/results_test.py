@@ -79,6 +79,7 @@ RUN = Run(
     date="2026-01-02T03:04:05+0000",
     limits=dataclasses.replace(MEASURED, limits=(FULL, Limit(name="peer_copy", unit="B/s", unavailable="one GPU"))),
     rows=(ROW, Result(op="add", direction="fwd", shape={"numel": 3}, dtype="float32", provider="torch")),
+    unwell=("throttled (hardware thermal) to 900 MHz",),
 )
 
 
@@ -119,11 +120,13 @@ def test_limits_have_the_keys_that_were_promised() -> None:
 
 def test_a_run_comes_back_as_it_went() -> None:
     assert Run.from_json(through_json(RUN.to_json())) == RUN
+    well = replace(RUN, unwell=())
+    assert Run.from_json(through_json(well.to_json())) == well
 
 
 def test_a_run_has_the_keys_that_were_promised() -> None:
     data = through_json(RUN.to_json())
-    assert set(data) == {"gpu", "driver", "torch", "triton", "commit", "date", "limits", "rows"}
+    assert set(data) == {"gpu", "driver", "torch", "triton", "commit", "date", "unwell", "limits", "rows"}
     row = data["rows"][0]
     required = {"op", "direction", "shape", "dtype", "provider", "ours", "kernel", "median_s", "floor_s", "fraction"}
     assert required | {"spread_s", "n", "clock_mhz", "energy_j"} <= set(row)

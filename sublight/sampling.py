@@ -45,7 +45,9 @@ class Row:
     stack: int  # into Samples.stacks
     wall_ns: int  # since the last look
     cpu_ns: int  # that the thread ran since the last look; UNKNOWN where the system does not tell
-    label: int  # into Samples.labels
+    label: int = 0  # into Samples.labels
+    gil_ns: int = UNKNOWN  # that it waited for the interpreter's lock, of what it did not run
+    core_ns: int = UNKNOWN  # that it was ready to run, and had no core
 
     @property
     def waited(self) -> bool:
@@ -79,7 +81,7 @@ class Samples:
             "stacks": [list(stack) for stack in self.stacks],
             "threads": list(self.threads),
             "labels": list(self.labels),
-            "rows": [[row.time_ns, row.thread, row.stack, row.wall_ns, row.cpu_ns, row.label] for row in self.rows],
+            "rows": [_numbers(row) for row in self.rows],
             "look_s": self.look_s,
         }
 
@@ -103,6 +105,11 @@ class Samples:
         _point_into(samples.threads, (row.thread for row in samples.rows))
         _point_into(samples.labels, (row.label for row in samples.rows))
         return samples
+
+
+def _numbers(row: Row) -> list[int]:
+    known = [row.gil_ns, row.core_ns] if (row.gil_ns, row.core_ns) != (UNKNOWN, UNKNOWN) else []
+    return [row.time_ns, row.thread, row.stack, row.wall_ns, row.cpu_ns, row.label, *known]
 
 
 def _point_into(things: tuple[Any, ...], numbers: Iterable[int]) -> None:
@@ -147,7 +154,7 @@ class Sampler:
         self._known: dict[tuple[int, ...], int] = {}  # a stack as code and instruction, by number
         self._kept: dict[int, Any] = {}  # the code objects in those: else another could get the same address
         self._clocks: dict[int, tuple[int, int]] = {}  # by ident: its CPU clock, and what that last said
-        self._rows: list[Row] = []
+        self._rows: list[tuple[int, ...]] = []  # a Row costs ten times what a tuple does: they are made at the end
         self._last_ns = 0
         self._look_ns = 0
         self._every, self._turn = 1, 0
@@ -197,7 +204,7 @@ class Sampler:
             stacks=self._stacks.things(),
             threads=tuple(self._names),
             labels=self._labels.things(),
-            rows=tuple(self._rows),
+            rows=tuple(Row(*numbers) for numbers in self._rows),
             look_s=self._look_ns * 1e-9,
         )
 
@@ -221,7 +228,7 @@ class Sampler:
         for ident, frame in sys._current_frames().items():
             if ident != own:
                 number = self._thread_number(ident)
-                self._rows.append(Row(time_ns, number, self._stack_number(frame), wall_ns, self._cpu_ns(ident), label))
+                self._rows.append((time_ns, number, self._stack_number(frame), wall_ns, self._cpu_ns(ident), label))
         if len(self._rows) > MOST_ROWS * self._every:
             self._every *= 2
         self._look_ns += time.perf_counter_ns() - now_ns

@@ -55,6 +55,18 @@ def count(number: float) -> str:
     return f"{number:.0f}" if near or number >= 9.95 else f"{number:.2g}"
 
 
+def ago(seconds: float) -> str:
+    """How long ago, as people say it.
+
+    >>> ago(0.4), ago(59), ago(600), ago(7300), ago(200_000)
+    ('just now', '59 s ago', '10 min ago', '2 h ago', '2 days ago')
+    """
+    for size, name in ((172_800, "days"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= size:
+            return f"{seconds / (86_400 if name == 'days' else size):.0f} {name} ago"
+    return "just now"
+
+
 def percent(fraction: float | None) -> str:
     """A share of a whole.
 
@@ -82,3 +94,15 @@ def parse_quantity(words: str) -> int:
     if amount != int(amount):
         raise ValueError(f"{words!r} is not a whole number")
     return int(amount)
+
+
+def parse_seconds(words: str) -> float:
+    """A time as people write it.
+
+    >>> parse_seconds("90s"), parse_seconds("10 min"), parse_seconds("1.5h"), parse_seconds("30")
+    (90.0, 600.0, 5400.0, 30.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?(s|sec|m|min|h)?", words.strip())
+    if not match or not (seconds := float(match[1]) * {"m": 60, "h": 3600}.get((match[2] or "s")[0], 1)) > 0:
+        raise ValueError(f"{words!r} is no time: write 90s, 10min or 1h")
+    return seconds

@@ -6,11 +6,12 @@ import functools
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
+PLAIN = 80  # kernels that ask for no more are for every GPU
 INTERPRETER_MULTIPROCESSORS = 2  # few programs: the interpreter takes one after the other
 
 
@@ -18,9 +19,10 @@ INTERPRETER_MULTIPROCESSORS = 2  # few programs: the interpreter takes one after
 class Facts:
     """What a plan must know of the GPU that it is made for."""
 
-    capability: int = 90
+    capability: int = 90  # of an AMD GPU 80: it gets the kernels that need nothing of Hopper's
     multiprocessors: int = 132
     shared_bytes: int = 227 * 1024  # that one program may have
+    backend: Literal["cuda", "hip"] = "cuda"
 
 
 PRETEND: ContextVar[Facts | None] = ContextVar("PRETEND", default=None)  # a GPU to plan for that is not here
@@ -31,11 +33,29 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def takes_ptx() -> bool:
+    """Kernels may hold NVIDIA's assembly: not under the interpreter, nor for AMD. Decided when ops are imported."""
+    if is_interpreted():
+        return False
+    if (pretended := PRETEND.get()) is not None:
+        return pretended.backend == "cuda"
+    import torch
+
+    return torch.version.hip is None
+
+
 @functools.cache
 def _facts(index: int) -> Facts:
     import torch
 
     device = torch.cuda.get_device_properties(index)
+    if torch.version.hip:  # whose gfx942 torch calls 9.4, as if it had Hopper's instructions
+        return Facts(
+            capability=PLAIN,
+            multiprocessors=device.multi_processor_count,
+            shared_bytes=getattr(device, "shared_memory_per_block", 64 * 1024),
+            backend="hip",
+        )
     return Facts(
         capability=10 * device.major + device.minor,
         multiprocessors=device.multi_processor_count,
@@ -54,6 +74,8 @@ def why_not_here(x: torch.Tensor) -> str:
     """Why no kernel of ours runs where x is; empty where one does: on a GPU, on one that is pretended, interpreted."""
     import torch
 
+    if x.is_cuda and torch.version.hip:
+        return "no kernel of ours has run on an AMD GPU yet: PyTorch's own does"
     if x.is_cuda or (not torch.compiler.is_compiling() and PRETEND.get() is not None):  # no compiler reads a ContextVar
         return ""
     kind = x.device.type

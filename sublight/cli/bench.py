@@ -36,6 +36,7 @@ def measure(
         for words in dtypes:
             op.parse_dtype(words)
     ways: Any = [one_of("direction", word, DIRECTIONS) for word in directions]
+    cli_output.say_what_is_passed_over(kind or "")
     machine = this_machine(kind)
     from sublight import bench
 

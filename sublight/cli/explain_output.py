@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FixOptions:
+    """The options of --fix."""
+
+    yes: bool = False  # without asking
+    limit_s: float | None = None  # of a run; None: from the first run's time
+    write: str = ""  # a file for the diff
+    exclude: tuple[str, ...] = ()  # from the scratch copy
+    allow: tuple[str, ...] = ()  # where runs may write beside it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """The command's options."""
 
@@ -33,6 +44,7 @@ class Wanted:
     json: str
     budget: Budget | None = None  # how long a step may take
     fix: bool = False  # also run the script again with each cure
+    fix_options: FixOptions = field(default_factory=lambda: FixOptions())
     rank: Rank | None = None  # of several that torchrun started
     folder: str = field(default_factory=os.getcwd)  # where the user is; a script may go elsewhere
 
@@ -60,6 +72,7 @@ def report(
     if wanted.json != "-" and not page:
         page = os.path.join(wanted.folder, f"explain-{stem(name)}.html")
     section = explain_fix.section(fixed) if fixed else ""
+    explanation = explain_fix.as_measured(explanation, fixed) if fixed else explanation
     no_page = written(page, lambda file: explain_page.write(explanation, file, section))
     no_tracks = written(wanted.perfetto, lambda file: perfetto.write(explanation, file))
     shown, data = report.page(explanation), explanation.to_json()
@@ -68,10 +81,27 @@ def report(
     if wanted.budget is not None:
         data = {**data, "budget": wanted.budget.to_json(explanation)}
     cli_output.show(shown, data, wanted.json)
+    if fixed is not None:
+        _give_diff(fixed, wanted)
     if page and not no_page and wanted.json != "-":
         say(f"report: {os.path.relpath(page, wanted.folder)}")
     for line in (*lost, *no_page, *no_tracks):
         say(line)
+
+
+def _give_diff(fixed: Fixed, wanted: Wanted) -> None:
+    """To the terminal as it is, and to the file that was asked for."""
+    from sublight.report.explain import fix as explain_fix
+    from sublight.results import write_file
+
+    if fixed.diff and wanted.json != "-":
+        print(explain_fix.diff_text(fixed), end="", flush=True)
+    if wanted.fix_options.write:
+        name = os.path.relpath(wanted.fix_options.write, wanted.folder)
+        lost = written(
+            wanted.fix_options.write if fixed.diff else "", lambda file: write_file(fixed.diff.encode(), file)
+        )
+        say(lost[0] if lost else f"diff: {name}" if fixed.diff else f"no diff came out: {name} was not written")
 
 
 def status(explanation: Explanation | None, wanted: Wanted) -> int:

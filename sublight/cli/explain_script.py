@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sublight.cli import ranks as cli_ranks
 from sublight.cli.explain_output import Wanted, progress_line, report, report_of_rank, say, status, written
@@ -17,6 +17,7 @@ from sublight.cli.ranks import Rank
 from sublight.errors import BadInput
 
 if TYPE_CHECKING:
+    from sublight.cli.explain_fix import Trying
     from sublight.diagnose.record import Explanation
     from sublight.trace.capture.folder import Folder
     from sublight.trace.capture.interrupt import Interrupts
@@ -54,6 +55,7 @@ class Work:
         self.folder: Folder | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self.rank = rank
+        self.trying: Trying | None = None  # with --fix
 
     def drop(self) -> None:
         if self.child is not None:
@@ -77,7 +79,7 @@ def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
     try:
         _prepare(script, wanted, work)
         captured = _run(script, wanted, work, interrupts)
-        explanation = _report_of_script(captured, script, wanted)
+        explanation = _report_of_script(captured, script, wanted, work)
         judged = wanted.rank is None or wanted.rank.is_first  # rank 0's report is the one of all
         return captured.exit_code or (status(explanation, wanted) if judged else 0)
     except GivenUp:
@@ -102,7 +104,12 @@ def _prepare(script: Script, wanted: Wanted, work: Work) -> None:
         read_limits_file(Path(wanted.limits))
     elif wanted.gpu:
         gpus.find(wanted.gpu)
-    else:
+    if wanted.fix:
+        from sublight.cli.explain_fix import Trying
+
+        work.trying = Trying(script.target, script.args, is_module=script.is_module, wanted=wanted)
+        work.trying.agree()
+    if not wanted.limits and not wanted.gpu:
         _measure_limits(work)
     work.folder = Folder.make()
     if wanted.rank is not None:
@@ -127,7 +134,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
             """The script calls os._exit: nothing comes after."""
             stack.close()
             try:
-                _report_of_script(captured, script, wanted)
+                _report_of_script(captured, script, wanted, work)
             except GivenUp:
                 say(GIVEN_UP)
             except BadInput as error:
@@ -149,7 +156,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
         )
 
 
-def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Explanation | None:
+def _report_of_script(captured: Captured, script: Script, wanted: Wanted, work: Work) -> Explanation | None:
     """What the report shows; None where nothing was captured."""
     from sublight.diagnose.explain import explain as explain_traces
 
@@ -163,14 +170,19 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted) -> Exp
     lost = written(kept, lambda file: _keep(captured.trace_file, file))
     captured = replace(captured, trace=replace(captured.trace, source=kept or NOT_KEPT))  # its folder is removed
     assert captured.trace is not None
-    explanation = explain_traces([captured.trace], gpu=wanted.gpu, limits_file=wanted.limits, source=script.command)
+    trace = captured.trace
+
+    def of_steps(meta: dict[str, Any]) -> Explanation:
+        traces = [replace(trace, meta={**trace.meta, **meta})]
+        return explain_traces(traces, gpu=wanted.gpu, limits_file=wanted.limits, source=script.command)
+
+    explanation = of_steps({})
     explanation = replace(explanation, notes=(*explanation.notes, *captured.notes))
     fixed = None
-    if wanted.fix and not captured.interrupted:
-        from sublight.diagnose import cures as cli_fix
-
-        run = cli_fix.Script(target=script.target, args=script.args, module=script.is_module, folder=wanted.folder)
-        fixed = cli_fix.fix(explanation, run, say=say)
+    if work.trying is not None and not captured.interrupted:
+        fixed = work.trying.make(
+            explanation, lambda step_s: of_steps({"unprofiled_total_s": step_s, "unprofiled_steps": 1})
+        )
     if rank is None:
         report(explanation, wanted, name=script.name, fixed=fixed, lost=lost)
         return explanation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -15,12 +14,8 @@ import pytest
 from sublight import nvml
 from sublight.cli import explain_output
 from sublight.cli import main as cli
-from sublight.diagnose import explain as diagnose
 from sublight.diagnose import fakes as machine
-from sublight.diagnose.record import BREAKDOWN, Explanation, Finding
-from sublight.fix import cure
-from sublight.fix.cure.graphed import GRAPH
-from sublight.fix.cure.optimizer import OPTIMIZER
+from sublight.diagnose.record import BREAKDOWN
 from sublight.results import write_json
 from sublight.trace.read import chrome_fakes
 
@@ -35,18 +30,6 @@ for step in range(30):
     optimizer.step()
     optimizer.zero_grad()
 print("trained with", *sys.argv[1:])
-sys.exit(3)
-"""
-UNFUSED = """\
-import sys
-import torch
-net = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(8)])
-x = torch.randn(8, 16)
-optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
-for step in range(40):
-    net(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 sys.exit(3)
 """
 
@@ -255,42 +238,6 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
     assert (again["verdict"], again["step_s"]) == (found["verdict"], pytest.approx(found["step_s"]))
 
 
-def with_findings(*ids: str) -> Callable[..., Explanation]:
-    """Explains as ever, and finds just these: what a machine finds in so small a script depends on its speed."""
-    explain = diagnose.explain
-
-    def explain_with(*traces: Any, **options: Any) -> Explanation:
-        seen = explain(*traces, **options)
-        findings = tuple(
-            Finding(id=name, title=name, saving_s=seen.step_s / 3, evidence=(), fix="fused=True") for name in ids
-        )
-        return dataclasses.replace(seen, findings=findings, verdict=ids[0])
-
-    return explain_with
-
-
-def test_cures_are_tried_on_the_script_and_its_file_stays(
-    say: Say, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(cure, "CURES", (OPTIMIZER, GRAPH))
-    monkeypatch.setattr(diagnose, "explain", with_findings("unfused-optimizer", "launch-bound"))
-    script = here / "train.py"
-    script.write_text(UNFUSED)
-    write_json(machine.limits("cpu").to_json(), here / "limits.json")
-    status, out, err = say("--limits", "limits.json", "--json", "found.json", "--fix", "train.py")
-    assert status == 3 and script.read_text() == UNFUSED
-    assert "running it again: fused optimizer" in err and "Traceback" not in err
-    assert "Tried on the script" in out and "fused=True" in out
-    found = json.loads((here / "found.json").read_bytes())
-    (tried,) = [each for each in found["fix"]["tried"] if each["names"] == ["fused optimizer"]]
-    assert tried["difference"] < 1e-4 and tried["verdict"] in ("saves", "no change", "slower")
-    saved = {finding["id"]: finding["real_saving_s"] for finding in found["findings"]}
-    assert saved["unfused-optimizer"] == pytest.approx(tried["real_s"])
-    assert saved.get("launch-bound") is None, "a graph is for a GPU"
-
-
 # ------------------------------------------------------------------------------------------------ one line
 
 
@@ -319,6 +266,12 @@ def test_cures_are_tried_on_the_script_and_its_file_stays(
         (("small.json", "--trace", "kept.json"), "--trace"),
         (("small.json", "--fix"), "--fix takes a script"),
         (("--diff", "small.json", "small.json", "--fix"), "--fix"),
+        (("small.json", "--yes"), "--yes goes with --fix"),
+        (("small.json", "--write", "fix.patch"), "--write goes with --fix"),
+        (("--fix", "--yes", "--limit", "soon", "train.py"), "'soon' is no time: write 90s, 10min or 1h"),
+        (("--fix", "--yes", "--limit", "0s", "train.py"), "--limit"),
+        (("--fix", "--yes", "--write", "small.json", "train.py"), "there is such a file"),
+        (("--fix", "--yes", "../train.py"), "no such script"),
         (("small.json", "--steps", "0"), "--steps"),
         (("small.json", "--html", "words.json/page.html"), "words.json/page.html"),
         (("small.json", "--perfetto", "words.json/all.json"), "words.json/all.json"),

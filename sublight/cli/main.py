@@ -10,7 +10,7 @@ import typer
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED
-from sublight.cli.verbs import bench, doctor, explain, gpus, limits, memory, xray
+from sublight.cli.verbs import bench, doctor, explain, gpus, limits, memory, predict, pyprof, timers, top, xray
 
 USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
@@ -39,7 +39,9 @@ def start(
     pass
 
 
-for _verb in (gpus.gpus, limits.limits, bench.bench, explain.explain, xray.xray, memory.memory, doctor.doctor):
+_MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
+_EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
+for _verb in (*_MEASURE, *_EXPLAIN, top.top, doctor.doctor):
     app.command()(_verb)
 
 
@@ -57,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error))
     except UsageError as error:
         hint = "see `sublight --help`"
-        if words[:1] in (["explain"], ["xray"]) and "No such option" in error.format_message():
+        if words[:1] in (["explain"], ["pyprof"], ["xray"]) and "No such option" in error.format_message():
             verb = "xray --record" if words[0] == "xray" else words[0]
             hint = f"a script's own arguments go after --, as in `sublight {verb} train.py -- --lr 3`"
         return _complain(f"{error.format_message().rstrip('.')}; {hint}")

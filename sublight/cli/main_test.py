@@ -108,7 +108,7 @@ def test_version(say: Say) -> None:
 def test_no_words_is_help(say: Say) -> None:
     status, out, err = say()
     assert (status, err) == (0, "")
-    for verb in ("gpus", "limits", "bench", "doctor"):
+    for verb in ("gpus", "limits", "bench", "top", "doctor"):
         assert f"\n  {verb} " in out
 
 
@@ -158,7 +158,7 @@ def test_json_to_a_file_beside_the_table(say: Say, tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())) > 15
 
 
-@pytest.mark.parametrize("verb", ["gpus", "limits", "bench", "doctor"])
+@pytest.mark.parametrize("verb", ["gpus", "limits", "bench", "top", "doctor"])
 def test_every_verb_has_json(verb: str, say: Say) -> None:
     assert "--json" in say(verb, "--help")[1]
 

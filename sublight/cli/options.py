@@ -33,6 +33,13 @@ def gpu_lists(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in gpu_names(last)]
 
 
+def model_names(incomplete: str) -> list[str]:
+    """Known models; a shell that is given none offers files."""
+    from sublight.predict import config
+
+    return [name for name in config.known_names() if name.startswith(incomplete)]
+
+
 def op_and_file_names(incomplete: str) -> list[str]:
     """A shell that is given names offers no files of its own."""
     import glob

@@ -47,6 +47,14 @@ def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
         raise BadInput(f"{twice} is named twice: an output must not replace another, nor what is read")
 
 
+def say_what_is_passed_over(device: str) -> None:
+    """An accelerator that is here and is not measured must not be taken for the one that is."""
+    from sublight.limits.run import passed_over
+
+    if not device and (kind := passed_over()):
+        print(f"sublight: torch finds an {kind} here, which is not measured yet: the CPU is", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def stdout_kept() -> Iterator[None]:
     """For results alone: what a user's script, its children or a compiler print meanwhile goes to stderr."""

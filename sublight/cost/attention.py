@@ -11,16 +11,23 @@ from sublight.cost.tensor import Tensor, dense, over
 BACKWARD = 2.5  # five products where the forward has two
 
 
-def attended(queries: int, keys: int, *, causal: bool, bottom_right: bool) -> int:
-    """Pairs of a query and a key that it may see.
+def attended(queries: int, keys: int, *, causal: bool, bottom_right: bool, window: int = 0) -> int:
+    """Pairs of a query and a key that it may see; `window`: the last so many of a causal mask to the last key.
 
     >>> attended(4, 4, causal=True, bottom_right=False), attended(2, 4, causal=True, bottom_right=True)
     (10, 7)
     >>> attended(4, 2, causal=True, bottom_right=False), attended(4, 2, causal=True, bottom_right=True)
     (7, 3)
+    >>> attended(4, 4, causal=True, bottom_right=True, window=2)
+    7
+    >>> attended(1, 9, causal=True, bottom_right=True, window=2)
+    2
     """
     if not causal:
         return queries * keys
+    if 0 < window < keys:  # less the pairs that lie before the window, which have the same form
+        before = attended(queries, keys - window, causal=True, bottom_right=True)
+        return attended(queries, keys, causal=True, bottom_right=True) - before
     first = 1 + (keys - queries if bottom_right else 0)  # keys that query 0 sees; may be none, or all
     last = first + queries - 1
     low, high = max(first, 0), min(last, keys)
@@ -39,6 +46,12 @@ def backward(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, pairs: int, *more: Ten
     return _cost([q, k, v, dy, *more], [q, k, v], q, limit, BACKWARD * _operations(q, v, pairs))
 
 
+def latent_forward(q: Tensor, cache: Tensor, value_dim: int, pairs: int, *, limit: str = "") -> Cost:
+    """Keys and values are one tensor, of which the first `value_dim` numbers are the value: it is read once."""
+    out = Tensor(shape=(q.numel // max(q.shape[-1], 1), value_dim), dtype=q.dtype)
+    return _cost([q, cache], [out], q, limit, 2.0 * pairs * (q.shape[-1] + value_dim))
+
+
 def _operations(q: Tensor, v: Tensor, pairs: int) -> float:
     return 2.0 * pairs * (q.shape[-1] + v.shape[-1])
 
@@ -53,7 +66,8 @@ def attention(shape: Shape, dtype: str, direction: Direction) -> Cost:
     q = dense(dtype, batch, heads, q_len, shape["head_dim"])
     k = v = dense(dtype, batch, shape["kv_heads"], kv_len, shape["head_dim"])
     logs = dense("float32", batch, heads, q_len)
-    pairs = batch * heads * attended(q_len, kv_len, causal=bool(shape.get("causal", 0)), bottom_right=True)
+    causal, window = bool(shape.get("causal", 0)), shape.get("window", 0)
+    pairs = batch * heads * attended(q_len, kv_len, causal=causal, bottom_right=True, window=window)
     out = q
     return in_direction(direction, forward(q, k, v, pairs), backward(q, k, v, out, pairs, out, logs))
 

@@ -6,37 +6,91 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
+from sublight import units
 from sublight.fix import cure as cures
 from sublight.fix.cure import diff, figures
-from sublight.fix.cure.record import Cure, Fixed, Outcome, Tried, Verdict
-from sublight.fix.cure.run import run
+from sublight.fix.cure.record import Cure, Edit, Fixed, Outcome, Tried, Verdict
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
 
 NOISE = 0.02  # of the step: two runs of one script differ by as much
+SHOWN = 5  # files by name
 NOT_SEEN = "not tried: its saving is less than two runs of one script differ by"
 NOT_OURS = "not ours to change from outside: the script's own lines do it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """What is run again."""
+class Runnable(Protocol):
+    """What is run again: a `fix.cure.run.Rerun`."""
 
-    target: str
-    args: tuple[str, ...]
-    module: bool
-    folder: str
-
-    def run(self, names: Sequence[str] = ()) -> Outcome:
-        return run(self.target, self.args, names, module=self.module, folder=self.folder)
+    @property
+    def folder(self) -> str: ...
+    def run(self, names: Sequence[str] = (), *, diff: str = "") -> Outcome: ...
 
 
-def fix(explanation: Explanation, script: Script, *, say: Callable[[str], None]) -> Fixed:
-    """Try each cure of what was found, then those that were right together; the script's file stays as it is."""
+def most_runs(*, on_gpu: bool) -> int:
+    """Of a script whose findings are not known yet: with each cure, with all, the diff twice, as it is twice."""
+    return sum(on_gpu or not cure.needs_gpu for cure in cures.CURES) + 5
+
+
+def fix(
+    explanation: Explanation,
+    script: Runnable,
+    *,
+    say: Callable[[str], None],
+    rebased: Callable[[float], Explanation] | None = None,
+) -> Fixed:
+    """Try each cure of what was found, then those that were right together, then the diff of those that save.
+
+    `rebased` explains the same steps for another step time: what a plain run takes, with nothing that watches it.
+    """
+    chosen, left = _plan(explanation)
+    if not chosen:
+        return Fixed(before_s=None, figures_of="", tried=(), left=left, diff="")
+    _free_memory()
+    say("running the script again, as it is, in a scratch copy")
+    try:
+        before = script.run()
+    except KeyboardInterrupt:
+        before = Outcome(error="interrupted")
+    if before.step_s is None:
+        reasons = (f"not tried: {before.error}", *_refused([before]))
+        return Fixed(before_s=None, figures_of="", tried=(), left=left, diff="", notes=reasons)
+    notes: list[str] = []
+    if rebased is not None and abs(before.step_s / explanation.step_s - 1) > NOISE:
+        notes.append(
+            f"a step takes {units.text(before.step_s, 's')} in a plain run, and took "
+            f"{units.text(explanation.step_s, 's')} in the run that was watched: the predictions are for the plain one"
+        )
+        explanation = rebased(before.step_s)
+        chosen, left = _plan(explanation)
+    trials = Trials(explanation, script, before, say)
+    checked: Tried | None = None
+    text = ""
+    try:
+        trials.each(chosen)
+        trials.together()
+        text, checked, why = trials.diff()
+        notes += [why] if why else []
+    except KeyboardInterrupt:
+        say("interrupted: the cures that were tried are reported")
+        notes.append("interrupted: a diff is shown only when it has been run")
+    return Fixed(
+        before_s=before.step_s,
+        figures_of=before.figures_of,
+        tried=tuple(trials.tried),
+        left=left,
+        diff=text,
+        checked=checked,
+        notes=(*notes, *_refused([before, *trials.outcomes])),
+    )
+
+
+def _plan(explanation: Explanation) -> tuple[list[Cure], tuple[tuple[str, str], ...]]:
+    """The cures to try, the largest saving first; findings that nothing is tried for, and why."""
     savings = {finding.id: finding.saving_s for finding in explanation.findings}
     least_s = NOISE * explanation.step_s
     chosen = cures.treating(finding for finding, saving_s in savings.items() if saving_s > least_s)
@@ -46,43 +100,106 @@ def fix(explanation: Explanation, script: Script, *, say: Callable[[str], None])
     left = tuple(
         (finding, NOT_SEEN if finding in treated else NOT_OURS) for finding in savings if finding not in reached
     )
-    if not chosen:
-        return Fixed(before_s=None, figures_of="", tried=(), left=left, diff="")
-    _free_memory()
-    say("running the script again, as it is")
-    before = script.run()
-    if before.step_s is None:
-        return Fixed(before_s=None, figures_of="", tried=(), left=left, diff="", notes=(f"not tried: {before.error}",))
-    tried: list[Tried] = []
-    outcomes: list[Outcome] = []
-    try:
+    return chosen, left
+
+
+class Trials:
+    """Runs of a script with cures, against the one without."""
+
+    def __init__(self, explanation: Explanation, script: Runnable, before: Outcome, say: Callable[[str], None]) -> None:
+        self._explanation, self._script, self._before, self._say = explanation, script, before, say
+        self._savings = {finding.id: finding.saving_s for finding in explanation.findings}
+        self._later: Outcome | None = None  # as it is, once more
+        self._singles: list[tuple[Cure, Tried, Outcome]] = []
+        self.tried: list[Tried] = []
+        self.outcomes: list[Outcome] = []
+
+    def each(self, chosen: Sequence[Cure]) -> None:
         for cure in chosen:
-            if cure.needs_gpu and explanation.kind != "cuda":
-                outcomes.append(Outcome(left={cure.name: "it is for scripts that run on a GPU"}))
+            if cure.needs_gpu and self._explanation.kind != "cuda":
+                outcome = Outcome(left={cure.name: "it is for scripts that run on a GPU"})
             else:
-                say(f"running it again: {cure.name}")
-                outcomes.append(script.run([cure.name]))
-            tried.append(judge([cure], savings, before, outcomes[-1]))
-        best = [cure for cure, each in zip(chosen, tried, strict=True) if is_best(each, tried)]
-        together = [cure for cure in cures.CURES if cure in best]  # in the order in which they lie around each other
+                self._say(f"running it again: {cure.name}")
+                outcome = self._script.run([cure.name])
+            self._keep(outcome, tried := judge([cure], self._savings, self._before, outcome))
+            self._singles.append((cure, tried, outcome))
+
+    def together(self) -> None:
+        """All that were right, in the order in which they lie around each other."""
+        best = [cure for cure, tried, _ in self._singles if is_best(tried, self.tried)]
+        together = [cure for cure in cures.CURES if cure in best]
         if len(together) > 1:
-            say("running it again: " + ", ".join(cure.name for cure in together))
-            outcome = script.run([cure.name for cure in together])
-            tried.append(judge(together, savings, before, outcome, most_s=explanation.combined_saving_s))
-    except KeyboardInterrupt:
-        say("interrupted: the cures that were tried are reported")
-    edits = [
-        edit
-        for each, outcome in zip(tried, outcomes, strict=False)
-        if each.verdict == "saves" and is_best(each, tried)
-        for edit in outcome.edits
-    ]
-    return Fixed(
-        before_s=before.step_s,
-        figures_of=before.figures_of,
-        tried=tuple(tried),
-        left=left,
-        diff=diff.unified(list(dict.fromkeys(edits)), folder=script.folder),
+            self._say("running it again: " + ", ".join(cure.name for cure in together))
+            outcome = self._script.run([cure.name for cure in together])
+            most_s = self._explanation.combined_saving_s
+            self._keep(outcome, judge(together, self._savings, self._before, outcome, most_s=most_s))
+
+    def diff(self) -> tuple[str, Tried | None, str]:
+        """A diff that was run, gave the same numbers and saved time: of all cures that save, else of the best of them;
+        what running it gave; why there is none.
+        """
+        saving = [each for each in self._singles if each[1].verdict == "saves" and is_best(each[1], self.tried)]
+        saving = [each for each in saving if each[2].edits]
+        saving.sort(key=lambda each: each[1].real_s or 0.0, reverse=True)
+        reason, seen = "", set[str]()
+        for attempt in (saving, saving[:1]):
+            text = diff.unified(_edits(attempt), folder=self._script.folder)
+            if not text or text in seen:
+                continue
+            seen.add(text)
+            self._say("running it again, with the diff made in its scratch copy")
+            outcome = self._script.run(diff=text)
+            chosen = [cure for cure, _, _ in attempt]
+            self.outcomes.append(outcome)
+            tried = self._of_diff(chosen, outcome, self._before)
+            if tried.verdict == "saves":
+                tried = self._of_diff(chosen, outcome, self._again())
+            if tried.verdict == "saves":
+                return text, tried, ""
+            reason = f"no diff is shown: one was made in a copy and run, and {_ended(tried)}"
+        return "", None, reason
+
+    def _of_diff(self, chosen: Sequence[Cure], outcome: Outcome, before: Outcome) -> Tried:
+        made = replace(outcome, did={cure.name: "by the diff" for cure in chosen})
+        tried = judge(chosen, self._savings, before, made, most_s=self._explanation.combined_saving_s)
+        if before.figures and not outcome.figures and tried.verdict == "saves":
+            return replace(tried, verdict="changed the numbers", words="it gave none to compare")
+        return tried
+
+    def _again(self) -> Outcome:
+        """The script as it is, the faster of two runs: a machine that was busy at first must not praise a diff."""
+        if self._later is None:
+            self._say("running it again, as it is")
+            self._later = self._script.run()
+        is_faster = self._later.step_s is not None and self._later.step_s < (self._before.step_s or 0.0)
+        return self._later if is_faster else self._before
+
+    def _keep(self, outcome: Outcome, tried: Tried) -> None:
+        self.outcomes.append(outcome)
+        self.tried.append(tried)
+
+
+def _edits(saving: Sequence[tuple[Cure, Tried, Outcome]]) -> list[Edit]:
+    """Of these cures, in the order in which they may lie around each other."""
+    ordered = sorted(saving, key=lambda each: cures.CURES.index(each[0]))
+    return list(dict.fromkeys(edit for _, _, outcome in ordered for edit in outcome.edits))
+
+
+def _ended(tried: Tried) -> str:
+    """How a diff that is not shown did."""
+    if tried.verdict in ("failed", "not measured"):
+        return f"that failed: {tried.words}"
+    return {"no change": "it saved nothing", "slower": "it was slower"}.get(tried.verdict, f"it {tried.verdict}")
+
+
+def _refused(outcomes: Sequence[Outcome]) -> list[str]:
+    """What the runs would have written elsewhere, and how to let them."""
+    files = list(dict.fromkeys(file for outcome in outcomes for file in outcome.refused))
+    shown = ", ".join(files[:SHOWN]) + (f" and {len(files) - SHOWN} more" if len(files) > SHOWN else "")
+    return (
+        [f"refused, as it lies outside of the scratch copy: {shown}; --scratch-allow FOLDER lets runs write there"]
+        if files
+        else []
     )
 
 
@@ -110,7 +227,8 @@ def judge(
     """A run with cures against the one without."""
     findings = tuple(finding for cure in chosen for finding in cure.treats if finding in savings)
     predicted_s = min(sum(savings[finding] for finding in findings), most_s)
-    difference = figures.difference(before.figures, after.figures) if not after.error else None
+    failed = after.error != before.error
+    difference = None if failed else figures.difference(before.figures, after.figures)
     verdict, words = _verdict(chosen, before, after, difference)
     measured = verdict not in ("failed", "not applied", "not measured")
     assert before.step_s is not None
@@ -131,8 +249,8 @@ def judge(
 def _verdict(chosen: Sequence[Cure], before: Outcome, after: Outcome, difference: float | None) -> tuple[Verdict, str]:
     did = "; ".join(after.did[cure.name] for cure in chosen if cure.name in after.did)
     left = "; ".join(after.left[cure.name] for cure in chosen if cure.name in after.left)
-    if after.error and after.step_s is None:
-        return ("not measured" if after.error.startswith("it ended") else "failed"), after.error
+    if after.error and (after.step_s is None or after.error != before.error):
+        return ("not measured" if after.error.startswith(("it ended", "it was ended")) else "failed"), after.error
     if not did:
         return "not applied", left or "it found nothing to change"
     low = before.low_precision or after.low_precision

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sublight.diagnose import cures as cli_fix
 from sublight.diagnose.record import Finding
-from sublight.fix.cure import find
-from sublight.fix.cure.record import Fixed, Outcome, Tried
+from sublight.fix.cure import CURES, find
+from sublight.fix.cure.record import Edit, Fixed, Outcome, Tried
 from sublight.report.draw import console
 from sublight.report.explain import fakes as explain_fakes
 from sublight.report.explain import fix as explain_fix
 from sublight.report.explain import page as explain_page
 
+DIFF = "the diff"
 BEFORE = Outcome(step_s=10e-3, spread_s=0.1e-3, figures=(1.0, 0.5), figures_of="losses")
 
 
@@ -47,18 +49,21 @@ class Runs:
     asked: list[tuple[str, ...]]
     folder: str = "."
 
-    def run(self, names: Sequence[str] = ()) -> Outcome:
-        self.asked.append(tuple(names))
-        return self.outcomes[tuple(names)]
+    def run(self, names: Sequence[str] = (), *, diff: str = "") -> Outcome:
+        key = (DIFF, *(line[1:].strip() for line in diff.splitlines() if line[:1] == "+" != line[1:2]))
+        self.asked.append(key if diff else tuple(names))
+        return self.outcomes[self.asked[-1]]
 
 
 def done(name: str, step_s: float, **changes: Any) -> Outcome:
     return replace(BEFORE, **{"step_s": step_s, "did": {name: "words"}, **changes})
 
 
-def fix(explanation: Any, outcomes: dict[tuple[str, ...], Outcome]) -> tuple[Fixed, list[tuple[str, ...]]]:
-    runs: Any = Runs(outcomes={(): BEFORE, **outcomes}, asked=[])
-    return cli_fix.fix(explanation, runs, say=lambda line: None), runs.asked
+def fix(
+    explanation: Any, outcomes: dict[tuple[str, ...], Outcome], folder: str = ".", **options: Any
+) -> tuple[Fixed, list[tuple[str, ...]]]:
+    runs: Any = Runs(outcomes={(): BEFORE, **outcomes}, asked=[], folder=folder)
+    return cli_fix.fix(explanation, runs, say=lambda line: None, **options), runs.asked
 
 
 def test_each_cure_alone_then_all_together() -> None:
@@ -104,6 +109,7 @@ def test_the_largest_saving_first_and_none_that_no_run_would_show() -> None:
         (done("patch norms", 5e-3, figures=(1.0, 0.502), low_precision=True), "saves", 5e-3),
         (Outcome(step_s=9e-3, left={"patch norms": "none here"}), "not applied", None),
         (Outcome(error="ValueError: no"), "failed", None),
+        (done("patch norms", 5e-3, error="TypeError: after the timed steps"), "failed", None),
         (Outcome(error="it ended after 3 steps: too few to time"), "not measured", None),
     ],
 )
@@ -111,6 +117,13 @@ def test_a_run_is_judged(after: Outcome, verdict: str, real_s: float | None) -> 
     tried = cli_fix.judge([find("patch norms")], {"unfused-norm": 1e-3}, BEFORE, after)
     assert tried.verdict == verdict
     assert tried.real_s == (None if real_s is None else pytest.approx(real_s))
+
+
+def test_a_script_that_fails_anyway_is_timed() -> None:
+    fails = replace(BEFORE, error="ValueError: at its end")
+    after = done("patch norms", 5e-3, error="ValueError: at its end")
+    tried = cli_fix.judge([find("patch norms")], {"unfused-norm": 1e-3}, fails, after)
+    assert tried.verdict == "saves" and tried.difference == 0.0
 
 
 def test_tf32_may_change_what_it_says_it_changes() -> None:
@@ -160,7 +173,7 @@ def test_on_a_cpu_what_needs_a_gpu_is_not_run() -> None:
 
 
 def test_an_interrupt_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: Any, names: Sequence[str] = ()) -> Outcome:
+    def run(self: Any, names: Sequence[str] = (), *, diff: str = "") -> Outcome:
         if "fused optimizer" in names:
             raise KeyboardInterrupt
         return done("patch norms", 6e-3)
@@ -178,18 +191,33 @@ def test_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     }
     fixed, _ = fix(explained(unfused_norm=4e-3, unfused_optimizer=3e-3, host_sync=1e-3), outcomes)
     say: Callable[..., None] = console.stdout().print
-    say(explain_fix.page("above", replace(fixed, diff="--- a/t.py\n+sublight.patch(model)")))
+    shown = replace(fixed, diff="--- a/t.py\n+sublight.patch(model)", checked=fixed.tried[0])
+    say(explain_fix.page("above", shown))
     out = capsys.readouterr().out
-    for words in ("above", "patch norms", "4.00 ms", "1.00", "saves", "failed: ValueError: no", "host-sync: not ours"):
+    for words in (
+        "above",
+        "the diff",
+        "it saves 4.00 ms a step, with the same losses",
+        "patch norms",
+        "4.00 ms",
+        "1.00",
+        "saves",
+        "failed: ValueError: no",
+        "host-sync: not ours",
+    ):
         assert words in out
-    assert "+sublight.patch(model)" in out and "no file was changed" in out
+    assert "No file was changed" in " ".join(out.split()) and "+sublight" not in out, "the text goes below, as it is"
+    assert explain_fix.diff_text(shown) == shown.diff
+    assert "--write" in explain_fix.diff_text(replace(shown, diff=" \x1b[2J")), "a terminal would obey it"
+    assert explain_fix.diff_text(replace(shown, diff="+\tä = 1\r\n")) == "+\tä = 1\r\n"
     assert explain_fix.lines(fixed)[1] == "add: sublight.patch(model)", "without a diff, the line itself"
 
 
 def test_the_html_page_has_the_cures_and_the_diff() -> None:
     norms = ("patch norms",)
     fixed, _ = fix(explained(unfused_norm=4e-3), {norms: done(*norms, 6e-3)})
-    page = explain_page.document(explain_fakes.explanation(), explain_fix.section(replace(fixed, diff="+a < b")))
+    section = explain_fix.section(replace(fixed, diff="+a < b", checked=fixed.tried[0]))
+    page = explain_page.document(explain_fakes.explanation(), section)
     assert "Cures, tried" in page and "+a &lt; b" in page and "+a < b" not in page
     for cell in ("patch norms", "4.00 ms", "1.00", "saves", "words"):
         assert f"<td>{cell}" in page
@@ -220,3 +248,122 @@ def test_what_was_tried_and_lost_is_advised_no_more() -> None:
     assert second == other
     useless = replace(fixed, tried=(replace(patched, verdict="no change"),))
     assert explain_fix.as_measured(explanation, useless).findings[0].cure == ""
+
+
+# ------------------------------------------------------------------------------------------------ the diff
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text("model = make()\noptimizer = opt(model)\ntrain(model)\n")
+    return file
+
+
+def with_edits(script: Path) -> dict[tuple[str, ...], Outcome]:
+    """Two cures that save, with what they would have written."""
+    norms, fused = "patch norms", "fused optimizer"
+    one = Edit(kind="before", file=str(script), line=3, text="patch(model)")
+    other = Edit(kind="argument", file=str(script), line=2, text="fused=True", call="opt")
+    return {
+        (norms,): done(norms, 6e-3, edits=(one,)),
+        (fused,): done(fused, 8e-3, edits=(other,)),
+        (norms, fused): replace(done(norms, 5e-3), did={norms: "a", fused: "b"}),
+    }
+
+
+ALL = (DIFF, "optimizer = opt(model, fused=True)", "patch(model)")
+BEST = (DIFF, "patch(model)")
+FOUND = {"unfused_norm": 4e-3, "unfused_optimizer": 3e-3}
+
+
+def test_a_diff_is_shown_when_it_has_run(script: Path) -> None:
+    outcomes = {**with_edits(script), ALL: replace(BEFORE, step_s=5e-3)}
+    fixed, asked = fix(explained(**FOUND), outcomes, str(script.parent))
+    assert asked[-2:] == [ALL, ()] and "+patch(model)\n" in fixed.diff and fixed.diff.endswith("\n")
+    assert fixed.checked is not None and fixed.checked.real_s == pytest.approx(5e-3)
+    assert fixed.to_json()["checked"]["verdict"] == "saves"
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (Outcome(error="AttributeError: 'NoneType' object has no attribute 'argmax'"), "failed: AttributeError"),
+        (replace(BEFORE, step_s=5e-3, figures=(1.0, 0.9)), "it changed the numbers"),
+        (replace(BEFORE, step_s=5e-3, figures=()), "it changed the numbers"),
+        (replace(BEFORE, step_s=10e-3), "it saved nothing"),
+        (replace(BEFORE, step_s=12e-3), "it was slower"),
+        (Outcome(error="it was ended after 120 s, the limit of a run"), "failed: it was ended"),
+    ],
+)
+def test_a_diff_that_is_not_the_cure_is_not_shown(script: Path, after: Outcome, words: str) -> None:
+    fixed, asked = fix(explained(**FOUND), {**with_edits(script), ALL: after, BEST: after}, str(script.parent))
+    assert asked[-2:] == [ALL, BEST] and fixed.diff == "" and fixed.checked is None
+    assert "no diff is shown: one was made in a copy and run, and" in fixed.notes[0] and words in fixed.notes[0]
+
+
+def test_a_machine_that_was_busy_at_first_does_not_praise_a_diff(script: Path) -> None:
+    """As it is, the script takes 10 ms first and 5 ms later: what the diff took is what it takes anyway."""
+    outcomes = {**with_edits(script), ALL: replace(BEFORE, step_s=5e-3), BEST: replace(BEFORE, step_s=5e-3)}
+
+    class Quieter(Runs):
+        def run(self, names: Sequence[str] = (), *, diff: str = "") -> Outcome:
+            is_first = () not in self.asked
+            outcome = super().run(names, diff=diff)
+            return outcome if names or diff or is_first else replace(BEFORE, step_s=5e-3)
+
+    runs: Any = Quieter(outcomes={(): BEFORE, **outcomes}, asked=[], folder=str(script.parent))
+    fixed = cli_fix.fix(explained(**FOUND), runs, say=lambda line: None)
+    assert fixed.diff == "" and "it saved nothing" in fixed.notes[0] and runs.asked.count(()) == 2
+
+
+def test_where_all_together_fails_the_best_is_tried_alone(script: Path) -> None:
+    outcomes = {**with_edits(script), ALL: Outcome(error="ValueError: no"), BEST: replace(BEFORE, step_s=6e-3)}
+    fixed, _ = fix(explained(**FOUND), outcomes, str(script.parent))
+    assert "+patch(model)" in fixed.diff and "fused" not in fixed.diff and not fixed.notes
+
+
+def test_no_more_runs_than_were_announced(script: Path) -> None:
+    every = {cure.treats[0].replace("-", "_"): 1e-3 for cure in CURES}
+    asked: list[Any] = []
+
+    class All(Runs):
+        def run(self, names: Sequence[str] = (), *, diff: str = "") -> Outcome:
+            asked.append(names or diff)
+            edit = Edit(kind="before", file=str(script), line=3, text=f"f({len(asked)})")
+            if diff:
+                return Outcome(error="ValueError: no")
+            return replace(BEFORE, step_s=(10 - len(names)) * 1e-3, did=dict.fromkeys(names, "x"), edits=(edit,))
+
+    runs: Any = All(outcomes={}, asked=[], folder=str(script.parent))
+    cli_fix.fix(explained(**every), runs, say=lambda line: None)
+    assert len(asked) + 1 == cli_fix.most_runs(on_gpu=True) == len(CURES) + 5, "had the last diff saved: as it is again"
+    assert cli_fix.most_runs(on_gpu=False) == 9
+
+
+def test_what_was_refused_is_named_once(script: Path) -> None:
+    norms = ("patch norms",)
+    outcomes = {(): replace(BEFORE, refused=("/a", "/b")), norms: done(*norms, 6e-3, refused=("/b",))}
+    fixed, _ = fix(explained(unfused_norm=4e-3), outcomes)
+    assert fixed.notes == (
+        "refused, as it lies outside of the scratch copy: /a, /b; --scratch-allow FOLDER lets runs write there",
+    )
+    fixed, _ = fix(explained(unfused_norm=4e-3), {(): Outcome(error="PermissionError: no", refused=("/a",))})
+    assert fixed.notes[0] == "not tried: PermissionError: no" and "/a" in fixed.notes[1]
+
+
+def test_predictions_are_for_the_plain_step() -> None:
+    """A host that is watched is slower: what a cure saves is compared with a plain run, so it is predicted for one."""
+    norms, steps = ("patch norms",), list[float]()
+
+    def rebased(step_s: float) -> Any:
+        steps.append(step_s)
+        return replace(explained(unfused_norm=2e-3, launch_bound=0.01e-3), step_s=step_s)
+
+    outcomes = {(): replace(BEFORE, step_s=7e-3), norms: done(*norms, 5e-3)}
+    fixed, asked = fix(explained(unfused_norm=4e-3, launch_bound=1e-3), outcomes, rebased=rebased)
+    assert steps == [7e-3] and asked == [(), norms]
+    assert fixed.tried[0].predicted_s == 2e-3 and fixed.tried[0].ratio == pytest.approx(1.0)
+    assert fixed.left == (("launch-bound", cli_fix.NOT_SEEN),) and "7.00 ms in a plain run" in fixed.notes[0]
+    fixed, _ = fix(explained(unfused_norm=4e-3), {norms: done(*norms, 6e-3)}, rebased=rebased)
+    assert len(steps) == 1 and not fixed.notes, "the same step: nothing to explain anew"

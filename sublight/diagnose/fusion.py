@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,9 @@ REACHED = 0.88  # of the limit, by a good memory-bound kernel
 NORM_REACHED = {"forward": 0.45, "backward": 0.36}  # of the limit, by PyTorch's layer_norm: benchmarks/h200.json
 LIKE_ITS_LONGEST = 0.8  # a fused kernel still does what its longest part does: it takes at least this much of it
 ATTENTION_REACHED = {"forward": 0.5, "backward": 0.38}  # of the matmul limit, by PyTorch's flash kernels on Hopper
+# … of the ordinary cores' limit, in float32, whether or not TF32 is allowed: fmha_cutlassF_f32 of
+# examples/recorded/h200/fp32_model.json.gz does 25.6 TFLOP/s of causal arithmetic, 9/8 of that with its whole tiles
+FP32_ATTENTION_REACHED = {"forward": 0.59, "backward": 0.59}
 MOST_BODY, LEAST_REPEATS = 12, 3  # of a loop over slices
 MOSTLY = 0.6  # of a run's floor in casts and copies: they are its trouble
 SMALL = 8  # an op on a tensor this many times smaller is a row's statistics
@@ -41,6 +44,7 @@ class Group:
     items: tuple[int, ...]
     fused_s: float  # a good kernel's time
     floor_s: float  # the fused cost at the limit
+    dtype: str = ""  # of attention on a GPU: what its kernel would run in
 
 
 def numel(dims: Any) -> int:
@@ -217,8 +221,12 @@ def _attention(trace: Trace, items: Sequence[Item], members: Sequence[int], limi
     fused = Cost(read_bytes=outer * 3 // 4, write_bytes=outer // 4, flops=flops)
     floor = limits.floor(fused)
     seconds = floor.seconds if floor else 0.0
-    reached = ATTENTION_REACHED["forward"] if limits.kind == "cuda" else 0.7
-    return Group(kind="attention", items=tuple(members), fused_s=seconds / reached, floor_s=seconds)
+    if limits.kind != "cuda":
+        return Group(kind="attention", items=tuple(members), fused_s=seconds / 0.7, floor_s=seconds)
+    dtype = max((product.dtype for product in products), default="", key=lambda name: name == "float32")
+    single = limits.floor(replace(fused, flops={"matmul_fp32": sum(flops.values())})) if dtype == "float32" else None
+    took = single.seconds / FP32_ATTENTION_REACHED["forward"] if single else seconds / ATTENTION_REACHED["forward"]
+    return Group(kind="attention", items=tuple(members), fused_s=took, floor_s=seconds, dtype=dtype)
 
 
 def _with_backward(attribution: Attribution, items: Sequence[Item], found: list[Group]) -> list[Group]:
@@ -248,10 +256,17 @@ def _with_backward(attribution: Attribution, items: Sequence[Item], found: list[
     for number, members in behind.items():
         group = found[number]
         # a norm's backward reads x and dy and writes dx: three tensors where the forward moves two
-        work, reached = (2.5, ATTENTION_REACHED) if group.kind == "attention" else (1.5, NORM_REACHED)
+        work = 2.5 if group.kind == "attention" else 1.5
+        reached = _reached(group)
         fused = group.fused_s * work * reached["forward"] / reached["backward"]
-        result.append(Group(kind=group.kind, items=tuple(members), fused_s=fused, floor_s=group.floor_s * work))
+        result.append(replace(group, items=tuple(members), fused_s=fused, floor_s=group.floor_s * work))
     return result
+
+
+def _reached(group: Group) -> dict[str, float]:
+    if group.kind == "norm":
+        return NORM_REACHED
+    return FP32_ATTENTION_REACHED if group.dtype == "float32" else ATTENTION_REACHED
 
 
 def _less(group: Group, claimed: set[int]) -> Group | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublight.diagnose import fakes, fusion
+from sublight.diagnose import explain, fakes, fusion
 from sublight.diagnose.case import Case
-from sublight.diagnose.fakes import BF16, BIG, FP32, GEMM, PRODUCT, Machine
+from sublight.diagnose.fakes import BF16, BIG, FP32, GEMM, PRODUCT, SGEMM, Machine
 from sublight.diagnose.fusion import Group
+from sublight.diagnose.rules.unfused_attention import UNFUSED_ATTENTION
+from sublight.trace.load import load
 from sublight.trace.record import Kind
 
 ROWS = (10_000, 1)
@@ -49,11 +52,11 @@ def rms_norm(m: Machine, sequence: int = -1) -> None:
     m.op("aten::mul", BIG, (10_000,), us=200.0)
 
 
-def attention(m: Machine, sequence: int = -1) -> None:
-    m.op("aten::bmm", (64, 2048, 128), (64, 128, 2048), us=300.0, kernel=GEMM)
-    m.op("aten::mul", SCORES, (), us=300.0)
-    m.op("aten::_softmax", SCORES, us=300.0, sequence=sequence)
-    m.op("aten::bmm", SCORES, (64, 2048, 128), us=300.0, kernel=GEMM)
+def attention(m: Machine, sequence: int = -1, dtype: str = BF16, us: float = 300.0, kernel: str = GEMM) -> None:
+    m.op("aten::bmm", (64, 2048, 128), (64, 128, 2048), us=us, kernel=kernel, dtype=dtype)
+    m.op("aten::mul", SCORES, (), us=us, dtype=dtype)
+    m.op("aten::_softmax", SCORES, us=us, sequence=sequence, dtype=dtype)
+    m.op("aten::bmm", SCORES, (64, 2048, 128), us=us, kernel=kernel, dtype=dtype)
 
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -160,6 +163,32 @@ def test_attention_written_out() -> None:
     assert names(case, group) == ["bmm", "mul", "_softmax", "bmm"]
     assert group.floor_s == pytest.approx(2 * 2 * 64 * 2048 * 2048 * 128 / 800e12)  # the scores never move
     assert group.fused_s == pytest.approx(group.floor_s / fusion.ATTENTION_REACHED["forward"])
+
+
+@pytest.mark.parametrize("kernel", [SGEMM, "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n"])
+def test_attention_in_float32_is_what_its_kernel_costs(kernel: str) -> None:
+    """No kernel of float32 uses TF32, or is a flash kernel: by bfloat16's share it would be ten times as fast."""
+    case = once(lambda m: attention(m, dtype=FP32, us=5000.0, kernel=kernel))
+    (group,) = case.groups
+    flops = 2 * 2 * 64 * 2048 * 2048 * 128
+    assert group.fused_s == pytest.approx(flops / 50e12 / fusion.FP32_ATTENTION_REACHED["forward"])
+    assert group.floor_s == pytest.approx(flops / (50e12 if kernel == SGEMM else 400e12)), "a floor is no kernel's"
+    change = UNFUSED_ATTENTION.check(case)
+    assert change is not None
+    assert any("runs in float32" in line and "in bfloat16 it is about 14 times" in line for line in change.evidence)
+    assert case.saving_s(change.edit) == pytest.approx(20e-3 - group.fused_s, rel=0.06)  # the clock falls a little
+
+
+def test_float32s_cost_is_that_of_a_recorded_kernel() -> None:
+    """The share is of an H200's own recording, not a guess."""
+    recorded = Path(__file__).parents[2] / "examples" / "recorded" / "h200"
+    limits = str(recorded / "limits.json")
+    found = explain.explain(load(recorded / "fp32_model.json.gz"), limits_file=limits)
+    rate = found.limits.value("matmul_fp32")
+    for name, way in (("forward", "forward"), ("backward", "backward")):
+        ops = [op for op in found.ops if op.name == f"aten::_efficient_attention_{name}" and op.dtype == "float32"]
+        shares = [op.flops * 9 / 8 / op.device_s / rate for op in ops]  # 36 of 64 tiles of 64 x 64, not half of them
+        assert ops and all(share == pytest.approx(fusion.FP32_ATTENTION_REACHED[way], rel=0.05) for share in shares)
 
 
 @pytest.mark.parametrize("left_out", ["aten::_softmax", "the last product"])

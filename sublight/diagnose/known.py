@@ -8,13 +8,11 @@ from pathlib import Path
 
 from sublight import gpus, nvml
 from sublight.gpus import Gpu
-from sublight.results import Limit, Limits, read_limits_file
+from sublight.predict.known_limits import of_gpu
+from sublight.results import Limits, read_limits_file
 from sublight.trace.record import Trace
 
 _MODEL = re.compile(r"\b(GB?H?\d{2,3}|[ABHLPTV]\d{1,3}S?|MI\d{3}[AX]?|RTX ?A?\d{4}|GTX ?\d{4})\b", re.IGNORECASE)
-_MEMORY = ("hbm_read", "hbm_write", "hbm_copy", "hbm_triad")
-_MATMULS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
-NODE_S = 1e-6  # a kernel in a CUDA graph, where it was not measured: launch and drain, on GPUs of these years
 
 
 def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, str]:
@@ -80,32 +78,6 @@ def find(name: str, trace: Trace) -> Gpu | None:
     if not boards:
         return None
     return min(boards, key=lambda board: abs((board.memory_bytes or 0) - (memory or board.memory_bytes or 0)))
-
-
-def of_gpu(gpu: Gpu) -> tuple[Limits, str]:
-    """What is known of a GPU: rates that somebody reached, else the vendor's."""
-    limits = []
-    for name in _MEMORY:
-        value = gpu.reached.get(name, gpu.reached.get("hbm_copy", gpu.memory_bytes_per_s))
-        limits.append(Limit(name=name, unit="B/s", value=value, spec=gpu.memory_bytes_per_s))
-    for dtype in _MATMULS:
-        peak = gpu.peak_flops.get(dtype)
-        limits.append(
-            Limit(name=f"matmul_{dtype}", unit="FLOP/s", value=gpu.reached.get(f"matmul_{dtype}", peak), spec=peak)
-        )
-    vector = gpu.peak_flops.get("fp32")
-    limits.append(Limit(name="vector_fp32", unit="FLOP/s", value=gpu.reached.get("vector_fp32", vector), spec=vector))
-    for name in ("h2d_pinned", "d2h_pinned"):
-        limits.append(Limit(name=name, unit="B/s", value=gpu.reached.get(name, gpu.pcie_bytes_per_s)))
-    limits.append(Limit(name="peer_copy", unit="B/s", value=gpu.nvlink_bytes_per_s, spec=gpu.nvlink_bytes_per_s))
-    limits.append(Limit(name="launch_graph_node", unit="s", value=gpu.reached.get("launch_graph_node", NODE_S)))
-    reached = len(gpu.reached)
-    source = f"known of the {gpu.name}: " + (
-        f"{reached} reached rates, else vendor figures" if reached else "vendor figures"
-    )
-    named = gpu.name if gpu.vendor in gpu.name else f"{gpu.vendor} {gpu.name}"
-    known = tuple(limit for limit in limits if limit.value)
-    return Limits(device=named, kind="cuda", source=source, limits=known), source
 
 
 def _same(device: str, gpu: Gpu, name: str) -> bool:

@@ -14,6 +14,7 @@ from sublight.diagnose import fakes, known
 from sublight.diagnose.replay_test import products, steps
 from sublight.errors import BadInput
 from sublight.limits import run
+from sublight.predict import known_limits
 from sublight.results import write_json
 from sublight.trace.record import Device, Trace
 
@@ -43,11 +44,11 @@ def test_what_is_known_of_the_gpu_that_the_trace_names() -> None:
 
 def test_vendor_figures_where_nobody_reached_any() -> None:
     gpu = next(gpu for gpu in gpus.all_gpus() if not gpu.reached and gpu.peak_flops.get("fp16"))
-    limits, said = known.of_gpu(gpu)
+    limits, said = known_limits.of_gpu(gpu)
     assert said.endswith("vendor figures") and "reached" not in said
     assert limits.value("matmul_fp16") == gpu.peak_flops["fp16"]
     assert limits.value("hbm_copy") == gpu.memory_bytes_per_s
-    assert limits.value("launch_graph_node") == known.NODE_S
+    assert limits.value("launch_graph_node") == known_limits.NODE_S
     assert all(limit.value for limit in limits.limits), "what is not known is left out"
 
 

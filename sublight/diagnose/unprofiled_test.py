@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from sublight.diagnose import explain, fakes, replay, unprofiled
 from sublight.diagnose.fakes import PRODUCT, Machine
 from sublight.diagnose.rules import RULES
+from sublight.trace.load import load
 from sublight.trace.record import Trace
 
 PROFILER_US = 4.0  # an op
@@ -120,3 +123,19 @@ def test_a_products_time_is_no_profiling() -> None:
     case = fakes.case(machine.trace(unprofiled_step_s=[1000e-6]))
     assert case.model_off == pytest.approx(0.25, abs=0.01)
     assert case.step_s * 1e6 == pytest.approx(1000, rel=0.01), "and yet the figures are of the step that was timed"
+
+
+def test_a_host_bound_saving_is_of_the_step_that_it_is_told() -> None:
+    """`--fix` explains the same steps anew for the plain run's step: what the host takes less, a graph saves less."""
+    recorded = Path(__file__).parents[2] / "examples" / "recorded" / "h200"
+    (trace,) = load(recorded / "launch_bound.json.gz")
+
+    def found(step_s: float) -> tuple[float, float]:
+        plain = replace(trace, meta={**trace.meta, "unprofiled_total_s": step_s, "unprofiled_steps": 1})
+        explanation = explain.explain([plain], limits_file=str(recorded / "limits.json"))
+        (saving_s,) = [finding.saving_s for finding in explanation.findings if finding.id == "launch-bound"]
+        return explanation.step_s, saving_s
+
+    (watched_s, most_s), (plain_s, least_s) = found(10.6e-3), found(7.0e-3)
+    assert (watched_s, plain_s) == (10.6e-3, 7.0e-3)
+    assert most_s - least_s == pytest.approx(3.6e-3, rel=0.05), "all of the difference is the host's"

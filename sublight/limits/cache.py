@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from sublight import timing
+from sublight.backend.device import takes_ptx
 from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit
 
@@ -33,17 +34,28 @@ def measure(context: Context) -> Iterator[Limit]:
     samples = timing.measure(partial(kernels.l2_read, x, sums, rounds, 4 * sms), time_limit_s=context.time_limit_s)
     yield rate("l2_read", "B/s", rounds * size, samples, detail={"bytes": size})
 
+    for name, extent in (("latency_hbm", FAR_BYTES), ("latency_l2", l2_bytes // 8)):
+        ring, place = _ring(extent), torch.zeros(1, device="cuda", dtype=torch.int32)
+        samples = timing.measure(partial(kernels.chase, ring, place, STEPS), time_limit_s=context.time_limit_s)
+        yield _latency(name, samples.median_s / STEPS, samples.spread_s / STEPS, samples.n, {"bytes": extent})
+    if takes_ptx():
+        yield from _shared(context, sms, clock_hz)
+    else:
+        for name in ("shared_read", "latency_shared"):
+            yield Limit(name=name, unit="", unavailable="it is measured in NVIDIA's assembly")
+
+
+def _shared(context: Context, sms: int, clock_hz: float | None) -> Iterator[Limit]:
+    import torch
+
+    from sublight.limits.kernels import cache as kernels
+
     out = torch.empty(2 * sms * 1024, device="cuda", dtype=torch.int32)
     rounds = 2000
     moved = 2 * sms * 1024 * 16 * kernels.SHARED_LOADS * rounds
     samples = timing.measure(partial(kernels.shared_read, out, rounds, 2 * sms), time_limit_s=context.time_limit_s)
     spec = sms * SHARED_BYTES_PER_CLOCK * clock_hz if clock_hz else None
     yield rate("shared_read", "B/s", moved, samples, spec=spec, detail={"bytes_per_clock_per_sm": 128})
-
-    for name, extent in (("latency_hbm", FAR_BYTES), ("latency_l2", l2_bytes // 8)):
-        ring, place = _ring(extent), torch.zeros(1, device="cuda", dtype=torch.int32)
-        samples = timing.measure(partial(kernels.chase, ring, place, STEPS), time_limit_s=context.time_limit_s)
-        yield _latency(name, samples.median_s / STEPS, samples.spread_s / STEPS, samples.n, {"bytes": extent})
     samples = timing.measure(partial(kernels.shared_chase, out, SHARED_STEPS), time_limit_s=context.time_limit_s)
     seconds, spread = samples.median_s / SHARED_STEPS, samples.spread_s / SHARED_STEPS
     yield _latency("latency_shared", seconds, spread, samples.n, {})

@@ -133,7 +133,7 @@ def test_the_fastest_way_is_taken() -> None:
     with host_memory._team([set()], None) as team:
         limit = host_memory._fastest("host_copy", [slow, fast], team, [Blocks(size=1000, a=0, b=0, c=0, zeros=0)], 0.05)
     assert limit.detail["how"] == "fast" and set(limit.detail["others"]) == {"slow"}
-    assert limit.value == pytest.approx(1000 / 0.002, rel=0.3)
+    assert 1000 / 0.02 < limit.value <= 1000 / 0.002  # a busy machine lengthens a sleep
 
 
 def test_blocks_do_not_overlap() -> None:

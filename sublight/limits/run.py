@@ -15,6 +15,9 @@ from pathlib import Path
 from sublight import gpus, nvml, units
 from sublight.errors import BadInput, nearest
 from sublight.folder import cache_folder
+from sublight.health import check
+from sublight.health.read import this_gpu
+from sublight.health.record import GpuState
 from sublight.limits import LIMITS, busy
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
@@ -56,6 +59,17 @@ def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Mac
     health = nvml.health()
     uuid = health.uuid if health else re.sub(r"\W+", "-", gpu.name)
     return Machine(kind="cuda", device=gpu.name, uuid=uuid, driver=health.driver if health else "unknown", gpu=gpu)
+
+
+def passed_over() -> str:
+    """What torch could use here, and nothing of ours measures: "xpu" of Intel's GPUs; empty where there is no such."""
+    try:
+        import torch
+
+        found = torch.accelerator.current_accelerator()
+    except (ImportError, AttributeError, RuntimeError):  # an old torch knows no accelerators, a broken driver fails
+        return ""
+    return "" if found is None or found.type in ("cuda", "cpu") else found.type
 
 
 def machine_by_driver() -> Machine | None:
@@ -101,7 +115,8 @@ def run(
             if progress:
                 progress(probe.name, len(found), total)
             for limit in _marked(_measure(probe, context), machine.kind):
-                found.append(judge(limit, machine.gpu, nvml.health() if machine.kind == "cuda" else None))
+                state = this_gpu() if machine.kind == "cuda" else None
+                found.append(_with_health(judge(limit, machine.gpu, state), state))
                 if progress:
                     progress(limit.name, len(found), total)
     except KeyboardInterrupt:
@@ -137,6 +152,14 @@ def _marked(found: Iterable[Limit], kind: Kind) -> Iterable[Limit]:
         watch = busy.Watch()
 
 
+def _with_health(limit: Limit, state: GpuState | None) -> Limit:
+    """What was wrong with the GPU just then is noted with the figure."""
+    words = check.wrong_with(state)
+    if not words or limit.value is None:
+        return limit
+    return dataclasses.replace(limit, detail={**limit.detail, check.MARK: words})
+
+
 def measured_busy(limits: Limits) -> list[str]:
     """The limits that were measured while others used the machine."""
     return [limit.name for limit in limits.limits if limit.value is not None and limit.detail.get(busy.MARK)]
@@ -169,8 +192,8 @@ def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
 def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:
     """Merge into the cache: a partial or --only run replaces what it measured and leaves the rest.
 
-    A quick run may see less than a long one did, and one on a busy machine less than on a quiet one: such a run only
-    ever raises a limit, unless that was measured on a busy machine, too.
+    A quick run may see less than a long one did, and one on a busy machine, or on one that is not well, less than on
+    another: such a run only ever raises a limit, unless that was measured on such a machine, too.
     """
     if not any(limit.value is not None for limit in limits.limits):
         return
@@ -189,7 +212,7 @@ def _replaces(limit: Limit, before: Limit, quick: bool) -> bool:
     if limit.value is None or before.value is None:
         return limit.value is not None
     is_better = limit.value < before.value if limit.unit == "s" else limit.value > before.value
-    was_busy, is_busy = (bool(one.detail.get(busy.MARK)) for one in (before, limit))
+    was_busy, is_busy = (bool(one.detail.get(busy.MARK) or one.detail.get(check.MARK)) for one in (before, limit))
     if was_busy != is_busy:
         return was_busy or is_better
     return is_better or not (quick or is_busy)

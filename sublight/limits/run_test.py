@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from sublight import gpus, nvml
+from sublight.cli import output as cli_output
 from sublight.errors import BadInput
 from sublight.folder import cache_folder
+from sublight.health import check
+from sublight.health.record import Clocks, GpuState
 from sublight.limits import run as run_module
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.run import Machine, cached, run, this_machine
@@ -55,7 +58,7 @@ def test_results_are_cached_and_say_so(probes: Callable[..., None]) -> None:
     assert measured.source == "measured" and measured.device == here().device and measured.kind == "cpu"
     assert again.source == f"cached, measured {measured.date}"
     assert again.limits == measured.limits
-    assert again.limits[0].detail == {"quick": True} and again.limits[0].verdict.startswith("unjudged: ")
+    assert again.limits[0].detail["quick"] is True and again.limits[0].verdict.startswith("unjudged: ")
     assert here().cache_path.parent == cache_folder() / "limits"
     assert [path.name for path in here().cache_path.parent.iterdir()] == [here().cache_path.name]
 
@@ -200,28 +203,41 @@ def test_on_a_gpu_figures_are_judged_and_cached_by_device_and_driver(
     probes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "check_room", lambda machine: None)
-    health = nvml.Health(
-        uuid="GPU-1/2",
-        driver="570.1",
-        others=0,
-        used_by_others_bytes=0,
-        pcie=(5, 16),
-        pcie_max=(5, 16),
-        ecc=True,
-        power_limit_w=700.0,
-        power_default_w=700.0,
-        state=nvml.State(clock_mhz=1980, throttle=("power cap",)),
+    health = nvml.Health(uuid="GPU-1/2", driver="570.1")
+    throttled = GpuState(
+        index=0, name="NVIDIA H200", clocks=Clocks(sm_clock_hz=1.98e9, slowed_by=("hardware thermal",))
     )
     gpu = gpus.find("h200")
     monkeypatch.setattr(gpus, "detect", lambda: gpu)
     monkeypatch.setattr(nvml, "health", lambda: health)
+    monkeypatch.setattr(run_module, "this_gpu", lambda: throttled)
     reached = gpu.reached["hbm_copy"]
     probes(fake("device memory", {"hbm_copy": reached, "hbm_read": reached / 2}, kinds=("cuda",)))
     limits = run()
     assert limits.device == gpu.name and limits.uuid == "GPU-1/2" and limits.driver == "570.1"
-    assert [limit.verdict for limit in limits.limits] == ["normal", "low: throttled (power cap)"]
+    assert [limit.verdict for limit in limits.limits] == [
+        "normal",
+        "low: throttled (hardware thermal) to 1.98 GHz",
+    ]
+    assert [limit.detail[check.MARK] for limit in limits.limits] == [["throttled (hardware thermal) to 1.98 GHz"]] * 2
     assert this_machine().cache_path.name == "GPU-1-2-570.1.json"
     assert values(cached(this_machine())) == values(limits)
+
+
+@pytest.mark.parametrize(("found", "kind"), [(None, ""), ("cuda", ""), ("xpu", "xpu")])
+def test_an_accelerator_that_is_not_measured_is_named(
+    found: str | None, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    device = torch.device(found) if found else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    assert run_module.passed_over() == kind
+    cli_output.say_what_is_passed_over("")
+    assert capsys.readouterr().err == (
+        "sublight: torch finds an xpu here, which is not measured yet: the CPU is\n" if kind else ""
+    )
+    cli_output.say_what_is_passed_over("cpu")  # who asks for the CPU need not be told
+    assert capsys.readouterr().err == ""
 
 
 def test_a_full_gpu_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from sublight import units
 from sublight.gpus import Gpu
-from sublight.nvml import Health
+from sublight.health import check
+from sublight.health.record import GpuState, known
 from sublight.results import Limit
 
 NORMAL_SHARE_OF_REACHED = 0.95  # of what others reached on this GPU
@@ -19,9 +21,10 @@ NORMAL_SHARE_OF_SPEC = {  # healthy devices reach at least this much of the vend
     "peer": 0.70,
     "shared": 0.80,
 }
+CAUSES: tuple[check.Kind, ...] = ("lost", "throttled", "power-cap", "clocks", "shared", "link", "power-limit")
 
 
-def judge(limit: Limit, gpu: Gpu | None, health: Health | None) -> Limit:
+def judge(limit: Limit, gpu: Gpu | None, state: GpuState | None) -> Limit:
     """The limit with its verdict: normal, low with the likely cause, or unjudged with the reason."""
     if limit.unavailable is not None or limit.verdict:
         return limit
@@ -30,7 +33,7 @@ def judge(limit: Limit, gpu: Gpu | None, health: Health | None) -> Limit:
         return dataclasses.replace(limit, verdict="unjudged: no figure to compare with")
     if limit.value is not None and limit.value >= expected:
         return dataclasses.replace(limit, verdict="normal")
-    return dataclasses.replace(limit, verdict=f"low: {_cause(limit.name, gpu, health)}")
+    return dataclasses.replace(limit, verdict=f"low: {_cause(limit.name, gpu, state)}")
 
 
 def _expected(limit: Limit, gpu: Gpu | None) -> float | None:
@@ -41,18 +44,19 @@ def _expected(limit: Limit, gpu: Gpu | None) -> float | None:
     return share * limit.spec if share and limit.spec else None
 
 
-def _cause(name: str, gpu: Gpu | None, health: Health | None) -> str:
-    if health is None:
+def _cause(name: str, gpu: Gpu | None, state: GpuState | None) -> str:
+    """The likeliest first. A link has no part in what stays on the GPU."""
+    if state is None:
         return "the driver gives no reason (NVML is missing)"
-    if health.state.throttle:
-        return f"throttled ({', '.join(health.state.throttle)})"
-    if health.others:
-        return f"shared with {health.others} other process{'es' if health.others > 1 else ''}"
-    if name.startswith(("h2d", "d2h")) and health.pcie and health.pcie_max and health.pcie < health.pcie_max:
-        now, most = ("PCIe {}.0 x{}".format(*link) for link in (health.pcie, health.pcie_max))
-        return f"link runs at {now}, not {most}"
-    if health.power_limit_w and health.power_default_w and health.power_limit_w < 0.95 * health.power_default_w:
-        return f"power limit is {health.power_limit_w:.0f} W, not {health.power_default_w:.0f} W"
-    if name.startswith("hbm") and health.ecc and gpu and (gpu.memory_kind or "").startswith("GDDR"):
+    problems = {problem.kind: problem for problem in check.of_gpu(state)}
+    for kind in CAUSES:
+        if kind in problems and (kind != "link" or name.startswith(("h2d", "d2h"))):
+            return problems[kind].words
+    if (
+        name.startswith("hbm")
+        and known(state.errors.ecc_enabled)
+        and gpu
+        and (gpu.memory_kind or "").startswith("GDDR")
+    ):
         return "ECC takes a share of the bandwidth of GDDR memory"
-    return f"no cause seen (clock {health.state.clock_mhz} MHz)"
+    return f"no cause seen (clock {units.text(known(state.clocks.sm_clock_hz), 'Hz')})"

@@ -5,36 +5,44 @@ import dataclasses
 import pytest
 
 from sublight import gpus
+from sublight.health.record import Clocks, Errors, GpuState, Link, Power, Process, Unavailable
 from sublight.limits.verdict import judge
-from sublight.nvml import Health, State
 from sublight.results import Limit
 
 GPU = gpus.Gpu(
     key="test", name="Test", memory_kind="HBM3e", reached={"hbm_copy": 4.0e12, "h2d_pinned": 50e9, "matmul_bf16": 7e14}
 )
 GDDR = dataclasses.replace(GPU, memory_kind="GDDR6")
-HEALTHY = Health(
-    uuid="GPU-0",
-    driver="570.1",
-    others=0,
-    used_by_others_bytes=0,
-    pcie=(5, 16),
-    pcie_max=(5, 16),
-    ecc=True,
-    power_limit_w=700.0,
-    power_default_w=700.0,
-    state=State(clock_mhz=1980, throttle=()),
+HEALTHY = GpuState(
+    index=0,
+    name="Test",
+    clocks=Clocks(sm_clock_hz=1.98e9, performance_state=0, slowed_by=()),
+    power=Power(power_limit_w=700.0, power_default_w=700.0),
+    errors=Errors(ecc_enabled=True),
+    link=Link(pcie_generation=5, pcie_width=16, pcie_generation_max=5, pcie_width_max=16),
+    processes=(),
 )
+NO_CAUSE = "no cause seen (clock 1.98 GHz)"
 
 
-def with_(**changes: object) -> Health:
-    return dataclasses.replace(HEALTHY, **changes)  # type: ignore[arg-type]
+def with_(**changes: object) -> GpuState:
+    """Changed inside, wherever the field is."""
+    state = HEALTHY
+    for name, value in changes.items():
+        part = next((each for each in ("clocks", "power", "errors", "link") if hasattr(getattr(state, each), name)), "")
+        inner = dataclasses.replace(getattr(state, part), **{name: value}) if part else value
+        state = dataclasses.replace(state, **{part or name: inner})  # type: ignore[arg-type]
+    return state
+
+
+def others(count: int) -> GpuState:
+    return with_(processes=tuple(Process(pid=-at, used_bytes=10**9, command="python train.py") for at in range(count)))
 
 
 def verdict(
-    name: str, value: float, *, spec: float | None = None, gpu: gpus.Gpu | None = GPU, health: Health | None = HEALTHY
+    name: str, value: float, *, spec: float | None = None, gpu: gpus.Gpu | None = GPU, state: GpuState | None = HEALTHY
 ) -> str:
-    return judge(Limit(name=name, unit="B/s", value=value, spec=spec), gpu, health).verdict
+    return judge(Limit(name=name, unit="B/s", value=value, spec=spec), gpu, state).verdict
 
 
 @pytest.mark.parametrize(("share", "word"), [(1.1, "normal"), (1.0, "normal"), (0.951, "normal"), (0.949, "low")])
@@ -64,50 +72,50 @@ def test_what_others_reached_counts_before_the_vendors_figure() -> None:
     assert verdict("hbm_copy", 3.7e12, spec=1e12).startswith("low: ")
 
 
-THROTTLED = with_(state=State(clock_mhz=900, throttle=("power cap", "hardware thermal")))
-NARROW = with_(pcie=(3, 8))
-CAPPED = with_(power_limit_w=400.0)
+THROTTLED = with_(slowed_by=("hardware thermal",), sm_clock_hz=9e8)
+NARROW = with_(pcie_generation=3, pcie_width=8)
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu", "health", "cause"),
+    ("name", "gpu", "state", "cause"),
     [
-        ("hbm_copy", GPU, THROTTLED, "throttled (power cap, hardware thermal)"),
-        ("hbm_copy", GPU, with_(others=1), "shared with 1 other process"),
-        ("hbm_copy", GPU, with_(others=3), "shared with 3 other processes"),
+        ("hbm_copy", GPU, THROTTLED, "throttled (hardware thermal) to 900 MHz"),
+        ("hbm_copy", GPU, with_(slowed_by=("power cap",)), "clock held at 1.98 GHz (power cap)"),
+        ("hbm_copy", GPU, others(1), "another process on it (0 python; 1.00 GB)"),
+        ("hbm_copy", GPU, others(3), "3 other processes on it (0 python, -1 python and 1 more; 3.00 GB)"),
         ("h2d_pinned", GPU, NARROW, "link runs at PCIe 3.0 x8, not PCIe 5.0 x16"),
-        ("h2d_pinned", GPU, with_(pcie=(5, 8)), "link runs at PCIe 5.0 x8, not PCIe 5.0 x16"),
-        ("matmul_bf16", GPU, CAPPED, "power limit is 400 W, not 700 W"),
+        ("h2d_pinned", GPU, with_(pcie_width=8), "link runs at PCIe 5.0 x8, not PCIe 5.0 x16"),
+        ("matmul_bf16", GPU, with_(power_limit_w=400.0), "power limit is 400 W, not 700 W"),
         ("hbm_copy", GDDR, HEALTHY, "ECC takes a share of the bandwidth of GDDR memory"),
-        ("hbm_copy", GPU, HEALTHY, "no cause seen (clock 1980 MHz)"),
+        ("hbm_copy", GPU, HEALTHY, NO_CAUSE),
         ("hbm_copy", GPU, None, "the driver gives no reason (NVML is missing)"),
     ],
 )
-def test_low_names_its_cause(name: str, gpu: gpus.Gpu, health: Health | None, cause: str) -> None:
-    assert verdict(name, 1e9, gpu=gpu, health=health) == f"low: {cause}"
+def test_low_names_its_cause(name: str, gpu: gpus.Gpu, state: GpuState | None, cause: str) -> None:
+    assert verdict(name, 1e9, gpu=gpu, state=state) == f"low: {cause}"
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu", "health"),
+    ("name", "gpu", "state"),
     [
         ("matmul_bf16", GPU, NARROW),  # the link has no part in a product
-        ("hbm_copy", GDDR, with_(ecc=False)),
-        ("hbm_copy", GDDR, with_(ecc=None)),
+        ("hbm_copy", GDDR, with_(ecc_enabled=False)),
+        ("hbm_copy", GDDR, with_(ecc_enabled=Unavailable("no ECC"))),
         ("matmul_bf16", GDDR, HEALTHY),  # nor has ECC
         ("hbm_copy", GPU, with_(power_limit_w=690.0)),  # set by a hair, not a cause
-        ("hbm_copy", GPU, with_(power_limit_w=None)),
-        ("h2d_pinned", GPU, with_(pcie=None)),
+        ("hbm_copy", GPU, with_(power_limit_w=Unavailable("no limit"))),
+        ("h2d_pinned", GPU, with_(pcie_width=Unavailable("no link"))),
     ],
 )
-def test_what_does_not_explain_it_is_not_blamed(name: str, gpu: gpus.Gpu, health: Health) -> None:
-    assert verdict(name, 1e9, gpu=gpu, health=health) == "low: no cause seen (clock 1980 MHz)"
+def test_what_does_not_explain_it_is_not_blamed(name: str, gpu: gpus.Gpu, state: GpuState) -> None:
+    assert verdict(name, 1e9, gpu=gpu, state=state) == f"low: {NO_CAUSE}"
 
 
 def test_the_likeliest_cause_comes_first() -> None:
-    everything = with_(state=THROTTLED.state, others=2, pcie=(3, 8), power_limit_w=400.0)
-    cooled = dataclasses.replace(everything, state=HEALTHY.state)
-    assert verdict("h2d_pinned", 1e9, gpu=GDDR, health=everything).startswith("low: throttled")
-    assert verdict("h2d_pinned", 1e9, gpu=GDDR, health=cooled).startswith("low: shared")
+    cooled = dataclasses.replace(others(2), link=NARROW.link)
+    everything = dataclasses.replace(cooled, clocks=THROTTLED.clocks)
+    assert verdict("h2d_pinned", 1e9, gpu=GDDR, state=everything).startswith("low: throttled")
+    assert verdict("h2d_pinned", 1e9, gpu=GDDR, state=cooled).startswith("low: 2 other processes")
 
 
 @pytest.mark.parametrize(
@@ -132,4 +140,4 @@ def test_the_rest_of_the_limit_stays() -> None:
 
 def test_ecc_on_a_gpu_whose_memory_is_not_known() -> None:
     unknown = dataclasses.replace(GPU, memory_kind=None)
-    assert verdict("hbm_copy", 1e9, gpu=unknown) == "low: no cause seen (clock 1980 MHz)"
+    assert verdict("hbm_copy", 1e9, gpu=unknown) == f"low: {NO_CAUSE}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sublight import units
+from sublight.health.check import MARK
 from sublight.report.draw.tables import note, plain, titled
 from sublight.results import Limit, Limits
 
@@ -156,9 +157,24 @@ def page(limits: Limits) -> RenderableType:
             )
             parts.extend(Text(row) for row in curve_lines(limit))
             parts.append(Text(""))
+    parts += [Text(line, style="bold yellow") for line in unwell_lines(limits)]
     if any(limit.verdict.startswith("unjudged") for limit in limits.limits):
         parts.append(Text("verdict –: no figure of this device is known to compare with", style="dim"))
     return Group(*parts)
+
+
+def unwell_lines(limits: Limits) -> list[str]:
+    """What was wrong with the GPU while these were measured.
+
+    >>> shared = Limit(name="hbm_copy", unit="B/s", value=1e12, detail={"unwell": ["another process on it"]})
+    >>> unwell_lines(Limits(device="NVIDIA H200", kind="cuda", limits=(shared,)))
+    ['measured while the GPU was not well (another process on it): hbm_copy']
+    """
+    names: dict[str, list[str]] = {}
+    for limit in limits.limits:
+        for words in limit.detail.get(MARK, ()):
+            names.setdefault(words, []).append(limit.name)
+    return [f"measured while the GPU was not well ({words}): {', '.join(which)}" for words, which in names.items()]
 
 
 def curve_lines(limit: Limit) -> list[str]:

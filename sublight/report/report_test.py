@@ -65,6 +65,18 @@ def test_families_stand_together() -> None:
     assert names == [["hbm_read", "hbm_copy"], ["matmul_bf16", "vector_fp32", "launch_graph_node", "peer_copy"]]
 
 
+def test_tables_say_that_the_machine_was_not_well() -> None:
+    run = dataclasses.replace(many(), unwell=("another process on it (7 python; 1.00 GB)",))
+    assert "measured while the GPU was not well: another process on it" in "\n".join(printed(bench.page(run), 140))
+    assert "not well" not in "\n".join(printed(bench.page(many()), 140))
+    first, *others = fakes.limits().limits
+    unwell = dataclasses.replace(first, detail={"unwell": ["link runs at PCIe 5.0 x8, not PCIe 5.0 x16"]})
+    found = dataclasses.replace(fakes.limits(), limits=(unwell, *others))
+    text = "\n".join(printed(limits.page(found), 140))
+    for shown in (text, page.limits(found)):
+        assert f"not well (link runs at PCIe 5.0 x8, not PCIe 5.0 x16): {first.name}" in shown
+
+
 def test_bench_table_marks_the_fastest_and_the_errors() -> None:
     run = many()
     text = "\n".join(printed(bench.page(run), 140))

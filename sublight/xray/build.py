@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +18,9 @@ from sublight.xray.record import Code
 from sublight.xray.sass.asm_lines import right_lines
 
 
-def compiled(launch: Launch, capability: int) -> Any:
-    """Triton's compiled kernel, through its own compiler and assembler; about a second, and no GPU."""
+def compiled(launch: Launch, target: int | str) -> Any:
+    """Triton's compiled kernel, through its own compiler and assembler; about a second, and no GPU. `target`: a
+    capability of NVIDIA's, such as 90, or AMD's name of one of its own, such as gfx942."""
     no_interpreter()
     import triton
 
@@ -33,11 +35,23 @@ def compiled(launch: Launch, capability: int) -> Any:
     constants = {_path(name, names): value for name, value in {**launch.constants, **given}.items()}
     kind = GluonASTSource if jit.is_gluon() else ASTSource
     try:
-        with hushed() as printed, right_lines():
+        with hushed() as printed, contextlib.nullcontext() if isinstance(target, str) else right_lines():
             source = kind(jit, signature, constants, attrs=attributes)
-            return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+            if isinstance(target, str):
+                return triton.compile(source, target=GPUTarget("hip", target, 64), options=amd_options(launch.options))
+            return triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(launch.options))
     except Exception as error:  # the compiler's errors have no class in common
         raise complaint(error, printed.text, jit=jit) from error
+
+
+def amd_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A launch's options on an AMD GPU: as many threads in warps of 64, and no register limit, which is NVIDIA's.
+
+    >>> amd_options({"num_warps": 32, "maxnreg": 128}), amd_options({"num_warps": 1, "num_stages": 2})
+    ({'num_warps': 16}, {'num_warps': 1, 'num_stages': 2})
+    """
+    warps = {"num_warps": max(1, options["num_warps"] // 2)} if "num_warps" in options else {}
+    return {**{name: value for name, value in options.items() if name != "maxnreg"}, **warps}
 
 
 def code_of(launch: Launch, gpu: Gpu) -> Code:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sublight.backend.record import Launch, noting
 from sublight.correct import Inputs
@@ -23,6 +23,9 @@ from sublight.gpus import find as find_gpu
 from sublight.op import Kernel, Op
 from sublight.xray import binary, build, ledger
 from sublight.xray.occupancy.sm import SMS
+
+if TYPE_CHECKING:
+    from sublight.backend.device import Facts
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200", 120: "rtx5090"}
 MAX_SHARED_BYTES = {target: SMS[target].shared_bytes_per_block for target in TARGETS}
@@ -63,11 +66,11 @@ class Compiled:
 
 
 @contextlib.contextmanager
-def recording(target: int, gpu: Gpu | None = None) -> Iterator[list[Launch]]:
+def recording(target: int, gpu: Gpu | None = None, plan: Facts | None = None) -> Iterator[list[Launch]]:
     """Note Triton launches instead of making them, as planned for that GPU; the tensors may be on any device."""
     from sublight.backend.device import PRETEND, Facts
 
-    plan = Facts(capability=target, shared_bytes=SMS[target].shared_bytes_per_block)
+    plan = plan or Facts(capability=target, shared_bytes=SMS[target].shared_bytes_per_block)
     if gpu is not None and gpu.sms:
         plan = replace(plan, multiprocessors=gpu.sms)
     launches: list[Launch] = []
@@ -79,11 +82,11 @@ def recording(target: int, gpu: Gpu | None = None) -> Iterator[list[Launch]]:
         PRETEND.reset(token)
 
 
-def launches_of(op: Op, shapes: tuple[Shape, ...], target: int) -> list[Launch]:
+def launches_of(op: Op, shapes: tuple[Shape, ...], target: int, plan: Facts | None = None) -> list[Launch]:
     """Every distinct specialisation that these shapes take on that GPU, forward and backward."""
     found: dict[str, Launch] = {}
     for shape, dtype in itertools.product(shapes, DTYPES):
-        with recording(target) as launches:
+        with recording(target, plan=plan) as launches:
             make(op, op.inputs(shape, dtype, "meta", 0))
         found.update({launch.key: launch for launch in launches})
     return list(found.values())
@@ -108,7 +111,7 @@ def make(op: Op, inputs: Inputs) -> None:
             provider.backward(*map(gapped, grads), *map(gapped, inputs))
 
 
-def limit_launches(target: int) -> list[Launch]:
+def limit_launches(target: int, plan: Facts | None = None) -> list[Launch]:
     """The kernels that measure this machine's limits, as `limits` launches them."""
     import torch
 
@@ -117,7 +120,7 @@ def limit_launches(target: int) -> list[Launch]:
 
     x = torch.empty(2**28, device="meta")
     index = torch.empty(2**24, device="meta", dtype=torch.int32)
-    with recording(target) as launches:
+    with recording(target, plan=plan) as launches:
         for block, warps in device_memory.FLAT:
             device_memory.copy(x, x, block, warps)
             device_memory.write(x, block, warps)

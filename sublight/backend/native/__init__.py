@@ -136,8 +136,8 @@ def _provide(cuda: bool) -> None:
         use(module)
 
 
-def load(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(NAME, file)
+def load(file: Path, name: str = NAME) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -145,14 +145,19 @@ def load(file: Path) -> Any:
 
 
 def build(file: Path, *, cuda: bool) -> None:
+    compile_into(file, lambda half: command(half, cuda=cuda))
+
+
+def compile_into(file: Path, command: Callable[[Path], list[str]], *, time_limit_s: float = 600.0) -> None:
     """Compile into the cache: under another name first, so that nobody loads half a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(f".{os.getpid()}.tmp")
+    words = command(half)
     try:
-        done = subprocess.run(command(half, cuda=cuda), capture_output=True, text=True, timeout=600)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=time_limit_s)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
-            raise RuntimeError(f"{compiler()} failed: {first.strip()}")
+            raise RuntimeError(f"{next(word for word in words if word != 'nice')} failed: {first.strip()}")
         half.replace(file)
     finally:
         half.unlink(missing_ok=True)
@@ -184,8 +189,12 @@ def file_of(*, cuda: bool) -> Path:
 
     words = (torch.__version__, sys.version, SOURCE.read_text(encoding="utf-8"), str(cuda), os.uname().machine)
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    return cache_folder() / f"{NAME}-{digest}.so"
+
+
+def cache_folder() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "sublight" / "native" / f"{NAME}-{digest}.so"
+    return cache / "sublight" / "native"
 
 
 @functools.cache

@@ -26,6 +26,7 @@ def limits(
     from sublight.report.draw import console, page
 
     cli_output.check_writable(html, json)
+    cli_output.say_what_is_passed_over(device)
     with console.progress("limits") as progress:
         found = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
     if html:

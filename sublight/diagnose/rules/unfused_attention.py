@@ -8,6 +8,7 @@ from dataclasses import replace
 from sublight import units
 from sublight.diagnose.attention import call_for
 from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.fusion import ATTENTION_REACHED, FP32_ATTENTION_REACHED
 from sublight.diagnose.rules.unfused_pointwise import propose
 
 
@@ -18,12 +19,25 @@ def check(case: Case) -> Change | None:
         return None
     calls = [call_for(case, group.items) for group in forward]
     (call, _), *others = Counter(calls).most_common()
+    in_dtype = _dtype_words(case, forward[0].dtype)
     more = (f"{case.often(sum(count for _, count in others))} a step are written otherwise: look at their masks",)
     return replace(
         change,
         fix=call.code,
-        evidence=(*change.evidence, f"mask: {call.mask}", *(more if others else ())),
+        evidence=(*change.evidence, *in_dtype, f"mask: {call.mask}", *(more if others else ())),
     )
+
+
+def _dtype_words(case: Case, dtype: str) -> tuple[str, ...]:
+    """What the one kernel runs in: it is the data type of these ops, and costs are of that."""
+    if not dtype:
+        return ()
+    if dtype != "float32":
+        return (f"the one kernel runs in {dtype}, as these ops do",)
+    rate, half = case.limits.value("matmul_fp32"), case.limits.value("matmul_bf16")
+    faster = (half or 0.0) * ATTENTION_REACHED["forward"] / ((rate or 1.0) * FP32_ATTENTION_REACHED["forward"])
+    more = f"; in bfloat16 it is about {faster:.0f} times as fast" if faster > 1 else ""
+    return (f"the one kernel runs in float32, as these ops do, and uses no TF32{more}",)
 
 
 def _has_softmax(case: Case, items: tuple[int, ...]) -> bool:

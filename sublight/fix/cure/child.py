@@ -1,7 +1,7 @@
 """The process in which a script runs with cures: `python -m sublight.fix.cure.child REQUEST`, JSON in, JSON out.
 
 The script ends when its steps have been timed, at once and without its own clean-up: what it would do at its end is
-done by the run that the user started.
+done by the run that the user started. A script with a diff goes on for a while: what fails then must not be shown.
 """
 
 from __future__ import annotations
@@ -10,24 +10,42 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sublight.fix import cure as cures
+from sublight.fix.cure import landlock, native
 from sublight.fix.cure.figures import Figures
 from sublight.fix.cure.graphed import NAME as GRAPH
 from sublight.fix.cure.record import Outcome, Told
+from sublight.fix.cure.scratch import is_below
 from sublight.fix.cure.timer import StepTimer
+from sublight.fix.cure.workers import shuffled_alike
+
+OURS = str(Path(__file__).parents[3])  # where this package is imported from
 
 
 class Child:
     """One run of the script."""
 
-    def __init__(self, *, target: str, args: list[str], module: bool, names: list[str], result: str) -> None:
+    def __init__(
+        self,
+        *,
+        target: str,
+        args: list[str],
+        module: bool,
+        names: list[str],
+        result: str,
+        folders: list[str],
+        goes_on_s: float,
+    ) -> None:
         from sublight.trace.capture import script as capture_script
 
+        sys.path[:] = [_in_copy(path, *folders) for path in sys.path]
         self._target = capture_script.check(target, args, module=module)
         self._cures = [cures.find(name) for name in names]
         self._result = Path(result)
@@ -36,14 +54,17 @@ class Child:
         self._timer = StepTimer(self._leave)
         self._stack = contextlib.ExitStack()
         self._pid = os.getpid()
+        self._goes_on_s = goes_on_s
 
     def run(self) -> None:
         from sublight.trace.capture import profile as capture
         from sublight.trace.capture import script as capture_script
 
         _seed()
+        native.guard(sys.modules["sublight_fence"].FENCE.check)
         with self._stack:
             self._stack.enter_context(self._figures.watch())
+            self._stack.enter_context(shuffled_alike())
             for cure in self._cures:
                 self._stack.enter_context(cure.install(self.told))
             self._timer.start()
@@ -57,9 +78,17 @@ class Child:
         has_failed = ended.error is not None and not isinstance(ended.error, SystemExit)
         self._write(error=_words(ended.error) if has_failed else self._why_not_timed())
 
-    def _leave(self) -> NoReturn:
-        """The window has ended, in the middle of the script."""
-        self._stack.close()
+    def _leave(self) -> None:
+        """The window has ended, in the middle of the script: so does the script, or it goes on for a while."""
+        if not self._goes_on_s:
+            self._stack.close()
+            self._quit()
+        self._write()
+        timer = threading.Timer(self._goes_on_s, self._quit)
+        timer.daemon = True
+        timer.start()
+
+    def _quit(self) -> NoReturn:
         self._write()
         sys.stderr.flush()
         os._exit(0)
@@ -86,7 +115,9 @@ class Child:
             edits=tuple(self.told.edits if GRAPH not in self.told.left else _without_graph(self.told.edits)),
             error=error,
         )
-        self._result.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        half = self._result.with_suffix(f".{threading.get_ident()}")
+        half.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        half.replace(self._result)
 
 
 def _without_graph(edits: list[Any]) -> list[Any]:
@@ -95,6 +126,14 @@ def _without_graph(edits: list[Any]) -> list[Any]:
 
 def _words(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+
+
+def _in_copy(path: str, folder: str, copy: str) -> str:
+    """The copy's, where a package of the folder was installed to be edited there."""
+    if path == OURS or not is_below(path, folder):
+        return path
+    mine = os.path.join(copy, os.path.relpath(path, folder))
+    return mine if os.path.isdir(mine) and is_below(os.path.realpath(mine), copy) else path
 
 
 def _seed() -> None:
@@ -109,5 +148,16 @@ def _seed() -> None:
         numpy.random.seed(0)
 
 
+def _end_with_parent() -> None:
+    """Linux ends this process when the one that started it is gone, however that ended."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+
+
 if __name__ == "__main__":
+    _end_with_parent()
+    fence = sys.modules["sublight_fence"].FENCE
+    landlock.restrict([*fence.roots, *fence.temporary])  # before a thread starts
     Child(**json.loads(sys.argv[1])).run()

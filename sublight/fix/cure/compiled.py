@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sublight.fix.cure import place
-from sublight.fix.cure.first_call import at_first_call, has_parameters
+from sublight.fix.cure.first_call import at_first_call, has_parameters, precision
 from sublight.fix.cure.record import Cure, Edit, Told
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def install(told: Told) -> Iterator[None]:
             if hasattr(model, "_orig_mod") or not any(p.is_cuda for p in model.parameters()):
                 continue
             told.left.pop(NAME, None)
-            told.did[NAME] = "the model's forward compiled by torch.compile"
-            where = place.made(model)
+            told.did[NAME] = f"the model's forward compiled by torch.compile, in {precision(model)}"
+            where = place.before_use(model)
             model.forward = torch.compile(model.forward)  # not the call: hooks on the model stay outside
             if where and has_parameters(model):
-                text = f"{where[2]} = torch.compile({where[2]})"
-                told.edit(Edit(kind="after", file=where[0], line=where[1], text=text))
+                text = f"{where[2]}.forward = torch.compile({where[2]}.forward)"  # whoever else holds the model has it
+                told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
 
     told.left[NAME] = "no module was called"
     with at_first_call(act):

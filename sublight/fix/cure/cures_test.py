@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,22 +12,20 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from sublight.fix.cure import CURES, diff, find, first_call, pinned, treating
+import sublight
+from sublight.errors import BadInput
+from sublight.fix.cure import CURES, diff, find, pinned, treating
 from sublight.fix.cure.autocast import casting
-from sublight.fix.cure.first_call import at_first_call, models
+from sublight.fix.cure.first_call import at_first_call, models, precision
 from sublight.fix.cure.optimizer import fuse, line_for
+from sublight.fix.cure.place import loop_around
 from sublight.fix.cure.record import Told
+from sublight.fix.cure.workers import shuffled_alike
 from sublight.fix.graph import callable as graphs
 from sublight.fix.graph.fake import Fake
 from sublight.fix.patch.model import is_patched
 
-
-@pytest.fixture(autouse=True)
-def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of other tests live in this process, too: a cure acts on all that it sees."""
-    others = {id(thing) for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)}
-    seen = SimpleNamespace(get_objects=lambda: [thing for thing in gc.get_objects() if id(thing) not in others])
-    monkeypatch.setattr(first_call, "gc", seen)
+pytestmark = pytest.mark.usefixtures("own_models")
 
 
 def test_names_and_findings() -> None:
@@ -148,7 +144,7 @@ def test_workers_shuffle_as_the_script_did() -> None:
         return [int(item) for _ in range(3) for (item,) in loader]
 
     before = epochs()
-    with find("loader workers").install(Told()):
+    with find("loader workers").install(Told()), shuffled_alike():
         assert epochs() == before
 
 
@@ -225,11 +221,11 @@ train(model)
 @pytest.mark.parametrize(
     ("name", "line", "text"),
     [
-        ("patch norms", 6, "sublight.patch(self.model)"),
-        ("patch activations", 6, "sublight.patch(self.model)"),
+        ("patch norms", 9, 'sublight.patch(self.model, only=["norm"])'),
+        ("patch activations", 9, 'sublight.patch(self.model, only=["activation"])'),
         ("fused optimizer", 12, "fused=True"),
         ("loader workers", 18, "num_workers="),
-        ("keep the cache", 15, "pass  # torch.cuda.empty_cache() is left out"),
+        ("keep the cache", 15, "pass"),
     ],
 )
 def test_where_the_line_goes(tmp_path: Path, name: str, line: int, text: str) -> None:
@@ -241,6 +237,51 @@ def test_where_the_line_goes(tmp_path: Path, name: str, line: int, text: str) ->
     assert (edit.file, edit.line) == (str(file), line) and edit.text.startswith(text)
     after = diff.edited(SCRIPT, told.edits)
     assert text in after and compile(after, "after", "exec")
+
+
+REPLACED = """\
+import torch
+
+def steps(model):
+    for _ in range(2):
+        for x in torch.randn(3, 2, 8):
+            out = model(x)
+    return out
+
+net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Linear(8, 8))
+net[0] = torch.nn.LayerNorm(8)
+assert not hasattr(net[0], "__sublight__")
+result = steps(net)
+"""
+
+
+def test_a_line_goes_behind_all_that_was_done_to_the_model(tmp_path: Path) -> None:
+    """Right after the model is made, its children may still be replaced: the cure ran at the first call."""
+    file, told = tmp_path / "train.py", Told()
+    file.write_text(REPLACED)
+    with find("patch norms").install(told):
+        exec(compile(REPLACED, str(file), "exec"), {"__name__": "__main__"})
+    (edit,) = told.edits
+    assert (edit.line, edit.text) == (12, 'sublight.patch(net, only=["norm"])')
+    after = diff.edited(REPLACED, told.edits)
+    names: dict[str, Any] = {}
+    exec(compile(after, "after", "exec"), names)
+    assert is_patched(names["net"][0]), "the replaced child has our forward: the diff does what the cure did"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "place"),
+    [
+        ("a = f()\nfor b in c:\n    while b:\n        a(b)\n", 4, 2),
+        ("def g(a):\n    for b in c:\n        a(b)\n", 3, 2),
+        ("for g in h:\n    def k(a):\n        a(1)\n", 3, 3),  # another frame's loop
+        ("with a:\n    b(\n        c,\n    )\n", 3, 2),
+        ("if a:\n    b = 1\nelse:\n    b()\n", 4, 4),
+        ("a = (", 1, 0),
+    ],
+)
+def test_a_line_before_the_loop(source: str, line: int, place: int) -> None:
+    assert loop_around(source, line, 1) == place
 
 
 @pytest.mark.gpu
@@ -270,3 +311,43 @@ def test_a_model_on_a_gpu_is_graphed_and_right() -> None:
             model(xs[0])
             given = [model(x) for x in xs]
     assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True)) and told.did
+
+
+def test_a_cure_says_in_which_data_type_it_runs() -> None:
+    model = torch.nn.Linear(4, 4)
+    assert precision(model) == "float32" and precision(model.bfloat16()) == "bfloat16"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert precision(model.float()) == "float32, products in bfloat16"
+    told, norm = Told(), torch.nn.Sequential(torch.nn.LayerNorm(4)).half()
+    with find("patch norms").install(told):
+        norm(torch.ones(1, 4, dtype=torch.float16))
+    assert told.did["patch norms"].startswith("1 module swapped: LayerNorm (LayerNorm); in float16;")
+
+
+LOGITS = """\
+import torch
+from sublight.fix.patch.rules.lm_head_test import Model
+model = Model()
+model.body.inner = torch.nn.LayerNorm(12)
+ids = torch.randint(23, (2, 5))
+for _ in range(2):
+    out = model(input_ids=ids, labels=ids)
+    best = out.logits.argmax(-1)
+"""
+
+
+def test_a_line_patches_what_the_cure_patched_and_no_more(tmp_path: Path) -> None:
+    """A loop that reads its logits: the cure of norms leaves them, and sublight.patch(model) does not."""
+    file, told = tmp_path / "train.py", Told()
+    file.write_text(LOGITS)
+    with find("patch norms").install(told):
+        exec(compile(LOGITS, str(file), "exec"), {})
+    assert [edit.text for edit in told.edits] == ['sublight.patch(model, only=["norm"])']
+    after = diff.edited(LOGITS, told.edits)
+    names: dict[str, Any] = {}
+    exec(compile(after, "after", "exec"), names)
+    assert is_patched(names["model"].body.inner) and names["best"].shape == (2, 5)
+    with pytest.raises(AttributeError, match="argmax"):
+        exec(compile(after.replace(', only=["norm"]', ""), "all", "exec"), {})
+    with pytest.raises(BadInput, match="unknown rule 'norms'"):
+        sublight.patch(names["model"], only=["norms"])

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 from sublight.fix.cure.figures import LOSSES, OUTPUTS, Figures, difference, tensors
 
+pytestmark = pytest.mark.usefixtures("own_models")
+
 
 def test_losses_of_a_script_that_trains() -> None:
     figures, own = Figures(), torch.Tensor.backward

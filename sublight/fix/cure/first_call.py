@@ -43,5 +43,18 @@ def models(called: torch.nn.Module) -> list[torch.nn.Module]:
     return sorted(roots, key=lambda module: all(part is not called for part in module.modules()))
 
 
+def precision(model: torch.nn.Module) -> str:
+    """What a model runs in where it is called now, in words: "float32", "float32 with TF32 products"."""
+    import torch
+
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    dtypes = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point())
+    words = " and ".join(dtypes) or "no data type of its own"
+    if torch.is_autocast_enabled(device):
+        return f"{words}, products in {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+    has_tf32 = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return f"{words} with TF32 products" if has_tf32 and "float32" in dtypes else words
+
+
 def has_parameters(module: torch.nn.Module) -> bool:
     return next(module.parameters(), None) is not None

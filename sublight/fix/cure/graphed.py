@@ -54,9 +54,10 @@ def _wrap(model: torch.nn.Module, told: Told) -> Graph:
     from sublight.fix.graph.callable import Graph
 
     own: Callable[..., Any] = model.forward
-    graph, where = Graph(own), place.made(model)
+    graph, where = Graph(own), place.before_use(model)
     if where:
-        told.edit(Edit(kind="after", file=where[0], line=where[1], text=f"{where[2]} = sublight.graph({where[2]})"))
+        text = f"{where[2]}.forward = sublight.graph({where[2]}.forward)"
+        told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():

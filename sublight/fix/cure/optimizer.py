@@ -47,17 +47,17 @@ def install(told: Told) -> Iterator[None]:
 def _treat(optimizer: torch.optim.Optimizer, told: Told) -> None:
     from sublight.fix.patch.optimizer import patch_optimizer
 
-    kind, where = type(optimizer).__name__, place.made(optimizer)
+    kind = type(optimizer).__name__
     (row,) = patch_optimizer(optimizer).rows or (None,)
     if row is not None and row.is_swapped:
         told.did[NAME] = f"{kind}: {row.reason}"
-        if where:
-            told.edit(Edit(kind="after", file=where[0], line=where[1], text=f"sublight.patch({where[2]})"))
+        if where := place.before_use(optimizer):
+            told.edit(Edit(kind="before", file=where[0], line=where[1], text=f"sublight.patch({where[2]})"))
     elif reason := fuse(optimizer):
         told.left[NAME] = f"{kind}: {reason}"
     else:
         told.did[NAME] = f"{kind}: fused=True"
-        if where:
+        if where := place.made(optimizer):
             told.edit(Edit(kind="argument", file=where[0], line=where[1], text="fused=True", call=kind))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sublight.fix.cure import place
-from sublight.fix.cure.first_call import at_first_call
+from sublight.fix.cure.first_call import at_first_call, precision
 from sublight.fix.cure.record import Edit, Told
 
 if TYPE_CHECKING:
@@ -33,10 +34,15 @@ def patched(told: Told, name: str, rules: tuple[str, ...]) -> Iterator[None]:
             swapped += found.swapped
             kinds += [row.kind for row in found.rows if row.is_swapped]
             reasons += [row.reason for row in found.rows if not row.is_swapped]
-            if found.swapped and (where := place.made(model)):
-                told.edit(Edit(kind="after", file=where[0], line=where[1], text=f"sublight.patch({where[2]})"))
+            if found.swapped and (where := place.before_use(model)):
+                used = list(dict.fromkeys(row.rule for row in found.rows if row.is_swapped))
+                text = f"sublight.patch({where[2]}, only={json.dumps(used)})"  # no other rule was tried
+                told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
         if swapped:
-            told.did[name] = f"{swapped} module{'s' * (swapped > 1)} swapped: {', '.join(dict.fromkeys(kinds))}"
+            told.did[name] = (
+                f"{swapped} module{'s' * (swapped > 1)} swapped: {', '.join(dict.fromkeys(kinds))}; "
+                f"in {precision(models[0])}"
+            )
             if not any(p.is_cuda for model in models for p in model.parameters()):
                 told.did[name] += "; on a CPU each call still goes to PyTorch, which wins there"
         else:

@@ -32,6 +32,46 @@ def calling() -> tuple[str, int] | None:
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
+def before_use(thing: Any) -> tuple[str, int, str] | None:
+    """File, line and name for a line that changes the thing before it is used, as a cure does at its first use.
+
+    It goes before the outermost loop around the call that led here, in the outermost function that has a name for the
+    thing by then: there it runs once, and all that the script does to the thing before is done.
+    """
+    place = None
+    for frame in users_frames():
+        code, source = frame.f_code, "".join(linecache.getlines(frame.f_code.co_filename))
+        low = 1 if code.co_name == "<module>" else code.co_firstlineno
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if line := loop_around(source, frame.f_lineno, low):
+            names = _names(frame, thing)
+            known = (n for n in names if "." in n or n in parameters or assigned(source, n, low, line))
+            if name := next(known, ""):
+                place = code.co_filename, line, name
+    return place
+
+
+def loop_around(source: str, line: int, low: int) -> int:
+    """The first line of the outermost loop around a line, else of its own statement; of those from `low` on. 0: none.
+
+    >>> loop_around("a = 1\\nfor b in c:\\n    while a:\\n        f(a)", 4, 1), loop_around("f()\\ng(\\n2)", 3, 1)
+    (2, 2)
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return 0
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and low <= node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    scope = max((node.lineno for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)), default=0)
+    inside = [node for node in around if node.lineno > scope]
+    loops = [node.lineno for node in inside if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
+    return min(loops, default=max((node.lineno for node in inside), default=0))
+
+
 def made(thing: Any) -> tuple[str, int, str] | None:
     """File, last line and name of the assignment that the thing came from."""
     for frame in users_frames():

@@ -12,12 +12,13 @@ from typing import Any, Literal
 class Edit:
     """What a user would change in a file to have the cure."""
 
-    # a new line, an argument of a call, a call of the same object in front of another, a line's replacement
-    kind: Literal["after", "argument", "chained", "instead", "import"]
+    # a new line before a statement, an argument of a call, a call of the same object in front of another, other words
+    # in place of a call, a new line behind the imports
+    kind: Literal["before", "argument", "chained", "instead", "import"]
     file: str
     line: int  # counted from 1; of "import" it does not matter: after the imports
     text: str
-    call: str = ""  # of "argument" and "chained": the name of what is called
+    call: str = ""  # of "argument", "chained" and "instead": the name of what is called
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,11 +63,12 @@ class Outcome:
     left: dict[str, str] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
     error: str = ""  # the last line of what went wrong
+    refused: tuple[str, ...] = ()  # files outside of its scratch copy that it would have written
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
         edits = tuple(Edit(**edit) for edit in data.pop("edits"))
-        return cls(**{**data, "figures": tuple(data["figures"]), "edits": edits})
+        return cls(**{**data, "figures": tuple(data["figures"]), "edits": edits, "refused": tuple(data["refused"])})
 
 
 Verdict = Literal["saves", "no change", "slower", "changed the numbers", "not applied", "failed", "not measured"]
@@ -112,7 +114,8 @@ class Fixed:
     figures_of: str
     tried: tuple[Tried, ...]
     left: tuple[tuple[str, str], ...]  # findings that nothing of ours cures from outside, and what to say of each
-    diff: str
+    diff: str  # that was run, gave the same numbers, and saved time; else ""
+    checked: Tried | None = None  # what running the diff gave
     notes: tuple[str, ...] = ()
 
     def real_saving_s(self, finding: str) -> float | None:
@@ -128,5 +131,6 @@ class Fixed:
             "tried": [tried.to_json() for tried in self.tried],
             "left": [{"finding": finding, "reason": reason} for finding, reason in self.left],
             "diff": self.diff,
+            "checked": self.checked.to_json() if self.checked else None,
             "notes": list(self.notes),
         }

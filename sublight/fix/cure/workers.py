@@ -28,10 +28,9 @@ def short_epochs(loader: Any) -> str:
 
 @contextlib.contextmanager
 def install(told: Told) -> Iterator[None]:
-    import torch
     from torch.utils.data import DataLoader, IterableDataset
 
-    own, own_iter = DataLoader.__init__, DataLoader.__iter__
+    own = DataLoader.__init__
     count = max(1, min(MOST, (os.cpu_count() or 1) - 1))
 
     def loader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
@@ -48,18 +47,35 @@ def install(told: Told) -> Iterator[None]:
             return
         own(self, dataset, *args, **kwargs)
 
-    def iterate(self: Any) -> Any:
-        if self.persistent_workers and self._iterator is not None:
-            # workers that stay draw no seed in later epochs: drawn for them, the shuffle is what it was, and comparable
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return own_iter(self)
-
     told.left[NAME] = "the script makes no DataLoader without workers"
-    DataLoader.__init__, DataLoader.__iter__ = loader, iterate  # type: ignore[method-assign, assignment]
+    DataLoader.__init__ = loader  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        DataLoader.__init__, DataLoader.__iter__ = own, own_iter  # type: ignore[method-assign]
+        DataLoader.__init__ = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def shuffled_alike() -> Iterator[None]:
+    """In every run, so that runs can be compared: a loader whose workers stay shuffles as one without workers does.
+
+    Workers that stay draw no seed in later epochs: it is drawn for them.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    own = DataLoader.__iter__
+
+    def iterate(self: Any) -> Any:
+        if self.persistent_workers and self._iterator is not None:
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return own(self)
+
+    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DataLoader.__iter__ = own  # type: ignore[method-assign]
 
 
 WORKERS = Cure(

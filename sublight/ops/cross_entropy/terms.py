@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sublight.backend.jit import tl, triton
-from sublight.ops.kernels.rows import collect, sum_of
-from sublight.ops.softmax.softmax import INTERPRETED, LOG2_E, exp_below, log_of
+from sublight.ops.kernels.rows import HAS_ASSEMBLY, collect, sum_of
+from sublight.ops.softmax.softmax import LOG2_E, exp_below, log_of
 
 FEW_LABELS = tl.constexpr(1024)  # so many every program counts itself, which saves a launch
 
@@ -43,7 +43,7 @@ def capped(x, inside, softcap, CAP: tl.constexpr, kind: tl.constexpr):
 @triton.jit
 def widen(x):
     """To fp32. Of two bf16 in a register the compiler shifts each down and up again; a shift and a mask will do."""
-    if x.dtype == tl.bfloat16 and not INTERPRETED:
+    if x.dtype == tl.bfloat16 and HAS_ASSEMBLY:
         return tl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2
         )

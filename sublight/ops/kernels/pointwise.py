@@ -20,13 +20,13 @@ from sublight.backend.launch import Step
 from sublight.cost import Shape
 from sublight.errors import BadInput
 from sublight.op import Buffer, Plan
-from sublight.ops.kernels.rows import ELEMENTS, SMALL_ROWS, Rows, copies_of, rows_of
+from sublight.ops.kernels.rows import ELEMENTS, HAS_ASSEMBLY, SMALL_ROWS, Rows, copies_of, rows_of
 from sublight.ops.record.tuning import Tile, tile_for
 
 THREAD_BYTES = 16  # of each tensor
 WARPS = 4
 MAX_GROUPS = 2**15  # of rows along one side of a grid, which ends at 2**16
-HAS_ASSEMBLY = tl.constexpr(not is_interpreted())  # decided when Triton loads, as the interpreter is
+INTERPRETED = tl.constexpr(is_interpreted())  # which has NumPy's exponential, and no library of CUDA's
 WIDE_FROM = 2**31 - 2**16  # vectors: from here on a program's last one may pass 2**31
 
 
@@ -70,7 +70,7 @@ def widen(x, VECTOR: tl.constexpr):
 @triton.jit
 def exp_of(x):
     """exp(x) to all digits of fp32, which the hardware's own exponential has not."""
-    return libdevice.exp(x) if HAS_ASSEMBLY else tl.exp(x)
+    return tl.exp(x) if INTERPRETED else libdevice.exp(x)
 
 
 def block_for_columns(cols: int, widest: int, narrowest: int = 16) -> int:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from sublight.backend.device import is_interpreted, why_not_here
+from sublight.backend.device import is_interpreted, takes_ptx, why_not_here
 from sublight.backend.jit import AVAILABLE, next_power_of_2, tl, triton
 from sublight.correct import Inputs
 from sublight.cost import Shape
@@ -24,6 +24,7 @@ NORM_TEST_SHAPES: tuple[Shape, ...] = tuple(
     )
 )
 ODD_WIDTHS = "rows of odd width begin anywhere, so their elements move one by one; lanes side by side"  # Kernel.narrow
+HAS_ASSEMBLY = tl.constexpr(takes_ptx())  # decided when Triton loads, as the interpreter is
 ELEMENTS = 2**27  # of a large benchmark shape: 256 MB of bf16 each way
 
 
@@ -186,7 +187,7 @@ def forget(x, after, PACKED: tl.constexpr):
     zero that is xored in depends on `after`, a result of the pass that has ended, so nothing can be moved across; it is
     zero because no 16-bit number is -3.0e38, and no sum of them gets there without passing on to infinity.
     """
-    if PACKED:
+    if PACKED and HAS_ASSEMBLY:
         zero = tl.zeros_like(x).to(tl.int16, bitcast=True) + (after == -3.0e38).to(tl.int16)
         return tl.inline_asm_elementwise(
             "xor.b32 $0, $1, $2;", "=r,r,r", [x, zero], dtype=x.dtype, is_pure=True, pack=2

@@ -21,7 +21,6 @@ from sublight.cost.pointwise import activation as cost
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.kernels.pointwise import (
-    HAS_ASSEMBLY,
     TEST_SHAPES,
     check_alike,
     exp_of,
@@ -30,7 +29,7 @@ from sublight.ops.kernels.pointwise import (
     shapes_of,
     vector_places,
 )
-from sublight.ops.kernels.rows import random_rows, why_torch
+from sublight.ops.kernels.rows import HAS_ASSEMBLY, random_rows, why_torch
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered, peer
 from sublight.timing import Thunk

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublight import units
 from sublight.diagnose.record import Explanation, Finding
 from sublight.fix.cure.record import Fixed, Tried
-from sublight.report.draw.tables import note, plain, titled
+from sublight.report.draw.tables import plain, titled
 from sublight.report.explain.terminal import printable
 
 if TYPE_CHECKING:
@@ -53,11 +53,18 @@ def page(before: RenderableType, fixed: Fixed) -> RenderableType:
     if fixed.tried:
         step = units.text(fixed.before_s, "s")
         parts.append(titled(f"Tried on the script, run again (its step takes {step} there)", _table(fixed)))
+    parts += [Text(line) for tried in fixed.tried if (line := _did(fixed, tried))]
     parts += [Text(printable(words)) for words in (*fixed.notes, *lines(fixed))]
     if fixed.diff:
-        parts += [Text(""), Text("The diff to make (no file was changed):", style="bold")]
-        parts += [Text(printable(line), style=_of_diff(line), overflow="fold") for line in fixed.diff.splitlines()]
+        parts += [Text(""), Text(_lead(fixed), style="bold")]
     return Group(*parts)
+
+
+def diff_text(fixed: Fixed) -> str:
+    """The diff as it goes below the page: whole lines at any width, tabs as they are, so that a copy of it applies."""
+    if any(not sign.isprintable() and sign not in "\t\r\n" for sign in fixed.diff):
+        return "(it holds control characters: --write fix.patch writes it as it is)\n"
+    return fixed.diff
 
 
 def section(fixed: Fixed) -> str:
@@ -66,37 +73,48 @@ def section(fixed: Fixed) -> str:
     if fixed.tried:
         names = ("cure", *_figures(fixed), "verdict", "what it did")
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-        rows = ((*_cells(tried), tried.verdict, tried.words) for tried in fixed.tried)
+        rows = ((name, *_cells(tried), tried.verdict, tried.words) for name, tried in _rows(fixed))
         body = "".join(f"<tr>{''.join(f'<td>{escape(printable(cell))}</td>' for cell in row)}</tr>" for row in rows)
         lead = f"<p>The script, run again, takes {escape(units.text(fixed.before_s, 's'))} a step.</p>"
         table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         parts = [lead, table, *parts]
     if fixed.diff:
-        parts.append(
-            f'<p>The diff to make (no file was changed):</p><div class="fix"><pre>{escape(fixed.diff)}</pre></div>'
-        )
+        parts.append(f'<p>{escape(_lead(fixed))}</p><div class="fix"><pre>{escape(fixed.diff)}</pre></div>')
     return f'<section id="tried" tabindex="-1"><h2>Cures, tried</h2>{"".join(parts)}</section>'
 
 
 def _table(fixed: Fixed) -> RenderableType:
     from rich.text import Text
 
-    figures = _figures(fixed)
-    out = plain(("cure", *figures, "verdict", "what it did"), right=figures, fold=("what it did",))
-    for tried in fixed.tried:
+    figures = _figures(fixed)[:3]
+    out = plain(("cure", *figures, "verdict"), right=figures)  # the rest goes below: it would not fit beside
+    for name, tried in _rows(fixed):
         verdict = Text(tried.verdict, style=_STYLE.get(tried.verdict, ""))
-        out.add_row(*_cells(tried), verdict, note(printable(tried.words)))
+        out.add_row(name, *_cells(tried)[:3], verdict)
     return out
 
 
+def _did(fixed: Fixed, tried: Tried) -> str:
+    """What a cure alone did, and to the numbers; empty where it did not run: `lines` says why."""
+    if len(tried.names) > 1 or tried.real_s is None:
+        return ""
+    differ = "" if tried.difference is None else f"; {fixed.figures_of} differ by {tried.difference:.1e}"
+    return f"{tried.names[0]}: {printable(tried.words)}{differ}"
+
+
 def _figures(fixed: Fixed) -> tuple[str, ...]:
-    return "predicted", "real", "pred./real", f"{fixed.figures_of or 'losses'} differ"
+    return "predicted", "real", "ratio", f"{fixed.figures_of or 'losses'} differ"
+
+
+def _rows(fixed: Fixed) -> list[tuple[str, Tried]]:
+    """What was tried, by name."""
+    named = [(tried.names[0] if len(tried.names) == 1 else "all together", tried) for tried in fixed.tried]
+    return [*named, ("the diff", fixed.checked)] if fixed.checked else named
 
 
 def _cells(tried: Tried) -> tuple[str, ...]:
-    """The cure's name, and its figures."""
+    """The figures."""
     return (
-        tried.names[0] if len(tried.names) == 1 else "all together",
         units.text(tried.predicted_s, "s"),
         "–" if tried.real_s is None else _signed(tried),
         "–" if tried.ratio is None else f"{tried.ratio:.2f}",
@@ -128,5 +146,11 @@ def _signed(tried: Tried) -> str:
     return f"{'−' if real_s < 0 else ''}{units.text(abs(real_s), 's')} ± {units.text(tried.spread_s, 's')}"
 
 
-def _of_diff(line: str) -> str:
-    return "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+def _lead(fixed: Fixed) -> str:
+    """What stands above the diff."""
+    assert fixed.checked is not None
+    same = "no losses or outputs to compare" if fixed.checked.difference is None else f"the same {fixed.figures_of}"
+    return (
+        f"The diff was run in a scratch copy: it saves {units.text(fixed.checked.real_s, 's')} a step, with {same}. "
+        "No file was changed; git apply takes it:"
+    )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from sublight import units
 from sublight.diagnose.record import BREAKDOWN, Explanation
+from sublight.report.draw.assets import asset, json_text
 from sublight.report.explain import cards, op_roofline, op_table, timeline
 from sublight.report.explain import terminal as explain
 from sublight.report.explain.causes import cause
@@ -23,7 +22,6 @@ from sublight.report.explain.room import ROOMS, Room
 from sublight.results import write_file
 
 MOST_BYTES = 3_000_000
-ASSETS = Path(__file__).parents[1] / "assets"
 SCRIPTS = ("explain.js", "charts.js", "timeline.js")
 NOTEBOOK_HEIGHT = 760
 LEAST_SHARE = 0.0005  # of the step: a smaller part is not drawn
@@ -51,11 +49,6 @@ def repr_html(explanation: Explanation) -> str:
     )
 
 
-@cache
-def asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
-
-
 def script() -> str:
     """All of the page's script, as one: a policy names it by its hash."""
     return "\n" + "\n".join(asset(name) for name in SCRIPTS)
@@ -66,18 +59,6 @@ def policy() -> str:
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-
-
-def json_text(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end one.
-
-    >>> json_text(["</script>", "a & b"])
-    '["\\\\u003c/script\\\\u003e","a \\\\u0026 b"]'
-    """
-    words = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for sign in "<>&\u2028\u2029":  # they stand only within strings, where an escape means the same
-        words = words.replace(sign, f"\\u{ord(sign):04x}")
-    return words
 
 
 def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Room, tried: str) -> str:

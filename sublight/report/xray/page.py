@@ -15,7 +15,7 @@ from typing import Any
 
 from sublight import units
 from sublight.errors import BadInput
-from sublight.report.explain.page import asset, json_text
+from sublight.report.draw.assets import asset, json_text
 from sublight.report.xray import code as xray_code
 from sublight.report.xray import summary as xray_summary
 from sublight.report.xray import tables as xray_tables

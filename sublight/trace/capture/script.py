@@ -61,10 +61,10 @@ class Ended:
     module: ModuleType | None = None  # what the script made is in it: to be let go of last
 
 
-def check(name: str, args: Sequence[str], *, module: bool) -> Target:
+def check(name: str, args: Sequence[str], *, module: bool, needs_torch: bool = True) -> Target:
     """One clear line where it cannot be run."""
     file = _module_file(name) if module else _script_file(name)
-    if importlib.util.find_spec("torch") is None:
+    if needs_torch and importlib.util.find_spec("torch") is None:
         raise BadInput("torch is not installed here and a script needs it: pip install 'sublight[torch]'")
     return Target(name=name, args=tuple(args), module=module, file=file)
 

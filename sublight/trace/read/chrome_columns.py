@@ -56,6 +56,7 @@ KINDS = {
     "cuda_driver": Kind.RUNTIME,
     "hip_runtime": Kind.RUNTIME,
     "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
     "mtia_runtime": Kind.RUNTIME,
     "privateuse1_runtime": Kind.RUNTIME,
     "privateuse1_driver": Kind.RUNTIME,

@@ -117,6 +117,25 @@ def test_old_schemas_load_the_same(file: Path) -> None:
     assert (trace.detail_of(1).dims, trace.detail_of(1).stack) == (((2, 3),), stack)
 
 
+def test_a_trace_of_an_xpu_loads(file: Path) -> None:
+    """As Kineto's plugin for Intel's GPUs writes it (by hand, from its source): no device is described, a kernel has a
+    SYCL queue where others have a stream, and neither grid nor block; the calls below the runtime are a kind apart."""
+    queues = {"device": 0, "sycl_queue": 3, "l0_queue": "0x0000000000000abc"}
+    events = [
+        span("user_annotation", "ProfilerStep#1", 0, 100),
+        span("cpu_op", "aten::mm", 5, 40, External_id=9, Input_Dims=[[2, 3], [3, 4]]),
+        span("xpu_runtime", "urEnqueueKernelLaunch", 10, 8, correlation=77, External_id=9),
+        span("xpu_driver", "zeCommandListAppendLaunchKernel", 12, 3, correlation=78),
+        span("kernel", "gemm_kernel", 30, 20, pid=0, tid=3, correlation=77, kernel_id=5, **queues),
+        span("gpu_memcpy", "Memcpy M2D (Memory -> Device)", 60, 5, pid=0, tid=4, correlation=79, bytes=4096,
+             **(queues | {"sycl_queue": 4})),
+    ]  # fmt: skip
+    trace = loaded(file, {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events})
+    assert [row[0] for row in rows(trace)] == ["RANGE", "OP", "RUNTIME", "RUNTIME", "KERNEL", "MEMCPY"]
+    assert trace.correlation.tolist()[2] == trace.correlation.tolist()[4] == 77  # who launched it
+    assert trace.lane_of(4).device == 0 and trace.lane_of(4) != trace.lane_of(5)  # two queues run side by side
+
+
 def test_times_keep_their_nanoseconds(file: Path) -> None:
     """Microseconds since 1970 with three digits behind the point are more than a float holds."""
     times = ("00000012.001", "00000012.002", "00000012.130", "99999999.999")

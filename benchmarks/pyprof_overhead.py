@@ -1,0 +1,127 @@
+"""What `sublight pyprof` costs: CPU time of looking, over alternating pairs, and of tracing, on the recursive fib.
+
+    python benchmarks/pyprof_overhead.py [--pairs 20]
+
+Needs no library but this package, so it runs with every Python that is at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from sublight.pyprof import native, recorder
+from sublight.pyprof.recorder import Options
+
+RATES = ((100.0, 0.01), (1000.0, 0.03))  # looks a second, and what they may cost
+DEPTH, ROUNDS, FIB = 15, 40_000, 22
+TURNS = 10
+
+
+def fib(n: int) -> int:
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+
+def work(depth: int = DEPTH) -> int:
+    """Calls some levels deep, builtins and arithmetic: some 50 ms."""
+    if depth:
+        return work(depth - 1)
+    total = 0
+    for number in range(ROUNDS):
+        values = [number % 7, number % 11, number % 13]
+        values.sort()
+        total += sum(values) * len(str(number))
+    return total
+
+
+def cpu_s(run: Callable[[], object]) -> float:
+    """Of this process, all of its threads."""
+    before_s = time.process_time()
+    run()
+    return time.process_time() - before_s
+
+
+def looking(hz: float, pairs: int) -> tuple[list[float], float, float]:
+    """Of each pair, by which share the run that was looked at took more CPU; the looks a second that were made; and
+    the CPU time that the sampler itself says it took, as a share.
+
+    A pair is some turns of 50 ms of each kind: what else the machine does meanwhile meets both.
+    """
+    one = recorder.make(Options(mode="sample", hz=hz))
+    extra, wall_s, watched_s = [], 0.0, 0.0
+    for _ in range(pairs):
+        times = {True: 0.0, False: 0.0}
+        for turn in range(TURNS):
+            for watched in (turn % 2 == 0, turn % 2 == 1):  # each goes first as often
+                if watched:
+                    one.start()
+                began_s = time.perf_counter()
+                times[watched] += cpu_s(work)
+                if watched:
+                    wall_s += time.perf_counter() - began_s
+                    samples = one.stop()
+        extra.append(times[True] / times[False] - 1)
+        watched_s += times[True]
+    assert samples.samples is not None
+    return extra, samples.looks / wall_s, samples.samples.look_s / watched_s
+
+
+def tracing(rounds: int) -> dict[str, float]:
+    """fib under each tracer, as a multiple of the plain one: the fastest of some rounds of each, taken in turns."""
+    best: dict[str, float] = {}
+    kinds: dict[str, Options | None] = {
+        "plain": None,
+        "counts, no builtins": Options(mode="counts", builtins=False),
+        "counts": Options(mode="counts"),
+        "timed, no builtins": Options(mode="trace", builtins=False),
+        "timed": Options(mode="trace"),
+    }
+    for _ in range(rounds):
+        for name, options in kinds.items():
+            tracer = recorder.make(options) if options else None
+            if tracer:
+                tracer.start()
+            before_s = time.thread_time()
+            fib(FIB)
+            took_s = time.thread_time() - before_s
+            if tracer:
+                calls = tracer.stop().calls
+                assert calls is not None
+                counted = sum(node.calls for one in calls.threads for node in one.nodes
+                              if node.function >= 0 and calls.functions[node.function].function == "fib")  # fmt: skip
+                assert counted == 2 * fib(FIB + 1) - 1, f"{name}: {counted} calls of fib"
+            best[name] = min(best.get(name, took_s), took_s)
+    return {name: took_s / best["plain"] for name, took_s in best.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=20)
+    pairs = max(parser.parse_args().pairs, 4)
+    module = native.module(lambda line: print(line, file=sys.stderr))
+    kind = "C part" if module else f"without the C part: {native.Native.reason}"
+    print(f"Python {platform.python_version()}, {kind}, {threading.active_count()} thread")
+    work()
+    for hz, most in RATES:
+        extra, reached_hz, own = looking(hz, pairs)
+        low, middle, high = statistics.quantiles(extra, n=4)
+        error = 1.2533 * statistics.stdev(extra) / len(extra) ** 0.5  # of the median
+        quartiles = f"quartiles {100 * low:+.2f}, {100 * high:+.2f}; {pairs} pairs, {reached_hz:.0f} looks a second"
+        print(
+            f"looking at {hz:g} Hz: {100 * middle:+.2f} % CPU (± {100 * error:.2f}; {quartiles}); "
+            f"by its own clocks {100 * own:.2f} %; bar {100 * most:g} %"
+        )
+    for name, times in tracing(9).items():
+        print(f"fib, {name}: {times:.2f} ×")
+
+
+if __name__ == "__main__":
+    main()

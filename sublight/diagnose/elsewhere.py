@@ -1,0 +1,127 @@
+"""What recorded steps would take on another GPU: each op keeps its distance from the floor, and the floor moves.
+
+An op of unknown cost moves with the memory rate, one that is bound by its launch stays as it is. Idle time is the
+host's, and stays: on a faster GPU a step that waits for launches gains less than its ops do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sublight.diagnose import known
+from sublight.diagnose.items import gpu_items
+from sublight.diagnose.work import Item, device_rows
+from sublight.errors import BadInput
+from sublight.predict.machine import Machine
+from sublight.results import Limits
+from sublight.trace import cut as cuts
+from sublight.trace import steps
+from sublight.trace.attribute import attribute
+from sublight.trace.record import Trace
+
+Way = Literal["floor", "memory rate", "kept"]  # how an op's time was carried over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOp:
+    """All calls of one op in a step."""
+
+    name: str
+    family: str
+    calls: float
+    recorded_s: float
+    floor_s: float  # there, of what has one
+    expected_s: float  # there
+    way: Way
+    bound: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """A step as it was recorded, and as it would be; seconds a step."""
+
+    source: str
+    recorded_on: str
+    machine: Machine
+    steps: int
+    step_s: float
+    ops: tuple[CarriedOp, ...]  # most time first
+
+    @property
+    def busy_s(self) -> float:
+        return sum(op.recorded_s for op in self.ops)
+
+    @property
+    def expected_busy_s(self) -> float:
+        return sum(op.expected_s for op in self.ops)
+
+    @property
+    def idle_s(self) -> float:
+        """Of the device; overlapping streams may keep it busy for more than the step."""
+        return max(self.step_s - self.busy_s, 0.0)
+
+    @property
+    def expected_s(self) -> float:
+        return self.expected_busy_s + self.idle_s
+
+
+def elsewhere(traces: Sequence[Trace], machine: Machine, *, source: str = "") -> Elsewhere:
+    """The first trace's steps on another GPU."""
+    trace = min(traces, key=lambda each: (each.rank is None, each.rank or 0))
+    if not trace.on_gpu:
+        raise BadInput(
+            f"{source or trace.source} was recorded on a CPU: a trace of a GPU tells what another GPU would do"
+        )
+    limits, limits_from = known.limits_for(trace)
+    if not limits.limits:
+        raise BadInput(f"{source or trace.source}: limits are {limits_from}")
+    found = steps.find(trace)
+    chosen = cuts.typical(trace, found)
+    part = trace if chosen is found else cuts.cut(trace, chosen.spans_ns[0][0], chosen.spans_ns[-1][1])
+    attribution = attribute(part)
+    items, _ = gpu_items(attribution, device_rows(attribution, chosen), limits)
+    first, last = chosen.spans_ns[0][0], chosen.spans_ns[-1][1]
+    return Elsewhere(
+        source=source or trace.source,
+        recorded_on=known.device_of(trace, limits),
+        machine=machine,
+        steps=chosen.count,
+        step_s=(last - first) * 1e-9 / chosen.count,
+        ops=_ops(items, limits, machine.limits, chosen.count),
+    )
+
+
+def _ops(items: Sequence[Item], here: Limits, there: Limits, count: int) -> tuple[CarriedOp, ...]:
+    groups: dict[tuple[str, str, Way, str], list[tuple[Item, float, float]]] = {}
+    for item in items:
+        seconds, floor_s, way, bound = carried(item, here, there)
+        groups.setdefault((item.name, item.family, way, bound), []).append((item, seconds, floor_s))
+    found = [
+        CarriedOp(
+            name=name,
+            family=family,
+            calls=len(members) / count,
+            recorded_s=sum(item.took_s for item, _, _ in members) / count,
+            floor_s=sum(floor_s for _, _, floor_s in members) / count,
+            expected_s=sum(seconds for _, seconds, _ in members) / count,
+            way=way,
+            bound=bound,
+        )
+        for (name, family, way, bound), members in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda op: -op.recorded_s))
+
+
+def carried(item: Item, here: Limits, there: Limits) -> tuple[float, float, Way, str]:
+    """Seconds there, the floor there, how that is known, and what bounds it there."""
+    floor = there.floor(item.cost) if item.cost is not None else None
+    if item.floor_s and floor is not None:
+        if item.bound == "launch":
+            return max(item.took_s, floor.seconds), floor.seconds, "kept", floor.bound
+        return max(item.took_s * floor.seconds / item.floor_s, floor.seconds), floor.seconds, "floor", floor.bound
+    rates = [limits.value("hbm_copy") for limits in (here, there)]
+    if rates[0] and rates[1]:
+        return item.took_s * rates[0] / rates[1], 0.0, "memory rate", "unknown"
+    return item.took_s, 0.0, "kept", "unknown"

@@ -1,0 +1,76 @@
+"""A recorded step on another GPU: ops move with their floors, idle time stays, the same GPU gives the same step."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublight import nvml
+from sublight.cost import Cost
+from sublight.diagnose import elsewhere, fakes
+from sublight.diagnose.replay_test import products, steps
+from sublight.diagnose.work import Item
+from sublight.errors import BadInput
+from sublight.predict import machine
+from sublight.trace.costs import OpCost
+from sublight.trace.record import Device, Trace
+
+
+@pytest.fixture(autouse=True)
+def _another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a GPU, never measured."""
+    monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(nvml, "health", lambda: None)
+
+
+def on(name: str, trace: Trace) -> Trace:
+    return dataclasses.replace(trace, devices=(Device(index=0, name=name),))
+
+
+def ten_products(m: Any) -> None:
+    products(m, 10, 5000.0)
+    m.op("aten::unheard_of", (4096, 4096), us=100.0, kernel="mystery")
+
+
+def test_the_same_gpu_gives_the_same_step() -> None:
+    trace = on("NVIDIA H200", steps(ten_products))
+    found = elsewhere.elsewhere([trace], machine.find("h200"))
+    assert found.expected_busy_s == pytest.approx(found.busy_s)
+    assert found.expected_s == pytest.approx(max(found.step_s, found.busy_s), rel=1e-6)
+
+
+def test_products_move_with_the_rate_of_products() -> None:
+    trace = on("NVIDIA H200", steps(ten_products))
+    here = machine.find("h200")
+    there = machine.change(here, {"flops": 2.0})
+    by_name = {op.name: op for op in elsewhere.elsewhere([trace], there).ops}
+    product, other = by_name["aten::mm"], next(op for name, op in by_name.items() if name != "aten::mm")
+    assert product.way == "floor" and product.expected_s == pytest.approx(product.recorded_s / 2)
+    assert other.way == "memory rate" and other.expected_s == pytest.approx(other.recorded_s)
+    wider = machine.change(here, {"bandwidth": 2.0})
+    moved = next(op for op in elsewhere.elsewhere([trace], wider).ops if op.name == other.name)
+    assert moved.expected_s == pytest.approx(other.recorded_s / 2) and product.calls == 10
+
+
+def test_a_slower_gpu_is_slower_and_idle_time_stays() -> None:
+    trace = on("NVIDIA H200", steps(ten_products))
+    slow = elsewhere.elsewhere([trace], machine.find("a100"))
+    assert slow.expected_busy_s > 2 * slow.busy_s and slow.expected_s == slow.expected_busy_s + slow.idle_s
+
+
+def test_what_a_launch_bounds_stays() -> None:
+    limits = fakes.limits()
+    item = Item(row=0, name="small", took_s=3e-6, floor_s=1e-6, bound="launch")
+    item.known = OpCost(
+        family="pointwise", cost=Cost(read_bytes=8, write_bytes=8), dtype="float32", shape="", output_bytes=8
+    )
+    seconds, floor_s, way, _ = elsewhere.carried(item, limits, machine.find("b200").limits)
+    assert (seconds, way) == (3e-6, "kept") and floor_s <= seconds
+
+
+def test_a_trace_without_limits_is_one_line() -> None:
+    with pytest.raises(BadInput, match="limits are none"):
+        elsewhere.elsewhere([on("NVIDIA Z9000", steps(ten_products))], machine.find("b200"))

@@ -1,0 +1,141 @@
+"""The backward ops of a training step, made of the forward ones, and the optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sublight import cost
+from sublight.cost import attention, matmul, movement, norm, optimizer
+from sublight.cost.dtypes import matmul_limit
+from sublight.cost.record import Cost
+from sublight.cost.tensor import dense
+from sublight.predict import model as models
+from sublight.predict.forward import Builder, transformer
+from sublight.predict.model import Model
+from sublight.predict.operation import Operation, weight_tensors
+from sublight.predict.step import Parallel, Step
+
+
+def backward(builder: Builder) -> Iterator[Operation]:
+    """The gradients, last op first; with checkpointing each layer's forward ops come again before them."""
+    step = builder.step
+    for place, op in reversed(list(enumerate(builder.ops))):
+        if step.checkpointing and op.name not in ("embedding", "positions", "head", "loss", "patches"):
+            yield replace(op, name=f"{op.name} (again)")
+        if op.kind == "product":
+            yield from _product_backward(op, step, trained=place not in builder.frozen)
+        elif op.kind == "link":
+            yield replace(op, direction="bwd")
+        elif op.kind == "attention":
+            yield replace(op, direction="bwd", cost=_attention_backward(op))
+        elif op.name == "embedding":
+            if step.lora is None:
+                rows, cols, vocab = (op.shape[size] for size in ("rows", "cols", "vocab"))
+                dy, table = dense(op.dtype, rows, cols), dense(op.dtype, vocab, cols)
+                yield replace(op, direction="bwd", cost=movement.lookup_backward(dy, table, dense("int64", rows)))
+        elif op.name == "weighted sum":
+            yield replace(op, direction="bwd")  # the same bytes the other way
+        elif op.op == "layer_norm" and builder.model.family == "convolution":
+            x, weight = dense(op.dtype, op.shape["rows"], op.shape["cols"]), dense(op.dtype, op.shape["cols"])
+            spent = norm.backward(x, x, weight, gradients=(weight, weight), kind=norm.CENTERED)
+            yield replace(op, direction="bwd", cost=spent)
+        elif op.name not in ("loss", "routing", "positions"):  # done in the forward pass, or no gradient of its own
+            yield replace(op, direction="bwd", cost=cost.find(op.op)(op.shape, op.dtype, "bwd"))
+    if step.parallel.data > 1:
+        shape = {"numel": trained(builder.model, step), "ranks": step.parallel.data, "span": step.parallel.gpus}
+        spent = cost.find("all_reduce")(shape, step.precision.gradients, "fwd")
+        yield Operation(
+            name="gradient all-reduce",
+            op="all_reduce",
+            kind="link",
+            shape=shape,
+            dtype=step.precision.gradients,
+            direction="bwd",
+            count=1,
+            cost=spent,
+            once=True,
+        )
+
+
+def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[Operation]:
+    """That of x is a product of dy and the weight, that of the weight one of dy and x: each as large as the forward."""
+    m, n, k = (op.shape[size] for size in ("m", "n", "k"))
+    groups = op.shape.get("groups", 1)
+    dtype = step.precision.products
+    x, dy = dense(dtype, m, k), dense(dtype, m, n)
+    weight, *scales = weight_tensors(step.precision.weights if not trained else dtype, groups * n, k)
+    limit = matmul_limit(dtype)
+    if op.op == "conv2d":  # its input is smaller than the matrix that it stands for
+        x = dense(dtype, op.shape["batch"], op.shape["in_channels"], op.shape["size"], op.shape["size"])
+    flops = 2.0 * m * n * k
+    if op.name not in ("patches", "embedding"):  # nobody needs the gradient of the input
+        spent = replace(matmul.product(dy, weight, x, n, *scales, limit=limit), flops={limit: flops})
+        yield replace(op, name=op.name, direction="bwd", shape={**op.shape, "n": k, "k": n}, cost=spent)
+    if trained:
+        out = dense(step.precision.gradients, groups * n, k)
+        spent = replace(matmul.product(dy, x, out, m / groups, limit=limit), flops={limit: flops})
+        yield replace(
+            op, name=f"{op.name} (weight)", direction="bwd", shape={**op.shape, "m": n, "n": k, "k": m}, cost=spent
+        )
+
+
+def _attention_backward(op: Operation) -> Cost:
+    shape, dtype = op.shape, op.dtype
+    if "value_dim" not in shape:
+        return attention.attention(shape, dtype, "bwd")
+    q = k = dense(dtype, shape["batch"], shape["heads"], shape["q_len"], shape["head_dim"])
+    v = out = dense(dtype, shape["batch"], shape["heads"], shape["q_len"], shape["value_dim"])
+    logs = dense("float32", shape["batch"], shape["heads"], shape["q_len"])
+    pairs = attention.attended(shape["q_len"], shape["kv_len"], causal=True, bottom_right=True)
+    return attention.backward(q, k, v, out, shape["batch"] * shape["heads"] * pairs, out, logs)
+
+
+def adapter_parameters(model: Model, rank: int) -> int:
+    """Of two thin matrices beside every product that is adapted."""
+    step = Step(mode="train", batch=1, context=1, lora=rank)
+    builder = Builder(model=model, step=step)
+    transformer(builder)
+    thin = [op for op in builder.ops if op.name == "adapters"]
+    return sum(op.count * op.shape["n"] * op.shape["k"] for op in thin)
+
+
+def held(model: Model, parallel: Parallel) -> int:
+    """Parameters of one GPU: its part of every product and of the layers, and its experts."""
+    numel, ways = models.parameters(model), parallel.expert // parallel.tensor
+    if ways > 1:  # tensor parallel cuts experts as it cuts everything; beyond that they are spread
+        experts = sum(
+            block.count * block.experts.count * models.expert_parameters(model, block.experts)
+            for block in model.blocks
+            if block.experts
+        )
+        numel += experts // ways - experts
+    return -(-numel // (parallel.tensor * parallel.pipeline))
+
+
+def trained(model: Model, step: Step) -> int:
+    """Parameters of one GPU that get a gradient."""
+    if step.lora is None:
+        return held(model, step.parallel)
+    return -(-adapter_parameters(model, step.lora) // (step.parallel.tensor * step.parallel.pipeline))
+
+
+def optimizer_step(model: Model, step: Step) -> Iterator[Operation]:
+    """AdamW over everything that is trained, in one pass."""
+    numel, precision = trained(model, step), step.precision
+    kept = precision.weights if step.lora is None else precision.gradients
+    updated = [dense(kept, numel), *(dense(precision.optimizer, numel) for _ in range(2))]
+    if precision.master:
+        updated.append(dense(precision.master, numel))
+    spent = optimizer.update(updated, [dense(precision.gradients, numel)], each=optimizer.ADAM)
+    shape = {"tensors": 1, "numel": numel}
+    yield Operation(
+        name="optimizer",
+        op="adamw",
+        kind="stream",
+        shape=shape,
+        dtype=precision.weights,
+        count=1,
+        cost=spent,
+        once=True,
+    )

@@ -1,0 +1,189 @@
+"""A model on a GPU: every op timed, the sum, what it holds, and what follows: tokens per second, MFU, energy, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from sublight.predict import census, memory
+from sublight.predict import expected as op_times
+from sublight.predict.expected import Timed
+from sublight.predict.machine import Machine
+from sublight.predict.memory import USABLE, Memory
+from sublight.predict.model import Model
+from sublight.predict.operation import Operation
+from sublight.predict.step import Mode, Step
+
+MICRO_BATCHES = 4  # for each stage of a pipeline, when training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOperation:
+    """An op of the step, with all its runs."""
+
+    operation: Operation
+    timed: Timed
+    runs: int  # the time of so many, those of a pipeline that fills and drains included
+    useful: int  # of them, those that do something
+
+    @property
+    def expected_s(self) -> float:
+        return self.runs * self.timed.expected_s
+
+    @property
+    def floor_s(self) -> float:
+        return self.runs * self.timed.floor_s
+
+    @property
+    def bound(self) -> str:
+        """memory, compute, launch or link: what the floor is made of."""
+        bound = self.timed.bound
+        if bound in ("memory", "launch"):
+            return bound
+        return "link" if self.operation.kind == "link" else "compute"
+
+    @property
+    def cause(self) -> str:
+        """The same, and of memory which bytes: weights, the cache, or activations."""
+        if self.bound != "memory":
+            return self.bound
+        operation = self.operation
+        if operation.kind == "attention":
+            return "cache" if operation.shape["q_len"] == 1 else "activations"
+        return "weights" if operation.kind == "product" and operation.direction == "fwd" else "activations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One step of a model on one GPU, or on several alike."""
+
+    model: Model
+    machine: Machine
+    step: Step  # of the whole batch
+    ops: tuple[TimedOperation, ...]  # of one GPU
+    memory: Memory  # of one GPU
+    price_per_hour: float | None = None  # of one GPU
+
+    @property
+    def expected_s(self) -> float:
+        return sum(op.expected_s for op in self.ops)
+
+    @property
+    def floor_s(self) -> float:
+        return sum(op.floor_s for op in self.ops)
+
+    @property
+    def error(self) -> float:
+        """Relative; as if every op were off the same way, which is more than is likely."""
+        total = self.expected_s
+        return sum(op.expected_s * op.timed.error for op in self.ops) / total if total else 0.0
+
+    @property
+    def how(self) -> Mapping[str, float]:
+        """The share of the time that is known in each way."""
+        shares: dict[str, float] = {}
+        for op in self.ops:
+            shares[op.timed.how] = shares.get(op.timed.how, 0.0) + op.expected_s / (self.expected_s or 1.0)
+        return shares
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """The share of the time by what bounds the ops, largest first."""
+        shares: dict[str, float] = {}
+        for op in self.ops:
+            shares[op.cause] = shares.get(op.cause, 0.0) + op.expected_s / (self.expected_s or 1.0)
+        return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
+
+    @property
+    def bottleneck(self) -> str:
+        return next(iter(self.bounds), "nothing")
+
+    @property
+    def gpus(self) -> int:
+        return self.step.parallel.gpus
+
+    @property
+    def flops(self) -> float:
+        """Of one GPU, on tensor cores; ops that are done again count once."""
+        return sum(
+            op.useful * sum(flops for limit, flops in op.operation.cost.flops.items() if limit.startswith("matmul"))
+            for op in self.ops
+            if not op.operation.name.endswith("(again)")
+        )
+
+    @property
+    def mfu(self) -> float:
+        """The model's FLOPs over what the vendor's peak would do in that time."""
+        return self.flops / (self.expected_s * self.machine.peak(self.step.precision.products))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.step.tokens / self.expected_s
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """At the board's power limit: at most this."""
+        power = self.machine.gpu.power_w
+        return power * self.gpus / self.tokens_per_s if power else None
+
+    @property
+    def price_per_million(self) -> float | None:
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour * self.gpus / 3600 * 1e6 / self.tokens_per_s
+
+    @property
+    def room_bytes(self) -> float:
+        return USABLE * (self.machine.gpu.memory_bytes or 0)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.room_bytes
+
+    @property
+    def largest_batch(self) -> int:
+        """Of all GPUs together."""
+        parallel = self.step.parallel
+        here = memory.largest_batch(self.model, replace(self.step, batch=1), self.machine.gpu.memory_bytes or 0)
+        return here * parallel.data
+
+
+def micro(step: Step) -> tuple[Step, int, int]:
+    """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline.
+
+    A pipeline fills and drains: with m parts and p stages, m + p - 1 rounds; while tokens are generated it stays full.
+    """
+    parallel = step.parallel
+    here = -(-step.batch // parallel.data)
+    if parallel.pipeline == 1:
+        return replace(step, batch=here), 1, 1
+    parts = min(here, parallel.pipeline * (MICRO_BATCHES if step.trains else 1))
+    rounds = max(parts, parallel.pipeline) if step.mode == "decode" else parts + parallel.pipeline - 1
+    return replace(step, batch=-(-here // parts)), parts, rounds
+
+
+def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
+    part, parts, rounds = micro(step)
+    ops = tuple(
+        TimedOperation(
+            operation=op,
+            timed=op_times.timed(op, machine),
+            runs=op.count if op.once else op.count * rounds,
+            useful=op.count if op.once else op.count * parts,
+        )
+        for op in census.census(model, part)
+    )
+    held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
+    return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
+
+
+def modes_of(model: Model) -> tuple[Mode, ...]:
+    """The steps that make sense for a model."""
+    return ("prefill", "decode", "train") if model.generates else ("forward", "train")
+
+
+def side_by_side(
+    model: Model, machines: Iterable[Machine], steps: Iterable[Step], *, price_per_hour: float | None = None
+) -> tuple[Prediction, ...]:
+    steps = tuple(steps)
+    return tuple(predict(model, machine, step, price_per_hour=price_per_hour) for machine in machines for step in steps)

@@ -1,0 +1,111 @@
+"""The time of one op: its floor, what a good kernel should take, how that is known and how far it may be off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sublight.cost.dtypes import find_dtype
+from sublight.predict import analytic, links, table
+from sublight.predict.analytic import Heads, Rates
+from sublight.predict.machine import Machine
+from sublight.predict.operation import Operation
+
+How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
+HALF = ("bfloat16", "float16")  # what the tables were measured in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """One run of an op on one GPU."""
+
+    floor_s: float
+    bound: str  # the limit behind the floor
+    expected_s: float
+    how: How
+    error: float  # relative, the 90th percentile of rows that were held out
+
+    @property
+    def efficiency(self) -> float:
+        return self.floor_s / self.expected_s if self.expected_s else 1.0
+
+
+def timed(op: Operation, machine: Machine) -> Timed:
+    """No op is faster than its floor, whatever a table says."""
+    if op.kind == "product":
+        machine.rate(op.dtype)  # or one line: this GPU has no such products
+    floor = machine.limits.floor(op.cost)
+    floor_s, bound = (floor.seconds, floor.bound) if floor else (0.0, "unknown")
+    kind, base_s, sizes = _base(op, machine)
+    found = table.find(kind, machine.key, machine.gpu.architecture) if sizes and op.dtype in HALF else None
+    if found is None:
+        return Timed(
+            floor_s=floor_s,
+            bound=bound,
+            expected_s=max(base_s, floor_s),
+            how="analytic",
+            error=table.analytic_error(kind),
+        )
+    same = found.gpu == machine.key and not machine.changed
+    return Timed(
+        floor_s=floor_s,
+        bound=bound,
+        expected_s=max(base_s * found.correction(sizes), floor_s),
+        how="measured" if same else "carried over",
+        error=found.p90_error if same else max(found.p90_error, table.analytic_error(kind)),
+    )
+
+
+def rates_of(machine: Machine, dtype: str) -> Rates:
+    """The vendor's memory rate, and the products' rate that somebody reached."""
+    gpu = machine.gpu
+    return Rates(
+        flops_per_s=machine.reached(dtype),
+        bytes_per_s=gpu.memory_bytes_per_s or 0.0,
+        sms=gpu.sms or 1,
+        clock_hz=gpu.boost_clock_hz,
+    )
+
+
+def _base(op: Operation, machine: Machine) -> tuple[str, float, tuple[float, ...]]:
+    """The kind of table, the analytic time, and the sizes that the table is looked up by; none: there is no table."""
+    shape = op.shape
+    if op.kind == "link":
+        return "link", links.seconds(op, machine), ()
+    if op.kind == "stream":
+        rate, fitted = machine.gpu.memory_bytes_per_s or 0.0, table.parameters("stream")
+        seconds = analytic.stream_s(op.cost.bytes, op.cost.launches, rate, fitted)
+        return f"stream {op.op} {op.direction}", seconds, (max(op.cost.bytes, 1),)
+    rates = rates_of(machine, op.dtype)
+    if op.kind == "product":
+        m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)
+        itemsize = find_dtype(op.dtype).bits / 8
+        fitted = table.parameters("product")
+        seconds = analytic.product_s(m, n, k, groups, op.cost.bytes, itemsize, rates, fitted)
+        return "product", seconds, (m, n, k) if groups == 1 and op.op != "conv2d" else ()
+    return _attention(op, rates)
+
+
+def _attention(op: Operation, rates: Rates) -> tuple[str, float, tuple[float, ...]]:
+    shape = op.shape
+    heads = Heads(
+        batch=shape["batch"],
+        queries=shape["q_len"],
+        keys=shape["kv_len"],
+        heads=shape["heads"],
+        kv_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
+        causal=bool(shape.get("causal", 0)),
+        window=shape.get("window", 0),
+    )
+    sizes = (heads.batch, heads.keys, heads.heads, heads.kv_heads, heads.head_dim)
+    measured = heads.head_dim <= 256 and op.direction == "fwd"
+    if heads.queries == 1:
+        seconds = analytic.decode_s(heads, op.cost.bytes, rates, table.parameters("decode attention"))
+        return "decode attention", seconds, sizes if measured else ()
+    work = 1.0 if op.direction == "fwd" else 2.5  # five products where the forward pass has two
+    if value_dim := shape.get("value_dim"):
+        work *= (heads.head_dim + value_dim) / (2 * heads.head_dim)
+    seconds = analytic.prefill_s(heads, op.cost.bytes, rates, table.parameters("prefill attention"), work)
+    plain = heads.causal and not heads.window and "value_dim" not in shape
+    return "prefill attention", seconds, sizes if measured and plain else ()

@@ -1,0 +1,312 @@
+"""What each model_type means: its config's fields, and what its class does that no field says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sublight.errors import BadInput
+from sublight.predict.model import Block, Experts, Latent, Model, Stage
+
+Config = Mapping[str, Any]
+
+
+class Fields:
+    """A config's fields by Hugging Face's names; one that is needed and not there is the user's mistake."""
+
+    def __init__(self, config: Config, name: str) -> None:
+        self.config, self.name = config, name
+
+    def number(self, *names: str) -> int:
+        value = self.maybe(*names)
+        if value is None:
+            raise BadInput(f"the config of {self.name} lacks {' or '.join(names)}: add it to the file")
+        return value
+
+    def maybe(self, *names: str) -> int | None:
+        for name in names:
+            value = self.config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a whole number")
+            return value
+        return None
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return bool(self.config.get(name, default))
+
+
+def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tuple[Block, ...]:
+    """Layers that are alike, together: they differ in their window and in whether they have experts."""
+    layers = fields.number("num_hidden_layers")
+    inner = fields.number("intermediate_size")
+    groups: dict[Block, int] = {}
+    only_dense = set(fields.config.get("mlp_only_layers") or ())
+    step = fields.maybe("decoder_sparse_step", "moe_layer_freq") or 1
+    for index in range(layers):
+        has_experts = experts is not None and index >= dense_first and index not in only_dense
+        has_experts = has_experts and (index + 1) % step == 0
+        kept = experts if has_experts else None
+        block = Block(count=0, inner=0 if kept else inner, experts=kept, window=_window(fields, index))
+        groups[block] = groups.get(block, 0) + 1
+    return tuple(
+        Block(count=count, inner=block.inner, experts=block.experts, window=block.window)
+        for block, count in groups.items()
+    )
+
+
+def _window(fields: Fields, index: int) -> int | None:
+    window = fields.maybe("sliding_window")
+    is_qwen = str(fields.config.get("model_type")).startswith("qwen")  # which uses it only if told, in its last layers
+    if not window or not fields.flag("use_sliding_window", not is_qwen):
+        return None
+    if is_qwen and "layer_types" not in fields.config:
+        return window if index >= (fields.maybe("max_window_layers") or 0) else None
+    types, pattern = fields.config.get("layer_types"), fields.maybe("sliding_window_pattern")
+    if isinstance(types, list) and index < len(types):
+        return window if types[index] == "sliding_attention" else None
+    return window if not pattern or (index + 1) % pattern else None
+
+
+def _decoder(
+    fields: Fields,
+    source: str,
+    *,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    norms: int = 2,
+    experts: Experts | None = None,
+    tied: bool = False,
+    **more: Any,
+) -> Model:
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    return Model(
+        name=fields.name,
+        source=source,
+        family="decoder",
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.maybe("num_key_value_heads") or heads,
+        head_dim=fields.maybe("head_dim") or (hidden // heads if heads else 0),
+        vocab=fields.number("vocab_size"),
+        blocks=_blocks(fields, experts, fields.maybe("first_k_dense_replace") or 0),
+        tied=fields.flag("tie_word_embeddings", tied),
+        norms=norms,
+        qk_norm=qk_norm,
+        qkv_bias=qkv_bias,
+        mlp_bias=fields.flag("mlp_bias"),
+        longest=fields.maybe("max_position_embeddings"),
+        **more,
+    )
+
+
+def _llama(fields: Fields, source: str) -> Model:
+    bias = fields.flag("attention_bias")
+    return _decoder(fields, source, qkv_bias=bias, out_bias=bias)
+
+
+def _qwen2(fields: Fields, source: str) -> Model:
+    return _decoder(fields, source, qkv_bias=True)
+
+
+def _qwen3(fields: Fields, source: str) -> Model:
+    return _decoder(fields, source, qk_norm=True, qkv_bias=fields.flag("attention_bias"))
+
+
+def _qwen3_moe(fields: Fields, source: str) -> Model:
+    experts = Experts(
+        count=fields.number("num_experts"),
+        chosen=fields.number("num_experts_per_tok"),
+        inner=fields.number("moe_intermediate_size"),
+    )
+    return _decoder(fields, source, qk_norm=True, experts=experts, qkv_bias=fields.flag("attention_bias"))
+
+
+def _mixtral(fields: Fields, source: str) -> Model:
+    experts = Experts(
+        count=fields.number("num_local_experts"),
+        chosen=fields.number("num_experts_per_tok"),
+        inner=fields.number("intermediate_size"),
+    )
+    return _decoder(fields, source, experts=experts)
+
+
+def _gpt_oss(fields: Fields, source: str) -> Model:
+    experts = Experts(
+        count=fields.number("num_local_experts"),
+        chosen=fields.number("num_experts_per_tok", "experts_per_token"),
+        inner=fields.number("intermediate_size"),
+        bias=True,
+    )
+    return _decoder(fields, source, experts=experts, qkv_bias=True, out_bias=True, sinks=True)
+
+
+def _gemma(fields: Fields, source: str) -> Model:
+    return _decoder(fields, source, tied=True)
+
+
+def _gemma2(fields: Fields, source: str) -> Model:
+    return _decoder(fields, source, tied=True, norms=4)
+
+
+def _deepseek(fields: Fields, source: str) -> Model:
+    inner = fields.number("moe_intermediate_size")
+    experts = Experts(
+        count=fields.number("n_routed_experts"),
+        chosen=fields.number("num_experts_per_tok"),
+        inner=inner,
+        shared_inner=inner * (fields.maybe("n_shared_experts") or 0),
+        score_bias=fields.config.get("topk_method") == "noaux_tc" or fields.config["model_type"] != "deepseek_v2",
+    )
+    latent = Latent(
+        q_rank=fields.maybe("q_lora_rank"),
+        kv_rank=fields.number("kv_lora_rank"),
+        nope_dim=fields.number("qk_nope_head_dim"),
+        rope_dim=fields.number("qk_rope_head_dim"),
+        value_dim=fields.number("v_head_dim"),
+    )
+    return _decoder(fields, source, experts=experts, latent=latent)
+
+
+def _gpt2(fields: Fields, source: str) -> Model:
+    hidden, heads = fields.number("n_embd", "hidden_size"), fields.number("n_head", "num_attention_heads")
+    inner = fields.maybe("n_inner") or 4 * hidden
+    positions = fields.number("n_positions", "max_position_embeddings")
+    return Model(
+        name=fields.name,
+        source=source,
+        family="decoder",
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads if heads else 0,
+        vocab=fields.number("vocab_size"),
+        blocks=(Block(count=fields.number("n_layer", "num_hidden_layers"), inner=inner),),
+        tied=fields.flag("tie_word_embeddings", True),
+        gated=False,
+        rms=False,
+        rotary=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        positions=positions,
+        longest=positions,
+    )
+
+
+def _encoder(fields: Fields, source: str, **more: Any) -> Model:
+    """BERT and ViT: LayerNorm, biases everywhere, every token sees every other."""
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    block = Block(count=fields.number("num_hidden_layers"), inner=fields.number("intermediate_size"))
+    return Model(
+        name=fields.name,
+        source=source,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads if heads else 0,
+        blocks=(block,),
+        gated=False,
+        rms=False,
+        rotary=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        **more,
+    )
+
+
+def _bert(fields: Fields, source: str) -> Model:
+    positions = fields.number("max_position_embeddings")
+    return _encoder(
+        fields,
+        source,
+        family="encoder",
+        vocab=fields.number("vocab_size"),
+        positions=positions,
+        segments=fields.number("type_vocab_size"),
+        pooler=True,
+        longest=positions,
+    )
+
+
+def _vit(fields: Fields, source: str) -> Model:
+    patches = (fields.number("image_size") // fields.number("patch_size")) ** 2
+    return _encoder(
+        fields,
+        source,
+        family="vision",
+        patch=fields.number("patch_size"),
+        channels=fields.maybe("num_channels") or 3,
+        tokens=patches + 1,  # the class token
+        positions=patches + 1,
+        labels=len(fields.config.get("id2label") or ()) or fields.maybe("num_labels") or 1000,
+    )
+
+
+def _dit(fields: Fields, source: str) -> Model:
+    """Norms without parameters; six vectors a layer made of the time step and the class modulate them."""
+    hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    return Model(
+        name=fields.name,
+        source=source,
+        family="diffusion",
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads if heads else 0,
+        blocks=(Block(count=fields.number("num_hidden_layers"), inner=4 * hidden),),
+        gated=False,
+        rms=False,
+        norms=0,
+        rotary=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        patch=fields.number("patch_size"),
+        channels=fields.number("in_channels"),
+        tokens=(fields.number("image_size") // fields.number("patch_size")) ** 2,
+        labels=fields.maybe("num_labels") or 1000,
+        modulation=True,
+    )
+
+
+def _resnet(fields: Fields, source: str) -> Model:
+    depths, widths = fields.config.get("depths"), fields.config.get("widths")
+    if not isinstance(depths, list) or not isinstance(widths, list) or len(depths) != len(widths):
+        raise BadInput(f"the config of {fields.name} lacks depths and widths, lists of one length")
+    image = fields.number("image_size")
+    stages, channels, size = [], widths[0], image // 4
+    for index, (count, width) in enumerate(zip(depths, widths, strict=True)):
+        stride = 1 if index == 0 else 2
+        stages.append(
+            Stage(count=count, width=width, in_channels=channels, out_channels=4 * width, in_size=size, stride=stride)
+        )
+        channels, size = 4 * width, size // stride
+    labels = fields.maybe("num_labels") or 1000
+    return Model(
+        name=fields.name, source=source, family="convolution", stages=tuple(stages), image=image, labels=labels
+    )
+
+
+READERS: dict[str, Callable[[Fields, str], Model]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "phi3": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+    "gpt_oss": _gpt_oss,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "gpt2": _gpt2,
+    "bert": _bert,
+    "vit": _vit,
+    "dit": _dit,
+    "resnet": _resnet,
+}

@@ -1,0 +1,210 @@
+"""The GPU that a prediction is for: one of the table, a user's own file of figures, or one with a figure changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import statistics
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sublight import gpus
+from sublight.cost.dtypes import matmul_limit
+from sublight.errors import BadInput, nearest
+from sublight.gpus import Gpu
+from sublight.predict import known_limits
+from sublight.results import Limit, Limits
+
+KNOBS = {  # what --what-if may scale, and the figures behind it
+    "bandwidth": ("memory_bytes_per_s", "memory_transfers_per_s"),
+    "flops": (),
+    "links": ("nvlink_bytes_per_s", "pcie_bytes_per_s"),
+    "memory": ("memory_bytes",),
+    "power": ("power_w",),
+}
+_NEEDED = ("memory_bytes", "memory_bytes_per_s", "sms", "peak_flops")
+_INTEGERS = ("sms", "memory_bytes", "l2_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A GPU and its limits."""
+
+    gpu: Gpu
+    limits: Limits
+    changed: bool = False  # by --what-if or a user's file: what was measured on such a GPU is not of this one
+    factors: Mapping[str, float] = field(default_factory=dict)  # of --what-if
+    network_bytes_per_s: float | None = None  # of one GPU to other machines
+
+    @property
+    def key(self) -> str:
+        return self.gpu.key
+
+    @property
+    def label(self) -> str:
+        """In one short word or two: h100, or h100 bandwidth x2."""
+        return " ".join([self.key, *(f"{knob} x{factor:g}" for knob, factor in self.factors.items())])
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """One way to the other GPUs: NVLink, else PCIe."""
+        return self.gpu.nvlink_bytes_per_s or self.gpu.pcie_bytes_per_s
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s of products; one line where this GPU has none of that data type."""
+        limit = matmul_limit(dtype)
+        value = self.limits.value(limit)
+        if value is None:
+            names = (row.name.removeprefix("matmul_") for row in self.limits.limits if "matmul_" in row.name)
+            have = sorted(name for name in names if name not in ("fp64", "tf32"))  # nobody serves a model in these
+            kind = limit.removeprefix("matmul_")
+            raise BadInput(f"{self.gpu.name} has no {kind} products: use --dtype {' or '.join(have)}, or another GPU")
+        return value
+
+    def reached(self, dtype: str) -> float:
+        """FLOP/s that products reach: as somebody measured, else the share of the vendor's figure that is usual."""
+        limit = matmul_limit(dtype)
+        return self.rate(dtype) * (1.0 if limit in self.gpu.reached else usual_share())
+
+    def peak(self, dtype: str) -> float:
+        """The vendor's figure, which MFU is a share of; where there is none, what was reached."""
+        return self.gpu.peak_flops.get(matmul_limit(dtype).removeprefix("matmul_")) or self.rate(dtype)
+
+
+@functools.cache
+def usual_share() -> float:
+    """Of the vendors' bf16 figures, what somebody reached, over the table's NVIDIA GPUs: the median.
+
+    >>> 0.75 < usual_share() < 0.9
+    True
+    """
+    known_rates = [
+        (gpu.reached.get("matmul_bf16"), gpu.peak_flops.get("bf16"))
+        for gpu in gpus.all_gpus()
+        if gpu.vendor == "NVIDIA"
+    ]
+    return statistics.median(reached / peak for reached, peak in known_rates if reached and peak)
+
+
+def of_gpu(gpu: Gpu, *, changed: bool = False) -> Machine:
+    for figure in _NEEDED:
+        if not getattr(gpu, figure):
+            raise BadInput(f"{gpu.name} lacks {figure}: a prediction needs {', '.join(_NEEDED)}")
+    return Machine(gpu=gpu, limits=known_limits.of_gpu(gpu)[0], changed=changed)
+
+
+def find(words: str) -> Machine:
+    """A known GPU's, or that of a file such as my.toml."""
+    if words.endswith(".toml"):
+        return of_gpu(read_gpu(Path(words)), changed=True)
+    return of_gpu(gpus.find(words))
+
+
+def read_gpu(path: Path) -> Gpu:
+    """A GPU from a user's file: figures by the table's names, `like` takes over those of a known one."""
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}: a GPU's file gives {', '.join(_NEEDED)}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"cannot read {path}: {error}") from None
+    fields = {field.name for field in dataclasses.fields(Gpu)} - {"sources", "notes", "aliases"}
+    like = data.pop("like", None)
+    if unknown := next((name for name in data if name not in fields), ""):
+        raise BadInput(
+            f"{path} has {unknown!r}, which is no figure of a GPU: did you mean {nearest(unknown, list(fields))}?"
+        )
+    for name, value in data.items():
+        _check(path, name, value)
+    for name in _INTEGERS:
+        if name in data:
+            data[name] = int(data[name])
+    source = f"given in {path.name}"
+    sources = dict.fromkeys(data, source)
+    base = gpus.find(like) if like else None
+    tables = {
+        name: {**getattr(base, name), **data.pop(name)} if base else data.pop(name) for name in _TABLES if name in data
+    }
+    if base:
+        reached = {name: rate for name, rate in base.reached.items() if name in data.get("reached", {})}
+        kept = {"reached": tables.pop("reached", reached), "sources": {**base.sources, **sources}}
+        gpu = replace(base, **{"key": path.stem, "name": path.stem, **data, **tables, **kept})
+    else:
+        gpu = Gpu(**{"key": path.stem, "name": path.stem, **data, **tables}, sources=sources)
+    if missing := [name for name in _NEEDED if not getattr(gpu, name)]:
+        raise BadInput(f'{path} lacks {", ".join(missing)}: add it, or like = "h100" for that GPU\'s figures')
+    return gpu
+
+
+_TABLES = ("peak_flops", "flops_per_clock_per_sm", "reached")
+_TEXTS = ("key", "name", "vendor", "architecture", "gfx", "memory_kind", "pcie")
+
+
+def _check(path: Path, name: str, value: Any) -> None:
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise BadInput(f"{path}: {name} = {value!r} must be text")
+    elif name in _TABLES:
+        if not isinstance(value, dict) or not all(_is_rate(rate) for rate in value.values()):
+            raise BadInput(f"{path}: {name} must be a table of rates, as in {{ bf16 = 1e15 }}")
+    elif name not in ("compute_capability", "max_clock_dtypes") and not _is_rate(value):
+        raise BadInput(f"{path}: {name} = {value!r} must be a number above 0")
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def parse_changes(words: list[str]) -> dict[str, float]:
+    """bandwidth=2x as a factor.
+
+    >>> parse_changes(["bandwidth=2x", "flops=0.5"])
+    {'bandwidth': 2.0, 'flops': 0.5}
+    """
+    found = {}
+    for word in words:
+        name, _, factor = word.partition("=")
+        if name not in KNOBS:
+            raise BadInput(f"unknown --what-if {name!r}: use {', '.join(KNOBS)}, as in bandwidth=2x")
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)x?", factor.strip())
+        if not match or not 0 < float(match[1]) <= 1000:
+            raise BadInput(f"--what-if {word}: give a factor, as in {name}=2x")
+        found[name] = float(match[1])
+    return found
+
+
+def change(machine: Machine, factors: Mapping[str, float]) -> Machine:
+    """The same GPU with some figures scaled: limits that were reached scale with them."""
+    if not factors:
+        return machine
+    gpu, limits = machine.gpu, list(machine.limits.limits)
+    for knob, factor in factors.items():
+        figures = {name: getattr(gpu, name) * factor for name in KNOBS[knob] if getattr(gpu, name)}
+        if "memory_bytes" in figures:
+            figures["memory_bytes"] = int(figures["memory_bytes"])
+        if knob == "flops":
+            figures = {"peak_flops": {dtype: peak * factor for dtype, peak in gpu.peak_flops.items()}}
+        gpu = replace(gpu, **figures)
+        limits = [_scaled(limit, factor) if _belongs(limit.name, knob) else limit for limit in limits]
+    name = f"{gpu.name}, " + ", ".join(f"{knob} x{factor:g}" for knob, factor in factors.items())
+    return Machine(
+        gpu=replace(gpu, name=name),
+        limits=replace(machine.limits, device=name, limits=tuple(limits)),
+        changed=True,
+        factors=dict(factors),
+        network_bytes_per_s=(machine.network_bytes_per_s or 0) * factors.get("links", 1.0) or None,
+    )
+
+
+def _belongs(limit: str, knob: str) -> bool:
+    prefixes = {"bandwidth": ("hbm_",), "flops": ("matmul_", "vector_"), "links": ("peer_", "h2d_", "d2h_")}
+    return limit.startswith(prefixes.get(knob, ("none",)))
+
+
+def _scaled(limit: Limit, factor: float) -> Limit:
+    value, spec = limit.value, limit.spec
+    return replace(limit, value=value * factor if value else value, spec=spec * factor if spec else spec)

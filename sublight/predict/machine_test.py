@@ -1,0 +1,83 @@
+"""GPUs of the table, of a user's file, and changed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sublight.errors import BadInput
+from sublight.gpus import UnknownGpu
+from sublight.predict import machine
+
+WHOLE = """
+name = "Next year's"
+sms = 200
+memory_bytes = 200e9
+memory_bytes_per_s = 10e12
+power_w = 1200
+peak_flops = { bf16 = 3e15, fp32 = 1e14 }
+"""
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_of_figures(tmp_path: Path) -> None:
+    found = machine.find(written(tmp_path, WHOLE))
+    assert found.key == "my" and found.gpu.name == "Next year's" and found.gpu.memory_bytes == 200_000_000_000
+    assert found.limits.value("matmul_bf16") == 3e15 and found.changed
+    assert found.reached("bfloat16") == pytest.approx(3e15 * machine.usual_share())
+
+
+def test_like_takes_over_what_is_not_given(tmp_path: Path) -> None:
+    found = machine.find(written(tmp_path, 'like = "h100"\nmemory_bytes_per_s = 8e12\n')).gpu
+    assert (found.sms, found.memory_bytes_per_s, found.peak_flops["bf16"]) == (132, 8e12, 989.4e12)
+    assert "given in my.toml" in found.sources["memory_bytes_per_s"]
+    assert not found.reached  # nobody measured this one
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sms = 1\n", "lacks memory_bytes, memory_bytes_per_s, peak_flops"),
+        (WHOLE + "bandwith = 3\n", "no figure of a GPU"),
+        (WHOLE.replace("sms = 200", 'sms = "many"'), "sms = 'many' must be a number"),
+        (WHOLE.replace("10e12", "-1"), "must be a number above 0"),
+        (WHOLE.replace("{ bf16 = 3e15, fp32 = 1e14 }", "3e15"), "table of rates"),
+        ("sms = = 3", "cannot read"),
+        ('like = "h999"\n', "unknown GPU"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises((BadInput, UnknownGpu)) as caught:
+        machine.find(written(tmp_path, text))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_file() -> None:
+    with pytest.raises(BadInput, match="there is no file"):
+        machine.find("nowhere.toml")
+
+
+@pytest.mark.parametrize("words", ["bandwidth", "bandwidth=", "bandwidth=0", "bandwidth=-2x", "l9=2x", "flops=2y"])
+def test_a_bad_what_if_is_one_line(words: str) -> None:
+    with pytest.raises(BadInput, match="what-if"):
+        machine.parse_changes([words])
+
+
+def test_a_gpu_without_a_data_type() -> None:
+    with pytest.raises(BadInput, match="A100 SXM 80GB has no fp8 products: use --dtype bf16 or fp16 or fp32 or int8,"):
+        machine.find("a100").rate("float8_e4m3fn")
+
+
+def test_changes_scale_limits_and_figures() -> None:
+    here = machine.find("h200")
+    more = machine.change(here, {"bandwidth": 2.0, "flops": 3.0})
+    assert more.limits.value("hbm_copy") == 2 * (here.limits.value("hbm_copy") or 0)
+    assert more.limits.value("matmul_bf16") == 3 * (here.limits.value("matmul_bf16") or 0)
+    assert more.peak("bfloat16") == 3 * here.peak("bfloat16") and more.label == "h200 bandwidth x2 flops x3"
+    assert machine.change(here, {}) is here

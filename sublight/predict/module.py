@@ -1,0 +1,266 @@
+"""Any nn.Module: it runs once on meta tensors, which hold no numbers, and every op that it calls is timed.
+
+What is timed is PyTorch as it is: each op a kernel of its own, attention as one. Costs are those that traces get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sublight.cost import attention as attention_costs
+from sublight.cost.record import Cost, Direction, Shape
+from sublight.cost.tensor import dense
+from sublight.errors import BadInput
+from sublight.predict import expected
+from sublight.predict.estimate import TimedOperation
+from sublight.predict.machine import Machine
+from sublight.predict.operation import Operation
+from sublight.trace.costs import cost_of, no_cost
+from sublight.trace.costs.shapes import DTYPES
+from sublight.trace.record import Detail
+
+_FREE = ("aten::detach", "aten::empty_like", "aten::empty", "aten::new_empty", "aten::alias", "aten::lift_fresh")
+_WORD_OF = {name: word for word, name in reversed(DTYPES.items())}  # the profiler's word for a data type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulePrediction:
+    """One pass of a module on one GPU."""
+
+    name: str
+    machine: Machine
+    ops: tuple[TimedOperation, ...]  # those that are alike together, most time first
+    parameter_bytes: int
+    unknown: tuple[str, ...]  # ops whose cost is not known: each counts as one pass over what it reads and writes
+
+    @property
+    def expected_s(self) -> float:
+        return sum(op.expected_s for op in self.ops)
+
+    @property
+    def floor_s(self) -> float:
+        return sum(op.floor_s for op in self.ops)
+
+    @property
+    def error(self) -> float:
+        return sum(op.expected_s * op.timed.error for op in self.ops) / (self.expected_s or 1.0)
+
+    def __str__(self) -> str:
+        from sublight import units
+
+        head = f"{self.name} on {self.machine.gpu.name}: {units.text(self.expected_s, 's')} ± {100 * self.error:.0f} %"
+        lines = [f"{head}, floor {units.text(self.floor_s, 's')}"]
+        for op in self.ops[:8]:
+            share = units.percent(op.expected_s / (self.expected_s or 1.0))
+            time = units.text(op.expected_s, "s")
+            lines.append(f"{op.operation.name:40} x{op.runs:<5} {time:>9} {share:>6}  {op.bound}")
+        if self.unknown:
+            lines.append(f"cost not known, taken as one pass: {', '.join(self.unknown)}")
+        return "\n".join(lines)
+
+
+def predict_module(
+    module: torch.nn.Module, *args: Any, machine: Machine, train: bool = False, **named: Any
+) -> ModulePrediction:
+    """The forward pass, and with `train` the backward pass, of these inputs. The module itself is left as it is."""
+    recorder = _Recorder()
+    meta_args, meta_named = pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
+    states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state = {name: _on_meta(value) for name, value in states.items()}
+    try:
+        with torch.set_grad_enabled(train), recorder, _Attention(recorder):
+            result = torch.func.functional_call(module, state, meta_args, meta_named, tie_weights=True)
+            if train:
+                _loss(result).backward()
+    except (NotImplementedError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        name = type(module).__name__
+        raise BadInput(f"{name} cannot run on meta tensors: {first}; its config.json can be given instead") from None
+    counts: dict[tuple[Any, ...], tuple[Operation, int]] = {}
+    for op in recorder.ops:
+        key = (op.name, op.direction, op.dtype, op.cost.bytes, op.cost.total_flops, *op.shape.items())
+        counts[key] = (op, counts.get(key, (op, 0))[1] + 1)
+    timed = [
+        TimedOperation(operation=op, timed=expected.timed(op, machine), runs=runs, useful=runs)
+        for op, runs in counts.values()
+    ]
+    return ModulePrediction(
+        name=type(module).__name__,
+        machine=machine,
+        ops=tuple(sorted(timed, key=lambda op: -op.expected_s)),
+        parameter_bytes=sum(value.numel() * value.element_size() for value in module.parameters()),
+        unknown=tuple(dict.fromkeys(recorder.unknown)),
+    )
+
+
+def _on_meta(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to("meta").requires_grad_(value.requires_grad)
+
+
+def _loss(result: Any) -> torch.Tensor:
+    """The model's own loss where it has one, else the sum of what it returns."""
+    loss = getattr(result, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if not tensors:
+        raise BadInput("nothing that the module returns has a gradient: leave train out")
+    return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
+
+
+class _Recorder(TorchDispatchMode):
+    """Every op below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Operation] = []
+        self.unknown: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._record(func, args, kwargs or {}, result)
+        return result
+
+    def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        name = func._schema.name
+        rest = func._schema.arguments[len(args) :]
+        values = [*args, *(kwargs.get(each.name, each.default_value) for each in rest)]
+        detail = _detail(values)
+        if name in _FREE or no_cost(name, detail) or func.is_view:
+            return
+        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        known = cost_of(name, detail)
+        if known is None:
+            self.unknown.append(name)
+            spent, dtype = _one_pass(values, outputs), "float32"
+        else:
+            spent, dtype = known.cost, known.dtype
+        if not spent.bytes and not spent.flops:
+            return
+        sizes = _product_sizes(name, values, outputs)
+        self.ops.append(
+            Operation(
+                name=name.removeprefix("aten::"),
+                op=name,
+                kind="product" if sizes else "stream",
+                shape=sizes or {"numel": sum(output.numel() for output in outputs)},
+                dtype=dtype,
+                count=1,
+                cost=spent,
+            )
+        )
+
+
+def _detail(values: Sequence[Any]) -> Detail:
+    """The arguments as the profiler would have recorded them."""
+    dims: list[Any] = []
+    strides: list[Any] = []
+    types: list[str] = []
+    concrete: list[str] = []
+    for value in values:
+        tensors = value if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor) else None
+        if isinstance(value, torch.Tensor):
+            dims.append(tuple(value.shape))
+            strides.append(tuple(value.stride()))
+            types.append(_WORD_OF.get(str(value.dtype).removeprefix("torch."), ""))
+        elif tensors is not None:
+            dims.append(tuple(tuple(each.shape) for each in tensors))
+            strides.append(tuple(tuple(each.stride()) for each in tensors))
+            types.append("TensorList")
+        else:
+            dims.append(())
+            strides.append(())
+            types.append("ScalarList" if isinstance(value, list | tuple) else "Scalar" if value is not None else "")
+        concrete.append("" if isinstance(value, torch.Tensor) or tensors is not None or value is None else str(value))
+    return Detail(dims=tuple(dims), strides=tuple(strides), types=tuple(types), concrete=tuple(concrete))
+
+
+def _one_pass(values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:
+    inputs = [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
+    return Cost(read_bytes=sum(map(_bytes, inputs)), write_bytes=sum(map(_bytes, outputs)))
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def _product_sizes(name: str, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Shape:
+    """m, n and k where the op is one product."""
+    factors = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+    if name in factors:
+        left, right = values[factors[name]], values[factors[name] + 1]
+        batch = left.shape[0] if left.dim() == 3 else 1
+        sizes = {"m": batch * left.shape[-2], "n": right.shape[-1], "k": left.shape[-1]}
+        return sizes | ({"groups": batch} if batch > 1 else {}) if min(sizes.values()) else {}
+    if name == "aten::convolution" and outputs and outputs[0].numel():
+        weight, out = values[1], outputs[0]
+        return {"m": out.numel() // out.shape[1], "n": out.shape[1], "k": math.prod(weight.shape[1:])}
+    return {}
+
+
+class _Attention(TorchFunctionMode):
+    """Attention as one op: on meta tensors PyTorch would take it apart."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = dict(zip(names, args, strict=False)) | dict(kwargs or {})
+        q, k, v = given["query"], given["key"], given["value"]
+        return _Whole.apply(q, k, v, bool(given.get("is_causal")), self.recorder)
+
+
+class _Whole(torch.autograd.Function):
+    """Records the op and its gradient, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, recorder: _Recorder) -> Any:
+        ctx.save_for_backward(q, k, v)
+        ctx.causal, ctx.recorder = causal, recorder
+        recorder.ops.append(_attention(q, k, v, causal, "fwd"))
+        return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        q, k, v = ctx.saved_tensors
+        ctx.recorder.ops.append(_attention(q, k, v, ctx.causal, "bwd"))
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, None
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, direction: Direction) -> Operation:
+    dtype = str(q.dtype).removeprefix("torch.")
+    batch = math.prod(q.shape[:-3])
+    heads, queries, head_dim = q.shape[-3:]
+    kv_heads, keys = k.shape[-3:-1]
+    shape = {"batch": batch, "q_len": queries, "kv_len": keys, "heads": heads, "kv_heads": kv_heads}
+    shape |= {"head_dim": head_dim, "causal": int(causal)}
+    pairs = batch * heads * attention_costs.attended(queries, keys, causal=causal, bottom_right=False)
+    query, key, value = (dense(dtype, *each.shape) for each in (q, k, v))
+    out = dense(dtype, *q.shape[:-1], v.shape[-1])
+    logs = dense("float32", *q.shape[:-1])
+    if direction == "fwd":
+        spent = attention_costs.forward(query, key, value, pairs)
+    else:
+        spent = attention_costs.backward(query, key, value, out, pairs, out, logs)
+    return Operation(
+        name="attention",
+        op="attention",
+        kind="attention",
+        shape=shape,
+        dtype=dtype,
+        direction=direction,
+        count=1,
+        cost=spent,
+    )

@@ -1,0 +1,94 @@
+"""Measured corrections on a grid over the logarithms of a shape, interpolated linearly between its nodes.
+
+A node's value is the logarithm of measured over analytic time: 0 where nothing was measured nearby. Outside the grid
+the nearest edge counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Corrections of one kind of op on one GPU."""
+
+    gpu: str
+    architecture: str
+    kind: str
+    axes: tuple[tuple[float, ...], ...]  # of log2 of each size
+    values: tuple[float, ...]  # row by row, the last axis fastest
+    median_error: float  # of the rows that were held out
+    p90_error: float
+    rows: int
+    source: str
+
+    def correction(self, sizes: Sequence[float]) -> float:
+        """The factor by which the analytic time is multiplied."""
+        return math.exp(interpolate(self.axes, self.values, [math.log2(size) for size in sizes]))
+
+
+def corners(axes: Sequence[Sequence[float]], point: Sequence[float]) -> list[tuple[int, float]]:
+    """The nodes around a point and their weights, which add up to 1.
+
+    >>> corners([(0.0, 2.0), (0.0, 1.0)], [1.0, 0.25])
+    [(0, 0.375), (1, 0.125), (2, 0.375), (3, 0.125)]
+    """
+    sides = []
+    for axis, at in zip(axes, point, strict=True):
+        place = min(max(at, axis[0]), axis[-1])
+        left = min(max(bisect.bisect_right(axis, place) - 1, 0), len(axis) - 2)
+        share = (place - axis[left]) / (axis[left + 1] - axis[left])
+        sides.append(((left, 1 - share), (left + 1, share)))
+    found = []
+    for chosen in itertools.product(*sides):
+        index = 0
+        for (node, _), axis in zip(chosen, axes, strict=True):
+            index = index * len(axis) + node
+        found.append((index, math.prod(weight for _, weight in chosen)))
+    return found
+
+
+def interpolate(axes: Sequence[Sequence[float]], values: Sequence[float], point: Sequence[float]) -> float:
+    return sum(values[index] * weight for index, weight in corners(axes, point) if weight)
+
+
+@functools.cache
+def data() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("efficiency.json").read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def parameters(kind: str) -> dict[str, float]:
+    """Of the analytic model of this kind of op."""
+    return dict(data()["analytic"][kind]["parameters"])
+
+
+@functools.cache
+def analytic_error(kind: str) -> float:
+    """The 90th percentile of the analytic model's relative error, where it was checked; a half where it never was."""
+    return float(data()["analytic"]["stream" if kind.startswith("stream") else kind].get("p90_error", 0.5))
+
+
+@functools.cache
+def tables() -> tuple[Table, ...]:
+    rows = [{**row, "axes": tuple(map(tuple, row["axes"])), "values": tuple(row["values"])} for row in data()["tables"]]
+    return tuple(Table(**row) for row in rows)
+
+
+def find(kind: str, gpu: str, architecture: str | None) -> Table | None:
+    """The table of that GPU, else of one with the same architecture."""
+    fitting = [table for table in tables() if table.kind == kind]
+    return next(
+        (table for table in fitting if table.gpu == gpu),
+        next((table for table in fitting if architecture and table.architecture == architecture), None),
+    )

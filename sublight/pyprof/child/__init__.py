@@ -1,0 +1,1 @@
+"""First on a child's path: Python runs `sitecustomize` of this folder before the child's own program."""

@@ -1,0 +1,121 @@
+"""Predictions as plain data: JSON, and rows of a CSV file. The terminal and the page print these same figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sublight.predict import model as models
+from sublight.predict.estimate import Prediction, TimedOperation
+from sublight.predict.model import Model
+from sublight.predict.step import Precision
+
+
+def of_model(model: Model, precision: Precision) -> dict[str, Any]:
+    from sublight.cost.dtypes import find_dtype
+
+    return {
+        "name": model.name,
+        "source": model.source,
+        "family": model.family,
+        "parameters": models.parameters(model),
+        "active_parameters": models.parameters(model, active=True),
+        "layers": model.layers,
+        "cache_bytes_per_token": models.cache_bytes(model, 1, 1, find_dtype(precision.cache).bits),
+    }
+
+
+def of_operation(op: TimedOperation, total_s: float) -> dict[str, Any]:
+    """All runs of an op; FLOPs and bytes are of one."""
+    operation = op.operation
+    return {
+        "name": operation.name,
+        "op": operation.op,
+        "direction": operation.direction,
+        "shape": dict(operation.shape),
+        "dtype": operation.dtype,
+        "count": op.runs,
+        "flops": operation.cost.total_flops,
+        "bytes": operation.cost.bytes,
+        "intensity": operation.intensity,
+        "bound": op.bound,
+        "floor_s": op.floor_s,
+        "expected_s": op.expected_s,
+        "share": op.expected_s / total_s if total_s else 0.0,
+        "how": op.timed.how,
+        "error": op.timed.error,
+    }
+
+
+def of_prediction(found: Prediction) -> dict[str, Any]:
+    """Of a step that does not fit, what it holds and what would fit, and no time: nobody will see it run."""
+    step = found.step
+    head = {
+        "gpu": found.machine.key,
+        "gpu_name": found.machine.gpu.name,
+        "what_if": dict(found.machine.factors),
+        "gpus": found.gpus,
+        "parallel": step.parallel.text,
+        "mode": step.mode,
+        "batch": step.batch,
+        "context": step.context,
+        "fits": found.fits,
+        "largest_batch": found.largest_batch,
+        "memory_bytes": {**found.memory.kinds(), "total": found.memory.total, "room": int(found.room_bytes)},
+    }
+    if not found.fits:
+        return head
+    return head | {
+        "expected_s": found.expected_s,
+        "floor_s": found.floor_s,
+        "error": found.error,
+        "how": dict(found.how),
+        "bound": found.bottleneck,
+        "bounds": dict(found.bounds),
+        "tokens_per_s": found.tokens_per_s,
+        "mfu": found.mfu,
+        "joules_per_token": found.joules_per_token,
+        "price_per_million_tokens": found.price_per_million,
+        "ops": [of_operation(op, found.expected_s) for op in found.ops],
+    }
+
+
+def to_json(model: Model, precision: Precision, found: Sequence[Prediction]) -> dict[str, Any]:
+    types = {name: getattr(precision, name) for name in ("products", "weights", "cache")}
+    return {
+        "model": of_model(model, precision),
+        "precision": types,
+        "predictions": [of_prediction(prediction) for prediction in found],
+    }
+
+
+_FLAT = (
+    *("gpu", "gpus", "parallel", "mode", "batch", "context", "fits", "largest_batch", "expected_s", "floor_s", "error"),
+    *("bound", "tokens_per_s", "mfu", "joules_per_token", "price_per_million_tokens"),
+)
+_KINDS = ("weights", "cache", "activations", "gradients", "optimizer", "total", "room")
+
+
+def to_csv(found: Sequence[Prediction], *, ops: bool = False) -> str:
+    """A line a prediction; `ops`: a line an op of each."""
+    lines: list[Mapping[str, Any]] = []
+    for prediction in found:
+        data = of_prediction(prediction)
+        if ops:
+            step = {name: data[name] for name in ("gpu", "parallel", "mode", "batch", "context")}
+            lines += [step | {**op, "shape": _shape(op["shape"])} for op in data.get("ops", ())]
+        else:
+            held = {f"{kind}_bytes": data["memory_bytes"].get(kind, 0) for kind in _KINDS}
+            lines.append({name: data.get(name) for name in _FLAT} | held)
+    out = io.StringIO()
+    if lines:
+        writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return out.getvalue()
+
+
+def _shape(shape: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in shape.items())

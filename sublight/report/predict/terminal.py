@@ -1,0 +1,229 @@
+"""Predictions in the terminal: one table a step, a line on what bounds it, and the ops where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sublight import units
+from sublight.cost.dtypes import SPELLINGS
+from sublight.report.draw.tables import Fitting, plain, titled
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+Row = Mapping[str, Any]  # a prediction as data.py makes it
+TITLES = {
+    "prefill": "Prefill: time to the first token",
+    "decode": "Decode: time of a token of every sequence",
+    "forward": "Forward pass",
+    "train": "Training step",
+}
+MOST_OPS = 3  # that the line below a table names
+_SHORT = {"float32": "fp32", **{name: word for word, name in reversed(SPELLINGS.items()) if word[-1].isdigit()}}
+
+
+def short_dtype(name: str) -> str:
+    """
+    >>> short_dtype("bfloat16"), short_dtype("float8_e4m3fn"), short_dtype("int4")
+    ('bf16', 'fp8', 'int4')
+    """
+    return name if name.startswith("int") else _SHORT.get(name, name)
+
+
+def billions(number: float) -> str:
+    """As people count parameters.
+
+    >>> billions(8_030_261_248), billions(124_439_808)
+    ('8.03 B', '124 M')
+    """
+    return units.text(number, "").strip().replace("G", "B")
+
+
+def label(row: Row) -> str:
+    changes = [f"{knob} x{factor:g}" for knob, factor in row["what_if"].items()]
+    return " ".join([row["gpu"], *changes])
+
+
+def headline(document: Row) -> str:
+    model, types = document["model"], document["precision"]
+    words = [model["name"], f"{billions(model['parameters'])} parameters"]
+    if model["active_parameters"] != model["parameters"]:
+        words.append(f"{billions(model['active_parameters'])} active")
+    kinds = short_dtype(types["products"])
+    if types["weights"] != types["products"]:
+        kinds += f", weights {short_dtype(types['weights'])}"
+    if types["cache"] != "bfloat16":
+        kinds += f", cache {short_dtype(types['cache'])}"
+    words.append(kinds)
+    if model["cache_bytes_per_token"]:
+        words.append(f"cache {units.text(model['cache_bytes_per_token'], 'B')} a token")
+    return " · ".join(words)
+
+
+def page(document: Row, *, census: bool = False) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = document["predictions"]
+    parts: list[RenderableType] = [Text(headline(document), style="bold")]
+    for mode in TITLES:
+        of_mode = [row for row in rows if row["mode"] == mode]
+        if of_mode:
+            parts += [Text(""), titled(TITLES[mode], _steps(of_mode)), *_lines(of_mode)]
+    if census:
+        parts += [part for row in rows if row["fits"] for part in (Text(""), _census(row))]
+    parts += [Text(""), *(Text(note, style="dim") for note in notes(rows))]
+    return Group(*parts)
+
+
+def _steps(rows: Sequence[Row]) -> RenderableType:
+    """Columns are left out before figures are cut: what a figure is made of goes first."""
+    dropped: tuple[tuple[str, ...], ...] = (
+        (),
+        ("J/token",),
+        ("J/token", "largest"),
+        ("J/token", "largest", "MFU"),
+        ("J/token", "largest", "MFU", "memory"),
+    )
+    return Fitting(tuple(_table(rows, without) for without in dropped))
+
+
+def _table(rows: Sequence[Row], without: Sequence[str]) -> Table:
+    cells = [_cells(row, rows) for row in rows]
+    empty = [name for name in cells[0] if all(cell[name] in ("", "–") for cell in cells)]
+    names = [name for name in cells[0] if name not in without and name not in empty]
+    out = plain(names, right=[name for name in names if name not in ("GPU", "on")])
+    for cell in cells:
+        out.add_row(*(cell[name] for name in names))
+    return out
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
+    memory = row["memory_bytes"]
+    head = {
+        "GPU": label(row),
+        "on": row["parallel"] if row["gpus"] > 1 else "",
+        "batch": str(row["batch"]),
+        "context": str(row["context"]),
+    }
+    tail = {"memory": units.text(memory["total"], "B"), "largest": str(row["largest_batch"])}
+    if not row["fits"]:
+        blank = dict.fromkeys(("time", "±", "floor", "gain", "tokens/s", "MFU", "$/M", "J/token"), "–")
+        return head | blank | {"time": "no room"} | tail
+    price = row["price_per_million_tokens"]
+    return (
+        head
+        | {
+            "time": units.text(row["expected_s"], "s"),
+            "±": f"{100 * row['error']:.0f} %",
+            "floor": units.text(row["floor_s"], "s"),
+            "gain": _gain(row, rows),
+            "tokens/s": units.text(row["tokens_per_s"], "").strip(),
+            "MFU": units.percent(row["mfu"]),
+            "$/M": "" if price is None else f"{price:.3g}",
+            "J/token": f"{row['joules_per_token']:.3g}" if row["joules_per_token"] else "",
+        }
+        | tail
+    )
+
+
+def _gain(row: Row, rows: Sequence[Row]) -> str:
+    """Of a changed GPU against itself."""
+    keys = ("gpu", "mode", "batch", "context", "parallel")
+    plain_rows = [other for other in rows if not other["what_if"] and other["fits"]]
+    same = next((other for other in plain_rows if all(other[key] == row[key] for key in keys)), None)
+    return f"x{same['expected_s'] / row['expected_s']:.2f}" if row["what_if"] and same else ""
+
+
+def _lines(rows: Sequence[Row]) -> list[RenderableType]:
+    """What bounds the first and the last that fit, and what does not fit."""
+    from rich.text import Text
+
+    fitting = [row for row in rows if row["fits"]]
+    shown = dict.fromkeys(id(row) for row in (fitting[:1] + fitting[-1:]))
+    lines = [Text(bound_sentence(row), style="dim") for row in fitting if id(row) in shown]
+    misfits = [Text(misfit(row), style="yellow") for row in rows if not row["fits"]]
+    return [*lines, *misfits[:3], *([Text(f"… and {len(misfits) - 3} more without room")] if len(misfits) > 3 else [])]
+
+
+def bound_sentence(row: Row) -> str:
+    """h100, batch 1, context 4096: 78 % memory, 22 % launch; MLP up 41 %, MLP down 21 %, attention 14 %."""
+    shares = ", ".join(f"{units.percent(share)} {name}" for name, share in row["bounds"].items() if share >= 0.01)
+    sums: dict[str, float] = {}
+    for op in row["ops"]:
+        name = op["name"].removesuffix(" (weight)").removesuffix(" (again)")
+        sums[name] = sums.get(name, 0.0) + op["share"]
+    largest = sorted(sums.items(), key=lambda pair: -pair[1])[:MOST_OPS]
+    ops = ", ".join(f"{name} {units.percent(share)}" for name, share in largest)
+    return f"{label(row)}, batch {row['batch']}, context {row['context']}: bound by {shares}; {ops}"
+
+
+def misfit(row: Row) -> str:
+    """What is too much, by how much, and what would fit."""
+    memory = row["memory_bytes"]
+    kinds = {kind: size for kind, size in memory.items() if kind not in ("total", "room")}
+    what, size = max(kinds.items(), key=lambda pair: pair[1])
+    over = units.text(memory["total"] - memory["room"], "B")
+    words = f"{label(row)}: {row['mode']} at batch {row['batch']}, context {row['context']} needs"
+    words += f" {units.text(memory['total'], 'B')} of {units.text(memory['room'], 'B')}, {over} too much"
+    if row["largest_batch"]:
+        return f"{words}: batch {row['largest_batch']} fits"
+    return f"{words}, {units.text(size, 'B')} of it {what}: {_remedy(row, what)}"
+
+
+def _remedy(row: Row, what: str) -> str:
+    if row["mode"] == "train" and what in ("optimizer", "gradients"):
+        return "--tp, --pp or --lora 16 would lower it"
+    if row["mode"] == "train" and what == "activations":
+        return "--checkpointing would lower it"
+    return "--tp 2 or more, or --weights int4, would lower it" if what == "weights" else "a shorter --context would fit"
+
+
+def _census(row: Row) -> RenderableType:
+    """Every op: how often, its arithmetic and bytes, what bounds it, its share of the time."""
+    full = ("op", "shape", "count", "FLOP", "bytes", "FLOP/B", "bound", "floor", "time", "share", "how")
+    choices = []
+    for without in ((), ("shape",), ("shape", "FLOP", "bytes"), ("shape", "FLOP", "bytes", "how")):
+        names = [name for name in full if name not in without]
+        table = plain(names, right=("count", "FLOP", "bytes", "FLOP/B", "floor", "time", "share"))
+        for op in sorted(row["ops"], key=lambda op: -op["expected_s"]):
+            cells = _op_cells(op)
+            table.add_row(*(cells[name] for name in names))
+        choices.append(table)
+    where = f"{label(row)}, batch {row['batch']}, context {row['context']}"
+    return titled(f"Ops of {row['mode']} on {where}", Fitting(tuple(choices)))
+
+
+def _op_cells(op: Row) -> dict[str, str]:
+    sizes = op["shape"]
+    return {
+        "op": op["name"] + (" bwd" if op["direction"] == "bwd" else ""),
+        "shape": "x".join(str(sizes[name]) for name in sizes if name not in ("causal", "tensors", "ranks")),
+        "count": str(op["count"]),
+        "FLOP": units.text(op["flops"], "").strip(),
+        "bytes": units.text(op["bytes"], "").strip(),
+        "FLOP/B": f"{op['intensity']:.3g}",
+        "bound": op["bound"],
+        "floor": units.text(op["floor_s"], "s"),
+        "time": units.text(op["expected_s"], "s"),
+        "share": units.percent(op["share"]),
+        "how": op["how"],
+    }
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    fitting = [row for row in rows if row["fits"]]
+    if not fitting:
+        return ["Nothing fits: no time is given."]
+    ways = sorted({way for row in fitting for way in row["how"]})
+    words = {
+        "measured": "measured: tables of this GPU",
+        "carried over": "carried over: tables of its architecture",
+        "analytic": "analytic: its figures alone",
+    }
+    return [
+        "Times: " + "; ".join(words[way] for way in ways) + ". ± is the 90th percentile of held-out errors, as if all"
+        " ops were off the same way. Kernels are fused and launched from a graph. --census shows every op.",
+    ]

@@ -1,0 +1,1 @@
+"""A Python profile for people: the terminal, a page, and the formats of other viewers."""

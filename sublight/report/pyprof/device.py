@@ -1,0 +1,58 @@
+"""The device's time by line, in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sublight import units
+from sublight.pyprof.device import ELSEWHERE, DeviceProfile
+from sublight.report.draw.tables import Fitting, plain
+from sublight.report.pyprof.terminal import cut, escape
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+WIDE, NARROW = 48, 26
+
+
+def page(found: DeviceProfile, *, most: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    head = f"{found.steps} steps, each takes the host {units.text(found.step_s, 's')}"
+    if found.on_gpu:
+        head += f" and the device {units.text(found.device_s, 's')}"
+    else:
+        head += "; no device in this trace: the host's ops by line"
+    missing = next((line.device_s for line in found.lines if line.place == ELSEWHERE), 0.0)
+    rows = [head]
+    if found.device_s and missing > 0.01 * found.device_s:
+        rows.append(
+            f"{units.percent(missing / found.device_s)} of the device's time has no line: replayed, or not recorded"
+        )
+    layouts = (
+        ("share", "device", "launches", "in ops", "seen", "line", "kernel"),
+        ("share", "device", "launches", "in ops", "line", "kernel"),
+        ("share", "device", "in ops", "line", "kernel"),
+    )
+    tables = Fitting(tuple(_table(found, most, columns) for columns in layouts))
+    return Group(*(Text(row, style="" if at else "bold") for at, row in enumerate(rows)), Text(""), tables)
+
+
+def _table(found: DeviceProfile, most: int, columns: tuple[str, ...]) -> Table:
+    out = plain(columns, right=("share", "device", "launches", "in ops", "seen"))
+    wide = WIDE if "launches" in columns else NARROW
+    whole_s = found.device_s or sum(line.host_s for line in found.lines) or 1.0
+    for line in found.lines[:most]:
+        cells = {
+            "share": units.percent((line.device_s if found.device_s else line.host_s) / whole_s),
+            "device": units.text(line.device_s, "s"),
+            "launches": units.count(line.launches),
+            "in ops": units.text(line.host_s, "s"),
+            "seen": units.text(line.seen_s, "s") if line.seen_s else "–",
+            "line": escape(cut(line.place, wide)),
+            "kernel": escape(line.kernel[:NARROW]),
+        }
+        out.add_row(*(cells[name] for name in columns))
+    return out

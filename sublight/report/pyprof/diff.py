@@ -1,0 +1,52 @@
+"""Two Python profiles in the terminal: what changed, most first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sublight import units
+from sublight.pyprof.compare import Change, Comparison
+from sublight.report.draw.tables import plain, titled
+from sublight.report.pyprof.names import file_text
+from sublight.report.pyprof.terminal import NARROW, cut, escape
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LEAST_SHARE = 0.002  # of the longer run
+
+
+def page(found: Comparison, *, most: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    before, after = found.before, found.after
+    head = f"{units.text(before.wall_s, 's')} before, {units.text(after.wall_s, 's')} after"
+    if before.command != after.command:
+        head += f" ({before.command} → {after.command})"
+    rows = [one for one in found.changes if is_worth_a_line(one, found)][:most]
+    if not rows:
+        return Group(Text(head, style="bold"), Text("no function's own time changed by more than 0.2 % of the run"))
+    traced = before.mode != "sample"
+    names = ("change", "before", "after", *(("calls",) if traced else ()), "function", "where")
+    out = plain(names, right=names[:4] if traced else names[:3])
+    for one in rows:
+        sign = "+" if one.change_s > 0 else "−" if one.change_s < 0 else ""
+        style = "red" if one.change_s > 0 else "green" if one.change_s < 0 else ""
+        change = f"{sign}{units.text(abs(one.change_s), 's')}"
+        calls = (f"{one.calls_before:,} → {one.calls_after:,}",) if traced else ()
+        where = cut(file_text(one.file), NARROW) if one.file else "builtin"
+        out.add_row(
+            f"[{style}]{change}[/]" if style else change,
+            units.text(one.before_s, "s"),
+            units.text(one.after_s, "s"),
+            *calls,
+            escape(cut(one.function, NARROW)),
+            escape(where),
+        )
+    return Group(Text(head, style="bold"), Text(""), titled("Functions, by the change of their own time", out))
+
+
+def is_worth_a_line(one: Change, found: Comparison) -> bool:
+    least_s = LEAST_SHARE * max(found.before.wall_s, found.after.wall_s)
+    return abs(one.change_s) > least_s or (found.before.mode != "sample" and one.calls_before != one.calls_after)

@@ -1,0 +1,177 @@
+"""A Python profile in the terminal: functions and lines by their own time, threads by what they waited for."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sublight import units
+from sublight.pyprof.record import PythonProfile
+from sublight.pyprof.tables import Figure, Split, Tables, tables
+from sublight.report.draw.tables import Fitting, plain, titled
+from sublight.report.pyprof.names import file_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+LEAST_SHARE = 0.001  # of the time: less is not listed
+FUNCTIONS, LINES, THREADS = 20, 10, 12
+WIDE, NARROW = 44, 22  # characters of a name
+
+
+def page(profile: PythonProfile, *, most: int = FUNCTIONS) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    found = tables(profile)
+    parts: list[RenderableType] = [Text(headline(profile, found), style="bold")]
+    parts += [Text(line, style="dim") for line in remarks(profile, found)]
+    if not found.functions:
+        parts.append(Text("nothing was seen: the program was too short", style="dim"))
+        return Group(*parts)
+    parts += [Text(""), titled("Functions, by own time", _functions(profile, found, most))]
+    if found.lines:
+        parts += [Text(""), titled("Lines, by own time", _lines(found, min(most, LINES)))]
+    if len(found.threads) > 1 or profile.mode == "sample":
+        parts += [Text(""), titled("Threads", _threads(profile, found))]
+    return Group(*parts)
+
+
+def headline(profile: PythonProfile, found: Tables) -> str:
+    took = f"{profile.command}: {units.text(profile.wall_s, 's')}"
+    if profile.cpu_s:
+        took += f", of which {units.text(profile.cpu_s, 's')} CPU"
+    if profile.mode == "sample":
+        return f"{took}; {found.looks:,} looks at {profile.hz:g} Hz"
+    functions = len(found.functions)
+    return f"{took}; {found.calls:,} call{'s' * (found.calls != 1)} of {functions:,} function{'s' * (functions != 1)}"
+
+
+def remarks(profile: PythonProfile, found: Tables) -> list[str]:
+    """What the reader must know to read the figures."""
+    lines = list(profile.notes)
+    lines += sorted({process.how for process in profile.processes if "(" in process.how or ";" in process.how})
+    if len(profile.processes) > 1:
+        lines.append(
+            f"{len(profile.processes)} processes: the program and {len(profile.processes) - 1} that it started"
+        )
+    if profile.mode == "trace":
+        lines.append("times hold what tracing adds to each call: small functions look slower than they are")
+    return lines
+
+
+def place(figure: Figure, *, line: int = 0) -> str:
+    frame = figure.frame
+    if not frame.file:
+        return "builtin"
+    at = line or figure.line
+    return f"{file_text(frame.file)}:{at}" if at else file_text(frame.file)
+
+
+def _functions(profile: PythonProfile, found: Tables, most: int) -> RenderableType:
+    return Fitting(tuple(_functions_with(profile, found, most, columns) for columns in _layouts(profile)))
+
+
+def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
+    if profile.mode == "counts":
+        return (("calls", "resumed", "function", "where", "thread"), ("calls", "function", "where"))
+    if profile.mode == "trace":
+        full = ("share", "own", "total", "calls", "a call", "function", "where", "thread")
+        return (full, full[:-1], ("share", "own", "total", "calls", "function", "where"))
+    if profile.processes and profile.processes[0].knows_waits:
+        all_parts = ("share", "own", "total", "ran", "lock", "core", "idle", "function", "where", "thread")
+        return (all_parts, all_parts[:-1], ("share", "own", "total", "idle", "function", "where"))
+    known = ("ran", "idle") if profile.cpu_s else ()  # py-spy does not tell
+    full = ("share", "own", "total", *known, "function", "where", "thread")
+    return (full, full[:-1], ("share", "own", "total", "function", "where"))
+
+
+def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: Sequence[str]) -> Table:
+    figures = {"share", "own", "total", "ran", "lock", "core", "idle", "calls", "a call", "resumed"}
+    out = plain(columns, right=figures)
+    wide = WIDE if "thread" in columns or "a call" in columns or "lock" in columns else NARROW
+    for figure in shown(found, most):
+        cells = {
+            "share": units.percent(figure.own_s / found.counted_s if found.counted_s else 0.0),
+            "own": units.text(figure.own_s, "s"),
+            "total": units.text(figure.total_s, "s"),
+            **_parts(figure.own),
+            "calls": f"{figure.calls:,}",
+            "resumed": f"{figure.resumes:,}",
+            "a call": units.text(figure.total_s / figure.calls, "s") if figure.calls else "–",
+            "function": escape(cut(figure.frame.function, wide)),
+            "where": escape(cut(place(figure), wide)),
+            "thread": escape(cut(_thread(figure), 24)),
+        }
+        out.add_row(*(cells[name] for name in columns))
+    return out
+
+
+def shown(found: Tables, most: int) -> list[Figure]:
+    least_s = LEAST_SHARE * found.counted_s
+    worth = (one for one in found.functions if max(one.own_s, 0.1 * one.total_s) > least_s)  # callers come last
+    return list(worth if found.counted_s else (one for one in found.functions if one.calls))[:most]
+
+
+def _parts(own: Split) -> dict[str, str]:
+    """Of its own time, which part it ran, waited for the interpreter's lock, for a core, and was idle."""
+    all_s = own.all_s or 1.0
+    figures = {"ran": own.ran_s, "lock": own.gil_s, "core": own.core_s, "idle": own.idle_s}
+    return {
+        name: "–" if seconds < 0.005 * all_s else units.percent(seconds / all_s) for name, seconds in figures.items()
+    }
+
+
+def _thread(figure: Figure) -> str:
+    most = max(figure.threads, key=figure.threads.__getitem__, default="")
+    more = len(figure.threads) - 1
+    return f"{most} +{more}" if more > 0 else most
+
+
+def cut(words: str, most: int) -> str:
+    """The end says more than the beginning.
+
+    >>> cut("package.module.Class.method", 15), cut("short", 15)
+    ('…e.Class.method', 'short')
+    """
+    return words if len(words) <= most else f"…{words[len(words) - most + 1 :]}"
+
+
+def escape(words: str) -> str:
+    """Names may look like rich's markup."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(words.translate(dict.fromkeys(range(32), "?")))
+
+
+def _lines(found: Tables, most: int) -> RenderableType:
+    from sublight.report.draw.tables import note
+
+    out = plain(("share", "own", "where", "line"), right=("share", "own"))
+    out.columns[-1].no_wrap = False
+    for figure in [one for one in found.lines if one.own_s > LEAST_SHARE * found.counted_s][:most]:
+        source = linecache.getline(figure.frame.file, figure.frame.line).strip()
+        out.add_row(
+            units.percent(figure.own_s / found.counted_s),
+            units.text(figure.own_s, "s"),
+            escape(cut(place(figure, line=figure.frame.line), 34)),
+            note(source),
+        )
+    return out
+
+
+def _threads(profile: PythonProfile, found: Tables) -> RenderableType:
+    knows = profile.mode == "sample" and profile.processes[0].knows_waits
+    names: tuple[str, ...] = ("thread", "in calls" if profile.mode != "sample" else "seen")
+    if profile.mode == "sample" and profile.cpu_s:
+        names = ("thread", "ran", "for the lock", "for a core", "idle") if knows else ("thread", "ran", "waited")
+    out = plain(names, right=names[1:], fold=("thread",))
+    for name, part in found.threads[:THREADS]:
+        waits = (part.gil_s, part.core_s, part.idle_s) if knows else (part.idle_s,)
+        cells = (part.ran_s, *waits) if len(names) > 2 else (part.all_s,)
+        out.add_row(escape(name), *(units.text(seconds, "s") for seconds in cells))
+    if len(found.threads) > THREADS:
+        out.add_row(f"{len(found.threads) - THREADS} more", *("" for _ in names[1:]))
+    return out
