@@ -61,7 +61,7 @@ def _rung(name: str, change: str) -> Rung:
 TRANSPOSE = Ladder(
     name="transpose",
     source="transpose.cu",
-    summary="y[c][r] = x[r][c]",
+    summary="the transpose of a matrix",
     reference=reference,
     inputs=_inputs,
     cost=_cost,

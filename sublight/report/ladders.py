@@ -23,8 +23,8 @@ TARGET = 90  # whose registers the page shows
 INTRO = """# CUDA C++, step by step
 
 Triton hides threads; these kernels show them. Each ladder is one function in CUDA C++
-([sublight/extensions/kernels](../sublight/extensions/kernels)), a kernel a step, from the plainest to one that is
-near the machine's limit. Each step has one idea, and is right by the project's one rule: no further from a float64
+([sublight/extensions/kernels](../sublight/extensions/kernels)), a kernel a step, from the plainest towards the
+machine's limit. Each step has one idea, and is right by the project's one rule: no further from a float64
 reference than twice what PyTorch's own function is.
 
 ## How they are built and launched
@@ -63,7 +63,7 @@ def page(run: Run | None) -> str:
     parts = [INTRO.strip(), _measured(run)]
     _, kept = ledger.read()
     for ladder in LADDERS:
-        parts += [f"## {escape(ladder.name)}", f"{ladder.summary[0].upper()}{ladder.summary[1:]}: "
+        parts += [f"## {escape(ladder.name)}", f"Computes {ladder.summary}: "
                   f"[{ladder.source}](../sublight/extensions/kernels/{ladder.source})."]  # fmt: skip
         figures = kept.get(ledger.key_of(ladder, TARGET), {})
         rows = []
