@@ -43,7 +43,8 @@ gpu:
 	$(PYTHON) -m sublight limits
 	key=$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)') && \
 	$(PYTHON) -m sublight bench --against compile,liger,quack --json benchmarks/$$key.json && \
-	PYTHONPATH=. $(PYTHON) benchmarks/end_to_end.py --json benchmarks/end_to_end_$$key.json
+	PYTHONPATH=. $(PYTHON) benchmarks/end_to_end.py --json benchmarks/end_to_end_$$key.json && \
+	PYTHONPATH=. $(PYTHON) benchmarks/cuda_ladders.py --json benchmarks/cuda_ladders_$$key.json
 
 # Every kernel for every GPU that it declares; needs no GPU.
 check-compile:
@@ -55,8 +56,10 @@ check-compile-amd:
 
 # The pictures and tables of the docs, from the last full benchmark.
 RUN ?= benchmarks/h200.json
+LADDERS ?= benchmarks/cuda_ladders_h200.json
 docs: $(READY)
 	$(BIN)/python -m sublight.report.pictures $(RUN) docs
+	$(BIN)/python -m sublight.report.ladders docs $(LADDERS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -49,6 +49,7 @@ def examine() -> tuple[Check, ...]:
         *(_tool(*row) for row in TOOLS),
         _counters(),
         _compiler(),
+        *_extensions(),
         *_backend(),
         _cache(),
         _limits(),
@@ -247,6 +248,35 @@ def _tool_named(name: str, path: str, needed_for: str) -> Check:
     return Check(name=name, state=check.state, found=found, needed_for=needed_for, fix=check.fix)
 
 
+def _extensions() -> list[Check]:
+    """What would keep a CUDA extension from being built here, or from running; nothing where there is no nvcc."""
+    from sublight.errors import BadInput
+    from sublight.extensions import build, toolchain
+
+    needed_for = "building CUDA C++ extensions"
+    found = []
+    if words := os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
+        gpu = gpus.detect()
+        major, minor = (gpu.compute_capability if gpu else None) or (0, 0)
+        wrong = toolchain.arch_list_trouble(words, 10 * major + minor or None)
+        found.append(("TORCH_CUDA_ARCH_LIST", wrong, words))
+    try:
+        torch_cuda = getattr(getattr(_load("torch"), "version", None), "cuda", None)
+        release = build.nvcc_release(build.nvcc())
+    except (BadInput, OSError):
+        torch_cuda = release = None  # either has a row of its own
+    if torch_cuda and release:
+        found.append(
+            ("nvcc and torch", toolchain.cuda_trouble(torch_cuda, release), f"CUDA {release} and {torch_cuda}")
+        )
+    return [
+        Check(name=name, state="broken", found=wrong.problem, needed_for=needed_for, fix=wrong.fix)
+        if wrong
+        else Check(name=name, state="ok", found=words, needed_for=needed_for)
+        for name, wrong, words in found
+    ]
+
+
 def _backend() -> list[Check]:
     """The private parts of Triton and PyTorch that we use, quick launches, and calls in C++."""
     needed = {"private parts": "xray, patch, graph", "quick launches": "eager calls of ops: 15 µs each"}
@@ -295,7 +325,7 @@ def _backend() -> list[Check]:
 
 def _cache() -> Check:
     """Can measured limits be kept? Tried by writing: permissions do not tell of a full or read-only disk."""
-    from sublight.limits.folder import cache_folder
+    from sublight.folder import cache_folder
 
     folder = cache_folder()
     try:

@@ -15,6 +15,7 @@ import pytest
 from sublight import doctor, gpus, nvml
 from sublight.cli import main as cli
 from sublight.doctor import Check
+from sublight.extensions import build, toolchain
 from sublight.report import doctor as report
 
 
@@ -130,3 +131,36 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     states = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
     assert (states["torch"], states["triton"], states["NVML and driver"]) == ("missing", "missing", "missing")
+
+
+@pytest.mark.parametrize(
+    ("words", "capability", "problem"),
+    [
+        ("9.0", 90, None),
+        ("Ampere Hopper", 90, None),
+        ("8.0;8.6", 89, None),  # machine code of the same generation
+        ("9.0a", 90, None),
+        ("7.5+PTX", 120, None),
+        ("12.0", 90, "no code for this GPU"),
+        ("9.0", 100, "no code for this GPU"),
+        ("9.0,10.0", 90, "is no architecture"),
+        ("90", None, "is no architecture"),
+        ("8.0", None, None),  # no GPU here: it may be for another machine
+    ],
+)
+def test_a_wrong_list_of_architectures(words: str, capability: int | None, problem: str | None) -> None:
+    found = toolchain.arch_list_trouble(words, capability)
+    assert (found is None) if problem is None else (found is not None and problem in found.problem and found.fix)
+
+
+def test_versions_of_cuda_that_do_not_match_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda="12.8")))
+    monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
+    monkeypatch.setattr(build, "nvcc_release", lambda path: "13.0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
+    arch, cuda = doctor._extensions()
+    assert (arch.state, arch.found) == ("broken", "'sm_90' is no architecture") and "unset it" in arch.fix
+    assert (cuda.state, cuda.found) == ("broken", "nvcc is of CUDA 13.0, torch of 12.8") and "CUDA_HOME" in cuda.fix
+    monkeypatch.setattr(build, "nvcc_release", lambda path: "12.4")
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+    assert [(check.state, check.found) for check in doctor._extensions()] == [("ok", "CUDA 12.4 and 12.8")]

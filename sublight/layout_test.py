@@ -26,7 +26,7 @@ ROWS = (  # an import goes down, or stays inside its own part
     ("results",),
     ("health",),
     ("cost", "gpus", "nvml"),
-    ("units",),
+    ("units", "folder"),
     ("errors",),
     ("__init__",),  # the package itself: its version, and lazy names that are no imports
 )
@@ -184,7 +184,11 @@ def listed(folder: str, name: str) -> set[str]:
         ("diagnose/rules", "Rule", "RULES"),
         ("fix/patch/rules", "Rule", "RULES"),
         ("fix/cure", "Cure", "CURES"),
+<<<<<<< HEAD
         ("learn/exercises", "Exercise", "EXERCISES"),
+=======
+        ("extensions", "Ladder", "LADDERS"),
+>>>>>>> cuda
     ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:

@@ -55,6 +55,7 @@ class Wanted:
     measure: bool = _flag("--measure", "op python", False)
     counted: str = _flag("--import", "op python binary cache import")
     at: str = _flag("--at", "run")
+    lanes: bool = _flag("--lanes", "op python cache", False)
     full: bool = _flag("--full", "op python binary cache", False)
     html: str = _flag("--html", "op python binary cache")
     json: str = ""
@@ -86,6 +87,9 @@ def command(wanted: Wanted, *, run: bool, diff: bool) -> int:
         return compare(wanted)
     if wanted.counted and not wanted.target:
         _refuse("--import without a kernel", wanted, _useless("import"))
+    if wanted.lanes:
+        _refuse("--lanes", wanted, ("--measure", "--import"))
+        return show_lanes(wanted)
     return show(wanted)
 
 
@@ -116,6 +120,22 @@ def show(wanted: Wanted) -> int:
         shown = Group(shown, xray_counters.against(compared, pages, rows))
         data |= {"counted": xray_counters.to_json(rows)["counters"], "compared": xray_counters.rows_of(compared)}
     cli_output.show(shown, data, wanted.json)
+    return 0
+
+
+def show_lanes(wanted: Wanted) -> int:
+    """Which lane holds which element, of every layout of every kernel that the target names."""
+    from sublight.report.draw import page as html_page
+    from sublight.report.xray import lanes as report
+    from sublight.xray.lanes import layouts
+
+    if not wanted.target:
+        raise BadInput(f"name a kernel: {EXAMPLE}")
+    with cli_output.stdout_kept():
+        found = [(code, layouts(code.ttgir)) for code in _codes(wanted, wanted.target, wanted.args)]
+    if wanted.html:
+        html_page.write(report.document(found), Path(wanted.html))
+    cli_output.show(report.page(found, full=wanted.full), report.to_json(found), wanted.json)
     return 0
 
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sublight import units
-from sublight.limits.folder import cache_folder
+from sublight.folder import cache_folder
 from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit, Samples
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from sublight import gpus, nvml, units
 from sublight.errors import BadInput, nearest
+from sublight.folder import cache_folder
 from sublight.health import check
 from sublight.health.read import this_gpu
 from sublight.health.record import GpuState
 from sublight.limits import LIMITS, busy
-from sublight.limits.folder import cache_folder
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
 from sublight.results import Limit, Limits, read_limits, write_json

@@ -8,10 +8,10 @@ import pytest
 from sublight import gpus, nvml
 from sublight.cli import output as cli_output
 from sublight.errors import BadInput
+from sublight.folder import cache_folder
 from sublight.health import check
 from sublight.health.record import Clocks, GpuState
 from sublight.limits import run as run_module
-from sublight.limits.folder import cache_folder
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.run import Machine, cached, run, this_machine
 from sublight.results import Limit, Limits

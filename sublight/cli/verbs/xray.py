@@ -38,6 +38,9 @@ def xray(
     threads: Annotated[str, typer.Option(metavar="N[xN]", help="A block's threads, where CUDA does not say.")] = "",
     shared: Annotated[str, typer.Option(metavar="BYTES", help="Its dynamic shared memory: 48KiB.")] = "",
     nvcc: Annotated[str, typer.Option(metavar="FLAGS", help="For a .cu: '-std=c++20 -Iinclude'.")] = "",
+    lanes: Annotated[
+        bool, typer.Option("--lanes", help="Which lane holds which element, by Triton's layouts.")
+    ] = False,
     record: Annotated[bool, typer.Option("--record", help="Run the script; look at what it launches.")] = False,
     run: Annotated[
         bool, typer.Option("--run", help="Run the script on the CPU: races, bounds; exits 1 if any.")
@@ -61,6 +64,7 @@ def xray(
     sublight xray train.py --record -- --steps 2
     sublight xray kernels.py:copy --sig 'x:*bf16, y:*bf16, n:i32' --const BLOCK=1024
     sublight xray kernel.cu --threads 256 --grid 16 --arg n=4096
+    sublight xray examples/kernels/transpose.py --record --lanes
     sublight xray --run script.py
     """
     from sublight.cli import xray as cli_xray
@@ -86,6 +90,7 @@ def xray(
         measure=measure,
         counted=counted,
         at=at,
+        lanes=lanes,
         full=full,
         html=html,
         json=json,

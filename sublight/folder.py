@@ -1,4 +1,4 @@
-"""Where measured limits are kept."""
+"""Where measured limits and compiled kernels are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where measured limits are kept: SUBLIGHT_CACHE, else the user's cache folder."""
+    """SUBLIGHT_CACHE, else the user's cache folder."""
     if chosen := os.environ.get("SUBLIGHT_CACHE"):
         return Path(chosen)
     if base := os.environ.get("XDG_CACHE_HOME"):

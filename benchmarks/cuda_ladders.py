@@ -1,0 +1,183 @@
+"""Every step of the CUDA C++ ladders, checked and timed beside PyTorch in one run.
+
+    python benchmarks/cuda_ladders.py --json benchmarks/cuda_ladders_h200.json    on a GPU, about four minutes
+    python benchmarks/cuda_ladders.py --only reduce,matmul                        some ladders
+    python benchmarks/cuda_ladders.py --check                                     small shapes, no times
+
+Needs nvcc (kernels are compiled at the first run, a minute) and PyTorch with CUDA. A step is checked by the one rule on
+small shapes that cross its block boundaries and on the shape that is timed; compute-sanitizer is for --check. Without a
+GPU only --check runs: kernels are played on the CPU. Exit status 1 where a step is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from sublight import bench, timing
+from sublight.cost import Shape, shape_text
+from sublight.errors import BadInput, one_of
+from sublight.extensions import LADDERS
+from sublight.extensions.check import error_of
+from sublight.extensions.ladder import Ladder, Rung
+from sublight.limits.run import Machine, this_machine
+from sublight.results import Limits, Result, Run, write_json
+
+TIME_LIMIT_S = 0.3
+LARGEST_EXACT = 2**22  # elements whose exact sum a CPU makes in a second
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--only", default="", help=f"ladders, with commas: {', '.join(each.name for each in LADDERS)}")
+    words.add_argument("--check", action="store_true", help="check on small shapes, time nothing")
+    words.add_argument("--json", type=Path, help="where to write the rows")
+    given = words.parse_args()
+    try:
+        names = [each.name for each in LADDERS]
+        chosen = [one_of("ladder", name, names) for name in given.only.split(",")] if given.only else names
+        ladders = [each for each in LADDERS if each.name in chosen]
+        machine = this_machine("cuda" if not given.check else None)
+        wrong = checked(ladders, machine.kind)
+        if not given.check:
+            wrong += timed(ladders, machine, given.json)
+    except BadInput as error:
+        print(f"cuda_ladders: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(wrong) if wrong else "every step is right by the one rule")
+    return 1 if wrong else 0
+
+
+def checked(ladders: list[Ladder], device: str) -> list[str]:
+    """The steps that are wrong on the small shapes, or that failed."""
+    wrong = []
+    for ladder in ladders:
+        for rung in ladder.rungs:
+            worst = 0.0
+            for dtype in rung.dtypes:
+                for shape in ladder.test_shapes:
+                    case = f"{ladder.name} {rung.name} {dtype} {shape_text(shape)}"
+                    try:
+                        error = error_of(ladder, rung, shape, dtype, device)
+                    except RuntimeError as failure:
+                        wrong.append(f"{case}: {type(failure).__name__}: {str(failure).splitlines()[0]}")
+                        continue
+                    if error:
+                        worst = max(worst, error.ratio)
+                        if not error.ok:
+                            wrong.append(
+                                f"{case}: {error.ratio:.2f} times PyTorch's error, {error.misplaced} misplaced"
+                            )
+            print(f"{ladder.name:<11} {rung.name:<14} at most {worst:.2f} times PyTorch's error", flush=True)
+    return wrong
+
+
+def timed(ladders: list[Ladder], machine: Machine, path: Path | None) -> list[str]:
+    import rich
+
+    from sublight.report import bench as report
+
+    limits = bench.limits_for(machine)
+    rows = [row for ladder in ladders for row in ladder_rows(ladder, machine, limits)]
+    run = Run(
+        gpu=machine.gpu.key if machine.gpu else machine.device,
+        driver=machine.driver,
+        torch=_version("torch"),
+        triton=_version("triton"),
+        commit=bench.commit(),
+        date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        limits=limits,
+        rows=tuple(rows),
+    )
+    rich.print(report.page(run))
+    if path:
+        write_json(run.to_json(), path)
+    return [f"{report.case_text(row)} {row.provider}: {report.note(row)}" for row in rows if is_wrong(row)]
+
+
+def is_wrong(row: Result) -> bool:
+    from sublight.report import bench as report
+
+    return report.wrong(row) or report.too_good(row) or (row.ours and row.unavailable is not None)
+
+
+def ladder_rows(ladder: Ladder, machine: Machine, limits: Limits) -> Iterator[Result]:
+    import torch
+
+    for dtype, shapes in ladder.shapes.items():
+        for shape in shapes:
+            cost = ladder.cost(shape, dtype)
+            cache_bytes = machine.gpu.l2_bytes if machine.gpu and machine.gpu.l2_bytes else 32 * 2**20
+            sets = min(timing.sets_for(cost.bytes, cache_bytes), 4)
+            inputs = [ladder.inputs(shape, dtype, machine.kind, seed) for seed in range(sets)]
+            floor = limits.floor(cost)
+            row = Result(
+                op=ladder.name,
+                direction="fwd",
+                shape=dict(shape),
+                dtype=dtype,
+                provider="torch",
+                floor_s=floor.seconds if floor else None,
+                bound=floor.bound if floor else "",
+                bytes=cost.bytes,
+                flops=cost.total_flops,
+                cache="cold" if cost.bytes * sets >= cache_bytes else "warm",
+            )
+            thunks = [functools.partial(ladder.reference, *each) for each in inputs]
+            yield _timed(row, thunks, machine.kind)
+            for rung in ladder.rungs:
+                mine = replace(row, provider=rung.name, ours=True, kernel=", ".join(rung.kernels))
+                if dtype not in rung.dtypes or ladder.why_not(rung, *inputs[0]):
+                    continue
+                try:
+                    error = error_at(ladder, rung, shape, dtype, machine.kind)
+                    call = ladder.call(rung)
+                    yield replace(
+                        _timed(mine, [functools.partial(call, *each) for each in inputs], machine.kind), error=error
+                    )
+                except RuntimeError as failure:  # of the driver: the other steps' rows must not be lost with it
+                    yield replace(mine, unavailable=f"{type(failure).__name__}: {str(failure).splitlines()[0]}"[:200])
+            del inputs, thunks
+            if machine.kind == "cuda":
+                torch.cuda.empty_cache()
+
+
+def error_at(ladder: Ladder, rung: Rung, shape: Shape, dtype: str, device: str) -> float:
+    """Ours over PyTorch's at the timed shape; of a single number, which takes several draws, at a smaller one."""
+    if ladder.draws > 1:
+        shape = {key: min(size, LARGEST_EXACT) for key, size in shape.items()}
+    error = error_of(ladder, rung, shape, dtype, device)
+    if error is None:
+        raise RuntimeError("takes no such shape")
+    return min(error.ratio, bench.FAR_OFF)
+
+
+def _timed(row: Result, thunks: list[timing.Thunk], device: str) -> Result:
+    samples = timing.measure(thunks, device=device, time_limit_s=TIME_LIMIT_S, keep_outputs=False)
+    return replace(
+        row,
+        median_s=samples.median_s,
+        spread_s=samples.spread_s,
+        n=samples.n,
+        method=samples.method,
+        clock_mhz=samples.clock_mhz[1] if samples.clock_mhz else None,
+        note=", ".join(filter(None, (samples.note, *samples.throttle))),
+    )
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

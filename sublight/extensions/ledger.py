@@ -1,0 +1,84 @@
+"""What nvcc made of our CUDA C++, by a hash of the source: a file that has not changed is not compiled again.
+
+`compiled.json` holds registers, spilled bytes and static shared memory of every kernel for sm_80, sm_90 and sm_100, as
+one release of nvcc made them. `python -m sublight.extensions.ledger` compiles what changed, and writes the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from sublight.extensions import LADDERS, build
+from sublight.extensions.build import TARGETS, Usage
+from sublight.extensions.ladder import Ladder
+from sublight.results import write_file
+
+FILE = Path(__file__).with_name("compiled.json")
+Figures = dict[str, dict[str, Usage]]  # key -> kernel -> what it takes
+
+
+def key_of(ladder: Ladder, target: int) -> str:
+    given = hashlib.sha256(build.text_of(ladder.source).encode()).hexdigest()[:16]
+    return f"{ladder.source} sm_{target} {given}"
+
+
+def read(path: Path = FILE) -> tuple[str, Figures]:
+    """nvcc's release, and what it made; of nothing where there is no such file."""
+    if not path.exists():
+        return "", {}
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    figures = {
+        key: {
+            name: Usage(registers=registers, spill_bytes=spilled, shared_bytes=shared)
+            for name, (registers, spilled, shared) in kernels.items()
+        }
+        for key, kernels in kept["compiled"].items()
+    }
+    return kept["nvcc"], figures
+
+
+def write(release: str, figures: Mapping[str, Mapping[str, Usage]], path: Path = FILE) -> None:
+    lines = []
+    for key in sorted(figures):
+        kernels = {name: [used.registers, used.spill_bytes, used.shared_bytes] for name, used in figures[key].items()}
+        lines.append(f"  {json.dumps(key)}: {json.dumps(kernels, sort_keys=True)}")
+    write_file(f'{{"nvcc": {json.dumps(release)}, "compiled": {{\n' + ",\n".join(lines) + "\n}}\n", path)
+
+
+def problems(ladder: Ladder, target: int, kernels: Mapping[str, Usage]) -> list[str]:
+    """What must not ship: a spill that no step explains, a kernel that the file lacks or that no step names."""
+    explained = {name for rung in ladder.rungs if rung.spills for name in rung.kernels}
+    found = [
+        f"{name} sm_{target}: spills {used.spill_bytes} bytes a thread"
+        for name, used in kernels.items()
+        if used.spill_bytes and name not in explained
+    ]
+    found += [f"{ladder.source} sm_{target}: has no {name}" for name in ladder.kernels if name not in kernels]
+    found += [f"{ladder.source} sm_{target}: {name} is no step's" for name in kernels if name not in ladder.kernels]
+    return found
+
+
+def main() -> None:
+    release, kept = read()
+    mine = build.nvcc_release(build.nvcc())
+    figures: Figures = {}
+    wrong: list[str] = []
+    for ladder, target in itertools.product(LADDERS, TARGETS):
+        key = key_of(ladder, target)
+        figures[key] = kept[key] if key in kept and release == mine else dict(build.compiled(ladder.source, target)[1])
+        for name, used in figures[key].items():
+            print(
+                f"sm_{target:<4} {name:<30} {used.registers:>3} registers {used.shared_bytes:>6} B shared", flush=True
+            )
+        wrong += problems(ladder, target, figures[key])
+    write(mine, figures)
+    print("\n".join(wrong) or f"{sum(map(len, figures.values()))} kernels, none spills")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

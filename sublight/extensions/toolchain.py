@@ -1,0 +1,78 @@
+"""What keeps a CUDA extension from being built or run, each in one line: what is wrong, and the fix."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# PyTorch's names for architectures, as torch.utils.cpp_extension takes them
+NAMES = {
+    "Maxwell": (50, 52),
+    "Pascal": (60, 61),
+    "Volta": (70,),
+    "Turing": (75,),
+    "Ampere": (80, 86),
+    "Ada": (89,),
+    "Hopper": (90,),
+    "Blackwell": (100, 103, 120),
+}
+_ENTRY = re.compile(r"(\d+)\.(\d)a?f?(\+PTX)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    problem: str
+    fix: str
+
+
+def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
+    """Of TORCH_CUDA_ARCH_LIST: an entry that is none, or a list that makes no code for this machine's GPU.
+
+    >>> arch_list_trouble("8.0;9.0+PTX", 90) is None, arch_list_trouble("8.0+PTX", 90) is None
+    (True, True)
+    >>> arch_list_trouble("sm_90", 90).problem
+    "'sm_90' is no architecture"
+    >>> arch_list_trouble("8.0 8.6", 90).problem
+    '8.0 8.6 makes no code for this GPU, which is 9.0'
+    """
+    wanted = f"{capability // 10}.{capability % 10}" if capability else "9.0"
+    codes: list[tuple[int, bool]] = []  # of each entry: the architecture, and whether its PTX is kept
+    for entry in re.split(r"[;\s]+", words.strip()):
+        name = entry.removesuffix("+PTX")
+        if name in NAMES:
+            codes += [(each, entry.endswith("+PTX")) for each in NAMES[name]]
+        elif match := _ENTRY.fullmatch(entry):
+            codes.append((10 * int(match[1]) + int(match[2]), bool(match[3])))
+        else:
+            return Trouble(
+                problem=f"{entry!r} is no architecture",
+                fix=f"write them as in TORCH_CUDA_ARCH_LIST='8.0;{wanted}+PTX', or unset it for the GPU's own",
+            )
+    if capability is None or any(_runs_on(code, has_ptx, capability) for code, has_ptx in codes):
+        return None
+    return Trouble(
+        problem=f"{words.strip()} makes no code for this GPU, which is {wanted}",
+        fix=f"export TORCH_CUDA_ARCH_LIST={wanted}, and build again",
+    )
+
+
+def _runs_on(code: int, has_ptx: bool, capability: int) -> bool:
+    """Machine code runs on later chips of its own generation; PTX is compiled for any later one by the driver."""
+    return code <= capability and (has_ptx or code // 10 == capability // 10)
+
+
+def cuda_trouble(torch_cuda: str | None, nvcc_release: str | None) -> Trouble | None:
+    """PyTorch builds extensions only with an nvcc of its own major version.
+
+    >>> cuda_trouble("13.0", "13.2") is None, cuda_trouble(None, "13.0") is None, cuda_trouble("12.8", None) is None
+    (True, True, True)
+    >>> cuda_trouble("12.8", "13.0").problem
+    'nvcc is of CUDA 13.0, torch of 12.8'
+    """
+    if not torch_cuda or not nvcc_release or torch_cuda.split(".")[0] == nvcc_release.split(".")[0]:
+        return None
+    return Trouble(
+        problem=f"nvcc is of CUDA {nvcc_release}, torch of {torch_cuda}",
+        fix=f"set CUDA_HOME to a toolkit of CUDA {torch_cuda.split('.')[0]}, or install torch for "
+        f"CUDA {nvcc_release.split('.')[0]}; our own kernels, which need no torch to build, are not affected",
+    )
