@@ -184,11 +184,8 @@ def listed(folder: str, name: str) -> set[str]:
         ("diagnose/rules", "Rule", "RULES"),
         ("fix/patch/rules", "Rule", "RULES"),
         ("fix/cure", "Cure", "CURES"),
-<<<<<<< HEAD
         ("learn/exercises", "Exercise", "EXERCISES"),
-=======
         ("extensions", "Ladder", "LADDERS"),
->>>>>>> cuda
     ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:
