@@ -98,7 +98,8 @@ def _size(x: torch.Tensor) -> torch.Tensor:
     """Its mean magnitude, in float64 without a copy in float64: outputs may fill the device."""
     import torch
 
-    return torch.linalg.vector_norm(x.detach(), 1, dtype=torch.float64) / x.numel()
+    total: torch.Tensor = torch.linalg.vector_norm(x.detach(), 1, dtype=torch.float64)
+    return total / x.numel()
 
 
 def tensors(output: Any) -> list[torch.Tensor]:
