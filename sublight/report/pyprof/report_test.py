@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def test_the_table_says_who_takes_the_time() -> None:
     assert "10 looks at 100 Hz" in words and "worker" in words
     counts = printed(terminal.page(traced()), 120)
     assert next(line for line in counts.splitlines() if " fib " in line).split()[6:7] == ["3"]
+
+
+def test_counts_have_no_times() -> None:
+    words = printed(terminal.page(replace(traced(), mode="counts")), 80)
+    assert "Functions, by calls" in words and "Threads" not in words and "own time" not in words
 
 
 def test_an_empty_profile_says_so() -> None:
