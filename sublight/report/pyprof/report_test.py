@@ -93,6 +93,8 @@ def test_differences_are_ranked_and_signed() -> None:
     assert "+60.0 ms" in words and "cold" not in words
     assert "−60.0 ms" in printed(diff.page(compare.compare(sampled(slower=2.0), sampled()), most=20))
     assert "no function" in printed(diff.page(compare.compare(sampled(), sampled()), most=20))
+    counts = replace(traced(), mode="counts")
+    assert "every count is as it was" in printed(diff.page(compare.compare(counts, counts), most=20))
 
 
 def test_the_device_time_of_all_lines_is_that_of_the_trace() -> None:
