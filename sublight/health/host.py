@@ -152,13 +152,13 @@ def _rates(before: _Counters | Unavailable, now: _Counters | Unavailable) -> dic
         why = now if isinstance(now, Unavailable) else FIRST
         return dict.fromkeys(("cpu_share", *names), why)
     elapsed_s = now.at_s - before.at_s
-    busy_s, idle_s = (max(0.0, x) for x in (now.busy_s - before.busy_s, now.idle_s - before.idle_s))  # iowait may fall
+    # the time that a core waits for a disk is counted as idle, and may be taken back
+    busy_s, idle_s = max(0.0, now.busy_s - before.busy_s), max(0.0, now.idle_s - before.idle_s)
     found: dict[str, Number] = {"cpu_share": busy_s / (busy_s + idle_s) if busy_s + idle_s > 0 else TOO_SOON}
     for name, counter in names.items():
         grown = getattr(now, counter) - getattr(before, counter)
-        found[name] = (
-            max(grown, 0) / elapsed_s if elapsed_s > 0 else TOO_SOON
-        )  # a disk that was taken out takes its count
+        # a disk that was taken out takes its count
+        found[name] = max(grown, 0) / elapsed_s if elapsed_s > 0 else TOO_SOON
     return found
 
 

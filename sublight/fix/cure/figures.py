@@ -51,9 +51,7 @@ class Figures:
             return own(tensor, *args, **kwargs)
 
         def count(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self._steps += 1
-            if self._steps >= STEPS:
-                counting.remove()
+            self._steps += 1  # the hook stays: PyTorch walks over its hooks while this one is called
 
         counting = register_optimizer_step_post_hook(count)
         torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from sublight.fix.cure.figures import LOSSES, OUTPUTS, Figures, difference, tensors
 
 pytestmark = pytest.mark.usefixtures("own_models")
@@ -30,15 +32,17 @@ def test_losses_of_a_script_that_trains() -> None:
 
 def test_losses_until_the_optimizer_has_made_its_steps() -> None:
     """What an optimizer does wrong shows only in the losses after its step: here one in four."""
-    figures = Figures()
+    figures, others = Figures(), []
     with figures.watch():
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        handle = register_optimizer_step_post_hook(lambda *args: others.append(args))
         for number in range(1, 21):
             net(torch.ones(1, 4)).square().mean().backward()
             if number % 4 == 0:
                 optimizer.step()
-    assert len(figures.read()[0]) == 12
+        handle.remove()
+    assert len(figures.read()[0]) == 12 and len(others) == 5, "a script's own hooks are called as ever"
 
 
 def test_outputs_with_gradients_on_that_nobody_asks_for() -> None:
