@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _leave_out_working_folder() -> None:
-    """`-m` puts it first on the path, the installed command does not: a learn/copy.py there is no module of Python's."""
+    """`-m` puts it first on the path, the installed command does not: a copy.py there is no module of Python's."""
     ours = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     if not sys.flags.safe_path and os.path.realpath(sys.path[0]) == os.path.realpath(os.curdir) != ours:
         del sys.path[0]
