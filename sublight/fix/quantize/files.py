@@ -14,6 +14,7 @@ from sublight.fix.quantize.linear import PackedLinear, weight_of
 from sublight.fix.quantize.model import _put
 
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
+VERSION = 2  # of the packing: 1 had its words and scales in another order
 
 
 def save(model: torch.nn.Module, file: str | Path) -> None:
@@ -37,7 +38,7 @@ def save(model: torch.nn.Module, file: str | Path) -> None:
         at = x.untyped_storage().data_ptr()
         tensors[name] = x.clone(memory_format=torch.contiguous_format) if at in storages else x.contiguous()
         storages.add(at)
-    note = {"version": 1, "layers": layers, "shared": shared}
+    note = {"version": VERSION, "layers": layers, "shared": shared}
     half = Path(file).with_name(f".{Path(file).name}.{os.getpid()}")
     try:
         save_file(tensors, str(half), metadata={KEY: json.dumps(note), "format": "pt"})
@@ -59,8 +60,10 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
     except Exception as error:  # safetensors has its own error class, which moves between its versions
         raise BadInput(f"{file} is no safetensors file: {error}") from None
-    if not isinstance(note, dict) or note.get("version") != 1:
+    if not isinstance(note, dict):
         raise BadInput(f"{file} was not written by sublight's save_quantized")
+    if note.get("version") != VERSION:
+        raise BadInput(f"{file} was packed by another version of sublight: pack the model again, and save it")
     state: dict[str, Any] = tensors | {name: tensors[first] for name, first in note["shared"].items()}
     layers = _layers(model, state, note["layers"], file)
     named = dict(model.named_modules())

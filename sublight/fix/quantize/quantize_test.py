@@ -14,6 +14,7 @@ F = torch.nn.functional
 
 import sublight
 from sublight.errors import BadInput
+from sublight.fix.quantize import files
 from sublight.fix.quantize.checkpoints import AWQ_ORDER, from_awq, from_gptq
 from sublight.fix.quantize.linear import PackedLinear
 from sublight.fix.quantize.model import quantize, unquantize
@@ -296,6 +297,16 @@ def test_a_file_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=words):
             sublight.load_quantized(other, file)
         assert [type(module) for module in other] == kinds
+
+
+def test_a_file_of_another_packing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, file = torch.nn.Sequential(torch.nn.Linear(128, 8)), tmp_path / "a.safetensors"
+    quantize(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "VERSION", 1)
+        sublight.save_quantized(model, file)
+    with pytest.raises(BadInput, match="another version"):
+        sublight.load_quantized(torch.nn.Sequential(torch.nn.Linear(128, 8)), file)
 
 
 def test_one_name_to_skip_needs_no_tuple() -> None:
