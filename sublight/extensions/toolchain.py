@@ -89,11 +89,17 @@ def cuda_trouble(torch_cuda: str | None, nvcc_release: str | None) -> Trouble | 
 def torch_cuda() -> str | None:
     """The CUDA version that PyTorch was built with, read from its files: importing it takes seconds."""
     spec = importlib.util.find_spec("torch")
-    if not spec or not spec.origin:
-        return None
-    version = Path(spec.origin).with_name("version.py")
-    words = version.read_text(encoding="utf-8") if version.exists() else ""
-    return match[1] if (match := re.search(r"^cuda\b[^=\n]*= *['\"]([\d.]+)['\"]", words, re.MULTILINE)) else None
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    return _cuda_in(version.read_text(encoding="utf-8")) if version and version.exists() else None
+
+
+def _cuda_in(version: str) -> str | None:
+    """
+    >>> _cuda_in("debug = False\\ncuda: Optional[str] = '13.0'"), _cuda_in("cuda: str | None = None")
+    ('13.0', None)
+    """
+    match = re.search(r"^cuda\b[^=\n]*= *['\"]([\d.]+)['\"]", version, re.MULTILINE)
+    return match[1] if match else None
 
 
 def troubles(tools: Iterable[str]) -> list[Trouble]:

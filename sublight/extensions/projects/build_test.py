@@ -33,7 +33,7 @@ TORCH_IN_CPP = re.compile(r"_ZNK?(2at|3c10|5torch)")  # names of PyTorch's C++ f
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("way", [way.name for way in WAYS])
 def test_it_builds_tests_and_benches_itself(way: str, start: str, tmp_path: Path) -> None:
-    """A case takes ten to thirty seconds: one of 24 is drawn at each commit."""
+    """A case takes ten to thirty seconds: one of 40 is drawn at each commit."""
     if missing := toolchain.troubles(way_of(way).tools):
         pytest.skip(f"{missing[0].problem}: {missing[0].fix}")
     if not shutil.which("make"):
