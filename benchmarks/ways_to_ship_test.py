@@ -25,7 +25,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def figures(start_s: float) -> str:
-    times = {"start_s": start_s, "call_s": 2e-6, "torch_call_s": 1e-6}
+    times = {"start_s": start_s, "call_s": 2e-6, "bare_call_s": 1.5e-6, "torch_call_s": 1e-6}
     return "a line of its own\n" + json.dumps(times | {"device": "CPU", "torch": "2.13"}) + "\n"
 
 
@@ -45,11 +45,19 @@ def test_every_way_has_a_row(ways: ModuleType, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys, "argv", ["ways_to_ship.py", "--like", "add2", "--json", str(tmp_path / "out.json")])
     assert ways.main() == 1
     shown = capsys.readouterr().out
-    assert "| add2 | inline | 4.5 | 0.50 | 2.0 | 1.0 |" in shown
-    assert "| add2 | cmake | left out: cmake: no rule |" in shown
+    assert "| add2 | inline | 4.5 | 0.50 | 2.0 | 1.5 | 1.0 |" in shown
+    assert "| add2 | cmake | failed: cmake: no rule |" in shown
     kept = json.loads((tmp_path / "out.json").read_text())
     assert [row["way"] for row in kept["rows"]] == [way.name for way in ways.WAYS]
     assert {row["way"] for row in kept["rows"] if row["problem"]} == {"cmake"}
+
+
+def test_a_missing_tool_is_no_failure(ways: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    missing = ways.toolchain.Trouble(problem="no ninja on the PATH", fix="pip install ninja")
+    monkeypatch.setattr(ways.toolchain, "troubles", lambda tools: [missing])
+    monkeypatch.setattr(sys, "argv", ["ways_to_ship.py", "--like", "add2", "--ways", "inline,load"])
+    assert ways.main() == 0
+    assert "| add2 | load | left out: no ninja on the PATH: pip install ninja |" in capsys.readouterr().out
 
 
 def test_bad_words_are_one_line(ways: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
