@@ -19,7 +19,7 @@ _FUNCTIONS = (  # of sublight.api
 )
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
-_CLASSES = {"AdamW": "sublight.ops.adamw.optimizer"}
+_CLASSES = {"AdamW": "sublight.ops.adamw.optimizer", "MoE": "sublight.ops.moe.layer"}
 _MODULES = ("bench", "gpus", "learn", "limits", "ops", "results", "units", "xray")
 
 

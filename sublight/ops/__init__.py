@@ -12,6 +12,7 @@ from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
 from sublight.ops.movement.permute import PERMUTE, TRANSPOSE
@@ -40,6 +41,7 @@ OPS = (
     MATMUL,
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
+    MOE_EXPERTS,
     SOFTMAX,
     LOG_SOFTMAX,
     ONLINE_SOFTMAX,
