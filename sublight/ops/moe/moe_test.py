@@ -68,45 +68,44 @@ def test_rows_are_sorted_by_expert_and_keep_their_order(device: str) -> None:
     assert torch.equal(ends.cpu().long(), torch.bincount(flat[is_expert], minlength=EXPERTS).cumsum(0))
 
 
-def test_only_the_gradients_that_are_wanted(device: str) -> None:
-    inputs = made(all_to_one(), 0, device)
-    for wanted in (0, 2, 3, 4):
-        leaves = correct.leaves_of(inputs, (wanted,))
-        (found,) = torch.autograd.grad(op.moe_experts(*leaves).square().sum(), leaves[wanted])
-        (expected,) = torch.autograd.grad(op.reference(*leaves).square().sum(), leaves[wanted])
-        torch.testing.assert_close(found, expected)
+@pytest.mark.parametrize("wanted", [0, 2, 3, 4])
+def test_only_the_gradient_that_is_wanted(wanted: int, device: str) -> None:
+    leaves = correct.leaves_of(made(all_to_one(), 0, device), (wanted,))
+    (found,) = torch.autograd.grad(op.moe_experts(*leaves).square().sum(), leaves[wanted])
+    (expected,) = torch.autograd.grad(op.reference(*leaves).square().sum(), leaves[wanted])
+    torch.testing.assert_close(found, expected)
 
 
-def test_the_layer_is_its_composition(device: str) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_layer_is_its_composition(normalize: bool, device: str) -> None:
     """Forward and every gradient, with leading dimensions, against Mixtral's and Qwen's routing in float64."""
-    for normalize in (True, False):
+    module = sublight.MoE(16, 8, 5, 2, normalize=normalize, device=device)
 
-        def layer(x: Any, router: Any, gate_up: Any, down: Any) -> Any:
-            module.router, module.gate_up, module.down = map(torch.nn.Parameter, (router, gate_up, down))
-            named = {"router": router, "gate_up": gate_up, "down": down}
-            return torch.func.functional_call(module, named, (x,))
+    def layer(x: Any, *parameters: Any) -> Any:
+        named = dict(zip(("router", "gate_up", "down"), parameters, strict=True))
+        return torch.func.functional_call(module, named, (x,))
 
-        def composition(x: Any, router: Any, gate_up: Any, down: Any) -> Any:
-            probabilities = F.softmax(F.linear(x, router), -1)
-            values, index = probabilities.topk(module.top_k)
-            if module.normalize:
-                values = values / values.sum(-1, keepdim=True)
-            flat = (each.flatten(0, 1) for each in (x, index, values))
-            return op.reference(*flat, gate_up, down).view(x.shape)
+    def composition(x: Any, router: Any, gate_up: Any, down: Any) -> Any:
+        values, index = F.softmax(F.linear(x, router), -1).topk(module.top_k)
+        if normalize:
+            values = values / values.sum(-1, keepdim=True)
+        flat = (each.flatten(0, 1) for each in (x, index, values))
+        return op.reference(*flat, gate_up, down).view(x.shape)
 
-        def draw(seed: int) -> list[correct.Error]:
-            generator = torch.Generator().manual_seed(seed)
-            x, grad = (torch.randn(3, 8, 16, generator=generator).to(device) for _ in range(2))
-            inputs = (x, *(each.detach() for each in (module.router, module.gate_up, module.down)))
-            ours = lambda grad, *inputs: correct.gradients(layer, inputs, grad)
-            return [
-                *correct.forward_errors(layer, composition, inputs),
-                *correct.backward_errors(ours, composition, inputs, grad),
-            ]
+    def gradients(grad: Any, *inputs: Any) -> Any:
+        return correct.gradients(layer, inputs, grad)
 
-        module = sublight.MoE(16, 8, 5, 2, normalize=normalize, device=device)
-        error = correct.settled(draw)
-        assert error.ok, (normalize, error)
+    def draw(seed: int) -> list[correct.Error]:
+        generator = torch.Generator().manual_seed(seed)
+        x, grad = (torch.randn(3, 8, 16, generator=generator).to(device) for _ in range(2))
+        inputs = (x, *(each.detach() for each in (module.router, module.gate_up, module.down)))
+        return [
+            *correct.forward_errors(layer, composition, inputs),
+            *correct.backward_errors(gradients, composition, inputs, grad),
+        ]
+
+    error = correct.settled(draw)
+    assert error.ok, error
 
 
 def test_routing_in_sixteen_bits_is_in_fp32() -> None:
