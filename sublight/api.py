@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sublight.fix.quantize.record import Quantized
     from sublight.limits.probe import Kind
     from sublight.op import Op, Plan
+    from sublight.ops.matmul.einsum import EinsumPlan
     from sublight.predict.module import ModulePrediction
     from sublight.results import Limits, Run
     from sublight.trace.record import Trace
@@ -45,10 +46,13 @@ __all__ = [
 ]
 
 
-def why(op: str | Op, *args: Any, **options: Any) -> Plan:
-    """Which implementation `op` runs for these arguments, and the reason."""
+def why(op: str | Op, *args: Any, **options: Any) -> Plan | EinsumPlan:
+    """Which implementation `op` runs for these arguments, and the reason; of `einsum` the path and each step's cost."""
     from sublight import ops
+    from sublight.ops.matmul import einsum
 
+    if op == "einsum":
+        return einsum.plan(*args, **options)
     found = ops.find(op) if isinstance(op, str) else op
     return found.plan(*args, **options)
 

@@ -63,6 +63,4 @@ def moe_experts(shape: Shape, dtype: str, direction: Direction) -> Cost:
     sizes = (tokens, shape["top_k"])
     x, rows = dense(dtype, tokens, hidden), tokens * shape["top_k"]
     chosen = dense("float32", *sizes), dense("int32", *sizes)
-    return in_direction(
-        direction, experts(x, up, down, rows, *chosen), experts_backward(x, up, down, rows, *chosen)
-    )
+    return in_direction(direction, experts(x, up, down, rows, *chosen), experts_backward(x, up, down, rows, *chosen))
