@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _FUNCTIONS = (  # of sublight.api
     *("bench_ops", "explain", "graph", "measure", "measure_limits", "patch", "patched"),
     *("load_ipython_extension", "load_quantized", "predict_module", "profile", "quantize", "range"),
-    *("save_quantized", "step", "unpatch", "why"),
+    *("save_quantized", "sparsify", "step", "unpatch", "why"),
 )
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)

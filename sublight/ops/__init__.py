@@ -35,6 +35,7 @@ from sublight.ops.softmax.online_softmax import ONLINE_SOFTMAX
 from sublight.ops.softmax.sample import SAMPLE
 from sublight.ops.softmax.softmax import SOFTMAX
 from sublight.ops.softmax.softmax_topk import SOFTMAX_TOPK
+from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 
 OPS = (
     ADD,
@@ -42,6 +43,7 @@ OPS = (
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
     MOE_EXPERTS,
+    SPARSIFY_24,
     SOFTMAX,
     LOG_SOFTMAX,
     ONLINE_SOFTMAX,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from sublight.errors import BadInput
+from sublight.fix.layers import put
 from sublight.fix.quantize.linear import PackedLinear
-from sublight.fix.quantize.model import _put
 
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
 
@@ -61,7 +61,7 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
         bias: Any = getattr(before, "bias", None) if how["has_bias"] else None
         device = next(iter(before.parameters())).device
         layer = PackedLinear(packed, scales, zeros, bias, bits=how["bits"], in_features=how["in_features"])
-        _put(model, name, layer.to(device))
+        put(model, name, layer.to(device))
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise BadInput(f"{file} does not fit this model: {(missing or unexpected)[0]} is only in one of them")

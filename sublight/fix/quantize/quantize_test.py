@@ -54,7 +54,7 @@ def test_layers_are_packed_and_come_back_bit_by_bit() -> None:
     weight = model.up.weight
     done = quantize(model, verify=(ids, labels))
     by_name = {name: row for row in done.rows for name in row.names}
-    assert {name for name, row in by_name.items() if row.is_packed} == {"up", "down", "odd"}
+    assert {name for name, row in by_name.items() if row.is_changed} == {"up", "down", "odd"}
     assert "output head" in by_name["head"].reason and "do not divide k = 100" in by_name["small"].reason
     assert done.change.startswith("loss ") and "%" in done.change
     assert isinstance(model.up, PackedLinear) and not isinstance(model.head, PackedLinear)
@@ -113,7 +113,7 @@ def test_gpt2s_own_layers() -> None:
     ids = torch.randint(64, (1, 8))
     before = model(ids).logits
     done = quantize(model, "w8a16")
-    assert done.packed == 4
+    assert done.changed == 4
     assert (model(ids).logits - before).norm() / before.norm() < 0.01
     unquantize(model)
     assert torch.equal(model(ids).logits, before)
