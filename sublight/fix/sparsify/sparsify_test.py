@@ -50,8 +50,16 @@ def test_a_model_that_is_moved_chooses_anew(monkeypatch: pytest.MonkeyPatch) -> 
     compressed = []
 
     class Stand(torch.Tensor):
+        """Refuses what PyTorch's compressed tensors refuse: to be differentiated through."""
+
         def to_dense(self) -> Any:
             return self.as_subclass(torch.Tensor)
+
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+            if function is F.linear and isinstance(args[1], cls) and args[0].requires_grad:
+                raise NotImplementedError
+            return super().__torch_function__(function, types, args, options)
 
     def compress(weight: Any) -> Any:
         compressed.append(tuple(weight.shape))

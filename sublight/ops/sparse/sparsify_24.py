@@ -56,7 +56,12 @@ def _magnitudes(w: torch.Tensor) -> torch.Tensor:
 
 def _mask_of_rows(w: torch.Tensor) -> torch.Tensor:
     """Of equal ones the first."""
-    order = _magnitudes(w).reshape(w.shape[0], w.shape[1] // 4, 4).sort(stable=True, dim=-1, descending=True).indices[..., :2]
+    order = (
+        _magnitudes(w)
+        .reshape(w.shape[0], w.shape[1] // 4, 4)
+        .sort(stable=True, dim=-1, descending=True)
+        .indices[..., :2]
+    )
     mask = torch.zeros(w.shape[0], w.shape[1] // 4, 4, dtype=torch.bool, device=w.device)
     return mask.scatter(-1, order, True).view(w.shape)
 
