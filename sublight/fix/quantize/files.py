@@ -10,6 +10,7 @@ import torch
 
 from sublight.errors import BadInput
 from sublight.fix.layers import put
+from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
 
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
@@ -20,9 +21,9 @@ def save(model: torch.nn.Module, file: str | Path) -> None:
     from safetensors.torch import save_file
 
     layers = {
-        name: {"bits": module.bits, "in_features": module.in_features, "has_bias": module.bias is not None}
+        name: {**_facts(module), "has_bias": module.bias is not None}
         for name, module in model.named_modules()
-        if isinstance(module, PackedLinear)
+        if isinstance(module, PackedLinear | CodedLinear)
     }
     tensors: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
@@ -56,13 +57,25 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
     for name, how in note["layers"].items():
         if name not in named:
             raise BadInput(f"{file} has a layer {name}, which this model has not")
-        packed, scales, zeros = (state[f"{name}.{part}"] for part in ("packed", "scales", "zeros"))
         before = named[name]
         bias: Any = getattr(before, "bias", None) if how["has_bias"] else None
         device = next(iter(before.parameters())).device
-        layer = PackedLinear(packed, scales, zeros, bias, bits=how["bits"], in_features=how["in_features"])
-        put(model, name, layer.to(device))
+        put(model, name, _layer(name, how, state, bias).to(device))
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise BadInput(f"{file} does not fit this model: {(missing or unexpected)[0]} is only in one of them")
     return len(note["layers"])
+
+
+def _facts(module: PackedLinear | CodedLinear) -> dict[str, Any]:
+    """What a layer is, beside its tensors."""
+    if isinstance(module, CodedLinear):
+        return {"kind": module.kind}
+    return {"bits": module.bits, "in_features": module.in_features}
+
+
+def _layer(name: str, how: dict[str, Any], state: dict[str, Any], bias: Any) -> PackedLinear | CodedLinear:
+    if "kind" in how:
+        return CodedLinear(state[f"{name}.codes"], state[f"{name}.scales"], bias, kind=how["kind"])
+    packed, scales, zeros = (state[f"{name}.{part}"] for part in ("packed", "scales", "zeros"))
+    return PackedLinear(packed, scales, zeros, bias, bits=how["bits"], in_features=how["in_features"])

@@ -10,10 +10,14 @@ import torch
 from sublight.errors import BadInput, nearest
 from sublight.fix.compressed import Compressed
 from sublight.fix.layers import replace_layers, restore_layers
+from sublight.fix.quantize import coded
+from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
 from sublight.ops.matmul.packing import BITS, check_group, quantize_weight
 
-WAYS = {f"w{bits}a16": bits for bits in reversed(BITS)}
+PACKED = {f"w{bits}a16": bits for bits in reversed(BITS)}
+CODED: dict[str, coded.Kind] = {"w8a8": "int8", "fp8": "fp8"}
+WAYS = (*PACKED, *CODED)
 
 
 def quantize(
@@ -28,13 +32,25 @@ def quantize(
 ) -> Compressed:
     """Pack the model's linear layers, in place, and say what was done.
 
+    w8a16 to w1a16 pack weights in groups; w8a8 (int8) and fp8 code weights and, as they come, activations in 8 bits.
     `skip` are names or patterns of layers to leave ("*.down_proj"); unless it is given, the output head is left, whose
     error goes straight into the loss. `verify` is a batch: the change of its loss, or of its outputs, is reported.
     `rounds` fit the zeros to the weights; `keep=False` gives up the weights as they were, and with them the way back.
     """
     if how not in WAYS:
         raise BadInput(f"unknown way {how!r}: {nearest(how, list(WAYS))}")
-    bits = WAYS[how]
+    given: dict[str, Any] = {"caller": "quantize", "how": how, "verb": "packed"}
+    given |= {"skip": skip, "verify": verify, "keep": keep}
+    if how in CODED:
+        kind = CODED[how]
+        return replace_layers(
+            model,
+            by=lambda module, weight: CodedLinear.of(weight, module.bias, kind),  # type: ignore[arg-type]
+            why_left=coded.why_left,
+            words=_words,
+            **given,
+        )
+    bits = PACKED[how]
 
     def why_left(weight: torch.Tensor) -> str:
         try:
@@ -52,15 +68,17 @@ def quantize(
         by=packed,
         why_left=why_left,
         words=lambda new: f"{bits} bits, groups of {group}",
-        caller="quantize",
-        how=how,
-        verb="packed",
-        skip=skip,
-        verify=verify,
-        keep=keep,
+        **given,
     )
+
+
+def _words(new: Any) -> str:
+    reason = coded.why_whole(new.kind, new.codes.device)
+    by = "torch._int_mm" if new.kind == "int8" else "torch._scaled_mm"
+    how = f"made whole: {reason}" if reason else f"by {by}: no {new.kind} product of ours"
+    return f"{new.kind}, a scale for each output and token; {how}"
 
 
 def unquantize(model: torch.nn.Module) -> int:
     """Put the layers back as they were; how many were packed."""
-    return restore_layers(model, (PackedLinear,))
+    return restore_layers(model, (PackedLinear, CodedLinear))
