@@ -1,4 +1,4 @@
-"""The lottery ticket on a CPU in under three minutes: small networks that train well, if they begin with the right weights.
+"""The lottery ticket, on a CPU in under three minutes: few weights learn well, if they begin with the right values.
 
 Train a network, take away the smallest weights, set the others back to their first values, train again, and so on
 (`sublight/fix/prune.py`). After some rounds few weights are left, and they still learn the task: a winning ticket. Two
@@ -43,7 +43,7 @@ WORDS, LETTERS = 40, "abcdefghijklmnopqrst "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something to learn: networks by their seed, batches, and the score of a trained network on what it has not seen."""
+    """Something to learn: networks by their seed, batches, and a trained network's score on what it has not seen."""
 
     name: str
     make: Callable[[int], torch.nn.Module]
@@ -263,9 +263,7 @@ def main() -> None:
         )
         print(f"{time.perf_counter() - begin:.0f} s on one core")
     if given.plot:
-        curves.write(
-            charts, Path(given.plot), lead="Small networks that train well, if they begin with the right weights."
-        )
+        curves.write(charts, Path(given.plot), lead="Few weights learn well, if they begin with the right values.")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look their module up
     spec.loader.exec_module(module)
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the script does: products this small are slower when shared out
     yield module
     torch.set_num_threads(threads)
 

@@ -158,8 +158,9 @@ def quantize(
 ) -> Compressed:
     """Pack the linear layers of a model to a few bits, in place, and print what was done unless `quiet`.
 
-    `how` is w8a16, w4a16, w2a16 or w1a16, or for activations of 8 bits, too, w8a8 (int8) or fp8; `skip` names layers to leave (else the output head is left), `verify` is a
-    batch whose change of loss is reported. `unpatch` gives the weights back, unless `keep` is False.
+    `how` is w8a16, w4a16, w2a16 or w1a16, or, for activations of 8 bits, too, w8a8 (int8) or fp8. `skip` names layers
+    to leave (else the output head is left), `verify` is a batch whose change of loss is reported. `unpatch` gives the
+    weights back, unless `keep` is False.
     """
     from sublight.fix.quantize import model as packing
     from sublight.report import compressed as report

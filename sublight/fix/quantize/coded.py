@@ -61,7 +61,7 @@ class CodedLinear(torch.nn.Module):
             x = x.to(torch.get_autocast_dtype(device))
         if x.shape[-1] != self.in_features:
             raise BadInput(f"a quantized layer of {self.in_features} inputs was given {tuple(x.shape)}")
-        y = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,8 @@ class SparseLinear(torch.nn.Module):
 
 def masked_24(weight: torch.Tensor) -> torch.Tensor:
     """The weight with zeros in place of the two smallest of every four."""
-    return unpack_24(*sparsify_24(weight.detach()), weight.shape[1])
+    packed, meta = sparsify_24(weight.detach())
+    return unpack_24(packed, meta, weight.shape[1])
 
 
 def _compressed(dense: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Contractions by equation: pairs in the best order, each a batched product on views of its tensors where strides allow.
+"""Contractions by equation: pairs in the best order, each a batched product on views where strides allow.
 
 The indices of two tensors fall into four groups: batches (in both and in the result), sums (in both, not in the
 result), rows (in the first alone), columns (in the second alone). A group whose strides nest is one dimension of a

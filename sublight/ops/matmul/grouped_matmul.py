@@ -84,15 +84,16 @@ def weights_step(
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool) -> Plan:
+    groups, k, n = b.shape
     step = product_step(
         Rows(name="a", strides=a.stride()), "b", "c",
-        rows=a.shape[0], dims=tuple(b.shape), strides=b.stride(), kind=a.dtype, tf32=tf32, gpu=facts(a),
+        rows=a.shape[0], dims=(groups, k, n), strides=b.stride(), kind=a.dtype, tf32=tf32, gpu=facts(a),
     )  # fmt: skip
     return Plan(
         provider="sublight",
         reason="one launch over all groups, tiles counted on the device",
         copies=() if ends.is_contiguous() else ("ends",),
-        buffers={"c": Buffer(shape=(a.shape[0], b.shape[2]), dtype=a.dtype, is_zero=True)},  # rows after the last end
+        buffers={"c": Buffer(shape=(a.shape[0], n), dtype=a.dtype, is_zero=True)},  # rows after the last end
         steps=(step,),
         outputs=("c",),
     )

@@ -1,4 +1,4 @@
-"""A mixture of experts as a layer: the router's softmax, its largest, and the experts; `torch.nn.Module` and function."""
+"""A mixture of experts as a layer: the router's softmax, the largest of it, and the experts that these name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experts of a mixture: each token goes to a few of them, each a gated block of its own, and their results are added.
+"""The experts of a mixture: each token goes to a few of them, gated blocks of their own, and what they make is added.
 
 Tokens are sorted by expert (`sorting.py`), both products run over all experts in one launch each, with SwiGLU between
 them, and every token adds up what its experts made of it. The first product reads the tokens where they lie: they are
@@ -104,7 +104,7 @@ def plan_backward(
     pairs = tokens * top_k
     tiles = tiles_of(pairs, inner)
     alike: dict[str, Any] = {"rows": pairs, "kind": x.dtype, "tf32": tf32, "gpu": facts(x)}
-    through_index = {"index": "source", "share": top_k}
+    through_index: dict[str, Any] = {"index": "source", "share": top_k}
     buffers = {
         "dinner": Buffer(shape=(pairs, inner), dtype=x.dtype),
         "dhidden": Buffer(shape=(pairs, 2 * inner), dtype=x.dtype),
@@ -176,13 +176,12 @@ def why_torch(
 
 def _fake(x: torch.Tensor, index: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     gate_up, pairs = others[1], index.numel()
-    whole = {"dtype": torch.int32}
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
         x.new_empty((pairs, gate_up.shape[1])),
-        x.new_empty((pairs,), **whole),
-        x.new_empty((pairs,), **whole),
-        x.new_empty((gate_up.shape[0],), **whole),
+        x.new_empty((pairs,), dtype=torch.int32),
+        x.new_empty((pairs,), dtype=torch.int32),
+        x.new_empty((gate_up.shape[0],), dtype=torch.int32),
     )
 
 

@@ -18,9 +18,9 @@ from sublight.ops.sparse.sparsify_24 import launch, patterns, reference, unpack_
 def test_there_are_ninety_patterns_and_no_other() -> None:
     expected = set()
     for rows in itertools.product(range(16), repeat=4):
-        if all(bin(row).count("1") == 2 for row in rows):
-            if all(sum(row >> col & 1 for row in rows) == 2 for col in range(4)):
-                expected.add(sum(row << 4 * place for place, row in enumerate(rows)))
+        columns = (sum(row >> col & 1 for row in rows) for col in range(4))
+        if all(row.bit_count() == 2 for row in rows) and set(columns) == {2}:
+            expected.add(sum(row << 4 * place for place, row in enumerate(rows)))
     assert len(expected) == len(patterns()) == 90 and set(patterns()) == expected
 
 

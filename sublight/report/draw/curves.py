@@ -1,4 +1,4 @@
-"""Curves over a share on a logarithmic axis, as SVG and in the terminal's columns: light and dark by the reader's theme."""
+"""Curves over a share on a logarithmic axis, as SVG: light and dark by the reader's own theme."""
 
 from __future__ import annotations
 
