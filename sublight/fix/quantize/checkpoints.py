@@ -64,7 +64,7 @@ def _layer(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bias
         raise BadInput(
             f"weights {tuple(values.shape)}, zeros {tuple(zeros.shape)}, scales {tuple(scales.shape)} do not fit"
         )
-    check_group(k, k // groups)
+    check_group(k, k // groups, BITS)
     return PackedLinear(
         pack(values.T, BITS),
         scales.T.contiguous(),

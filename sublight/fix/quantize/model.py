@@ -54,7 +54,7 @@ def quantize(
 
     def why_left(weight: torch.Tensor) -> str:
         try:
-            check_group(weight.shape[1], group)
+            check_group(weight.shape[1], group, bits)
         except BadInput as error:
             return str(error)
         return ""
