@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,6 +34,21 @@ def reference(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool =
     return torch.cat([*parts, a.new_zeros(a.shape[0] - stops[-1], b.shape[-1])])
 
 
+class GroupTile(NamedTuple):
+    """The result's rows and columns that a program takes at once, the bytes along k, and how it is compiled."""
+
+    rows: int
+    cols: int
+    k_bytes: int
+    warps: int
+    stages: int
+
+
+IEEE_TILE = GroupTile(64, 64, 64, 8, 2)  # fp32 without tensor cores
+PRODUCT_TILE = GroupTile(64, 128, 128, 4, 4)
+WEIGHTS_TILE = GroupTile(64, 128, 128, 4, 3)
+
+
 def _at_once(gpu: Facts) -> int:
     return 2 * gpu.multiprocessors
 
@@ -55,14 +70,14 @@ def product_step(
     """The launch of a grouped product by b (groups, k, n) of these `strides`; `dims` are groups, k and n."""
     groups, k, n = dims
     is_ieee = kind == torch.float32 and not tf32
-    bm, bn, bk = (64, 64, 16) if is_ieee else (64, 128, 128 // kind.itemsize)
+    bm, bn, k_bytes, warps, stages = IEEE_TILE if is_ieee else PRODUCT_TILE
+    bk = k_bytes // kind.itemsize
     most = (cdiv(rows, bm) + groups) * cdiv(n, bn)
     return Step(
         grouped._grouped_kernel, (min(_at_once(gpu), most),),
         rows, n, k, groups, a.share, *a.strides, *strides,
         on=f"{a.name} {b} ends {a.index or 'ends'} {c}", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
-        INDEXED=bool(a.index),
-        PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 4,
+        INDEXED=bool(a.index), PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -72,14 +87,15 @@ def weights_step(
     """The launch that gives the gradient of b; `dims` are groups, k and n."""
     groups, k, n = dims
     is_ieee = kind == torch.float32 and not tf32
-    bk, bn, br = (64, 64, 16) if is_ieee else (64, 128, 128 // kind.itemsize)
+    bk, bn, rows_bytes, warps, stages = IEEE_TILE if is_ieee else WEIGHTS_TILE
+    br = rows_bytes // kind.itemsize
     tiles = groups * cdiv(k, bk) * cdiv(n, bn)
     return Step(
         grouped._grouped_weights_kernel, (min(_at_once(gpu), tiles),),
         rows, n, k, groups, max(a.share, dc.share), *a.strides, *dc.strides,
         on=f"{a.name} {dc.name} ends {a.index or dc.index or 'ends'} {db}", tile=(bk, bn, br), BK=bk, BN=bn, BR=br,
         INDEXED="a" if a.index else "dc" if dc.index else "",
-        PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 3,
+        PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
