@@ -12,6 +12,7 @@ from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
 from sublight.ops.movement.permute import PERMUTE, TRANSPOSE
@@ -34,12 +35,15 @@ from sublight.ops.softmax.online_softmax import ONLINE_SOFTMAX
 from sublight.ops.softmax.sample import SAMPLE
 from sublight.ops.softmax.softmax import SOFTMAX
 from sublight.ops.softmax.softmax_topk import SOFTMAX_TOPK
+from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 
 OPS = (
     ADD,
     MATMUL,
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
+    MOE_EXPERTS,
+    SPARSIFY_24,
     SOFTMAX,
     LOG_SOFTMAX,
     ONLINE_SOFTMAX,
