@@ -65,7 +65,6 @@ WAYS = {
             Kernel(jit=naive._product_kernel),
             Kernel(jit=naive._softmax_rows_kernel),
             Kernel(jit=naive._softmax_rows_backward_kernel),
-            BACKWARD_KERNELS[0],
         ),
         summary="scores and weights through memory, q_len x kv_len numbers a head",
     ),

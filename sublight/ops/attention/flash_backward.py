@@ -2,7 +2,7 @@
 
 Two passes, so that no two programs write to the same place and every run gives the same bits: one holds a tile of keys
 and values and streams the queries that see it (of all heads that share them), the other holds a tile of queries and
-streams keys. What both subtract, the sum of dout * out over a row, is computed first.
+streams keys. What both subtract, the sum of dout * out over a row, is computed first; in fp32 by the pass over queries.
 """
 
 from __future__ import annotations
@@ -93,8 +93,13 @@ def _add_queries(
         dout = tile_at(dout_at, batch, head, start, dout_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
         dv = tl.dot(weights.to(k.dtype), dout, dv, input_precision="ieee")
         delta = tl.load(delta_ptr + row, mask=row < q_len, other=0.0)
-        less = tl.zeros([k.shape[0], QUERIES], tl.float32) - delta[None, :]  # where the sum begins: no register more
-        dscores = slope * tl.dot(v, tl.trans(dout), less, input_precision="ieee")
+        if EXACT:  # the same bits as those that went into delta
+            dscores = slope * (tl.dot(v, tl.trans(dout), input_precision="ieee") - delta[None, :])
+        else:
+            less = (
+                tl.zeros([k.shape[0], QUERIES], tl.float32) - delta[None, :]
+            )  # where the sum begins: no register more
+            dscores = slope * tl.dot(v, tl.trans(dout), less, input_precision="ieee")
         dk = tl.dot(dscores.to(k.dtype), q, dk, input_precision="ieee")
     return dk, dv
 
@@ -151,6 +156,26 @@ def _keys_backward_kernel(
 
 
 @triton.jit
+def _delta_of(
+    q, dout, top, total, k_at, v_at, begin, end, position, batch, kv_head, k_row, v_row, kv_len, window, scale, softcap,
+    COPY_ENGINE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The sum of dout * out over a row as that of weight * dweight over keys. Where one weight is nearly 1, its
+    gradient is a small difference of two large numbers: both must have the same rounding errors, which then cancel."""
+    delta = tl.zeros([q.shape[0]], tl.float32)
+    for start in tl.range(begin, end, KEYS):
+        k = tile_at(k_at, batch, kv_head, start, k_row, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, False)
+        v = tile_at(v_at, batch, kv_head, start, v_row, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, False)
+        product = tl.dot(q, tl.trans(k), input_precision="ieee")
+        key = start + tl.arange(0, KEYS)[None, :]
+        seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
+        weights, _ = _weights(product, top[:, None], total[:, None], scale, softcap, seen, True, SOFTCAP, True)
+        delta += tl.sum(weights * tl.dot(dout, tl.trans(v), input_precision="ieee"), 1)
+    return delta
+
+
+@triton.jit
 def _add_keys(
     dq, q, dout, top, total, delta, k_at, v_at, begin, end, position, batch, kv_head, k_row, v_row, kv_len, window,
     scale, softcap, COPY_ENGINE: tl.constexpr,
@@ -174,13 +199,13 @@ def _add_keys(
 
 @triton.jit
 def _queries_backward_kernel(
-    q, k, v, dout, sums_ptr, delta_ptr, dq_ptr, plane, q_len, kv_len, heads, share, blocks, together,
+    q, k, v, dout, sums_ptr, delta_ptr, dlse_ptr, dq_ptr, plane, q_len, kv_len, heads, share, blocks, together,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, dout_batch, dout_head, dout_row,
-    dq_batch, dq_head, dq_row, window, exponent, scale, softcap,
+    dq_batch, dq_head, dq_row, window, exponent, scale, softcap, HAS_DLSE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries; the grid is the forward pass's."""
+    """The gradient of a tile of queries; the grid is the forward pass's. In fp32 their deltas as well."""
     turn = tl.program_id(0) % (together * blocks)
     entry = tl.program_id(0) // (together * blocks) * together + turn % together
     batch, head = entry // heads, entry % heads
@@ -195,10 +220,19 @@ def _queries_backward_kernel(
     row = first + tl.arange(0, QUERIES)
     place = entry.to(tl.int64) * q_len + row
     top, total = load_sums(sums_ptr, place, plane, row < q_len, queries.dtype == tl.float32)
-    delta = tl.load(delta_ptr + place, mask=row < q_len, other=0.0)
     position = row + (kv_len - q_len)
     last = tl.minimum(first + QUERIES, q_len) - 1 + kv_len - q_len
     begin, inner, outer, end = keys_seen(first + kv_len - q_len, last, kv_len, window, CAUSAL, WINDOW, KEYS)
+    if queries.dtype == tl.float32:
+        delta = _delta_of(
+            queries, douts, top, total, k, v, begin, end, position, batch, kv_head, k_row, v_row, kv_len, window,
+            exponent, softcap, COPY_ENGINE, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
+        )  # fmt: skip
+        if HAS_DLSE:
+            delta -= tl.load(dlse_ptr + place, mask=row < q_len, other=0.0)
+        tl.store(delta_ptr + place, delta, mask=row < q_len)
+    else:
+        delta = tl.load(delta_ptr + place, mask=row < q_len, other=0.0)
     dq = tl.zeros([QUERIES, WIDTH], tl.float32)
     if WINDOW:
         dq = _add_keys(
@@ -289,8 +323,8 @@ def plan_backward(
         _queries_backward_kernel, (query_blocks * sizes.batch * sizes.heads,),
         sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, query_blocks, sizes.together(),
         *operands, *buffers["dq"].strides[:3], *numbers,
-        on=f"q k v dout {sums_name(q)} delta dq", tile=by_queries,
-        views=views(by_queries.rows, by_queries.block), **shape, QUERIES=by_queries.rows, KEYS=by_queries.block,
+        on=f"q k v dout {sums_name(q)} delta {'dlse' if has_dlse else 'lse'} dq", tile=by_queries,
+        views=views(by_queries.rows, by_queries.block), **shape, HAS_DLSE=has_dlse, QUERIES=by_queries.rows, KEYS=by_queries.block,
         num_warps=by_queries.warps, num_stages=by_queries.stages,
     )  # fmt: skip
     return Plan(
@@ -298,6 +332,6 @@ def plan_backward(
         reason="weights again from their logarithms; keys and queries in turn, each written once",
         copies=copies_of(dout=dout, q=q, k=k, v=v, out=out),
         buffers=buffers,
-        steps=(delta_step(dout, out, has_dlse), keys, queries),
+        steps=(queries, keys) if q.dtype == torch.float32 else (delta_step(dout, out, has_dlse), keys, queries),
         outputs=("dq", "dk", "dv"),
     )
