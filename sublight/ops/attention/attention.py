@@ -25,7 +25,7 @@ from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.attention import flash, flash_backward, hopper, naive, online
+from sublight.ops.attention import delta, flash, flash_backward, hopper, naive, online
 from sublight.ops.attention.masks import Mask
 from sublight.ops.attention.parts import HEAD_DIMS, result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
@@ -50,7 +50,7 @@ class Way:
 
 BLACKWELL_STACK = "sm_100's assembler keeps some words on the stack with half of the registers free"
 BACKWARD_KERNELS = (
-    Kernel(jit=flash_backward._delta_kernel, spills=BLACKWELL_STACK),
+    Kernel(jit=delta._delta_kernel, spills=BLACKWELL_STACK),
     Kernel(
         jit=flash_backward._keys_backward_kernel,
         spills="heads of 256, shared ones of 128: two gradients fill the registers; not yet timed beside smaller tiles",
