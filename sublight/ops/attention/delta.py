@@ -7,7 +7,7 @@ import torch
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.ops.attention.extras import in_units
-from sublight.ops.attention.parts import Sizes, head_at, load_sums, power, rows_at, sizes_of, strides_of, sums_name
+from sublight.ops.attention.parts import Sizes, head_at, load_sums, power, rows_at, sums_name
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _sinks_backward_kernel(
     sink = in_units(tl.load(sinks_ptr + head), EXACT)
     sums = tl.zeros([BLOCK], tl.float32)
     for entry in tl.range(head, entries, heads):
-        at = entry.to(tl.int64) * q_len
+        at = (tl.full([], 0, tl.int64) + entry) * q_len
         for start in tl.range(0, q_len, BLOCK):
             row = start + tl.arange(0, BLOCK)
             top, total = load_sums(sums_ptr, at + row, plane, row < q_len, EXACT)
@@ -49,13 +49,13 @@ def _sinks_backward_kernel(
     tl.store(dsinks_ptr + head, tl.sum(sums, 0))
 
 
-def delta_step(dout: torch.Tensor, out: torch.Tensor, has_dlse: bool) -> Step:
-    batch, heads, q_len, head_dim = out.shape
-    blocks, width = cdiv(q_len, 32), sizes_of(out, out).width
+def delta_step(sizes: Sizes, dout: tuple[int, ...], out: tuple[int, ...], has_dlse: bool) -> Step:
+    """dout and out by their strides: from one batch entry, head and row to the next."""
+    blocks = cdiv(sizes.q_len, 32)
     return Step(
-        _delta_kernel, (blocks * batch * heads,), q_len, heads, blocks, *strides_of(dout), *strides_of(out),
+        _delta_kernel, (blocks * sizes.batch * sizes.heads,), sizes.q_len, sizes.heads, blocks, *dout, *out,
         on=f"dout out {'dlse' if has_dlse else 'lse'} delta",
-        HAS_DLSE=has_dlse, HEAD_DIM=head_dim, QUERIES=32, WIDTH=width, num_warps=4,
+        HAS_DLSE=has_dlse, HEAD_DIM=sizes.head_dim, QUERIES=32, WIDTH=sizes.width, num_warps=4,
     )  # fmt: skip
 
 

@@ -98,12 +98,12 @@ def kept(weights, seed, entry, row, key, least, growth):
     return tl.where((draw >> 1).to(tl.int32) >= least, weights * growth, 0.0)
 
 
-def kept_by_torch(seed: torch.Tensor, entries: int, q_len: int, kv_len: int, dropout: float) -> torch.Tensor:
+def kept_by_torch(seed: torch.Tensor, entries: torch.Tensor, q_len: int, kv_len: int, dropout: float) -> torch.Tensor:
     """What `kept` keeps, (entries, q_len, kv_len), in PyTorch's ops: Philox 4x32 with ten rounds."""
     device, low = seed.device, 0xFFFFFFFF
     key = torch.arange(kv_len, device=device)[None, None, :]
     row = torch.arange(q_len, device=device)[None, :, None]
-    c0, c1, c2, c3 = key, row, torch.arange(entries, device=device)[:, None, None], torch.zeros_like(key)
+    c0, c1, c2, c3 = key, row, entries[:, None, None], torch.zeros_like(key)
     key_a, key_b = seed.flatten()[0] & low, (seed.flatten()[0] >> 32) & low
 
     def product(x: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

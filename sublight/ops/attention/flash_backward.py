@@ -386,16 +386,16 @@ def plan_backward(
         tuple(buffers[name].strides[:3] for name in ("dq", "dk", "dv")), mask, scale, softcap, has_dlse, extras,
         (views(by_keys.block, by_keys.rows), views(by_queries.rows, by_queries.block)),
     )  # fmt: skip
-    if extras.has_sinks:
-        buffers["dsinks"] = Buffer(shape=(sizes.heads,), dtype=torch.float32)
+    if extras != NONE:
+        buffers["dsinks"] = Buffer(shape=(sizes.heads if extras.has_sinks else 0,), dtype=torch.float32)
     return Plan(
         provider="flash",
         reason="weights again from their logarithms; keys and queries in turn, each written once",
         copies=copies_of(dout=dout, q=q, k=k, v=v, out=out),
         buffers=buffers,
         steps=(
-            *in_order(q, delta_step(dout, out, has_dlse), keys, queries),
+            *in_order(q, delta_step(sizes, strides_of(dout), strides_of(out), has_dlse), keys, queries),
             *((sinks_step(q, sizes),) if extras.has_sinks else ()),
         ),
-        outputs=("dq", "dk", "dv", "dsinks") if extras.has_sinks else ("dq", "dk", "dv"),
+        outputs=("dq", "dk", "dv") if extras == NONE else ("dq", "dk", "dv", "dsinks"),
     )

@@ -185,6 +185,13 @@ def sizes_of(q: torch.Tensor, k: torch.Tensor) -> Sizes:
     return Sizes(batch, heads, k.shape[1], q_len, k.shape[2], head_dim)
 
 
+def why_no_head(head_dim: int) -> str:
+    """Why our kernels do not take heads of this size; empty where they do."""
+    if head_dim % 8 or not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
+        return f"heads of {head_dim}: ours take multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
+    return ""
+
+
 def is_row_major(x: torch.Tensor) -> bool:
     """Whether kernels can read it as it is: a head's elements side by side; anything else is copied first."""
     return x.stride(3) == 1
