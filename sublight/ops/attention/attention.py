@@ -93,7 +93,7 @@ WAYS = {
     "flash": Way(  # the last takes every input
         forward=flash.plan,
         backward=flash_backward.plan_backward,
-        kernels=(Kernel(jit=flash._flash_kernel), *BACKWARD_KERNELS),
+        kernels=(Kernel(jit=flash._flash_kernel), *BACKWARD_KERNELS, Kernel(jit=delta._sinks_backward_kernel)),
         summary="hidden blocks are skipped, whole ones need no mask, tiles fill the tensor cores",
     ),
 }
@@ -336,6 +336,13 @@ def launch_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: tor
     return backward.by_kernels(dout, None, q, k, v, out, lse, sums, *args[3:])  # type: ignore[no-any-return]
 
 
+def _with_extras(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Inputs:
+    """Every extra at once, forward and backward, for whoever compiles the kernels."""
+    slopes, sinks = (torch.zeros(q.shape[1], device=q.device) for _ in range(2))
+    extras = {"alibi_slopes": slopes, "sinks": sinks, "dropout": 0.1, "seed": 1}
+    return launch_backward(torch.empty_like(q), q, k, v, **options, **extras)
+
+
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     generator, kind = generator_for(device, seed), getattr(torch, dtype)
 
@@ -378,6 +385,7 @@ ATTENTION = Op(
             why_not=partial(why_not, name),
             kernels=way.kernels,
             summary=way.summary,
+            variants=(_with_extras,) if name == "flash" else (),
         )
         for name, way in WAYS.items()
     },
