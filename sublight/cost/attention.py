@@ -112,6 +112,15 @@ def paged_attention(shape: Shape, dtype: str, direction: Direction, kv_dtype: st
     return forward(q, cache, cache, pairs)
 
 
+def paged_prefill(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
+    """A chunk of new queries a sequence, which end at its last key, over a cache in pages: read each key once."""
+    heads, head_dim, lengths = shape["heads"], shape["head_dim"], packed_lengths(shape)
+    queries, keys = (sum(pair[side] for pair in lengths) for side in (0, 1))
+    cache = dense(kv_dtype or dtype, keys, shape["kv_heads"], head_dim)
+    pairs = heads * sum(attended(*pair, causal=True, bottom_right=True) for pair in lengths)
+    return forward(dense(dtype, queries, heads, head_dim), cache, cache, pairs)
+
+
 def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Read new keys, values and their places, write them into the cache."""
     new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])

@@ -7,6 +7,7 @@ from sublight.ops.attention.attention import ATTENTION
 from sublight.ops.attention.kv_write import KV_WRITE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
+from sublight.ops.attention.paged_prefill import PAGED_PREFILL
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
@@ -81,6 +82,7 @@ OPS = (
     ATTENTION,
     PACKED_ATTENTION,
     PAGED_ATTENTION,
+    PAGED_PREFILL,
     KV_WRITE,
 )
 
