@@ -96,7 +96,8 @@ def gathered(
 @triton.jit
 def _paged_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, k_scales_ptr, v_scales_ptr, out_ptr, lse_ptr,
-    kv_heads, parts, chunk, pages, capacity, table_row, q_batch, q_head, k_page, k_row, k_head, v_page, v_row, v_head, window, scale, softcap,
+    kv_heads, parts, chunk, pages, capacity, table_row, q_batch, q_head,
+    k_page, k_row, k_head, v_page, v_row, v_head, window, scale, softcap,
     CODED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, SHARE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip

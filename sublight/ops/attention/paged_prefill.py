@@ -44,8 +44,6 @@ from sublight.ops.attention.parts import Sizes, exponent_scale, power, scores_of
 from sublight.ops.kernels.rows import generator_for
 from sublight.ops.record.library import Registered
 
-NOT_TIMED = "our kernel is not yet timed on this GPU: provider='sublight' takes it"
-
 
 def reference(
     q: torch.Tensor,
@@ -87,8 +85,8 @@ def gathered(
 @triton.jit
 def _paged_prefill_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, cu_ptr, k_scales_ptr, v_scales_ptr, out_ptr,
-    tokens, sequences, kv_heads, pages, capacity, table_row, q_token, q_head, k_page, k_row, k_head, v_page, v_row, v_head,
-    window, scale, softcap,
+    tokens, sequences, kv_heads, pages, capacity, table_row, q_token, q_head,
+    k_page, k_row, k_head, v_page, v_row, v_head, window, scale, softcap,
     CODED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, SHARE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -106,7 +104,7 @@ def _paged_prefill_kernel(
     table_ptr += sequence.to(tl.int64) * table_row
     ahead = kv_len - q_len  # from a query's number to its position
     last = tl.minimum(first + EACH, q_len) - 1 + ahead
-    begin, inner, outer, end = keys_seen(first + ahead, last, kv_len, window, True, WINDOW, KEYS)
+    begin, _, _, end = keys_seen(first + ahead, last, kv_len, window, True, WINDOW, KEYS)
     end = tl.where(first < q_len, end, 0)  # a block past its sequence's end has nothing to do
     out = tl.zeros([QUERIES, WIDTH], tl.float32)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
@@ -179,10 +177,6 @@ def plan_forward(
     )
 
 
-def _why_torch(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
-    return why_not(q, k_cache) or ("" if rest[-1] else NOT_TIMED)
-
-
 def why_not(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
     """Why our kernel does not take these; empty where it does."""
     share = q.shape[1] // max(1, k_cache.shape[2])
@@ -195,7 +189,7 @@ _paged_prefill = Registered(
     "-> Tensor out",
     reference=gathered,
     theirs="gather, then attention sequence by sequence",
-    why_torch=_why_torch,
+    why_torch=why_not,
     plan=plan_forward,
     fake=lambda q, *rest: q.new_empty(q.shape),
 )
@@ -249,7 +243,8 @@ def paged_prefill(
 
     Sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1] and lengths[i] keys, of which the last are
     those of its queries; earlier ones are of chunks before, or of a prefix. Caches, `block_table`, `lengths` and scales
-    are those of `paged_attention`; queries past the last sequence get zeros. It has no gradient.
+    are those of `paged_attention`; queries past the last sequence get zeros. It has no gradient. On a GPU the call runs
+    on our kernel: PyTorch's way would wait for the lengths.
     """
     tensors = (q, k_cache, v_cache, block_table, lengths, cu_seqlens_q, k_scales, v_scales)
     return _paged_prefill.call(*_arguments(*tensors, window, softcap, scale, provider))  # type: ignore[no-any-return]

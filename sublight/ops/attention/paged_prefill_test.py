@@ -119,7 +119,7 @@ def test_what_lies_outside_of_a_sequence_changes_nothing(device: str) -> None:
 
 def test_the_plan_names_the_kernel(device: str) -> None:
     assert plan(*inputs(device), provider="sublight").kernel == "_paged_prefill_kernel"
-    assert "not yet timed" in plan(*inputs(device)).reason
+    assert plan(*inputs(device)).provider == "sublight"
 
 
 Q, CACHE = torch.zeros(5, 4, 16), torch.zeros(3, 8, 2, 16)
