@@ -1,7 +1,7 @@
 """Our attention under Hugging Face's name for it: `attn_implementation="sublight"`.
 
-Masks are made as for `sdpa`: where a model's mask is plainly causal or hides nothing there is no tensor, and the call is
-ours, soft caps, sinks and dropout included. A mask that is a tensor (padding, a window, packed positions) goes to
+Masks are made as for `sdpa`: where a model's mask is plainly causal or hides nothing there is no tensor, and the call
+is ours, soft caps, sinks and dropout included. A mask that is a tensor (padding, a window, packed positions) goes to
 PyTorch's, as `sdpa` does; with a soft cap or sinks, which that lacks, op by op.
 """
 
@@ -58,7 +58,7 @@ def use_in_transformers(*, provider: str = "") -> str:
         if softcap or s_aux is not None:
             if not is_plain and attention_mask is None:
                 raise BadInput(
-                    "a position bias or a paged cache with a soft cap or sinks: use attn_implementation='eager'"
+                    "a position bias or paged cache beside a soft cap or sinks: use attn_implementation='eager'"
                 )
             causal = is_causal and attention_mask is None and query.shape[2] > 1
             out = _masked(query, key, value, attention_mask, causal, scaling, softcap, s_aux, dropout)

@@ -17,7 +17,7 @@ from sublight.errors import BadInput
 from sublight.fix.attention.hugging_face import use_in_transformers
 
 SMALL: dict[str, Any] = {
-    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64},
 }
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -25,12 +25,12 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 def model_of(kind: str) -> Any:
     torch.manual_seed(0)
-    if kind == "gpt2":
-        config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, **SPECIAL)
-    elif kind == "llama":
+    if kind == "llama":
         config = transformers.LlamaConfig(**SMALL, **SPECIAL)
     elif kind == "gemma2":  # a soft cap, and a window in every other layer
-        config = transformers.Gemma2Config(**SMALL, **SPECIAL, sliding_window=4, query_pre_attn_scalar=16)
+        config = transformers.Gemma2Config(
+            **SMALL | {"num_hidden_layers": 2}, **SPECIAL, sliding_window=4, query_pre_attn_scalar=16
+        )
     else:
         config = transformers.GptOssConfig(**SMALL, **SPECIAL, num_local_experts=2, num_experts_per_tok=1)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -39,7 +39,7 @@ def model_of(kind: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])
 def test_a_model_is_as_right_as_its_eager_self(kind: str, device: str) -> None:
     name = use_in_transformers(provider="flash")
     eager = model_of(kind).to(device)
@@ -68,10 +68,10 @@ def test_generation_and_training_run_on_it(device: str) -> None:
     ours = copy.deepcopy(eager)
     ours.set_attn_implementation(name)
     ids = torch.arange(3, 9, device=device)[None]
-    how = {"max_new_tokens": 3, "do_sample": False}
+    how = {"max_new_tokens": 2, "do_sample": False}
     with watching() as steps:
         found = ours.generate(ids, **how)
-    assert torch.equal(found, eager.generate(ids, **how)) and len(steps) >= 6  # two layers, three tokens
+    assert torch.equal(found, eager.generate(ids, **how)) and len(steps) == 2
     losses = []
     for model in (ours, eager):
         loss = model(input_ids=ids, labels=ids).loss
