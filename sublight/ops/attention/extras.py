@@ -45,10 +45,11 @@ class Extras(NamedTuple):
 
     def words(self) -> str:
         """For a reason: what of all this the call has."""
-        parts = ("packed sequences",) if self.sequences else ()
-        parts += ("ALiBi",) if self.has_slopes else ()
-        parts += ("sinks",) if self.has_sinks else ()
-        return ", ".join((*parts, "dropout") if self.dropout else parts)
+        given = {
+            "packed sequences": self.sequences, "ALiBi": self.has_slopes, "sinks": self.has_sinks,
+            "dropout": self.dropout,
+        }  # fmt: skip
+        return ", ".join(name for name, value in given.items() if value)
 
 
 NONE = Extras()
