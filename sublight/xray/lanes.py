@@ -7,8 +7,8 @@ gives each element its place in shared memory instead. What is not known here is
 
 from __future__ import annotations
 
-import functools
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -242,7 +242,7 @@ def _slice(fields: dict[str, str], shape: tuple[int, ...], dtype: str, defined: 
 
 
 def _linear(text: str, shape: tuple[int, ...]) -> Spread:
-    """The bases as they are written; a larger tensor goes on first along the dimension that the registers begin with."""
+    """The bases as they are written; a larger tensor goes on along the dimension that registers begin with."""
     built = _Builder(len(shape))
     for kind, bases in built.bases.items():
         listed = re.search(rf"{kind} = \[((?:\[[\d, ]+\][, ]*)*)\]", text)

@@ -20,7 +20,7 @@ from sublight.ops.attention import flash, flash_backward
 from sublight.ops.attention.delta import delta_step, sinks_step
 from sublight.ops.attention.extras import Extras, kept_by_torch
 from sublight.ops.attention.masks import Mask
-from sublight.ops.attention.parts import Sizes, exponent_scale, result_strides, why_no_head
+from sublight.ops.attention.parts import Sizes, result_strides, why_no_head
 from sublight.ops.kernels.rows import why_no_kernel
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.library import Registered
@@ -149,13 +149,12 @@ def plan_packed(
     programs = (sizes.q_len // tile.rows + sequences) * sizes.heads
     _, heads, size = q.shape
     strides = (*_strides(q), *_strides(k), *_strides(v), 0, size, heads * size)
-    exponent = exponent_scale(q, scale, softcap)
     return Plan(
         provider="flash",
         reason="a tile of one sequence's queries on chip; each program finds its sequence on the device",
         copies=_packed_copies(q=q, k=k, v=v),
         buffers={"out": _zeros(q), **_sums(q)},
-        steps=(flash.forward_step(sizes, tile, programs, strides, mask, exponent, softcap, extras, {}),),
+        steps=(flash.forward_step(q, sizes, tile, programs, strides, mask, scale, softcap, extras, {}),),
         outputs=("out", "lse", "sums"),
     )
 

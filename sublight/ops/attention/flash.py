@@ -41,24 +41,27 @@ from sublight.ops.record.tuning import Tile
 def _attend_blocks(
     out, top, total, q, k, v, begin, end, position, batch, kv_head, k_stride, v_stride, kv_len, window, scale, softcap,
     slope, seed, entry, row, least, growth, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr,
+    COPY_ENGINE: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The running result, maximum and sum after the blocks of keys from `begin` to `end`."""
     EXACT: tl.constexpr = q.dtype == tl.float32
     for start in tl.range(begin, end, KEYS):
         block = tile_at(k, batch, kv_head, start, k_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         product = tl.dot(q, tl.trans(block), input_precision="ieee")
-        scores = scores_of(product, scale, softcap, SOFTCAP, EXACT)
         key = start + tl.arange(0, KEYS)[None, :]
+        if FOLDED:  # scaled in the same instruction that takes the maximum off
+            scores, factor = product, scale
+        else:
+            scores, factor = scores_of(product, scale, softcap, SOFTCAP, EXACT), 1.0
         if ALIBI:
             scores -= slope * tl.abs(position[:, None] - key).to(tl.float32)
         if MASKED:
             seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
             scores = tl.where(seen, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        new_top = tl.maximum(top, tl.max(scores, 1) * factor)
         base = tl.where(new_top == -float("inf"), 0.0, new_top) if MASKED else new_top  # a query that saw nothing yet
-        weights = power(scores - base[:, None], EXACT)
+        weights = power(scores * factor - base[:, None], EXACT)
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
         out = out * shrink[:, None]
@@ -77,7 +80,7 @@ def _flash_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     window, scale, softcap, sequences, least, growth,
     PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """q, k and v are descriptors for the copy engine, or pointers."""
@@ -122,17 +125,17 @@ def _flash_kernel(
         out, top, total = _attend_blocks(
             out, top, total, queries, k, v, begin, tl.minimum(inner, end), position, batch, kv_head, k_row, v_row,
             kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
-            True, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+            True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, inner, outer, position, batch, kv_head, k_row, v_row,
         kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
-        False, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        False, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, outer, end, position, batch, kv_head, k_row, v_row,
         kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
-        True, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     some = tl.where(total == 0.0, 1.0, total)  # a query that sees nothing gets zeros
     store_rows(out_at, out / some[:, None], first, out_row, q_len, HEAD_DIM, QUERIES, WIDTH)
@@ -140,12 +143,14 @@ def _flash_kernel(
 
 
 def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
-    """Rows are queries, the block is keys. Not tuned yet: what compiles without a spill and fits the GPU."""
+    """Rows are queries, the block is keys. Tried on an H200; elsewhere what compiles without a spill and fits."""
     if is_interpreted():
         return Tile(rows=16, block=32, warps=4)
     if itemsize == 4:  # products in fp32 take no tensor core
         side = 32 if sizes.width <= 64 else 16
         return Tile(rows=side, block=side, warps=4)
+    if gpu.capability in (90, 100) and sizes.width <= 64:
+        return Tile(rows=64, block=128, warps=4, stages=3)
     if gpu.capability in (90, 100):
         keys = 64 if sizes.width > 128 else 128
         return Tile(rows=128, block=keys, warps=8, stages=2 if sizes.width > 128 else 3)
@@ -154,17 +159,18 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
 
 
 def forward_step(
-    sizes: Sizes, tile: Tile, programs: int, strides: tuple[int, ...], mask: Mask, exponent: float, softcap: float,
-    extras: Extras, views: dict[int, View],
+    q: torch.Tensor, sizes: Sizes, tile: Tile, programs: int, strides: tuple[int, ...], mask: Mask, scale: float,
+    softcap: float, extras: Extras, views: dict[int, View],
 ) -> Step:  # fmt: skip
     """`strides` are those of q, k, v and the result: from one batch entry, head and row to the next."""
-    blocks = cdiv(sizes.q_len, tile.rows)
+    blocks, exponent = cdiv(sizes.q_len, tile.rows), exponent_scale(q, scale, softcap)
+    is_folded = scale > 0 and not softcap and not extras.has_slopes and q.dtype != torch.float32
     return Step(
         _flash_kernel, (programs,),
         sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),
         *strides, mask.window, exponent, float(softcap), *extras.numbers(),
         on=f"q k v out lse sums {extras.names()}", views=views, tile=tile,
-        **extras.flags(), **flags(mask, softcap), COPY_ENGINE=bool(views), HEAD_DIM=sizes.head_dim,
+        **extras.flags(), **flags(mask, softcap), FOLDED=is_folded, COPY_ENGINE=bool(views), HEAD_DIM=sizes.head_dim,
         QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -180,12 +186,12 @@ def plan(
     by_engine = has_copy_engine(gpu, q, k, v)
     views = {at: view_of(x.shape, strides_of(x), rows, sizes.width) for at, (x, rows) in held} if by_engine else {}
     strides = (*strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3])
-    programs, exponent = blocks * sizes.batch * sizes.heads, exponent_scale(q, scale, softcap)
+    programs = blocks * sizes.batch * sizes.heads
     return Plan(
         provider="flash",
         reason="a tile of queries on chip, keys and values once past it",
         copies=copies_of(q=q, k=k, v=v),
         buffers={"out": out, **sums_buffers(q)},
-        steps=(forward_step(sizes, tile, programs, strides, mask, exponent, softcap, extras, views),),
+        steps=(forward_step(q, sizes, tile, programs, strides, mask, scale, softcap, extras, views),),
         outputs=("out", "lse", "sums"),
     )

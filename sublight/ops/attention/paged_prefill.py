@@ -2,8 +2,8 @@
 
 The keys of the chunk are in the cache already (`kv_write`), behind those of the prompt's earlier chunks or of a prefix
 that other sequences share: a block table may name the same page twice. A tile holds the queries of all heads that
-share keys, so that a page is read once for them; each program finds its sequence on the device. Blocks of keys, masks
-and sums are those of `flash`, so a cache in pages gives the same bits as one in a piece.
+share keys, so that a page is read once for them; each program finds its sequence on the device. Blocks of keys do not
+depend on pages, so pages of any size and order give the same bits.
 """
 
 from __future__ import annotations
