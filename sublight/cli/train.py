@@ -121,7 +121,9 @@ def started(request: Request, device: str) -> tuple[Run, Data]:
     found = data.prepare(path, tokens_of(request, weights), folder / "tokens", most_bytes=quick_bytes)
     shape = shape or shape_of(request, device, found.tokenizer.vocab)
     if found.tokenizer.vocab > shape.vocab:
-        raise BadInput(f"the data has tokens up to {found.tokenizer.vocab - 1}, the model {shape.vocab}: tokenize it alike")
+        raise BadInput(
+            f"the data has tokens up to {found.tokenizer.vocab - 1}, the model {shape.vocab}: tokenize it alike"
+        )
     settings = settings_of(request, shape, device)
     settings.check(shape)
     found.check(settings.context)

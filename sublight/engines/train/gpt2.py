@@ -1,7 +1,7 @@
 """GPT-2: weights are held in fp32, and cast where they are used; activations are of the compute type throughout.
 
-A block's two sums are fused with the norm that follows them, so the residual goes from block to block beside what is yet
-to be added to it.
+A block's two sums are fused with the norm that follows them, so the residual goes from block to block beside what is
+yet to be added to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sublight.engines.train.layers import Attention, Mode, attention_by, layers_
 from sublight.engines.train.shape import Shape
 
 EPS = 1e-5
-INIT_STD = 0.02
+INIT_STD, INIT_DIM = 0.02, 768  # GPT-2's; narrower models begin with larger weights, so that products stay as large
 
 
 class Norm(nn.Module):
@@ -67,7 +67,8 @@ class Block(nn.Module):
         batch, length, dim = x.shape
         split = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4)  # each (b, h, t, d)
-        return self.out(self._attention(q, k, v).transpose(1, 2).reshape(batch, length, dim))
+        mixed = self._attention(q, k, v).transpose(1, 2).reshape(batch, length, dim)
+        return self.out(mixed)  # type: ignore[no-any-return]
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -117,16 +118,17 @@ class Gpt2(nn.Module):
         """GPT-2's: normal, what is added to the residual smaller the deeper the model. On the CPU, so that a seed gives
         the same weights on every device."""
         generator = torch.Generator().manual_seed(seed)
+        std = INIT_STD * math.sqrt(INIT_DIM / self.shape.dim)
 
-        def fill(x: torch.Tensor, std: float) -> None:
-            x.copy_(torch.randn(x.shape, generator=generator) * std)
+        def fill(x: torch.Tensor, size: float) -> None:
+            x.copy_(torch.randn(x.shape, generator=generator) * size)
 
-        fill(self.tokens, INIT_STD)
-        fill(self.positions, INIT_STD)
-        for block in self.blocks:
-            for linear in (block.qkv, block.out, block.up, block.down):
-                is_added = linear in (block.out, block.down)
-                fill(linear.weight, INIT_STD / math.sqrt(2 * self.shape.layers) if is_added else INIT_STD)
+        fill(self.tokens, std)
+        fill(self.positions, std)
+        for name, linear in self.named_modules():
+            if isinstance(linear, Linear):
+                is_added = name.endswith(("out", "down"))
+                fill(linear.weight, std / math.sqrt(2 * self.shape.layers) if is_added else std)
                 linear.bias.zero_()
         return self
 

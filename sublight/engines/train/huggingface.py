@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2 in and out: config.json and safetensors. Their products hold weights as (in, out), ours (out, in)."""
+"""Hugging Face's GPT-2 in and out: config.json and safetensors. Their weights lie as (in, out), ours as (out, in)."""
 
 from __future__ import annotations
 

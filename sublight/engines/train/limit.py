@@ -25,6 +25,8 @@ def product_limit(device: str, dtype: str, threads: int) -> ProductLimit | None:
     if machine.gpu is None:
         return None
     try:
-        return ProductLimit(flops_per_s=gpus.theoretical_peak(machine.gpu, KINDS[dtype]).value, source="vendor's figure")
+        return ProductLimit(
+            flops_per_s=gpus.theoretical_peak(machine.gpu, KINDS[dtype]).value, source="vendor's figure"
+        )
     except gpus.UnknownFigure:
         return None

@@ -1,4 +1,4 @@
-"""The log: one JSON object a line, a line a step, beside lines of evaluations. A resumed run cuts what it will do again."""
+"""The log: a JSON object a line, a line a step, beside those of evaluations. A resumed run cuts what comes again."""
 
 from __future__ import annotations
 

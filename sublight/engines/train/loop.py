@@ -106,7 +106,9 @@ class Trainer:
         checkpoint.restore_random(state["random"])
         self.step = state["step"]
         if state["position"] != self.position:
-            raise BadInput(f"{self.run.folder}: the checkpoint's data position does not fit run.json; do not edit either")
+            raise BadInput(
+                f"{self.run.folder}: the checkpoint's data position does not fit run.json; do not edit either"
+            )
 
     @property
     def position(self) -> int:

@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def train_flops_per_token(self) -> int:
-        """Forward and backward: six for every weight that is multiplied, and the causal half of attention's products."""
+        """Forward and backward: six for every weight that is multiplied, and the causal half of attention."""
         products = self.layers * 12 * self.dim**2 + self.vocab * self.dim
         attention = self.layers * 2 * self.context * self.dim // 2  # q times k, weights times v, half of each
         return 6 * (products + attention)

@@ -23,7 +23,9 @@ def read_texts(path: Path | None, *, most_bytes: int | None = None) -> list[str]
         if most_bytes and size >= most_bytes:
             break
         if size > MOST_BYTES:
-            raise BadInput(f"{path} holds more than 4 GiB of text: write its tokens as uint16 to a .bin file, and name that")
+            raise BadInput(
+                f"{path} holds more than 4 GiB of text: write its tokens as uint16 to a .bin file, and name that"
+            )
     if not texts:
         raise BadInput(f"{path} holds no text: name a text file, a folder of them, or a .bin file")
     return texts
@@ -40,7 +42,9 @@ def files(path: Path | None) -> Iterator[Path]:
     elif path.exists():
         yield path
     else:
-        raise BadInput(f"there is no {path}: name a text file, a folder, or a .bin file; without one Python's library is")
+        raise BadInput(
+            f"there is no {path}: name a text file, a folder, or a .bin file; without one Python's library is"
+        )
 
 
 def _read(file: Path, *, is_named: bool) -> str:

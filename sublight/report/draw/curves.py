@@ -82,6 +82,4 @@ def curves(title: str, drawn: Sequence[Curve], *, across: str, up: str) -> str:
 
 def _strokes(theme: Theme) -> str:
     shades = INK[theme][5:]
-    return "".join(
-        f".c{index}{{stroke:{shade};fill:none;stroke-width:1.6}}" for index, shade in enumerate(shades)
-    )
+    return "".join(f".c{index}{{stroke:{shade};fill:none;stroke-width:1.6}}" for index, shade in enumerate(shades))
