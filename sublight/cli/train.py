@@ -75,9 +75,7 @@ def command(request: Request) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
     device = device_of(request)
     run, data = resumed(request) if request.resume else started(request, device)
-    prompt = request.prompt
-    data.tokenizer.encode(prompt)  # complains before anything is computed
-    status = train(run, data, device, prompt, request)
+    status = train(run, data, device, request.prompt, request)
     if status:
         raise typer.Exit(status)
 
@@ -101,7 +99,9 @@ def resumed(request: Request) -> tuple[Run, Data]:
         what = "the data" if other[0] == "data" else f"--{other[0]}"
         raise BadInput(f"--resume goes on with the settings that the run has: leave {what} out")
     found = run.opened(run.newest_folder(request.out))
-    return found, data.opened(found.tokens)
+    tokens = data.opened(found.tokens)
+    tokens.tokenizer.encode(request.prompt)  # complains before anything is computed
+    return found, tokens
 
 
 def started(request: Request, device: str) -> tuple[Run, Data]:
@@ -114,7 +114,7 @@ def started(request: Request, device: str) -> tuple[Run, Data]:
         raise BadInput(f"--from {request.weights} gives the model's sizes: leave --size and --depth out")
     weights = Path(request.weights) if request.weights else None
     shape = huggingface.read_shape(weights) if weights else None
-    check_words(request)
+    check_words(request, device)
     folder = run.new_folder(request.out)
     path = Path(request.data) if request.data else None
     quick_bytes = QUICK_BYTES if request.quick else None
@@ -127,12 +127,13 @@ def started(request: Request, device: str) -> tuple[Run, Data]:
     settings = settings_of(request, shape, device)
     settings.check(shape)
     found.check(settings.context)
+    found.tokenizer.encode(request.prompt)  # complains before anything is computed
     new = run.Run(folder=folder, shape=shape, settings=settings, weights=str(weights.resolve()) if weights else "")
     new.write()
     return new, found
 
 
-def check_words(request: Request) -> None:
+def check_words(request: Request, device: str) -> None:
     """Names, before text is read."""
     from sublight.engines.train import layers, settings, shape
 
@@ -144,6 +145,7 @@ def check_words(request: Request) -> None:
     ):
         if word:
             one_of(what, word, known)
+    layers.attention_by(request.attention or "ours", device)  # type: ignore[arg-type]
 
 
 def _dtype(words: str) -> str:
@@ -167,7 +169,8 @@ def shape_of(request: Request, device: str, vocab: int) -> Shape:
     from sublight.engines.train import shape
 
     on_gpu = device == "cuda"
-    room = request.context or (64 if request.quick and not on_gpu else 1024 if on_gpu else 128)
+    room = 1024 if on_gpu else 64 if request.quick else 128
+    room = room if request.context is None else request.context
     if room < 1:
         raise BadInput(f"--context {room}: give 1 or more")
     wide = shape.padded_vocab(vocab)
@@ -184,7 +187,7 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
 
     on_gpu = device == "cuda"
     steps = request.steps if request.steps is not None else 350 if request.quick else 5000 if on_gpu else 1000
-    batch = request.batch or (32 if on_gpu else 16)
+    batch = request.batch if request.batch is not None else 32 if on_gpu else 16
     try:
         limit_s = parse_seconds(request.time_limit) if request.time_limit else QUICK_S if request.quick else math.inf
     except ValueError:
@@ -193,7 +196,7 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
     plain = Settings(
         steps=steps,
         batch=batch,
-        context=request.context or shape.context,
+        context=shape.context if request.context is None else request.context,
         lr=4e-3 if request.quick and not on_gpu else default_lr(shape),
         warmup=round(WARMUP * steps),
         dtype=_dtype(request.dtype) or ("bfloat16" if on_gpu else "float32"),
