@@ -14,6 +14,7 @@ from sublight.cli.verbs import (
     bench,
     doctor,
     explain,
+    generate,
     gpus,
     learn,
     limits,
@@ -55,7 +56,7 @@ def start(
 
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-for _verb in (*_MEASURE, *_EXPLAIN, train.train, learn.learn, top.top, doctor.doctor):
+for _verb in (*_MEASURE, *_EXPLAIN, train.train, generate.generate, learn.learn, top.top, doctor.doctor):
     app.command()(_verb)
 
 

@@ -73,17 +73,17 @@ def command(request: Request) -> None:
     output.check_writable(request.html, request.json)
     output.check_apart((request.html, request.json), (request.data,))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
-    device = device_of(request)
+    device = device_named(request.device)
     run, data = resumed(request) if request.resume else started(request, device)
     status = train(run, data, device, request.prompt, request)
     if status:
         raise typer.Exit(status)
 
 
-def device_of(request: Request) -> str:
+def device_named(words: str) -> str:
     import torch
 
-    kind = kind_of(request.device)
+    kind = kind_of(words)
     if kind == "cuda" and not torch.cuda.is_available():
         raise BadInput("no GPU that torch can use here: `sublight doctor` says why, or use --device cpu")
     return str(kind or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -141,14 +141,14 @@ def check_words(request: Request, device: str) -> None:
         ("size", request.size, shape.SIZES),
         ("mode", request.mode, layers.MODES),
         ("attention", request.attention, layers.ATTENTIONS),
-        ("dtype", _dtype(request.dtype), settings.DTYPES),
+        ("dtype", dtype_named(request.dtype), settings.DTYPES),
     ):
         if word:
             one_of(what, word, known)
     layers.attention_by(request.attention or "ours", device)  # type: ignore[arg-type]
 
 
-def _dtype(words: str) -> str:
+def dtype_named(words: str) -> str:
     return {"bf16": "bfloat16", "fp32": "float32"}.get(words, words)
 
 
@@ -199,7 +199,7 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
         context=shape.context if request.context is None else request.context,
         lr=4e-3 if request.quick and not on_gpu else default_lr(shape),
         warmup=round(WARMUP * steps),
-        dtype=_dtype(request.dtype) or ("bfloat16" if on_gpu else "float32"),
+        dtype=dtype_named(request.dtype) or ("bfloat16" if on_gpu else "float32"),
         eval_every=every,
         save_every=every,
         threads=busy.threads(),

@@ -42,7 +42,7 @@ class Engine:
         most_tokens: int = 512,
         wrap_decode: Callable[[Decode], Decode] | None = None,
     ) -> None:
-        """`most_tokens` of a step bound a prefill's chunk; `wrap_decode` (sublight.graph) also pads batches to buckets."""
+        """`most_tokens` of a step bound a prefill's chunk; with `wrap_decode` (sublight.graph) batches are padded."""
         self.model, self.device = model, model.weights.tokens.device
         self.scheduler = Scheduler(Pages(pages, page), most_texts=most_texts, most_tokens=most_tokens)
         self.cache = Cache(model.config, pages, page, model.weights.tokens)

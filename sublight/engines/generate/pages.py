@@ -1,8 +1,8 @@
 """Pages of the cache: who has which, and which hold the beginning of a text that somebody else has, too.
 
 A full page is known by what it holds and by the page before it, so two texts that begin alike share pages. Names are
-exact (tokens are compared, never only a hash). A page that nobody has stays known until its place is needed; shared pages
-are full, so nobody writes into one.
+exact (tokens are compared, never only a hash). A page that nobody has stays known until its place is needed; shared
+pages are full, so nobody writes into one.
 """
 
 from __future__ import annotations

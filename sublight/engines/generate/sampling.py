@@ -23,7 +23,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 100:
-            raise BadInput(f"--temperature {self.temperature}: give a number from 0 to 100; 0 takes the most likely token")
+            raise BadInput(f"--temperature {self.temperature}: give a number from 0 to 100; 0 takes the likeliest")
         if self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
             raise BadInput(
                 f"--top-k {self.top_k}, --top-p {self.top_p}, --min-p {self.min_p}: give 0 or more, above 0 to 1, 0 to 1"
