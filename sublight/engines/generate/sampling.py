@@ -26,7 +26,7 @@ class Sampling:
             raise BadInput(f"--temperature {self.temperature}: give a number from 0 to 100; 0 takes the likeliest")
         if self.top_k < 0 or not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
             raise BadInput(
-                f"--top-k {self.top_k}, --top-p {self.top_p}, --min-p {self.min_p}: give 0 or more, above 0 to 1, 0 to 1"
+                f"--top-k {self.top_k}, --top-p {self.top_p}, --min-p {self.min_p}: give 0 or more, 0 to 1, 0 to 1"
             )
         if not 0 <= self.seed < 2**63:
             raise BadInput(f"--seed {self.seed}: give a whole number, 0 or more")

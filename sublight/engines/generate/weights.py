@@ -27,7 +27,7 @@ def load(config: Config, folder: Path, *, dtype: torch.dtype, device: str) -> We
                 found = file.get_tensor(name)
                 if tuple(found.shape) != shape:
                     raise BadInput(f"{folder}: {name} is {tuple(found.shape)}, which config.json says is {shape}")
-                return found.to(device, dtype)
+                return found.to(device, dtype)  # type: ignore[no-any-return]
         raise BadInput(f"{folder} has no weight {name}: fetch the model again, all of it")
 
     return _build(config, get)

@@ -82,7 +82,7 @@ class Trainer:
         if run.weights:
             huggingface.load(self.model, run.folder / run.weights)
         self.model.to(device).train()
-        self.optimizer = _optimizer(self.model, settings)
+        self.optimizer = optimizer_of(self.model, settings)
         self.forward: Callable[..., torch.Tensor] = self.model
         if settings.mode == "compile":
             self.forward = torch.compile(self.model)
@@ -241,7 +241,7 @@ class Trainer:
         self._clock.restart()
 
 
-def _optimizer(model: Gpt2, settings: Settings) -> torch.optim.Optimizer:
+def optimizer_of(model: Gpt2, settings: Settings) -> torch.optim.Optimizer:
     groups = parameter_groups(model, settings.weight_decay)
     if settings.mode == "ours":
         return AdamW(groups, lr=settings.lr, betas=BETAS, max_norm=settings.clip)
