@@ -6,7 +6,8 @@
 
 Training is GPT-2 (124M), 32 x 1024 tokens a step, bf16: eager, torch.compile, ours. Decoding has the shape of
 Llama-3-8B with random weights, 1024 tokens of context, batch 1 and 64: eager and compiled over a contiguous cache, ours
-over pages, ours as CUDA graphs. Every part runs in a process of its own with a time limit: what hangs or fails costs its own rows.
+over pages, ours as CUDA graphs. Every part runs in a process of its own with a time limit: what hangs or fails costs
+its own rows.
 """
 
 from __future__ import annotations
