@@ -1,10 +1,11 @@
 """Products on this GPU: which tile each shape wants, how ours compare with cuBLAS, and rows for `predict`.
 
-    python benchmarks/products.py tiles skinny low-bit rows --json products.json
+    python benchmarks/products.py choice low-bit --json benchmarks/products_h200.json     what the docs show
+    python benchmarks/products.py tiles skinny rows --json products.json
 
 Each part prints a table as it goes, and the file is written after each, so that a run that is cut short keeps what it
-has. `tiles` tries every tile on the shapes of Llama's layers; `rows` times log-spaced shapes, of which every fifth is
-marked as held back.
+has. `choice` holds what the plan decides against what is faster; `tiles` tries every tile on the shapes of Llama's
+layers; `rows` times log-spaced shapes, of which every fifth is marked as held back.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
-from sublight import timing
+from sublight import bench, timing
 from sublight.ops.matmul import tiles
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
@@ -38,6 +40,14 @@ LAYERS = (
     (8192, 28672),
 )
 ODD = ((4096, 100_000, 700), (4096, 400_000, 700), (4096, 4096, 4096), (8192, 8192, 8192))
+DECIDED = (
+    *((m, n, k) for n, k in ((1024, 1024), (4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
+      for m in (1, 4, 16, 64)),
+    *((4096, 100_000, 700), (4096, 400_000, 700), (4096, 4096, 700), (512, 4096, 1001), (128, 8192, 4095)),
+    *((1024, 1023, 1024), (8192, 8190, 512), (2048, 2048, 2047), (256, 50257, 768), (8192, 50257, 768)),
+    *((m, n, k) for m in (256, 1024, 4096, 8192)
+      for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192))),
+)  # fmt: skip
 CACHE_BYTES = 50e6
 CANDIDATES = [
     Tile(bm=bm, bn=bn, bk=bk, warps=warps, stages=stages, group=group, is_flat=is_flat)
@@ -105,6 +115,21 @@ def every_tile() -> Iterator[Row]:
         )
 
 
+def choice() -> Iterator[Row]:
+    """Ours against cuBLAS, before and after each other, and who gets the product."""
+    print(f"{'m':>6} {'n':>7} {'k':>6} {'cuBLAS µs':>10} {'ours µs':>10} {'ratio':>6}  the plan")
+    for m, n, k in DECIDED:
+        inputs = sets_of(m, n, k)[:16]
+        launch = MATMUL.providers["skinny" if m <= 64 else "persistent"].launch
+        times = [seconds(call, inputs, 0.025) for call in (torch.matmul, launch, torch.matmul)]
+        ours, theirs = times[1], min((time_s for time_s in times[::2] if time_s), default=None)
+        reason = MATMUL.plan(*inputs[0]).reason
+        yield {"m": m, "n": n, "k": k, "torch_s": theirs, "ours_s": ours, "plan": reason}
+        if ours and theirs:
+            sizes = f"{m:>6} {n:>7} {k:>6} {1e6 * theirs:>10.1f} {1e6 * ours:>10.1f}"
+            print(f"{sizes} {theirs / ours:>6.2f}  {reason}", flush=True)
+
+
 def few_rows() -> Iterator[Row]:
     """Of 1 to 64 rows: bytes of the weight a second."""
     print(f"{'m':>6} {'n':>7} {'k':>6} {'cuBLAS':>8} {'ours':>8} TB/s")
@@ -154,17 +179,23 @@ def log_spaced(count: int = 330) -> Iterator[Row]:
         made += 1
 
 
-PARTS = {"tiles": every_tile, "skinny": few_rows, "low-bit": low_bit, "rows": log_spaced}
+PARTS = {"choice": choice, "tiles": every_tile, "skinny": few_rows, "low-bit": low_bit, "rows": log_spaced}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--json", type=Path, required=True, help="where the rows go")
+    parser.add_argument("--commit", default="", help="what was measured, where there is no git to ask")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("products.py times a GPU, and torch finds none here")
-    found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    found: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": options.commit or bench.commit(),
+    }
     for part in options.parts:
         rows: list[Row] = []
         found[part] = rows

@@ -64,11 +64,11 @@ def _layer(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bias
         raise BadInput(
             f"weights {tuple(values.shape)}, zeros {tuple(zeros.shape)}, scales {tuple(scales.shape)} do not fit"
         )
-    check_group(k, k // groups)
+    check_group(k, k // groups, BITS)
     return PackedLinear(
         pack(values.T, BITS),
-        scales.T.contiguous(),
-        zeros.T.to(scales.dtype).contiguous(),
+        scales.contiguous(),
+        zeros.to(scales.dtype).contiguous(),
         None if bias is None else torch.nn.Parameter(bias, requires_grad=False),
         bits=BITS,
         in_features=k,

@@ -63,7 +63,7 @@ def quantize(
         elif module is head:
             reason = "the output head: its error goes straight into the loss; skip=() packs it, too"
         else:
-            reason = why_left(module, weight, group, shared)
+            reason = why_left(module, weight, group, WAYS[how], shared)
         after_bytes = weight.nbytes
         if not reason:
             packed = _packed(module, weight, WAYS[how], group, rounds=rounds, keep=keep)
@@ -88,7 +88,7 @@ def quantize(
     )
 
 
-def why_left(module: torch.nn.Module, weight: torch.Tensor, group: int, shared: Mapping[int, int]) -> str:
+def why_left(module: torch.nn.Module, weight: torch.Tensor, group: int, bits: int, shared: Mapping[int, int]) -> str:
     """Why a linear layer is not packed; empty where it is."""
     own: Any = module._parameters.get("weight")
     if own is None:
@@ -102,7 +102,7 @@ def why_left(module: torch.nn.Module, weight: torch.Tensor, group: int, shared: 
     if "forward" in module.__dict__ or any(getattr(module, hooks, None) for hooks in HOOKS):
         return "it has hooks, or a forward of its own"
     try:
-        check_group(weight.shape[1], group)
+        check_group(weight.shape[1], group, bits)
     except BadInput as error:
         return str(error)
     return "" if torch.isfinite(weight).all() else "its weight has values that are not finite"

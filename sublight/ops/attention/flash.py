@@ -39,22 +39,25 @@ from sublight.ops.record.tuning import Tile
 @triton.jit
 def _attend_blocks(
     out, top, total, q, k, v, begin, end, position, batch, kv_head, k_stride, v_stride, kv_len, window, scale, softcap,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr,
+    COPY_ENGINE: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The running result, maximum and sum after the blocks of keys from `begin` to `end`."""
     EXACT: tl.constexpr = q.dtype == tl.float32
     for start in tl.range(begin, end, KEYS):
         block = tile_at(k, batch, kv_head, start, k_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         product = tl.dot(q, tl.trans(block), input_precision="ieee")
-        scores = scores_of(product, scale, softcap, SOFTCAP, EXACT)
+        if FOLDED:  # scaled in the same instruction that takes the maximum off
+            scores, factor = product, scale
+        else:
+            scores, factor = scores_of(product, scale, softcap, SOFTCAP, EXACT), 1.0
         if MASKED:
             key = start + tl.arange(0, KEYS)[None, :]
             seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
             scores = tl.where(seen, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        new_top = tl.maximum(top, tl.max(scores, 1) * factor)
         base = tl.where(new_top == -float("inf"), 0.0, new_top) if MASKED else new_top  # a query that saw nothing yet
-        weights = power(scores - base[:, None], EXACT)
+        weights = power(scores * factor - base[:, None], EXACT)
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
         out = out * shrink[:, None]
@@ -69,7 +72,7 @@ def _flash_kernel(
     q, k, v, out_ptr, lse_ptr, sums_ptr, plane, q_len, kv_len, heads, share, blocks, together,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     window, scale, softcap,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """q, k and v are descriptors for the copy engine, or pointers."""
@@ -92,15 +95,15 @@ def _flash_kernel(
     if WINDOW:
         out, top, total = _attend_blocks(
             out, top, total, queries, k, v, begin, tl.minimum(inner, end), position, batch, kv_head, k_row, v_row,
-            kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+            kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, inner, outer, position, batch, kv_head, k_row, v_row,
-        kv_len, window, scale, softcap, False, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        kv_len, window, scale, softcap, False, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, outer, end, position, batch, kv_head, k_row, v_row,
-        kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     some = tl.where(total == 0.0, 1.0, total)  # a query that sees nothing gets zeros
     out_at = head_at(out_ptr, batch, head, out_batch, out_head)
@@ -110,12 +113,14 @@ def _flash_kernel(
 
 
 def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
-    """Rows are queries, the block is keys. Not tuned yet: what compiles without a spill and fits the GPU."""
+    """Rows are queries, the block is keys. Tried on an H200; elsewhere what compiles without a spill and fits."""
     if is_interpreted():
         return Tile(rows=16, block=32, warps=4)
     if itemsize == 4:  # products in fp32 take no tensor core
         side = 32 if sizes.width <= 64 else 16
         return Tile(rows=side, block=side, warps=4)
+    if gpu.capability in (90, 100) and sizes.width <= 64:
+        return Tile(rows=64, block=128, warps=4, stages=3)
     if gpu.capability in (90, 100):
         keys = 64 if sizes.width > 128 else 128
         return Tile(rows=128, block=keys, warps=8, stages=2 if sizes.width > 128 else 3)
@@ -137,8 +142,9 @@ def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap:
         *strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3],
         mask.window, exponent_scale(q, scale, softcap), float(softcap),
         on="q k v out lse sums", views=views if by_engine else {}, tile=tile,
-        **flags(mask, softcap), COPY_ENGINE=by_engine, HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block,
-        WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
+        **flags(mask, softcap), FOLDED=scale > 0 and not softcap and q.dtype != torch.float32, COPY_ENGINE=by_engine,
+        HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return Plan(
         provider="flash",

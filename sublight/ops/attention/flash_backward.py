@@ -229,7 +229,7 @@ def tiles_for(sizes: Sizes, itemsize: int, gpu: Facts) -> tuple[Tile, Tile]:
     if gpu.capability in (90, 100):
         is_large, is_blackwell = sizes.width > 128, gpu.capability == 100
         stages = 1 if is_large or (is_blackwell and sizes.width > 64) else 2
-        both = Tile(rows=64 if is_large else 128, block=32 if is_large else 64, warps=8, stages=stages)
+        both = Tile(rows=64, block=32 if is_large else 64, warps=8 if is_large else 4, stages=stages)
     elif sizes.width <= 64:
         both = Tile(rows=128, block=32, warps=8, stages=2)
     elif sizes.width <= 128:

@@ -88,6 +88,12 @@ def _hidden(product, position, start, kv_len, CAUSAL: gl.constexpr, KEYS: gl.con
 
 
 @gluon.jit
+def _sums(weights):
+    """Of each thread's own columns: what the four threads of a row hold is added up once, at the end."""
+    return gl.sum(weights.reshape([weights.shape[0], weights.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
 def _turn(
     out, weights, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, turn, start, position, kv_len, scale,
     MASKED: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
@@ -111,7 +117,7 @@ def _turn(
     base = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     weights = gl.exp2(product * scale - base[:, None])
     shrink = gl.exp2(top - base)
-    total = total * shrink + gl.sum(weights, 1)
+    total = total * gl.convert_layout(shrink[:, None], total.type.layout, assert_trivial=True) + _sums(weights)
     # the assembler would move the wait for the product above the softmax, but not over a branch, which this is
     hopper.mbarrier.wait(v_full.index(old_slot), old_phase, deps=(vs,))
     out, packed, weights = hopper.warpgroup_mma_wait(0, deps=(out, packed, weights))
@@ -152,7 +158,7 @@ def _multiply(
     product = _hidden(product, position, (count - 1) * KEYS, kv_len, CAUSAL, KEYS, layout)
     top = gl.max(product, 1) * scale
     weights = gl.exp2(product * scale - gl.where(top == float("-inf"), 0.0, top)[:, None])
-    total = gl.sum(weights, 1)
+    total = _sums(weights)
     packed = gl.convert_layout(weights.to(qs.dtype), left)
     out = gl.zeros([ROWS, HEAD_DIM], gl.float32, out_layout)
     hidden = gl.maximum(count - whole, 1)  # turns with a mask, the one above among them
@@ -172,6 +178,7 @@ def _multiply(
     hopper.mbarrier.wait(v_full.index(slot), phase)
     out = hopper.warpgroup_mma(packed, vs.index(slot).reshape([KEYS, HEAD_DIM]), out, is_async=True)
     out, packed = hopper.warpgroup_mma_wait(0, deps=(out, packed))
+    total = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, layout))
     some = gl.where(total == 0.0, 1.0, total)  # a query that sees nothing gets zeros
     out = out * gl.convert_layout(1.0 / some, gl.SliceLayout(1, out_layout))[:, None]
     row = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))

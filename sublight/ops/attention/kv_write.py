@@ -85,8 +85,7 @@ def why_no_way(k: torch.Tensor, k_cache: torch.Tensor) -> str:
 def _why_torch(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, provider: str
 ) -> str:
-    reason = "our kernel is not yet timed on this GPU: provider='sublight' takes it"
-    return why_no_way(k, k_cache) or ("" if provider else reason)
+    return why_no_way(k, k_cache)
 
 
 def _write_by_torch(

@@ -31,10 +31,10 @@ from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import Registered
 
-NOT_TIMED = "our kernels are not yet timed on this GPU: provider='sublight' takes them"
 MAX_PAGE = 256
-MOST_KEYS = 2048  # that one program takes
-PROGRAMS = 2  # on a multiprocessor at the same time
+MOST_KEYS = 2048  # that one program takes …
+MANY_KEYS = 1024  # … and where there are programs for several rounds: a long one at the end would be waited for
+PROGRAMS = 4  # on a multiprocessor at the same time
 
 
 def reference(
@@ -165,10 +165,10 @@ def chunk_for(pairs: int, capacity: int, keys: int, multiprocessors: int) -> int
     """Keys that one program takes: the GPU is filled once, no part is tiny, and none so long that others wait for it.
 
     >>> chunk_for(8, 4096, 64, 132), chunk_for(8, 32768, 64, 132), chunk_for(128, 8192, 64, 132)
-    (128, 1024, 2048)
+    (64, 512, 2048)
     """
     whole = cdiv(capacity * pairs, PROGRAMS * multiprocessors)
-    return max(2 * keys, min(MOST_KEYS, cdiv(whole, keys) * keys))
+    return max(keys, cdiv(whole, keys) * keys) if whole <= MOST_KEYS else MANY_KEYS
 
 
 def plan_forward(
@@ -224,7 +224,7 @@ def _cache_strides(cache: torch.Tensor, is_copied: bool) -> tuple[int, int, int]
 
 
 def _why_torch(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
-    return why_no_way(q, k_cache) or ("" if rest[-1] else NOT_TIMED)
+    return why_no_way(q, k_cache)
 
 
 def why_no_way(q: torch.Tensor, k_cache: torch.Tensor) -> str:

@@ -9,6 +9,8 @@ from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops.matmul.epilogue import finished
 
+CHAIN = tl.constexpr(32)  # sums of so many products are added up by themselves
+
 
 @triton.jit
 def _naive_kernel(
@@ -25,12 +27,15 @@ def _naive_kernel(
     col = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     a_at, b_at = a_ptr + batch * batch_a + row * am, b_ptr + batch * batch_b + col * bn
     acc = tl.zeros([BM, BN], tl.float32)
-    for _ in range(k):
-        a = tl.load(a_at, mask=row < m, other=0.0).to(tl.float32)
-        b = tl.load(b_at, mask=col < n, other=0.0).to(tl.float32)
-        acc += a[:, None] * b[None, :]
-        a_at += ak
-        b_at += bk
+    for start in range(0, k, CHAIN):
+        part = tl.zeros([BM, BN], tl.float32)  # one chain over all of k would lose twice what cuBLAS loses in fp32
+        for _ in range(start, tl.minimum(start + CHAIN, k)):
+            a = tl.load(a_at, mask=row < m, other=0.0).to(tl.float32)
+            b = tl.load(b_at, mask=col < n, other=0.0).to(tl.float32)
+            part += a[:, None] * b[None, :]
+            a_at += ak
+            b_at += bk
+        acc += part
     acc = finished(acc, bias_ptr, residual_ptr, batch, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
     mask = (row < m)[:, None] & (col < n)[None, :]
     tl.store(c_ptr + (batch * m + row[:, None]) * n + col[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)

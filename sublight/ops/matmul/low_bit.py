@@ -2,17 +2,17 @@
 
 A value of a few bits costs an instruction to be a float: at bit b of a word, masked, with the exponent of 2**(23 - b)
 put in front of it, it is the float 2**(23 - b) + value. What was added is taken off again where it is cheap: of one
-row, once for all values of a word, by the sum of x.
+row, once for all values of a word, by the sum of x. A group's scale is applied to its sums, not to its values.
 """
 
 from __future__ import annotations
 
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
-from sublight.ops.matmul.packing import BLOCK
+from sublight.ops.matmul.packing import WORDS
 
-_BLOCK = tl.constexpr(BLOCK)
-LOWEST = 12  # the bit that values are shifted to; eight bits from there on fit into a mantissa
+_WORDS = tl.constexpr(WORDS)
+LOWEST = 15  # the bit that values are shifted to: the last eight of a mantissa, so that little is added
 
 
 @triton.constexpr_function
@@ -55,119 +55,185 @@ def _value(words, PLACE: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def _group_of(at, GROUP: tl.constexpr):
-    """The group of a place along k; GROUP is 0 where there is only one."""
+def _group_of(block, PART: tl.constexpr, PER_SCALE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr):
+    """The group of some places of a block; GROUP is 0 where there is only one."""
     if GROUP == 0:
-        return at * 0
+        return block * 0
     else:
-        return at // GROUP
+        return (block * (32 // BITS) + PART * PER_SCALE) * _WORDS // GROUP  # of what fills a block up: none
+
+
+@triton.jit
+def _scale_of(
+    scales_ptr, zeros_ptr, col, n, block, groups,
+    PART: tl.constexpr, PER_SCALE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Scales and zeros of some columns of the weight, for some places of a block; behind the last, of the last."""
+    group = tl.minimum(_group_of(block, PART, PER_SCALE, BITS, GROUP), groups - 1).to(tl.int64)
+    scale = tl.load(scales_ptr + group * n + col, mask=col < n, other=0.0)
+    return scale.to(tl.float32), tl.load(zeros_ptr + group * n + col, mask=col < n, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _row_kernel(
-    a_ptr, packed_ptr, scales_ptr, zeros_ptr, c_ptr, n, k, words, groups,
-    BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    EVEN: tl.constexpr,
+    a_ptr, packed_ptr, scales_ptr, zeros_ptr, c_ptr, n, k, blocks, groups,
+    BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr,
+    EVEN: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One row of A, in one piece; PER_SCALE places of a word share a scale. EVEN: n and the words are whole tiles."""
-    WORDS_A_BLOCK: tl.constexpr = _BLOCK * BITS // 32
+    """One row of A, in one piece. EVEN: n, k, blocks are whole tiles; EXACT: what was added is taken off first."""
+    PLACES: tl.constexpr = 32 // BITS
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    is_col = (col < n)[:, None] | EVEN
-    acc = tl.zeros([BN, BW], tl.float32)
-    for start in range(0, words, BW):
-        word = start + tl.arange(0, BW)
-        is_word = (word < words) | EVEN
+    word = tl.arange(0, _WORDS)
+    acc = tl.zeros([BN, BB, _WORDS], tl.float32)
+    for start in range(0, blocks, BB):
+        block = start + tl.arange(0, BB)
+        is_here = ((col < n)[:, None] & (block < blocks)[None, :]) | EVEN
         packed = tl.load(
-            packed_ptr + col[:, None] * words + word[None, :], mask=is_col & is_word[None, :], other=0,
-            eviction_policy="evict_first",
+            packed_ptr + (col[:, None] * blocks + block[None, :])[:, :, None] * _WORDS + word[None, None, :],
+            mask=is_here[:, :, None], other=0, eviction_policy="evict_first",
         )  # fmt: skip
-        first = word // WORDS_A_BLOCK * _BLOCK + word % WORDS_A_BLOCK  # k of the lowest place
-        for part in tl.static_range(32 // BITS // PER_SCALE):
-            sums = tl.zeros([BN, BW], tl.float32)
-            added = tl.zeros([BW], tl.float32)
-            plain = tl.zeros([BW], tl.float32)
+        for part in tl.static_range(PLACES // PER_SCALE):
+            sums = tl.zeros([BN, BB, _WORDS], tl.float32)
+            added = tl.zeros([BB, _WORDS], tl.float32)
+            plain = tl.zeros([BB, _WORDS], tl.float32)
             for i in tl.static_range(PER_SCALE):
-                at = first + (part * PER_SCALE + i) * WORDS_A_BLOCK
+                at = (block[:, None] * PLACES + part * PER_SCALE + i) * _WORDS + word[None, :]
                 a = tl.load(a_ptr + at, mask=(at < k) | EVEN, other=0.0).to(tl.float32)
-                sums += _value(packed, part * PER_SCALE + i, BITS) * a[None, :]
-                added += a * _added(part * PER_SCALE + i, BITS)
+                value = _value(packed, part * PER_SCALE + i, BITS)
+                if EXACT:
+                    value -= _added(part * PER_SCALE + i, BITS)
+                else:
+                    added += a * _added(part * PER_SCALE + i, BITS)
+                sums += value * a[None, :, :]
                 plain += a
-            group = _group_of(first + part * PER_SCALE * WORDS_A_BLOCK, GROUP)
-            mask = is_col & ((group < groups) | EVEN)[None, :]
-            scale = tl.load(scales_ptr + col[:, None] * groups + group[None, :], mask=mask, other=0.0).to(tl.float32)
-            zero = tl.load(zeros_ptr + col[:, None] * groups + group[None, :], mask=mask, other=0.0).to(tl.float32)
-            acc += scale * ((sums - added[None, :]) - zero * plain[None, :])
-    tl.store(c_ptr + col, tl.sum(acc, axis=1).to(c_ptr.dtype.element_ty), mask=col < n)
+            group = tl.minimum(_group_of(block, part, PER_SCALE, BITS, GROUP), groups - 1)
+            place_of_scale = group[None, :].to(tl.int64) * n + col[:, None]
+            scale = tl.load(scales_ptr + place_of_scale, mask=is_here, other=0.0).to(tl.float32)
+            zero = tl.load(zeros_ptr + place_of_scale, mask=is_here, other=0.0).to(tl.float32)
+            acc += scale[:, :, None] * ((sums - added[None, :, :]) - zero[:, :, None] * plain[None, :, :])
+    c = tl.sum(tl.sum(acc, axis=2), axis=1)
+    tl.store(c_ptr + col, c.to(c_ptr.dtype.element_ty), mask=col < n)
+
+
+@triton.constexpr_function
+def _two_at_once(place, bits, mantissa, bias):
+    """PTX that makes the values at this place of two words two 16-bit floats in one register: a value's bits become the
+    highest of the mantissa of 2**bits, which makes it 2**bits + value."""
+    per_half = 16 // bits
+    halves = "0x5410" if place < per_half else "0x7632"  # the lower halves of both words, or the upper ones
+    left = mantissa - bits - place % per_half * bits
+    shift = f"shl.b32 t, t, {left}" if left >= 0 else f"shr.u32 t, t, {-left}"
+    mask, one = ((1 << bits) - 1) << (mantissa - bits), (bias + bits) << mantissa
+    return (
+        f"{{ .reg .b32 t; prmt.b32 t, $1, $2, {halves}; {shift}; "
+        f"lop3.b32 $0, t, {mask * 0x10001}, {one * 0x10001}, 0xEA; }}"
+    )
 
 
 @triton.jit
-def _whole(packed, scale, zero, PLACE: tl.constexpr, BITS: tl.constexpr):
-    """The weights at one place of their words, in fp32."""
-    return ((_value(packed, PLACE, BITS) - _added(PLACE, BITS)) - zero.to(tl.float32)) * scale.to(tl.float32)
+def _pair(words, PLACE: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Values at a place as 16-bit floats, 2**BITS too large, and exact."""
+    if dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            _two_at_once(PLACE, BITS, 7, 127), "=r,r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            _two_at_once(PLACE, BITS, 10, 15), "=r,r,r", [words], dtype=tl.float16, is_pure=True, pack=2
+        )
+
+
+@triton.jit
+def _in_order(
+    words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr, PAIRS: tl.constexpr
+):
+    """Values at COUNT places: (rows, words, 2, 2, …), the last 2 for the highest bit of the place; less their zeros, or
+    with PAIRS as `_pair` makes them."""
+    if COUNT > 1:
+        low = _in_order(words, zero, FIRST, COUNT // 2, BITS, dtype, PAIRS)
+        return tl.join(low, _in_order(words, zero, FIRST + COUNT // 2, COUNT // 2, BITS, dtype, PAIRS))
+    elif PAIRS:
+        return _pair(words, FIRST, BITS, dtype)
+    elif dtype.primitive_bitwidth == 32:
+        return (_value(words, FIRST, BITS) - _added(FIRST, BITS)) - zero
+    else:  # a 16-bit zero leaves bits enough to take both off at once
+        return (_value(words, FIRST, BITS) - (zero + _added(FIRST, BITS))).to(dtype)
+
+
+@triton.jit
+def _along_k(values, COUNT: tl.constexpr):
+    """The same as (rows, COUNT * words)."""
+    if COUNT == 2:
+        values = tl.permute(values, (0, 2, 1))
+    elif COUNT == 4:
+        values = tl.permute(values, (0, 3, 2, 1))
+    elif COUNT == 8:
+        values = tl.permute(values, (0, 4, 3, 2, 1))
+    elif COUNT == 16:
+        values = tl.permute(values, (0, 5, 4, 3, 2, 1))
+    elif COUNT == 32:
+        values = tl.permute(values, (0, 6, 5, 4, 3, 2, 1))
+    return tl.reshape(values, (values.shape[0], COUNT * _WORDS))
 
 
 @triton.jit
 def _rows_kernel(
-    a_ptr, packed_ptr, scales_ptr, zeros_ptr, c_ptr, m, n, k, am, words, groups, per_split,
+    a_ptr, packed_ptr, scales_ptr, zeros_ptr, c_ptr, m, n, k, am, blocks, groups, per_split,
     BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, IS_PART: tl.constexpr, PRECISION: tl.constexpr,
+    IS_PART: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """All rows of A, which lie along k, over a part of the words: the sums, or with IS_PART a part of them, in fp32."""
-    WORDS_A_BLOCK: tl.constexpr = _BLOCK * BITS // 32
+    """All rows of A, which lie along k, over some of the blocks: the sums, or with IS_PART a part of them, in fp32.
+
+    With PAIRS the tensor cores get values that are too large by a known number: what that and the zeros add is as many
+    times the sum of A's row, which a product with ones gives. So no value is touched by plain arithmetic.
+    """
+    PLACES: tl.constexpr = 32 // BITS
+    SPAN: tl.constexpr = PER_SCALE * _WORDS  # of k that share a scale
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     row = tl.program_id(2).to(tl.int64) * BM + tl.arange(0, BM)
-    is_col = (col < n)[:, None]
     begin = tl.program_id(1) * per_split
-    end = tl.minimum(words, begin + per_split)
+    end = tl.minimum(blocks, begin + per_split)
+    ones = tl.full([BN, SPAN], 1.0, a_ptr.dtype.element_ty)
     acc = tl.zeros([BN, BM], tl.float32)
-    for start in range(begin, end, BW):
-        word = start + tl.arange(0, BW)
-        is_word = word < end
-        packed = tl.load(
-            packed_ptr + col[:, None] * words + word[None, :], mask=is_col & is_word[None, :], other=0
-        )  # fmt: skip
-        first = word // WORDS_A_BLOCK * _BLOCK + word % WORDS_A_BLOCK
-        for part in tl.static_range(32 // BITS // PER_SCALE):
-            group = _group_of(first + part * PER_SCALE * WORDS_A_BLOCK, GROUP)
-            mask = is_col & (group < groups)[None, :]
-            scale = tl.load(scales_ptr + col[:, None] * groups + group[None, :], mask=mask, other=0.0)
-            zero = tl.load(zeros_ptr + col[:, None] * groups + group[None, :], mask=mask, other=0.0)
-            for i in tl.static_range(PER_SCALE):
-                at = first + (part * PER_SCALE + i) * WORDS_A_BLOCK
-                is_here = ((at < k) & is_word)[:, None] & (row < m)[None, :]
-                a = tl.load(a_ptr + row[None, :] * am + at[:, None], mask=is_here, other=0.0)
-                weight = _whole(packed, scale, zero, part * PER_SCALE + i, BITS).to(a.dtype)
-                acc = tl.dot(weight, a, acc, input_precision=PRECISION)
-    sums = tl.trans(acc)
+    for block in range(begin, end):
+        words = (col[:, None] * blocks + block) * _WORDS + tl.arange(0, _WORDS)[None, :]
+        packed = tl.load(packed_ptr + words, mask=(col < n)[:, None], other=0)
+        for part in tl.static_range(PLACES // PER_SCALE):
+            scale, zero = _scale_of(scales_ptr, zeros_ptr, col, n, block, groups, part, PER_SCALE, BITS, GROUP)
+            at = (block * PLACES + part * PER_SCALE) * _WORDS + tl.arange(0, SPAN)
+            a = tl.load(a_ptr + row[None, :] * am + at[:, None], mask=(at < k)[:, None] & (row < m)[None, :], other=0.0)
+            values = _in_order(packed, zero[:, None], part * PER_SCALE, PER_SCALE, BITS, a.dtype, PAIRS)
+            sums = tl.dot(_along_k(values, PER_SCALE), a, input_precision=PRECISION)
+            if PAIRS:
+                sums -= (zero + 2**BITS)[:, None] * tl.dot(ones, a)
+            acc += scale[:, None] * sums
     part_of_k = tl.program_id(1).to(tl.int64)
-    mask = (row < m)[:, None] & (col < n)[None, :]
     tl.store(
         c_ptr + (part_of_k * m * IS_PART + row[:, None]) * n + col[None, :],
-        sums.to(c_ptr.dtype.element_ty), mask=mask,
+        tl.trans(acc).to(c_ptr.dtype.element_ty), mask=(row < m)[:, None] & (col < n)[None, :],
     )  # fmt: skip
 
 
 @triton.jit
 def _unpack_kernel(
-    packed_ptr, scales_ptr, zeros_ptr, weight_ptr, n, k, words, groups, weight_stride,
-    BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+    packed_ptr, scales_ptr, zeros_ptr, weight_ptr, n, k, blocks, groups, weight_stride,
+    BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The weight, made whole."""
-    WORDS_A_BLOCK: tl.constexpr = _BLOCK * BITS // 32
-    col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    word = tl.program_id(1) * BW + tl.arange(0, BW)
-    is_col = (col < n)[:, None]
-    packed = tl.load(packed_ptr + col[:, None] * words + word[None, :], mask=is_col & (word < words)[None, :], other=0)
-    first = word // WORDS_A_BLOCK * _BLOCK + word % WORDS_A_BLOCK
-    for part in tl.static_range(32 // BITS // PER_SCALE):
-        group = _group_of(first + part * PER_SCALE * WORDS_A_BLOCK, GROUP)
-        mask = is_col & (group < groups)[None, :]
-        scale = tl.load(scales_ptr + col[:, None] * groups + group[None, :], mask=mask, other=0.0)
-        zero = tl.load(zeros_ptr + col[:, None] * groups + group[None, :], mask=mask, other=0.0)
-        for i in tl.static_range(PER_SCALE):
-            at = first + (part * PER_SCALE + i) * WORDS_A_BLOCK
-            weight = _whole(packed, scale, zero, part * PER_SCALE + i, BITS).to(weight_ptr.dtype.element_ty)
-            tl.store(weight_ptr + col[:, None] * weight_stride + at[None, :], weight, mask=is_col & (at < k)[None, :])
+    """One block of the weight, made whole."""
+    PLACES: tl.constexpr = 32 // BITS
+    block = tl.program_id(0) % blocks
+    col = tl.program_id(0).to(tl.int64) // blocks * BN + tl.arange(0, BN)
+    words = (col[:, None] * blocks + block) * _WORDS + tl.arange(0, _WORDS)[None, :]
+    packed = tl.load(packed_ptr + words, mask=(col < n)[:, None], other=0)
+    for part in tl.static_range(PLACES // PER_SCALE):
+        scale, zero = _scale_of(scales_ptr, zeros_ptr, col, n, block, groups, part, PER_SCALE, BITS, GROUP)
+        values = _in_order(packed, zero[:, None], part * PER_SCALE, PER_SCALE, BITS, tl.float32, False)
+        weight = _along_k(values, PER_SCALE) * scale[:, None]
+        at = (block * PLACES + part * PER_SCALE) * _WORDS + tl.arange(0, PER_SCALE * _WORDS)
+        tl.store(
+            weight_ptr + col[:, None] * weight_stride + at[None, :], weight.to(weight_ptr.dtype.element_ty),
+            mask=(col < n)[:, None] & (at < k)[None, :],
+        )  # fmt: skip
 
 
 _SCALES = "a group's scale and zero are 2 bytes, which many lanes share"

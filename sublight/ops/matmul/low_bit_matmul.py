@@ -1,8 +1,8 @@
 """A @ weight.T with a weight of 1, 2, 4 or 8 bits, packed, with a scale and a zero for each group along k.
 
-Of one row the words are taken apart once and multiplied by plain arithmetic; of up to 128 rows the tensor cores get
-them place by place; of more rows the weight is made whole first, which each row then pays a small part of. All three
-read the same packing (`packing.py`).
+Of up to 128 rows the tensor cores get values that a few integer instructions have made of the words, two at a time; of
+one row of wider values, plain arithmetic multiplies them; of more rows the weight is made whole first, which each row
+then pays a small part of. All three read the same packing (`packing.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sublight.backend.device import facts
+from sublight.backend.device import facts, takes_ptx
 from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
@@ -23,13 +23,15 @@ from sublight.errors import BadInput
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import low_bit, matmul, skinny
-from sublight.ops.matmul.packing import BLOCK, check_bits, check_group, dequantize, quantize_weight, words_per_block
+from sublight.ops.matmul.packing import WORDS, block_of, check_bits, check_group, dequantize, quantize_weight, words_of
 from sublight.ops.matmul.product import Operand, Product
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
 SAVED = ("packed", "scales", "zeros", "bits", "k")
 MOST_ROWS = 128  # beyond, the weight is made whole
+MOST_SPLITS = 8  # of k …
+LEAST_BLOCKS = 8  # … each of so many blocks
 
 
 def reference(
@@ -44,36 +46,39 @@ class Low:
 
     def __init__(self, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bits: int) -> None:
         self.k, self.n, self.m = a.shape[-1], packed.shape[0], a.numel() // max(1, a.shape[-1])
-        self.words, self.groups = packed.shape[1], scales.shape[1]
-        self.group = self.k // self.groups
-        per_block = words_per_block(bits)
-        is_shared = self.groups == 1 or self.group >= BLOCK  # by all places of a word
-        per_scale = 32 // bits if is_shared else self.group // per_block
+        self.blocks, self.groups = packed.shape[1] // WORDS, scales.shape[0]
+        self.group, self.block = self.k // self.groups, block_of(bits)
+        is_shared = self.groups == 1 or self.group >= self.block  # by all places of a word
+        per_scale = 32 // bits if is_shared else self.group // WORDS
+        if a.element_size() == 4:
+            per_scale = min(per_scale, 2)  # plain multiply-adds: short chains, as PyTorch's are
         self.constants = {"BITS": bits, "PER_SCALE": per_scale, "GROUP": 0 if self.groups == 1 else self.group}
 
 
 def _by_row(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
-    bn, bw = 16, 128
-    is_even = low.n % bn == 0 and low.words % bw == 0 and low.k % BLOCK == 0
+    bn, bb = 4, 16
+    is_even = low.n % bn == 0 and low.blocks % bb == 0 and low.k % low.block == 0
     step = Step(
-        low_bit._row_kernel, (cdiv(low.n, bn),), low.n, low.k, low.words, low.groups,
-        on="a packed scales zeros c", tile=(bn, bw), BN=bn, BW=bw, EVEN=is_even, num_warps=4, **low.constants,
+        low_bit._row_kernel, (cdiv(low.n, bn),), low.n, low.k, low.blocks, low.groups,
+        on="a packed scales zeros c", tile=(bn, bb), BN=bn, BB=bb, EVEN=is_even, EXACT=a.element_size() == 4,
+        num_warps=2, **low.constants,
     )  # fmt: skip
     return {}, [step]
 
 
 def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
-    bm, bn, bw = min(64, max(16, next_power_of_2(low.m))), 64, 32
-    tiles, blocks, down = cdiv(low.n, bn), cdiv(low.words, bw), cdiv(low.m, bm)
-    splits = max(1, min(2 * facts(a).multiprocessors // (tiles * down), blocks, matmul.MOST_SPLITS))
-    per_split = cdiv(blocks, splits) * bw
-    splits = cdiv(low.words, per_split)
+    bm, bn = min(64, max(16, next_power_of_2(low.m))), 64
+    tiles, down = cdiv(low.n, bn), cdiv(low.m, bm)
+    programs = (7 if low.m <= 16 else 2) * facts(a).multiprocessors
+    splits = max(1, min(programs // (tiles * down), cdiv(low.blocks, LEAST_BLOCKS), MOST_SPLITS))
+    per_split = cdiv(low.blocks, splits)
+    splits = cdiv(low.blocks, per_split)
     step = Step(
         low_bit._rows_kernel, (tiles, splits, down),
-        low.m, low.n, low.k, low.k, low.words, low.groups, per_split,
-        on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", tile=(bm, bn, bw), BM=bm, BN=bn, BW=bw,
-        IS_PART=splits > 1, PRECISION="ieee" if a.dtype == torch.float32 else "tf32", num_warps=4, num_stages=2,
-        **low.constants,
+        low.m, low.n, low.k, low.k, low.blocks, low.groups, per_split,
+        on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", tile=(bm, bn), BM=bm, BN=bn,
+        IS_PART=splits > 1, PRECISION="ieee" if a.dtype == torch.float32 else "tf32",
+        PAIRS=has_pairs(a, low.constants["BITS"]), num_warps=4, num_stages=4, **low.constants,
     )  # fmt: skip
     if splits == 1:
         return {}, [step]
@@ -85,13 +90,17 @@ def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
     return {"parts": Buffer(shape=(splits, low.m, low.n), dtype=torch.float32)}, [step, add]
 
 
+def has_pairs(a: torch.Tensor, bits: int) -> bool:
+    """Whether two values at once become 16-bit floats: NVIDIA's instructions, and few enough bits."""
+    return takes_ptx() and facts(a).capability >= 80 and a.element_size() == 2 and bits <= 4
+
+
 def _by_whole_weight(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
     stride, itemsize = cdiv(low.k, 8) * 8, a.element_size()
-    bn, bw = 32, 64
+    bn = 32
     unpack = Step(
-        low_bit._unpack_kernel, (cdiv(low.n, bn), cdiv(low.words, bw)),
-        low.n, low.k, low.words, low.groups, stride,
-        on="packed scales zeros b", tile=(bn, bw), BN=bn, BW=bw, num_warps=4, **low.constants,
+        low_bit._unpack_kernel, (cdiv(low.n, bn) * low.blocks,), low.n, low.k, low.blocks, low.groups, stride,
+        on="packed scales zeros b", tile=(bn,), BN=bn, num_warps=4, **low.constants,
     )  # fmt: skip
     sides: dict[str, Any] = {"k": low.k, "k_stride": 1, "itemsize": itemsize}
     work = matmul.Work(
@@ -113,7 +122,7 @@ WAYS: dict[str, tuple[Callable[[Low, torch.Tensor], tuple[dict[str, Buffer], lis
     "row": (_by_row, "one row: words taken apart in registers, sums by plain multiply-adds", 1),
     "rows": (
         _by_rows,
-        "few rows: the tensor cores get the weight place by place, k split where tiles are few",
+        "few rows: values become floats two at a time on their way to the tensor cores",
         MOST_ROWS,
     ),
     "whole": (_by_whole_weight, "many rows: the weight is made whole, then a product in 16 bits", 2**62),
@@ -139,7 +148,8 @@ def plan_by(
 
 def plan_product(a: torch.Tensor, *rest: Any) -> Plan:
     rows = a.numel() // max(1, a.shape[-1])
-    return plan_by(next(name for name, (_, _, most) in WAYS.items() if rows <= most), a, *rest)
+    way = next(name for name, (_, _, most) in WAYS.items() if rows <= most)
+    return plan_by("rows" if way == "row" and has_pairs(a, rest[-2]) else way, a, *rest)
 
 
 def why_torch(
@@ -186,15 +196,15 @@ def low_bit_matmul(
     """
     check_bits(bits)
     k = a.shape[-1]
-    if packed.dtype != torch.int32 or packed.shape[-1] != cdiv(k, BLOCK) * words_per_block(bits):
+    if packed.dtype != torch.int32 or packed.shape[-1] != words_of(k, bits):
         raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
-    if scales.shape != zeros.shape or scales.shape[0] != packed.shape[0]:
+    if scales.shape != zeros.shape or scales.dim() != 2 or scales.shape[1] != packed.shape[0]:
         raise BadInput(
             f"scales {tuple(scales.shape)}, zeros {tuple(zeros.shape)} for {packed.shape[0]} rows of weights"
         )
-    if scales.shape[1] == 0 or k % scales.shape[1]:
-        raise BadInput(f"{scales.shape[1]} groups do not divide k = {k}")
-    check_group(k, k // scales.shape[1])
+    if scales.shape[0] == 0 or k % scales.shape[0]:
+        raise BadInput(f"{scales.shape[0]} groups do not divide k = {k}")
+    check_group(k, k // scales.shape[0], bits)
     return _low_bit.call(a, packed, scales, zeros, bits, k)  # type: ignore[no-any-return]
 
 
@@ -211,8 +221,8 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     made: dict[str, Any] = {"generator": generator, "device": device, "dtype": getattr(torch, dtype)}
     a, weight = torch.randn(shape["m"], shape["k"], **made), torch.randn(shape["n"], shape["k"], **made)
     if device == "meta":
-        words = cdiv(shape["k"], BLOCK) * words_per_block(4)
-        scales = torch.empty(shape["n"], shape["k"] // shape["group"], device=device, dtype=weight.dtype)
+        words = words_of(shape["k"], 4)
+        scales = torch.empty(shape["k"] // shape["group"], shape["n"], device=device, dtype=weight.dtype)
         return a, torch.empty(shape["n"], words, device=device, dtype=torch.int32), scales, scales.clone()
     return a, *quantize_weight(weight, 4, shape["group"])
 

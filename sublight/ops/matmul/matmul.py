@@ -25,6 +25,7 @@ from sublight.cost.matmul import matmul as cost
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import ladder, persistent, skinny, tensor_core
+from sublight.ops.matmul.choice import why_cublas
 from sublight.ops.matmul.epilogue import ACTIVATIONS, check_activation
 from sublight.ops.matmul.product import Operand, Product, operands_of, product_of
 from sublight.ops.matmul.tiles import persistent_tile, plain_tile
@@ -32,7 +33,7 @@ from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
 Maybe = torch.Tensor | None
-MOST_SPLITS = 16  # of k
+LEAST_SPLIT = 2048  # of k: below, adding the parts up takes longer than is gained
 
 
 def reference(
@@ -173,16 +174,17 @@ def _skinny(work: Work) -> Steps:
     p, itemsize = work.product, work.dtype.itemsize
     bias, residual = work.bias_and_residual
     if p.m == 1 and p.ak == 1 and p.bk == 1:
-        bn, bk = 8, 2048 // itemsize
+        bn, bk = 4, min(4096 // itemsize, next_power_of_2(p.k))
         constants = {"BN": bn, "BK": bk, "EVEN": p.k % bk == 0 and p.n % bn == 0, "num_warps": 4}
         step = Step(
             skinny._row_kernel, (cdiv(p.n, bn),), p.n, p.k, p.bn, on=work.on, tile=(bn, bk),
             **work.epilogue, **constants,
         )  # fmt: skip
         return {}, [step]
-    bm, bn, bk = max(16, next_power_of_2(p.m)), 64, 256 // itemsize
+    bm, bk = max(16, next_power_of_2(p.m)), 32 if work.is_ieee else 256 // itemsize
+    bn = 128 if p.m > 32 and p.n >= 96 * 128 and itemsize == 2 else 64
     tiles, blocks = cdiv(p.n, bn), cdiv(p.k, bk)
-    splits = max(1, min(2 * work.gpu.multiprocessors // tiles, blocks, MOST_SPLITS))
+    splits = max(1, min(2 * work.gpu.multiprocessors // tiles, blocks, cdiv(p.k, LEAST_SPLIT)))
     per_split = cdiv(blocks, splits) * bk
     splits = cdiv(p.k, per_split)  # none without work
     constants = work.epilogue | {
@@ -289,9 +291,13 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
         return "PyTorch broadcasts a residual of another shape"
     if activation != "none" and torch.is_grad_enabled() and any(x.requires_grad for x in (a, *others)):
         return "an activation's gradient needs what it was taken of, which our kernel does not keep"
-    if a.is_cuda:
-        return "cuBLAS: no run has shown ours to be faster on this GPU"
-    return ""
+    if not a.is_cuda:
+        return ""  # interpreted, or planned for a GPU that is not here
+    product = product_of(a, b)
+    if product is None:
+        return "cuBLAS: the leading dimensions would have to be copied"
+    is_followed = activation != "none" or residual is not None
+    return why_cublas(product, operands_of(product, a, b), a.dtype, facts(a), is_followed=is_followed)
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:

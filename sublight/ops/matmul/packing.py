@@ -1,9 +1,8 @@
 """Weights of 1 to 8 bits: how they are packed, rounded, and made whole again. One packing serves every kernel.
 
-A word of 32 bits holds 32 / bits values. Along k a weight comes in blocks of 128: of a block's words, each holds values
-that lie a whole block of words apart. So for any one place in their words, neighbouring words have neighbouring k: a
-kernel that takes its words apart place by place meets x in contiguous pieces, and nothing has to be put in order. A
-value is shifted into the mantissa of a float by one instruction (`low_bit.py`).
+A word of 32 bits holds 32 / bits values. Along k a weight comes in blocks of 16 words: a word's values lie 16 apart. So
+for any one place in their words, neighbouring words have neighbouring k: a kernel that takes its words apart place by
+place meets x in contiguous pieces. A value is shifted into the mantissa of a float by one instruction (`low_bit.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +12,26 @@ import torch.nn.functional as F
 
 from sublight.errors import BadInput
 
-BLOCK = 128  # of k
+WORDS = 16  # of a block
 BITS = (1, 2, 4, 8)
 
 
-def words_per_block(bits: int) -> int:
+def block_of(bits: int) -> int:
+    """Values along k of a block of words.
+
+    >>> block_of(8), block_of(4)
+    (64, 128)
     """
-    >>> words_per_block(4), words_per_block(1)
-    (16, 4)
+    return WORDS * 32 // bits
+
+
+def words_of(k: int, bits: int) -> int:
+    """Words of a packed row of k values: whole blocks.
+
+    >>> words_of(129, 4)
+    32
     """
-    return BLOCK * bits // 32
+    return -(-k // block_of(bits)) * WORDS
 
 
 def check_bits(bits: int) -> None:
@@ -30,16 +39,18 @@ def check_bits(bits: int) -> None:
         raise BadInput(f"weights of {bits} bits: use {', '.join(map(str, BITS))}")
 
 
-def check_group(k: int, group: int) -> None:
+def check_group(k: int, group: int, bits: int) -> None:
     """That scales can be found: groups divide k, and a block, or are blocks."""
+    block = block_of(bits)
     if group < 1 or k % group:
         raise BadInput(f"groups of {group} do not divide k = {k}: use a divisor of it, or {k} for one scale a row")
-    if group != k and (group < 32 or (group % BLOCK and BLOCK % group)):
-        raise BadInput(f"groups of {group}: use 32, 64, a multiple of {BLOCK}, or {k} for one scale a row")
+    if group != k and (group < 32 or (group % block and block % group)):
+        small = ", ".join(str(size) for size in (32, 64, 128, 256) if size < block)
+        raise BadInput(f"groups of {group}: use {small}, a multiple of {block}, or {k} for one scale a row")
 
 
 def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Whole numbers (n, k) from 0 to 2**bits - 1, as int32 words (n, blocks * words of one); k is filled up with 0.
+    """Whole numbers (n, k) from 0 to 2**bits - 1, as int32 words (n, words); k is filled up with 0.
 
     >>> pack(torch.arange(128)[None] % 16, 4)[0, :2].tolist()  # every 16th value: all 0, all 1
     [0, 286331153]
@@ -50,8 +61,7 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     if values.numel() and (int(values.min()) < 0 or int(values.max()) >= 2**bits):
         raise BadInput(f"values of {bits} bits are 0 to {2**bits - 1}, not {int(values.min())} to {int(values.max())}")
     n, k = values.shape
-    per_block = words_per_block(bits)
-    filled = F.pad(values.to(torch.int64), (0, -k % BLOCK)).view(n, -1, 32 // bits, per_block)
+    filled = F.pad(values.to(torch.int64), (0, -k % block_of(bits))).view(n, -1, 32 // bits, WORDS)
     places = bits * torch.arange(32 // bits, device=values.device)
     words = (filled << places[:, None]).sum(2).view(n, -1)
     return torch.where(words >= 2**31, words - 2**32, words).int()
@@ -60,11 +70,11 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
 def unpack(packed: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     """The whole numbers again, (n, k), as int32."""
     check_bits(bits)
-    n, per_block = packed.shape[0], words_per_block(bits)
-    if packed.dtype != torch.int32 or packed.dim() != 2 or packed.shape[1] != -(-k // BLOCK) * per_block:
+    n = packed.shape[0]
+    if packed.dtype != torch.int32 or packed.dim() != 2 or packed.shape[1] != words_of(k, bits):
         raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
     places = bits * torch.arange(32 // bits, device=packed.device, dtype=torch.int32)
-    words = packed.view(n, -1, 1, per_block)
+    words = packed.view(n, -1, 1, WORDS)
     values: torch.Tensor = (words >> places[:, None]) & (2**bits - 1)
     return values.reshape(n, -1)[:, :k]
 
@@ -74,12 +84,13 @@ def quantize_weight(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(packed, scales, zeros) of a weight (n, k): value = (whole number - zero) * scale, for each group along k.
 
+    Scales and zeros are (groups, n): kernels read those of neighbouring rows at once.
     To the nearest; with `symmetric` the zero is the middle. `rounds` moves zeros towards where the error is smallest,
     with large errors counting less (half-quadratic quantization).
     """
     check_bits(bits)
     n, k = weight.shape
-    check_group(k, group)
+    check_group(k, group, bits)
     most, middle = 2**bits - 1, 2 ** (bits - 1)
     w = weight.detach().float().view(n, k // group, group)
     if symmetric:
@@ -104,12 +115,13 @@ def quantize_weight(
         sparse = error.sign() * F.relu(error.abs() - error.abs().mean(-1, keepdim=True))
         moved = (q - (w - sparse) / scale[..., None]).mean(-1).to(weight.dtype).float()
         zero = torch.where(constant, zero, moved)
-    return pack(nearest(zero).view(n, k).int(), bits), scale.to(weight.dtype), zero.to(weight.dtype)
+    scales, zeros = (x.T.to(weight.dtype).contiguous() for x in (scale, zero))
+    return pack(nearest(zero).view(n, k).int(), bits), scales, zeros
 
 
 def dequantize(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     """The weight (n, k) that these stand for, in the data type of the scales."""
-    group = k // scales.shape[1]
+    group = k // scales.shape[0]
     values = unpack(packed, bits, k).to(torch.promote_types(scales.dtype, torch.float32))
-    wide = (x.to(values.dtype).repeat_interleave(group, 1) for x in (zeros, scales))
+    wide = (x.T.to(values.dtype).repeat_interleave(group, 1) for x in (zeros, scales))
     return ((values - next(wide)) * next(wide)).to(scales.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops.matmul.epilogue import finished
+from sublight.ops.matmul.order import add_product
 
 MOST_ROWS = 64
 
@@ -66,7 +67,7 @@ def _rows_kernel(
             inside = tl.arange(0, BK) < end - start
             a = tl.load(a_at, mask=(row < m)[None, :] & inside[:, None], other=0.0)
             b = tl.load(b_at, mask=(col < n)[:, None] & inside[None, :], other=0.0)
-        acc = tl.dot(b, a, acc, input_precision=PRECISION)
+        acc = add_product(acc, b, a, PRECISION)
         a_at += BK * ak
         b_at += BK * bk
     sums = tl.trans(acc)

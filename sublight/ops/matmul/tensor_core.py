@@ -11,7 +11,7 @@ from __future__ import annotations
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops.matmul.epilogue import finished
-from sublight.ops.matmul.order import tile_of
+from sublight.ops.matmul.order import add_product, tile_of
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _one_tile(
             b = tl.load(b_at, mask=(col < n)[None, :] & (step < k - start)[:, None], other=0.0)
         if IN_FP32:  # plain multiply-adds: what a product costs without tensor cores
             a, b = a.to(tl.float32), b.to(tl.float32)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        acc = add_product(acc, a, b, PRECISION)
         a_at += BK * ak
         b_at += BK * bk
     acc = finished(acc, bias_ptr, residual_ptr, batch, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
