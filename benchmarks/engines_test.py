@@ -46,11 +46,13 @@ def test_a_part_that_breaks_says_why(module: ModuleType, monkeypatch: pytest.Mon
     assert module.run_part("train", "eager", ["--tiny", "--device", "cpu"])[0]["error"] == "not done within 0 s"
 
 
-def test_a_tiny_run_gives_figures(module: ModuleType) -> None:
+def test_a_tiny_run_gives_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one step: the rest is time."""
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    module.MEASURED_S = 0.0
+    monkeypatch.setattr(module, "MEASURED_S", 0.0)
+    monkeypatch.setattr(module, "WARMUP", 1)
+    monkeypatch.setattr(module, "LOSS_STEP", 1)
     (row,) = module.train("eager", "cpu", module.TINY)
     assert row["tokens_per_s"] > 0 and row["steps"] == 1 and row["loss"] > 0
     texts = list(module.decode("eager", "cpu", module.TINY))

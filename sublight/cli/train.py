@@ -331,9 +331,9 @@ def progress(run: Run, known: ProductLimit | None) -> Iterator[Any]:
 
 def words_of(now: Progress, run: Run, known: ProductLimit | None) -> str:
     held_out = "" if now.held_out_loss is None else f"  held out {now.held_out_loss:.3f}"
-    words = f"step {now.step}/{now.steps}  loss {now.loss:.3f}{held_out}  {now.tokens_per_s:,.0f} tokens/s"
-    if known:
-        words += f"  MFU {100 * now.tokens_per_s * run.shape.train_flops_per_token / known.flops_per_s:.0f} %"
     minutes, seconds = divmod(round(now.left_s), 60)
     left = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes}:{seconds:02d}"
-    return f"{words}  {units_text(now.memory_bytes, 'B')}  {left} left"
+    words = f"step {now.step}/{now.steps}  loss {now.loss:.3f}{held_out}  {left} left  {now.tokens_per_s:,.0f} tok/s"
+    if known:
+        words += f"  MFU {100 * now.tokens_per_s * run.shape.train_flops_per_token / known.flops_per_s:.0f} %"
+    return f"{words}  {units_text(now.memory_bytes, 'B')}"  # what comes last is cut where the terminal is narrow

@@ -19,9 +19,9 @@ Document = Mapping[str, Any]
 def heading(document: Document) -> str:
     """The model, its data and its device in a line."""
     shape, run = document["shape"], document["settings"]
-    size = f"{units.text(document['parameters'], '').strip()} parameters".replace(" M ", " M ")
+    size = f"{units.text(document['parameters'], '')} parameters"
     model = f"{shape['layers']} layers, {shape['dim']} wide, {size}"
-    data = f"{document['data']} as {document['tokens']}, {units.text(document['train_tokens'], 'tokens')}"
+    data = f"{document['data']} as {document['tokens']}, {document['train_tokens']:,} tokens"
     device = f"{document['device']}, {run['dtype']}"
     return f"{model}; {data}; {device}"
 

@@ -102,7 +102,7 @@ def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:
         parts = first_step(seed if of_parts is None else of_parts, torch.float32, 4)
         return [correct.error("loss, norm", parts, whole, truth)]
 
-    assert correct.settled(draw, 2).ok
+    assert correct.settled(draw).ok
     assert not draw(0, of_parts=1)[0].ok
 
 

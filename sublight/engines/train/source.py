@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +34,9 @@ def read_texts(path: Path | None, *, most_bytes: int | None = None) -> list[str]
 
 def files(path: Path | None) -> Iterator[Path]:
     if path is None:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        inside = (file.relative_to(library).parts for file in sorted(library.rglob("*.py")))
-        yield from (library.joinpath(*parts) for parts in inside if not set(parts) & set(PASSED_OVER))
+        for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+            inner[:] = sorted(set(inner) - set(PASSED_OVER))  # never goes in: site-packages may hold a whole world
+            yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
     elif path.is_dir():
         found = (file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file())
         yield from (file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts))
