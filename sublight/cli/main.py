@@ -19,6 +19,7 @@ from sublight.cli.verbs import (
     learn,
     limits,
     memory,
+    new,
     predict,
     pyprof,
     timers,
@@ -56,7 +57,8 @@ def start(
 
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-for _verb in (*_MEASURE, *_EXPLAIN, train.train, generate.generate, learn.learn, top.top, doctor.doctor):
+_ENGINES = (train.train, generate.generate)
+for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 

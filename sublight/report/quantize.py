@@ -39,4 +39,4 @@ def sentence(done: Quantized) -> str:
         return "nothing was packed: the model is as it was"
     sizes = f"{units.text(done.before_bytes, 'B')} of weights are {units.text(done.after_bytes, 'B')} now"
     undo = "sublight.unpatch(model) undoes it" if done.is_kept else "the weights as they were are gone (keep=False)"
-    return f"{done.packed} layers packed: {sizes}; {undo}"
+    return f"{done.packed} layer{'s' * (done.packed > 1)} packed: {sizes}; {undo}"

@@ -9,7 +9,7 @@ import torch
 from sublight.engines.train.gpt2 import Gpt2
 
 TOP_K = 50
-TEMPERATURE = 0.8
+TEMPERATURE = 0.7
 
 
 @torch.no_grad()

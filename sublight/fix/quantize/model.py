@@ -7,10 +7,11 @@ parametrization, no weight that another module shares. The weights as they were 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from sublight.ops.matmul.packing import BITS, check_group, quantize_weight
 WAYS = {f"w{bits}a16": bits for bits in reversed(BITS)}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-KEPT = "_as_it_was"  # the layer before it was packed, and the device of its weight
+KEPT = "_as_it_was"  # the layer before it was packed
 
 
 def quantize(
@@ -44,9 +45,14 @@ def quantize(
     """
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"quantize takes a torch.nn.Module, not {type(model).__name__}")
+    if weight_of(model) is not None:
+        raise BadInput("the model is itself a linear layer: wrap it in a torch.nn.Sequential")
     if how not in WAYS:
-        raise BadInput(f"unknown way {how!r}: {nearest(how, list(WAYS))}")
-    names = {name for name, _ in model.named_modules()}
+        raise BadInput(f"unknown way {how!r}: {nearest(str(how), list(WAYS))}")
+    if not isinstance(group, int):
+        raise BadInput(f"group={group!r}: a whole number of weights that share a scale, such as 128")
+    skip = (skip,) if isinstance(skip, str) else skip
+    names = {name for name, _ in model.named_modules() if name}
     for pattern in skip or ():
         if not any(fnmatch.fnmatch(name, pattern) for name in names):
             raise BadInput(f"skip={pattern!r} names no module: {nearest(pattern, sorted(names))}")
@@ -65,9 +71,10 @@ def quantize(
         else:
             reason = why_left(module, weight, group, WAYS[how], shared)
         after_bytes = weight.nbytes
+        reason = reason or why_too_coarse(weight, WAYS[how], group)
         if not reason:
             packed = _packed(module, weight, WAYS[how], group, rounds=rounds, keep=keep)
-            _put(model, name, packed)
+            _put(model, module, packed)
             after_bytes = packed.nbytes
         rows.setdefault((type(module).__name__, reason), []).append((name, weight.nbytes, after_bytes))
     return Quantized(
@@ -108,6 +115,24 @@ def why_left(module: torch.nn.Module, weight: torch.Tensor, group: int, bits: in
     return "" if torch.isfinite(weight).all() else "its weight has values that are not finite"
 
 
+def why_too_coarse(weight: torch.Tensor, bits: int, group: int) -> str:
+    """Why scales and zeros of the weight's own data type cannot hold its groups to half a step; empty where they can.
+
+    The least scale of float16 is 6e-8, and bfloat16 has no odd numbers beyond 256.
+    """
+    grouped = weight.detach().float().reshape(weight.shape[0], -1, group)
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    low, high = (x[high > low] for x in (low, high))  # a group of one value is its own scale
+    most = 2**bits - 1
+    scale = (high - low) / most
+    zero = -low / scale
+    scale_off, zero_off = ((x.to(weight.dtype).float() - x).abs() for x in (scale, zero))
+    if bool((most * scale_off <= scale / 2).all() and (zero_off <= 0.5).all()):
+        return ""
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return f"scales in {dtype} are too coarse for groups of its weights: pack it in float32"
+
+
 def _packed(
     module: torch.nn.Module, weight: torch.Tensor, bits: int, group: int, *, rounds: int, keep: bool
 ) -> PackedLinear:
@@ -120,7 +145,7 @@ def _packed(
     packed.train(module.training)
     if keep:
         own: Any = module.weight
-        packed.__dict__[KEPT] = (module, own.device)
+        packed.__dict__[KEPT] = module
         own.data = own.data.cpu()
     return packed
 
@@ -130,20 +155,20 @@ def unquantize(model: torch.nn.Module) -> int:
     packed = [(name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)]
     if lost := [name for name, module in packed if KEPT not in module.__dict__]:
         raise BadInput(f"{lost[0]} was packed with keep=False, or loaded so: its weight as it was is not here any more")
-    for name, module in packed:
-        before, device = module.__dict__[KEPT]
-        moved = module.packed.device  # the model may have been moved since
-        before.weight.data = before.weight.data.to(moved if moved != device else device)
+    for _, module in packed:
+        before = module.__dict__[KEPT]
+        before.weight.data = before.weight.data.to(module.packed.device, module.scales.dtype)  # as the model is by now
         before.train(module.training)
-        _put(model, name, before)
+        _put(model, module, before)
     return len(packed)
 
 
-def _put(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    if not name:
-        raise BadInput("the model is itself a linear layer: wrap it in a torch.nn.Sequential")
-    setattr(model.get_submodule(parent), last, module)
+def _put(model: torch.nn.Module, before: torch.nn.Module, after: torch.nn.Module) -> None:
+    """In the place of another, under every name that it has."""
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module is before]
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, after)
 
 
 def _head(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -152,8 +177,8 @@ def _head(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def _outcome(model: torch.nn.Module, batch: Any) -> tuple[float | None, list[torch.Tensor]]:
-    """The loss, where there is one, and the outputs."""
-    with torch.no_grad():
+    """The loss, where there is one, and the outputs: without dropout, and with the statistics of batches left alone."""
+    with torch.no_grad(), _evaluating(model):
         if isinstance(batch, Mapping):
             out = model(**batch)
         else:
@@ -170,6 +195,17 @@ def _outcome(model: torch.nn.Module, batch: Any) -> tuple[float | None, list[tor
 
     gather(out)
     return (float(loss) if isinstance(loss, torch.Tensor) else None), found
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _change(before: tuple[float | None, list[torch.Tensor]], after: tuple[float | None, list[torch.Tensor]]) -> str:
