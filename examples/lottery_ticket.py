@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from sublight import units
 from sublight.errors import BadInput
 from sublight.fix import prune
-from sublight.report.draw import curves, plot
+from sublight.report.draw import plot, shares
 
 WAYS = ("winning ticket", "other first weights", "random places")
 SEGMENTS = (  # rows of three pixels, from the top
@@ -185,13 +185,13 @@ def lottery(task: Task, seeds: int, rounds: int) -> dict[str, dict[float, list[f
     return found
 
 
-def drawn(task: Task, found: dict[str, dict[float, list[float]]]) -> curves.Curves:
-    return curves.Curves(
+def drawn(task: Task, found: dict[str, dict[float, list[float]]]) -> shares.Curves:
+    return shares.Curves(
         title=f"Lottery ticket: {task.name}",
         x_title="weights left",
         y_title="right answers on what was not trained on; bars: range over seeds",
         curves=tuple(
-            curves.Curve(
+            shares.Curve(
                 name=way,
                 points=tuple(
                     (left, statistics.mean(scores), (max(scores) - min(scores)) / 2) for left, scores in by_left.items()
@@ -263,7 +263,7 @@ def main() -> None:
         )
         print(f"{time.perf_counter() - begin:.0f} s on one core")
     if given.plot:
-        curves.write(charts, Path(given.plot), lead="Few weights learn well, if they begin with the right values.")
+        shares.write(charts, Path(given.plot), lead="Few weights learn well, if they begin with the right values.")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ SIDES = {  # one case of so many is drawn
     **{"learn/grade/check_test": 20, "extensions/ledger_test": 20, "extensions/ladders_test": 4},
     **{"extensions/projects/build_test": 40},
     **{"sublight/fix/": 5, "trace/capture/": 4, "sublight/cli/": 3, "examples/": 3},
+    "sublight/engines/": 3,
 }
 DEAR = {"fix/cure/run_test": 3, "cli/explain_fix_test": 3, "cli/interrupt_test": 3}  # one test of so many
 COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …

@@ -14,6 +14,7 @@ from sublight.cli.verbs import (
     bench,
     doctor,
     explain,
+    generate,
     gpus,
     learn,
     limits,
@@ -23,6 +24,7 @@ from sublight.cli.verbs import (
     pyprof,
     timers,
     top,
+    train,
     xray,
 )
 
@@ -55,7 +57,8 @@ def start(
 
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-for _verb in (*_MEASURE, *_EXPLAIN, learn.learn, new.new, top.top, doctor.doctor):
+_ENGINES = (train.train, generate.generate)
+for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 

@@ -1,117 +1,85 @@
-"""Curves over a share on a logarithmic axis, as SVG: light and dark by the reader's own theme."""
+"""Curves over a common axis as SVG: one file, no script, light and dark by the reader's own theme."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-from sublight import units
-from sublight.errors import BadInput
-from sublight.report.draw import page, plot
-from sublight.report.draw.svg import BOTTOM, HEIGHT, INK, LEFT, RIGHT, TOP, WIDTH, Theme, _line, _text, share, style
-from sublight.results import write_file
+from sublight.report.draw.svg import INK, Theme, style
 
-FIRST_SHADE = 5  # in INK: paper, ink, faint ink, grid and roof come before the curves' colours
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 380, 70, 20, 56, 46
+POINTS = 800  # of a drawn curve: more than one a pixel shows nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One way, and what it gave: (x, y, half of the range of y) from left to right."""
-
     name: str
-    points: tuple[tuple[float, float, float], ...]
+    points: Sequence[tuple[float, float]]
+    marked: bool = False  # with a dot at each point: few, and far apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """A chart of several ways; x falls from left to right, as a share of weights does."""
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from low to high.
 
-    title: str
-    x_title: str
-    y_title: str
-    curves: tuple[Curve, ...]
-
-    @property
-    def window(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        points = [point for curve in self.curves for point in curve.points]
-        if not points or min(x for x, _, _ in points) <= 0:
-            raise BadInput("nothing to draw: curves need points with a share above zero")
-        xs = [x for x, _, _ in points]
-        low, high = min(y - spread for _, y, spread in points), max(y + spread for _, y, spread in points)
-        room = 0.05 * (high - low) or 0.05
-        smallest, largest = min(xs), max(xs)
-        return (smallest / 1.15, largest * 1.15), (low - room, high + room)
+    >>> ticks(0, 1000), ticks(1.3, 4.4)
+    ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
+    """
+    size = max(high - low, 1e-12) / most
+    unit = 10.0 ** math.floor(math.log10(size))
+    step = next((factor * unit for factor in (1, 2, 2.5, 5) if factor * unit >= size * 0.999), 10 * unit)
+    first = math.ceil(low / step - 1e-9)
+    return [round(place * step, 10) for place in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def svg(chart: Curves, *, themes: Sequence[Theme] = ("light", "dark")) -> str:
-    """The whole picture."""
-    (left, right), (low, high) = chart.window
-    wide, tall = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+def curves(title: str, drawn: Sequence[Curve], *, across: str, up: str) -> str:
+    """The whole picture; curves without points are left out."""
+    shown = [curve for curve in drawn if curve.points]
+    every = [point for curve in shown for point in curve.points] or [(0.0, 0.0)]
+    left, right = min(x for x, _ in every), max(x for x, _ in every)
+    low, high = min(y for _, y in every), max(y for _, y in every)
+    right, high = max(right, left + 1), max(high, low + 1e-6)
+    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        return WIDTH - RIGHT - wide * share(x, (left, right)), HEIGHT - BOTTOM - tall * (y - low) / (high - low)
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            LEFT + (WIDTH - LEFT - RIGHT) * (x - left) / (right - left),
+            HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low),
+        )
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">',
-        f"<title>{escape(chart.title)}</title>",
-        style(themes),
-        _strokes(themes),
+        f"<title>{escape(title)}</title>",
+        style(("light", "dark")),
+        f"<style>{_strokes('light')}@media(prefers-color-scheme:dark){{{_strokes('dark')}}}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
-        _text(LEFT, 30, chart.title, "ink", extra='style="font-weight:600;font-size:15px"'),
     ]
-    for tick in sorted({x for curve in chart.curves for x, _, _ in curve.points}):
-        x, _ = at(tick, low)
-        parts += [_line(x, TOP, x, HEIGHT - BOTTOM, "grid"), _tick(x, tick)]
-    for step in range(6):
-        value = low + (high - low) * step / 5
-        _, y = at(left, value)
-        words = units.percent(value)
-        parts += [_line(LEFT, y, WIDTH - RIGHT, y, "grid"), _text(LEFT - 10, y + 4.5, words, "faint", anchor="end")]
-    parts.append(_text(LEFT + wide / 2, HEIGHT - BOTTOM + 44, chart.x_title, "ink", anchor="middle"))
-    parts.append(_text(LEFT, TOP - 8, chart.y_title, "faint"))
-    x = float(LEFT)
-    for number, curve in enumerate(chart.curves):
-        places = [at(share_left, y) for share_left, y, _ in curve.points]
-        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        parts.append(f'<polyline class="l{number}" points="{line}"/>')
-        for (a, b), (share_left, y, spread) in zip(places, curve.points, strict=True):
-            if spread:
-                (_, top), (_, bottom) = at(share_left, y + spread), at(share_left, y - spread)
-                parts.append(_line(a, top, a, bottom, f"l{number}"))
-            words = escape(f"{curve.name}: {units.percent(y)} with {units.percent(share_left)} left")
-            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4.5" class="p{number}"><title>{words}</title></circle>')
-        parts.append(f'<circle cx="{x + 6:.1f}" cy="54" r="5" class="p{number}"/>')
-        parts.append(_text(x + 16, 58.5, curve.name, "ink"))
-        x += 34 + 7.2 * len(curve.name)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    for x in ticks(left, right, 8):
+        at, bottom = place(x, low)
+        parts.append(f'<line class="grid" x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{bottom:.1f}"/>')
+        parts.append(f'<text class="faint" x="{at:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{x:g}</text>')
+    for y in ticks(low, high):
+        _, at = place(left, y)
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="faint" x="{LEFT - 8}" y="{at + 4.5:.1f}" text-anchor="end">{y:g}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="ink" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(across)}</text>')
+    parts.append(f'<text class="ink" x="{LEFT}" y="{TOP - 12}">{escape(up)}</text>')
+    legend = LEFT + 120.0
+    for index, curve in enumerate(shown):
+        thinned = curve.points[:: max(1, len(curve.points) // POINTS)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in thinned))
+        parts.append(f'<polyline class="c{index}" points="{path}"/>')
+        if curve.marked:
+            dots = (place(*point) for point in thinned)
+            parts += [f'<circle class="p{index}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in dots]
+        parts.append(f'<circle class="p{index}" cx="{legend:.0f}" cy="{TOP - 16}" r="5"/>')
+        parts.append(f'<text class="ink" x="{legend + 12:.0f}" y="{TOP - 12}">{escape(curve.name)}</text>')
+        legend += 44 + 7.2 * len(curve.name)
+    return "".join([*parts, "</svg>"])
 
 
-def _tick(x: float, value: float) -> str:
-    return _text(x, HEIGHT - BOTTOM + 20, f"{100 * value:.3g} %", "faint", anchor="middle")
-
-
-def _strokes(themes: Sequence[Theme]) -> str:
-    """Lines in the colours that the marks have."""
-
-    def rules(theme: Theme) -> str:
-        shades = enumerate(INK[theme][FIRST_SHADE:])
-        return "".join(f".l{number}{{stroke:{shade};fill:none;stroke-width:2}}" for number, shade in shades)
-
-    first, *others = themes
-    more = "".join(f"@media(prefers-color-scheme:{theme}){{{rules(theme)}}}" for theme in others)
-    return f"<style>{rules(first)}{more}</style>"
-
-
-def write(charts: Sequence[Curves], path: Path, *, lead: str) -> None:
-    """All charts as one page; of a single one also a picture or pixels."""
-    plot.check(path.name)
-    if path.suffix.lower() == ".html":
-        write_file(page.document(charts[0].title, lead, *map(svg, charts)), path)
-    elif len(charts) != 1:
-        raise BadInput(f"{len(charts)} charts make a page: give a name that ends in .html")
-    elif path.suffix.lower() == ".svg":
-        write_file(svg(charts[0]), path)
-    else:
-        write_file(plot.pixels(svg(charts[0], themes=("light",))), path)
+def _strokes(theme: Theme) -> str:
+    shades = INK[theme][5:]
+    return "".join(f".c{index}{{stroke:{shade};fill:none;stroke-width:1.6}}" for index, shade in enumerate(shades))

@@ -1,0 +1,339 @@
+"""What `sublight train` is asked, taken apart: the data, the model, the settings; and what it shows meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sublight.cli import output
+from sublight.cli.options import INTERRUPTED, kind_of
+from sublight.errors import BadInput, one_of
+from sublight.units import parse_seconds
+from sublight.units import text as units_text
+
+if TYPE_CHECKING:
+    from sublight.engines.train.data import Data
+    from sublight.engines.train.limit import ProductLimit
+    from sublight.engines.train.loop import Progress, Trainer
+    from sublight.engines.train.run import Run
+    from sublight.engines.train.shape import Shape
+
+QUICK_BYTES = 2_000_000  # of text: what a toy model sees of it in half a minute is less
+QUICK_S = 40.0
+SAMPLE_TOKENS = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The command's words; None and "" where nothing was told."""
+
+    data: str = ""
+    out: str = ""
+    resume: bool = False
+    quick: bool = False
+    depth: int | None = None
+    size: str = ""
+    weights: str = ""
+    tokens: str = ""
+    context: int | None = None
+    batch: int | None = None
+    accumulate: int | None = None
+    steps: int | None = None
+    lr: float | None = None
+    warmup: int | None = None
+    dropout: float | None = None
+    clip: float | None = None
+    weight_decay: float | None = None
+    seed: int | None = None
+    mode: str = ""
+    attention: str = ""
+    dtype: str = ""
+    eval_every: int | None = None
+    save_every: int | None = None
+    time_limit: str = ""
+    prompt: str = ""
+    device: str = ""
+    html: str = ""
+    json: str = ""
+
+
+WITH_RESUME = ("resume", "out", "device", "prompt", "html", "json")
+
+
+def command(request: Request) -> None:
+    output.check_writable(request.html, request.json)
+    output.check_apart((request.html, request.json), (request.data,))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
+    device = device_named(request.device)
+    run, data = resumed(request) if request.resume else started(request, device)
+    status = train(run, data, device, request.prompt, request)
+    if status:
+        raise typer.Exit(status)
+
+
+def device_named(words: str) -> str:
+    import torch
+
+    kind = kind_of(words)
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BadInput("no GPU that torch can use here: `sublight doctor` says why, or use --device cpu")
+    return str(kind or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def resumed(request: Request) -> tuple[Run, Data]:
+    """A run goes on as it began: nothing about it may be told anew."""
+    from sublight.engines.train import data, run
+
+    plain = Request()
+    given = [f.name for f in fields(Request) if getattr(request, f.name) != getattr(plain, f.name)]
+    if other := [name.replace("_", "-") for name in given if name not in WITH_RESUME]:
+        what = "the data" if other[0] == "data" else f"--{other[0]}"
+        raise BadInput(f"--resume goes on with the settings that the run has: leave {what} out")
+    found = run.opened(run.newest_folder(request.out))
+    tokens = data.opened(found.tokens)
+    tokens.tokenizer.encode(request.prompt)  # complains before anything is computed
+    return found, tokens
+
+
+def started(request: Request, device: str) -> tuple[Run, Data]:
+    """A new run's folder, with all that it needs to be resumed."""
+    from sublight.engines.train import data, huggingface, run
+
+    if request.size and request.depth is not None:
+        raise BadInput(f"--size {request.size} and --depth {request.depth} both give the model: leave one out")
+    if request.weights and (request.size or request.depth is not None):
+        raise BadInput(f"--from {request.weights} gives the model's sizes: leave --size and --depth out")
+    weights = Path(request.weights) if request.weights else None
+    shape = huggingface.read_shape(weights) if weights else None
+    check_words(request, device)
+    folder = run.new_folder(request.out)
+    path = Path(request.data) if request.data else None
+    quick_bytes = QUICK_BYTES if request.quick else None
+    found = data.prepare(path, tokens_of(request, weights), folder / "tokens", most_bytes=quick_bytes)
+    shape = shape or shape_of(request, device, found.tokenizer.vocab)
+    if found.tokenizer.vocab > shape.vocab:
+        raise BadInput(
+            f"the data has tokens up to {found.tokenizer.vocab - 1}, the model {shape.vocab}: tokenize it alike"
+        )
+    settings = settings_of(request, shape, device)
+    settings.check(shape)
+    found.check(settings.context)
+    found.tokenizer.encode(request.prompt)  # complains before anything is computed
+    new = run.Run(folder=folder, shape=shape, settings=settings, weights=str(weights.resolve()) if weights else "")
+    new.write()
+    return new, found
+
+
+def check_words(request: Request, device: str) -> None:
+    """Names, before text is read."""
+    from sublight.engines.train import layers, settings, shape
+
+    for what, word, known in (
+        ("size", request.size, shape.SIZES),
+        ("mode", request.mode, layers.MODES),
+        ("attention", request.attention, layers.ATTENTIONS),
+        ("dtype", dtype_named(request.dtype), settings.DTYPES),
+    ):
+        if word:
+            one_of(what, word, known)
+    layers.attention_by(request.attention or "ours", device)  # type: ignore[arg-type]
+
+
+def dtype_named(words: str) -> str:
+    return {"bf16": "bfloat16", "fp32": "float32"}.get(words, words)
+
+
+def tokens_of(request: Request, weights: Path | None) -> str:
+    if weights and not request.tokens and not request.data.endswith(".bin"):
+        if not (weights / "tokenizer.json").exists():
+            raise BadInput(f"{weights} has no tokenizer.json: name one with --tokens, or give a .bin of tokens")
+        return str(weights / "tokenizer.json")
+    if request.quick and not request.tokens and not request.data.endswith(".bin"):
+        with contextlib.suppress(ImportError):
+            import tokenizers  # noqa: F401
+
+            return "bpe:1024"  # a toy model writes words sooner than it learns to spell
+    return request.tokens
+
+
+def shape_of(request: Request, device: str, vocab: int) -> Shape:
+    from sublight.engines.train import shape
+
+    on_gpu = device == "cuda"
+    room = 1024 if on_gpu else 64 if request.quick else 128
+    room = room if request.context is None else request.context
+    if room < 1:
+        raise BadInput(f"--context {room}: give 1 or more")
+    wide = shape.padded_vocab(vocab)
+    if request.size:
+        return shape.by_size(request.size, context=room, vocab=wide)
+    depth = request.depth if request.depth is not None else (12 if on_gpu else 2 if request.quick else 4)
+    return shape.by_depth(depth, context=room, vocab=wide)
+
+
+def settings_of(request: Request, shape: Shape, device: str) -> Any:
+    """What was told, and the rest by the machine."""
+    from sublight.engines.train.settings import WARMUP, Settings, default_lr
+    from sublight.limits import busy
+
+    on_gpu = device == "cuda"
+    steps = request.steps if request.steps is not None else 350 if request.quick else 5000 if on_gpu else 1000
+    batch = request.batch if request.batch is not None else 32 if on_gpu else 16
+    try:
+        limit_s = parse_seconds(request.time_limit) if request.time_limit else QUICK_S if request.quick else math.inf
+    except ValueError:
+        raise BadInput(f"--time-limit {request.time_limit}: give a time, as in --time-limit 10min") from None
+    every = max(1, min(250, steps // 10))
+    plain = Settings(
+        steps=steps,
+        batch=batch,
+        context=shape.context if request.context is None else request.context,
+        lr=4e-3 if request.quick and not on_gpu else default_lr(shape),
+        warmup=round(WARMUP * steps),
+        dtype=dtype_named(request.dtype) or ("bfloat16" if on_gpu else "float32"),
+        eval_every=every,
+        save_every=every,
+        threads=busy.threads(),
+        time_limit_s=limit_s,
+    )
+    told = ("accumulate", "lr", "warmup", "dropout", "clip", "weight_decay", "seed", "eval_every", "save_every")
+    given: dict[str, Any] = {name: getattr(request, name) for name in (*told, "mode", "attention")}
+    return replace(plain, **{name: value for name, value in given.items() if value is not None and value != ""})
+
+
+def train(run: Run, data: Data, device: str, prompt: str, request: Request) -> int:
+    """Runs it, then samples, saves and shows; the exit status."""
+    import torch
+
+    from sublight.engines.train import limit, log
+    from sublight.engines.train.loop import Trainer
+    from sublight.report import train as report
+    from sublight.results import write_file
+
+    known = limit.product_limit(device, run.settings.dtype, run.settings.threads)
+    with progress(run, known) as watch:
+        trainer = Trainer(run, data, torch.device(device), watch)
+        document = described(trainer, known, device, prompt)
+        print(f"{report.heading(document)}\n{report.derived(document)}", file=sys.stderr)
+        if trainer.step:
+            print(f"goes on at step {trainer.step}", file=sys.stderr)
+        with stops_after_a_step(trainer):
+            trainer.train()
+    document = finished(document, trainer, prompt)
+    rows = log.read(run.folder / log.NAME)
+    page = Path(request.html) if request.html else run.folder / "loss.html"
+    write_file(report.html(document, rows), page)
+    is_done = trainer.step >= run.settings.steps
+    notes = [f"loss curve: {page}", f"weights for Hugging Face: {run.folder / 'model'}"]
+    if not is_done:
+        notes.append(f"to go on: sublight train --resume --out {run.folder}")
+    document["notes"] = notes
+    output.show(report.page(document), document, request.json)
+    return INTERRUPTED if trainer.stop_wanted else 0
+
+
+def described(trainer: Trainer, known: ProductLimit | None, device: str, prompt: str) -> dict[str, Any]:
+    """What is known before the first step."""
+    import torch
+
+    run, data = trainer.run, trainer.data
+    return {
+        "folder": str(run.folder),
+        "data": data.name,
+        "tokens": data.tokenizer.words,
+        "train_tokens": int(data.train.size),
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU with {run.settings.threads} threads",
+        "parameters": run.shape.parameters,
+        "shape": asdict(run.shape),
+        "settings": run.settings.to_json(),
+        "limit_tokens_per_s": known.flops_per_s / run.shape.train_flops_per_token if known else None,
+        "limit_source": known.source if known else None,
+        "prompt": prompt,
+        "notes": [],
+    }
+
+
+def finished(document: dict[str, Any], trainer: Trainer, prompt: str) -> dict[str, Any]:
+    """The figures of the end, a sample, and the weights saved."""
+    from sublight.engines.train import huggingface
+    from sublight.engines.train.sample import sample
+
+    tokenizer, run = trainer.data.tokenizer, trainer.run
+    ids = tokenizer.encode(prompt).tolist()
+    drawn = sample(trainer.model, ids, SAMPLE_TOKENS, vocab=tokenizer.vocab, seed=run.settings.seed)
+    with contextlib.suppress(BadInput):  # without safetensors the checkpoint still has the weights
+        huggingface.save(trainer.model, run.folder / "model")
+        if document_of := tokenizer.to_json().get("document"):
+            from sublight.results import write_file
+
+            write_file(document_of, run.folder / "model" / "tokenizer.json")
+    return document | {
+        "step": trainer.step,
+        "first_loss": trainer.first_loss,
+        "loss": trainer.last_loss,
+        "held_out_loss": trainer.held_out_loss,
+        "tokens_per_s": trainer.tokens_per_s,
+        "memory_bytes": trainer.memory_bytes,
+        "sample": tokenizer.decode(drawn),
+    }
+
+
+@contextlib.contextmanager
+def stops_after_a_step(trainer: Trainer) -> Iterator[None]:
+    """Ctrl-C and `kill` end the run behind the step that runs, with a checkpoint; a second Ctrl-C ends it at once."""
+
+    def stop(number: int, _: object) -> None:
+        if trainer.stop_wanted:
+            raise KeyboardInterrupt
+        trainer.stop_wanted = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def progress(run: Run, known: ProductLimit | None) -> Iterator[Any]:
+    """A line on stderr that keeps itself up to date; where stderr is no terminal, a line now and then."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    every = max(1, run.settings.steps // 20)
+    if not console.is_terminal:
+
+        def say(now: Progress) -> None:
+            if now.step % every == 0 or now.step == now.steps:
+                print(words_of(now, run, known), file=sys.stderr, flush=True)
+
+        yield say
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(now: Progress) -> None:
+            live.update(Text(words_of(now, run, known), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        yield show
+
+
+def words_of(now: Progress, run: Run, known: ProductLimit | None) -> str:
+    held_out = "" if now.held_out_loss is None else f"  held out {now.held_out_loss:.3f}"
+    minutes, seconds = divmod(round(now.left_s), 60)
+    left = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes}:{seconds:02d}"
+    words = f"step {now.step}/{now.steps}  loss {now.loss:.3f}{held_out}  {left} left  {now.tokens_per_s:,.0f} tok/s"
+    if known:
+        words += f"  MFU {100 * now.tokens_per_s * run.shape.train_flops_per_token / known.flops_per_s:.0f} %"
+    return f"{words}  {units_text(now.memory_bytes, 'B')}"  # what comes last is cut where the terminal is narrow

@@ -1,0 +1,178 @@
+"""Greedy tokens are Hugging Face's, whatever the batching, the chunks, the pages; drawn ones are each request's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+import torch
+
+import sublight
+from sublight.engines.generate import config as configs
+from sublight.engines.generate import weights
+from sublight.engines.generate.engine import Engine, Request
+from sublight.engines.generate.layers import Mode
+from sublight.engines.generate.llama import Llama
+from sublight.engines.generate.sampling import Sampling, choose, probabilities
+from sublight.errors import BadInput
+
+COMMON: dict[str, Any] = {
+    **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None},
+    **{"pad_token_id": None},
+}
+LLAMA_3 = {
+    **{"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e4},
+    **{"original_max_position_embeddings": 32},
+}
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, attention_bias=True)),
+    "llama 3": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA_3, tie_word_embeddings=True)
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**COMMON)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**COMMON, sliding_window=9)),
+}
+PROMPTS = [
+    [5, 17, 3, 9, 44, 2, 71, 8],
+    [5, 17, 3, 9, 44, 2, 71, 8, 30, 31],
+    [1],
+    list(range(60, 83)),
+    [5, 17, 3, 9, 44],
+]
+NEW = [12, 7, 15, 9, 11]
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A random model of theirs in a folder, and its own greedy tokens, one prompt at a time."""
+    torch.manual_seed(11)
+    model = MODELS[request.param]().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)  # biases and norms count, too
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    out = []
+    for prompt, new in zip(PROMPTS, NEW, strict=True):
+        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=new, do_sample=False, use_cache=False)
+        out.append(tokens[0, len(prompt) :].tolist())
+    return folder, out
+
+
+def model_of(folder: Path, mode: Mode = "eager") -> Llama:
+    config = configs.read(folder)
+    return Llama(config, weights.load(config, folder, dtype=torch.float32, device="cpu"), mode=mode)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64},  # all at once
+        {"pages": 40, "page": 4, "most_texts": 1, "most_tokens": 64},  # one after another: beginnings are reused
+        {"pages": 8, "page": 4, "most_texts": 8, "most_tokens": 64},  # too few pages: some are preempted
+        {"pages": 40, "page": 3, "most_texts": 3, "most_tokens": 5},  # prefill in chunks
+        {"pages": 9, "page": 5, "most_texts": 5, "most_tokens": 3},  # all of it
+        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64, "wrap_decode": sublight.graph},  # buckets
+    ],
+    ids=["batched", "alone", "preempted", "chunked", "tight", "buckets"],
+)
+def test_greedy_tokens_are_hugging_faces(saved: tuple[Path, list[list[int]]], how: dict[str, Any]) -> None:
+    folder, expected = saved
+    engine = Engine(model_of(folder), **how)
+    requests = [Request(prompt, new) for prompt, new in zip(PROMPTS, NEW, strict=True)]
+    texts = [engine.add(request) for request in requests]
+    while not engine.scheduler.is_idle:
+        engine.step()
+    assert [request.new for request in requests] == expected
+    assert {request.finish for request in requests} == {"length"}
+    assert engine.scheduler.pages.free == how["pages"]
+    if how["most_texts"] == 1:
+        assert sum(text.reused for text in texts) > 0
+    if how["pages"] == 8:
+        assert sum(text.preempted for text in texts) > 0
+
+
+@pytest.mark.parametrize("saved", ["mistral"], indirect=True)
+def test_our_ops_give_the_same_tokens(saved: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = saved
+    engine = Engine(model_of(folder, "ours"), pages=12, page=4, most_tokens=6)
+    request = Request(PROMPTS[0], 3)
+    assert [token for _, token in engine.run([request])] == expected[0][:3]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Llama:
+    data = {**COMMON, "model_type": "llama"}
+    config = configs.of_json(data, "here")
+    return Llama(config, weights.random(config, dtype=torch.float32, device="cpu"), mode="eager")
+
+
+def test_what_is_drawn_is_the_requests_own(tiny: Llama) -> None:
+    """The same tokens alone, in a batch, in chunks and with preemption; others with another seed."""
+
+    def tokens(**how: Any) -> list[list[int]]:
+        requests = [Request(p, 10, Sampling(temperature=1.5, top_p=0.9, seed=n)) for n, p in enumerate(PROMPTS)]
+        list(Engine(tiny, **how).run(requests))
+        return [request.new for request in requests]
+
+    alone = tokens(pages=40, page=4, most_texts=1)
+    assert alone == tokens(pages=40, page=4) == tokens(pages=9, page=4, most_tokens=7)
+    assert alone[0] != tokens(pages=40, page=4, most_texts=1)[1]
+
+
+def test_a_text_ends_where_it_is_told(tiny: Llama) -> None:
+    plain = Request(PROMPTS[0], 12)
+    list(Engine(tiny, pages=20).run([plain]))
+    ended = Request(PROMPTS[0], 12, ends=frozenset({plain.new[3]}))
+    stopped = Request(PROMPTS[0], 12, is_stopped=lambda new: len(new) == 5)
+    list(Engine(tiny, pages=20).run([ended, stopped]))
+    assert ended.new == plain.new[: plain.new.index(plain.new[3]) + 1] and ended.finish == "stop"
+    assert stopped.new == plain.new[:5] and stopped.finish == "stop"
+
+
+def test_a_cancelled_text_gives_its_pages_back(tiny: Llama) -> None:
+    engine = Engine(tiny, pages=20, page=4)
+    text = engine.add(Request(PROMPTS[3], 20))
+    other = Request(PROMPTS[0], 5)
+    engine.add(other)
+    engine.step()
+    engine.cancel(text)
+    while not engine.scheduler.is_idle:
+        engine.step()
+    assert engine.scheduler.pages.free == 20 and len(other.new) == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "words"),
+    [([1, 2], 0, "give 1 or more"), ([1] * 100, 40, "more than the model's 128"), ([97], 1, "outside of 0 to 96"),
+     ([], 3, "without tokens"), ([1] * 60, 30, "do not fit into a cache of 80")],
+)  # fmt: skip
+def test_requests_that_cannot_be(tiny: Llama, prompt: list[int], new: int, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Engine(tiny, pages=5).add(Request(prompt, new))
+
+
+@pytest.mark.parametrize(
+    ("how", "kept"),
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.75}, {0, 1}),
+        ({"top_p": 0.69}, {0}),
+        ({"min_p": 0.2}, {0, 1}),
+        ({}, {0, 1, 2, 3}),
+    ],
+)
+def test_what_is_cut_off_is_never_drawn(how: dict[str, Any], kept: set[int]) -> None:
+    logits = torch.tensor([0.7, 0.18, 0.08, 0.04]).log()
+    chances = probabilities(logits, Sampling(temperature=1.0, **how))
+    assert set(chances.nonzero().flatten().tolist()) == kept
+    generator = torch.Generator().manual_seed(1)
+    drawn = Counter(choose(logits[None].expand(1000, 4), [Sampling(temperature=1.0, **how)] * 1000, [generator] * 1000))
+    assert set(drawn) == kept
+    for token, chance in enumerate(chances.tolist()):
+        assert abs(drawn[token] - 1000 * chance) <= 5 * (1000 * chance * (1 - chance)) ** 0.5  # 5 sigma

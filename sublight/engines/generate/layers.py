@@ -1,0 +1,101 @@
+"""What a Llama is made of, twice: on our ops and on PyTorch's. The model takes either, so that both can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from sublight.errors import one_of
+from sublight.ops.attention import kv_write as writing
+from sublight.ops.attention import paged_attention as paging
+from sublight.ops.attention.attention import attention
+from sublight.ops.gated.gated import swiglu
+from sublight.ops.movement.embedding import embedding
+from sublight.ops.norm.add_rms_norm import add_rms_norm
+from sublight.ops.norm.rms_norm import rms_norm
+from sublight.ops.rotary.rope import rope
+
+Tensor = torch.Tensor
+Mode = Literal["eager", "ours"]
+MODES: tuple[Mode, ...] = ("eager", "ours")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """The functions that one mode of the model calls."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
+    swiglu: Callable[[Tensor], Tensor]  # gate and up side by side
+    embedding: Callable[[Tensor, Tensor], Tensor]
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]
+    paged_attention: Callable[..., Tensor]
+    prefill_attention: Callable[[Tensor, Tensor, Tensor, int | None], Tensor]  # the last query at the last key
+
+
+def _torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _torch_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _torch_rms_norm(total, weight, eps), total
+
+
+def _torch_swiglu(both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def _torch_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Each half of a head is turned against the other."""
+    c, s = (torch.cat((table, table), -1)[positions][:, :, None].to(q.dtype) for table in (cos, sin))
+
+    def turned(x: Tensor) -> Tensor:
+        left, right = x.chunk(2, -1)
+        return x * c + torch.cat((-right, left), -1) * s
+
+    return turned(q), turned(k)
+
+
+def _torch_prefill(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    place = torch.arange(queries, device=q.device)[:, None] + keys - queries
+    key = torch.arange(keys, device=q.device)
+    seen = (key <= place) & (key > place - (window or keys))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _our_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return rope(q, k, cos, sin, positions)
+
+
+TORCH = Layers(
+    rms_norm=_torch_rms_norm,
+    add_rms_norm=_torch_add_rms_norm,
+    swiglu=_torch_swiglu,
+    embedding=F.embedding,
+    rope=_torch_rope,
+    kv_write=writing.reference,
+    paged_attention=paging.reference,
+    prefill_attention=_torch_prefill,
+)
+OURS = Layers(
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    swiglu=swiglu,
+    embedding=embedding,
+    rope=_our_rope,
+    kv_write=writing.kv_write,
+    paged_attention=paging.paged_attention,
+    prefill_attention=lambda q, k, v, window: attention(q, k, v, causal=True, window=window),
+)
+
+
+def layers_of(mode: Mode) -> Layers:
+    return OURS if one_of("mode", mode, MODES) == "ours" else TORCH

@@ -1,0 +1,146 @@
+"""Who computes what in the next step: continuous batching, prefill in chunks, preemption where pages run short.
+
+First come, first served. A step has room for so many tokens. Those that run go first, oldest first; then new ones are
+let in while there is room. Where a running one needs a page and none is free, the youngest gives back all of its pages
+and begins anew later (its tokens are kept, so nothing that was sampled is sampled again). The oldest always goes on, so
+everyone ends. No torch here: the scheduler is tested by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sublight.engines.generate.pages import Pages
+from sublight.errors import BadInput
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """One request's tokens, and how many of them are in the cache."""
+
+    tokens: list[int]
+    most: int  # tokens that it may have in the end
+    pages: list[int] = field(default_factory=list)
+    cached: int = 0
+    reused: int = 0  # tokens that were found in the cache, of all beginnings
+    preempted: int = 0
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one text that a step computes: from `start`, so many."""
+
+    text: Text
+    start: int
+    count: int
+
+    @property
+    def ends_the_text(self) -> bool:
+        """Then its last token's logits give the next one."""
+        return self.start + self.count == len(self.text.tokens)
+
+
+class Scheduler:
+    def __init__(self, pages: Pages, *, most_texts: int, most_tokens: int) -> None:
+        if most_texts < 1 or most_tokens < 1:
+            raise BadInput(f"a step of {most_texts} texts and {most_tokens} tokens computes nothing: give 1 or more")
+        self.pages, self.most_texts, self.most_tokens = pages, most_texts, most_tokens
+        self.waiting: deque[Text] = deque()
+        self.running: list[Text] = []  # oldest first
+
+    def add(self, text: Text) -> None:
+        room = self.pages.count * self.pages.size
+        if not text.tokens:
+            raise BadInput("a prompt without tokens gives a model nothing to go on: write something")
+        if max(text.most, len(text.tokens)) > room:
+            raise BadInput(f"{text.most} tokens do not fit into a cache of {room}: shorten the prompt, or add pages")
+        self.waiting.append(text)
+
+    def cancel(self, text: Text) -> None:
+        """At any time; its pages are free at once."""
+        text.is_over = True
+        if text in self.running:
+            self.running.remove(text)
+            self._give_back(text)
+        elif text in self.waiting:
+            self.waiting.remove(text)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def next_step(self) -> list[Chunk]:
+        """What to compute now; every page that it needs is there."""
+        chunks: list[Chunk] = []
+        room, was_short = self.most_tokens, False
+        for text in list(self.running):
+            if text not in self.running or not room:  # given up for an older one, or no room in this step
+                continue
+            count = min(room, len(text.tokens) - text.cached)
+            while not self._grow(text, text.cached + count):
+                was_short = True
+                youngest = self.running[-1]
+                self._preempt(youngest)
+                if youngest is text:
+                    break
+            else:
+                chunks.append(Chunk(text, text.cached, count))
+                room -= count
+        while self.waiting and room and not was_short and len(self.running) < self.most_texts:
+            text = self.waiting[0]
+            known = self.pages.begins(text.tokens)
+            count = min(room, len(text.tokens) - len(known) * self.pages.size)
+            self.pages.share(known)
+            text.pages, text.cached = known, len(known) * self.pages.size
+            if not self._grow(text, text.cached + count):
+                self._give_back(text)
+                break
+            text.reused += text.cached
+            self.running.append(self.waiting.popleft())
+            chunks.append(Chunk(text, text.cached, count))
+            room -= count
+        return chunks
+
+    def done(self, chunk: Chunk) -> None:
+        """The chunk is in the cache: pages that are full now are known to others."""
+        text, size = chunk.text, self.pages.size
+        text.cached = chunk.start + chunk.count
+        for number in range(chunk.start // size, text.cached // size):
+            before = text.pages[number - 1] if number else None
+            self.pages.fill(text.pages[number], before, text.tokens[number * size : (number + 1) * size])
+
+    def append(self, text: Text, token: int, *, ends: bool) -> None:
+        text.tokens.append(token)
+        if ends or len(text.tokens) >= text.most:
+            self.cancel(text)
+
+    def slots(self, chunk: Chunk) -> list[int]:
+        """Where in the cache the chunk's keys and values go."""
+        size, pages = self.pages.size, chunk.text.pages
+        return [pages[at // size] * size + at % size for at in range(chunk.start, chunk.start + chunk.count)]
+
+    def _grow(self, text: Text, tokens: int) -> bool:
+        """Pages for so many tokens: all that are missing, or none."""
+        missing = -(-tokens // self.pages.size) - len(text.pages)
+        if missing > self.pages.free:
+            return False
+        text.pages += [self.pages.take() for _ in range(missing)]
+        return True
+
+    def _preempt(self, text: Text) -> None:
+        self.running.remove(text)
+        self._give_back(text)
+        text.preempted += 1
+        self.waiting.appendleft(text)
+
+    def _give_back(self, text: Text) -> None:
+        self.pages.release(text.pages)
+        text.pages, text.cached = [], 0
+
+
+def tables(chunks: Sequence[Chunk], width: int) -> list[list[int]]:
+    """Each text's pages, padded to one width."""
+    return [[*chunk.text.pages, *[0] * (width - len(chunk.text.pages))] for chunk in chunks]

@@ -1,0 +1,83 @@
+"""Checkpoints: written beside, flushed to disk, then renamed, so that one is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sublight.errors import BadInput
+
+KEPT = 2  # the newest, and one before it in case the disk loses the newest
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.pt"
+
+
+def steps(folder: Path) -> list[int]:
+    """Of the checkpoints that are there, oldest first."""
+    return sorted(int(match[1]) for file in folder.glob("step-*.pt") if (match := _NAME.fullmatch(file.name)))
+
+
+def save(state: dict[str, Any], folder: Path, step: int) -> Path:
+    """All of it, or the folder as it was; older ones beyond the last few go."""
+    path = path_of(folder, step)
+    part = path.with_suffix(".part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _flush_folder(folder)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BadInput(f"cannot write {path}: {error.strerror}; the checkpoint before it is whole") from None
+    for old in steps(folder)[:-KEPT]:
+        path_of(folder, old).unlink(missing_ok=True)
+    for left in folder.glob("step-*.part"):  # of a process that was killed
+        left.unlink(missing_ok=True)
+    return path
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The newest that can be read; None where there is none."""
+    found = steps(folder)
+    for step in reversed(found):
+        with contextlib.suppress(Exception):  # whatever torch finds wrong with it, the one before it may be right
+            state = torch.load(path_of(folder, step), map_location="cpu", weights_only=True)
+            if isinstance(state, dict) and state.get("step") == step:
+                return state
+    if found:
+        raise BadInput(f"none of the {len(found)} checkpoints in {folder} can be read: start again with another --out")
+    return None
+
+
+def random_states() -> dict[str, Any]:
+    """Of dropout, on the CPU and on each GPU; the order of the data and samples have seeds of their own."""
+    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore_random(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and len(states.get("cuda", ())) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _flush_folder(folder: Path) -> None:
+    """The rename itself must be on disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

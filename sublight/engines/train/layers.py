@@ -1,0 +1,100 @@
+"""What a GPT-2 is made of, twice: on our ops and on PyTorch's. The model takes either, so that both can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sublight.errors import BadInput, one_of
+from sublight.ops.attention.attention import attention as our_attention
+from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
+from sublight.ops.movement.embedding import embedding
+from sublight.ops.norm.add_layer_norm import add_layer_norm
+from sublight.ops.norm.layer_norm import layer_norm
+from sublight.ops.pointwise.bias_gelu import bias_gelu
+
+Tensor = torch.Tensor
+Mode = Literal["eager", "compile", "ours"]
+MODES: tuple[Mode, ...] = ("eager", "compile", "ours")
+Attention = Literal["naive", "flash", "cudnn", "ours"]
+ATTENTIONS: tuple[Attention, ...] = ("naive", "flash", "cudnn", "ours")
+IGNORED = -100  # a label that counts for nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """The functions that one mode of the model calls."""
+
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
+    bias_gelu: Callable[[Tensor, Tensor], Tensor]
+    embedding: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]  # of hidden, the head's weight, labels; in fp32
+
+
+def _torch_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def _torch_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _torch_layer_norm(total, weight, bias, eps), total
+
+
+def _torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED)
+
+
+TORCH = Layers(
+    layer_norm=_torch_layer_norm,
+    add_layer_norm=_torch_add_layer_norm,
+    bias_gelu=lambda x, bias: F.gelu(x + bias, approximate="tanh"),
+    embedding=F.embedding,
+    loss=_torch_loss,
+)
+OURS = Layers(
+    layer_norm=layer_norm,
+    add_layer_norm=add_layer_norm,
+    bias_gelu=bias_gelu,
+    embedding=embedding,
+    loss=lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels, ignore_index=IGNORED, wide=True),
+)
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Op by op: every score goes through memory."""
+    length = q.shape[-2]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    return torch.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ v
+
+
+def _fused(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return call
+
+
+def attention_by(name: Attention, device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Causal attention of (batch, heads, length, head_dim)."""
+    one_of("attention", name, ATTENTIONS)
+    if name == "cudnn" and device != "cuda":
+        raise BadInput("--attention cudnn needs an NVIDIA GPU: use naive, flash or ours here")
+    if name == "flash":
+        return _fused(SDPBackend.FLASH_ATTENTION)
+    if name == "cudnn":
+        return _fused(SDPBackend.CUDNN_ATTENTION)
+    return naive if name == "naive" else lambda q, k, v: our_attention(q, k, v, causal=True)
+
+
+def layers_of(mode: Mode) -> Layers:
+    return OURS if one_of("mode", mode, MODES) == "ours" else TORCH

@@ -1,0 +1,248 @@
+"""The loop: batch, loss, gradients, update; evaluation, log and checkpoint in between.
+
+A step's numbers depend on the step alone (its data by position, its learning rate by number, dropout by the saved
+random states), so a run that was killed goes on bit for bit. The host reads losses late, some steps at a time: on a
+GPU the next step is launched before the one before it has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sublight.engines.train import checkpoint, huggingface, log
+from sublight.engines.train.data import Data, Order, evaluation_batches, to_device
+from sublight.engines.train.gpt2 import Gpt2, parameter_groups
+from sublight.engines.train.run import Run
+from sublight.engines.train.settings import Settings
+from sublight.errors import BadInput
+from sublight.ops.adamw.optimizer import AdamW
+
+BETAS = (0.9, 0.95)
+READ_EVERY = 8  # steps on a GPU between two waits for their losses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a watcher sees after some steps."""
+
+    step: int  # done
+    steps: int
+    loss: float
+    held_out_loss: float | None
+    tokens_per_s: float
+    memory_bytes: int
+    left_s: float
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds of steps alone, evaluations and checkpoints left out."""
+
+    spent_s: float = 0.0
+    since_s: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def restart(self) -> None:
+        self.started = time.perf_counter()
+
+    def stop(self) -> None:
+        passed = time.perf_counter() - self.started
+        self.spent_s, self.since_s = self.spent_s + passed, passed
+        self.restart()
+
+
+class Trainer:
+    """One run in this process: from its newest checkpoint, or from the start."""
+
+    def __init__(self, run: Run, data: Data, device: torch.device, watch: Watch | None = None) -> None:
+        settings = run.settings
+        settings.check(run.shape)
+        data.check(settings.context)
+        self.run, self.settings, self.data, self.device, self.watch = run, settings, data, device, watch
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        self.model = Gpt2(
+            run.shape,
+            mode=settings.mode,
+            attention=settings.attention,
+            device=device.type,
+            dropout=settings.dropout,
+            compute=getattr(torch, settings.dtype),
+        ).initialize(settings.seed)
+        if run.weights:
+            huggingface.load(self.model, run.folder / run.weights)
+        self.model.to(device).train()
+        self.optimizer = optimizer_of(self.model, settings)
+        self.forward: Callable[..., torch.Tensor] = self.model
+        if settings.mode == "compile":
+            self.forward = torch.compile(self.model)
+        self.order = Order(data.train, settings.context, settings.seed)
+        self.step, self.held_out_loss = 0, math.nan
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+        self.stop_wanted = False
+        self._pending: list[tuple[int, torch.Tensor, torch.Tensor, float]] = []
+        self._clock, self._begin = _Clock(), time.perf_counter()
+        self._restore()
+        self.first_step = self.step
+        self.log = log.Log(run.folder / log.NAME, from_step=self.step)
+
+    def _restore(self) -> None:
+        state = checkpoint.load(self.run.checkpoints)
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        checkpoint.restore_random(state["random"])
+        self.step = state["step"]
+        if state["position"] != self.position:
+            raise BadInput(
+                f"{self.run.folder}: the checkpoint's data position does not fit run.json; do not edit either"
+            )
+
+    @property
+    def position(self) -> int:
+        """Sequences that were read."""
+        return self.step * self.settings.batch
+
+    def train(self) -> None:
+        """Until the last step, the time limit, or `stop_wanted`; leaves a checkpoint of where it stands."""
+        settings = self.settings
+        try:
+            self._clock.restart()
+            while self.step < settings.steps and not self._is_over():
+                if self.step % settings.eval_every == 0:
+                    self.evaluate()
+                self._update()
+                if self.step % settings.save_every == 0:
+                    self.save()
+            self.save()
+            self.evaluate()
+        finally:
+            self.log.close()
+
+    def _is_over(self) -> bool:
+        return self.stop_wanted or time.perf_counter() - self._begin > self.settings.time_limit_s
+
+    def _update(self) -> None:
+        """One step: its batch in parts, one change of the weights."""
+        settings, lr = self.settings, self.settings.lr_at(self.step)
+        size = settings.batch // settings.accumulate
+        total = torch.zeros((), device=self.device)
+        for part in range(settings.accumulate):
+            batch = self.order.batch(self.position + part * size, size)
+            loss = self.forward(*to_device(batch, self.device)) / settings.accumulate
+            loss.backward()
+            total += loss.detach()
+        norm = self._change_weights(lr)
+        self._pending.append((self.step, total, norm, lr))
+        self.step += 1
+        if len(self._pending) >= (READ_EVERY if self.device.type == "cuda" else 1):
+            self._read_losses()
+
+    def _change_weights(self, lr: float) -> torch.Tensor:
+        """Gives the norm of the gradients before they were clipped."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        norm = torch.zeros((), device=self.device)
+        if self.settings.clip and not isinstance(self.optimizer, AdamW):  # ours clips in its own launch
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        if isinstance(self.optimizer, AdamW) and self.optimizer.grad_norm is not None:
+            norm = self.optimizer.grad_norm.clone()  # the next step writes over it
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _read_losses(self) -> None:
+        """Steps that are launched, into the log; waits for them."""
+        if not self._pending:
+            return
+        rows = [(step, float(loss), float(norm), lr) for step, loss, norm, lr in self._pending]
+        self._pending.clear()
+        self._clock.stop()
+        tokens_per_s = len(rows) * self.settings.tokens_per_step / max(self._clock.since_s, 1e-9)
+        for step, loss, norm, lr in rows:
+            if not math.isfinite(loss):
+                raise BadInput(
+                    f"the loss of step {step} is {loss}: lower --lr (now {self.settings.lr:g}); "
+                    f"the last checkpoint in {self.run.checkpoints} is sound"
+                )
+            row = {"step": step, "loss": loss, "lr": lr, "grad_norm": norm, "tokens_per_s": round(tokens_per_s, 1)}
+            self.log.add(row)
+            self.first_loss, self.last_loss = loss if self.first_loss is None else self.first_loss, loss
+        if self.watch:
+            rate = self.tokens_per_s or math.inf
+            self.watch(
+                Progress(
+                    step=self.step,
+                    steps=self.settings.steps,
+                    loss=rows[-1][1],
+                    held_out_loss=None if math.isnan(self.held_out_loss) else self.held_out_loss,
+                    tokens_per_s=rate,
+                    memory_bytes=self.memory_bytes,
+                    left_s=(self.settings.steps - self.step) * self.settings.tokens_per_step / rate,
+                )
+            )
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of this process's steps, evaluations left out; 0 before the first."""
+        done = self.step - self.first_step
+        return done * self.settings.tokens_per_step / self._clock.spent_s if self._clock.spent_s else 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """At the peak: of the GPU, or of this process."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The mean loss of held-out text."""
+        self._read_losses()
+        self.model.eval()
+        settings, total, count = self.settings, 0.0, 0
+        size = settings.batch // settings.accumulate
+        for batch in evaluation_batches(self.data.held_out, settings.context, size, settings.eval_batches):
+            total += float(self.model(*to_device(batch, self.device))) * len(batch)
+            count += len(batch)
+        self.model.train()
+        self.held_out_loss = total / count
+        self.log.add({"step": self.step, "held_out_loss": self.held_out_loss})
+        self._clock.restart()
+        return self.held_out_loss
+
+    def save(self) -> None:
+        """A checkpoint, once for each step; what is logged is never behind it."""
+        self._read_losses()
+        if self.step in checkpoint.steps(self.run.checkpoints):
+            return
+        state: dict[str, Any] = {
+            "step": self.step,
+            "position": self.position,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": checkpoint.random_states(),
+        }
+        checkpoint.save(state, self.run.checkpoints, self.step)
+        self._clock.restart()
+
+
+def optimizer_of(model: Gpt2, settings: Settings) -> torch.optim.Optimizer:
+    groups = parameter_groups(model, settings.weight_decay)
+    if settings.mode == "ours":
+        return AdamW(groups, lr=settings.lr, betas=BETAS, max_norm=settings.clip)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=BETAS)

@@ -1,0 +1,169 @@
+"""The loop learns, and a run that is broken off anywhere, by kill -9 too, goes on bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from sublight import correct
+from sublight.engines.train import checkpoint, log
+from sublight.engines.train.fakes import tiny_trainer
+from sublight.engines.train.sample import sample
+from sublight.errors import BadInput
+
+ROOT = Path(__file__).parents[3]
+START_S = 120  # until a process on a busy machine has imported torch and made some steps
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """The log without what a clock gave."""
+    rows = log.read(folder / log.NAME)
+    return [{key: value for key, value in row.items() if key != "tokens_per_s"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    tiny_trainer(folder).train()
+    return folder
+
+
+def test_the_loss_falls_and_samples_are_of_the_text(whole: Path) -> None:
+    losses = [row["loss"] for row in curve(whole) if "loss" in row]
+    held_out = [row["held_out_loss"] for row in curve(whole) if "held_out_loss" in row]
+    assert len(losses) == 40 and len(held_out) == 5
+    assert losses[-1] < 0.6 * losses[0] and held_out[-1] < 0.6 * held_out[0]
+    trainer = tiny_trainer(whole)
+    trainer.train()  # nothing is left to do but the last evaluation
+    words = trainer.data.tokenizer
+    before = torch.get_rng_state()
+    text = words.decode(sample(trainer.model, words.encode("the ").tolist(), 40, vocab=words.vocab, seed=1))
+    assert len(text) == 40 and trainer.model.training
+    assert torch.equal(torch.get_rng_state(), before)  # sampling draws from a generator of its own
+
+
+@pytest.mark.parametrize("stop_at", [1, 7, 10, 25])  # between checkpoints, at one, at an evaluation
+def test_a_stopped_run_goes_on_bit_for_bit(whole: Path, tmp_path: Path, stop_at: int) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.watch = lambda now: setattr(trainer, "stop_wanted", now.step >= stop_at)
+    trainer.train()
+    assert trainer.step == stop_at
+    tiny_trainer(tmp_path).train()
+    assert curve(tmp_path) == curve(whole)
+    assert_same_end(tmp_path, whole)
+
+
+def assert_same_end(folder: Path, whole: Path) -> None:
+    mine, theirs = (checkpoint.load(each / "checkpoints") for each in (folder, whole))
+    assert mine is not None and theirs is not None and mine["step"] == theirs["step"] == 40
+    assert all(torch.equal(x, theirs["model"][name]) for name, x in mine["model"].items())
+
+
+def test_kill_9_loses_at_most_an_interval_and_the_curve_is_the_same(whole: Path, tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from sublight.engines.train.fakes import tiny_trainer as t; "
+    process = subprocess.Popen([sys.executable, "-c", f"{code}t(Path(sys.argv[1])).train()", str(tmp_path)], cwd=ROOT)
+    until = time.monotonic() + START_S
+    while len(log.read(tmp_path / log.NAME)) < 13 and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reached = max(row["step"] for row in curve(tmp_path))
+    trainer = tiny_trainer(tmp_path)
+    assert reached - trainer.step <= 7  # --save-every
+    trainer.train()
+    assert curve(tmp_path) == curve(whole)
+    assert_same_end(tmp_path, whole)
+
+
+def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:
+    """One step: Adam makes much of the last digit of a gradient, so later ones may differ."""
+
+    def first_step(seed: int, dtype: torch.dtype, accumulate: int) -> torch.Tensor:
+        folder = tmp_path / f"{seed} {dtype} {accumulate}"
+        trainer = tiny_trainer(folder, dropout=0.0, steps=1, warmup=0, accumulate=accumulate, seed=seed)
+        trainer.model.to(dtype).compute = dtype
+        trainer.train()
+        row = next(row for row in curve(folder) if "loss" in row)
+        return torch.tensor([row["loss"], row["grad_norm"]], dtype=dtype)
+
+    def draw(seed: int, *, of_parts: int | None = None) -> list[correct.Error]:
+        truth, whole = (first_step(seed, dtype, 1) for dtype in (torch.float64, torch.float32))
+        parts = first_step(seed if of_parts is None else of_parts, torch.float32, 4)
+        return [correct.error("loss, norm", parts, whole, truth)]
+
+    assert correct.settled(draw).ok
+    assert not draw(0, of_parts=1)[0].ok
+
+
+def test_another_seed_is_another_run(whole: Path, tmp_path: Path) -> None:
+    tiny_trainer(tmp_path, seed=1, steps=5).train()
+    assert curve(tmp_path)[1]["loss"] != curve(whole)[1]["loss"]
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_leaves_sound_checkpoints(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+
+    def spoil(now: Any) -> None:
+        if now.step == 9:
+            trainer.model.tokens.data.fill_(float("nan"))
+
+    trainer.watch = spoil
+    with pytest.raises(BadInput, match="lower --lr"):
+        trainer.train()
+    state = checkpoint.load(tmp_path / "checkpoints")
+    assert state is not None and state["step"] == 7
+    assert all(x.isfinite().all() for x in state["model"].values())
+
+
+def test_the_time_limit_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, time_limit_s=1e-9)
+    trainer.train()
+    assert trainer.step == 0 and checkpoint.steps(tmp_path / "checkpoints") == [0]
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(whole: Path, tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.train()
+    assert checkpoint.steps(tmp_path / "checkpoints") == [35, 40]
+    newest = checkpoint.path_of(tmp_path / "checkpoints", 40)
+    newest.write_bytes(newest.read_bytes()[:4000])
+    again = tiny_trainer(tmp_path)
+    assert again.step == 35
+    again.log.close()
+    checkpoint.path_of(tmp_path / "checkpoints", 35).write_bytes(b"no checkpoint")
+    with pytest.raises(BadInput, match="can be read"):
+        tiny_trainer(tmp_path)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save({"step": 1}, tmp_path, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadInput, match="No space left"):
+        checkpoint.save({"step": 2}, tmp_path, 2)
+    assert checkpoint.load(tmp_path) == {"step": 1} and [file.name for file in tmp_path.iterdir()] == [
+        "step-00000001.pt"
+    ]
+
+
+def test_half_a_line_of_the_log_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / log.NAME
+    path.write_text('{"step": 0, "loss": 1.0}\n{"step": 1, "lo')
+    kept = log.Log(path, from_step=5)
+    kept.add({"step": 1, "loss": 2.0})
+    kept.close()
+    assert [row["loss"] for row in log.read(path)] == [1.0, 2.0]
