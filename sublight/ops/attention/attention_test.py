@@ -210,7 +210,12 @@ def test_a_batch_entry_does_not_depend_on_the_others(device: str) -> None:
 
 def test_the_plan_says_who_runs_and_why(device: str) -> None:
     q, k, v, _ = tensors((1, 2, 1, 17, 17, 16), "float32", device)
-    assert plan(q, k, v).provider == "torch" and "not yet timed" in plan(q, k, v).reason
+    assert plan(q, k, v).provider == "torch" and "in 16 bits alone" in plan(q, k, v).reason
+    halves = [x.half() for x in (q, k, v)]
+    assert plan(*halves, causal=True).provider == "torch" and "cuDNN's" in plan(*halves, causal=True).reason
+    for options in ({"window": 4}, {"softcap": 30.0}, {"return_lse": True}):  # which PyTorch has no fused kernel for
+        assert plan(*halves, causal=True, **options).provider == "flash", options
+    assert plan(halves[0][:, :, :5], *halves[1:], causal=True).provider == "flash"
     for provider in (*TAKEN[:2], "flash"):
         found = plan(q, k, v, provider=provider)
         with watching() as steps:
