@@ -160,7 +160,7 @@ def _why_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int, softcap: float, scale: float,
     provider: str,
 ) -> str:  # fmt: skip
-    """PyTorch's fused kernels have no mask, or a causal one over equal lengths. What else there is goes through a mask of
+    """PyTorch's fused kernels have no mask, or a causal one over equal lengths. All else goes through a mask of
     q_len x kv_len there, or op by op, and is ours."""
     q_len, kv_len = q.shape[2], k.shape[2]
     mask = Mask(causal=causal, window=window).needed(q_len, kv_len)
