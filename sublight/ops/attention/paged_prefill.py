@@ -8,6 +8,7 @@ depend on pages, so pages of any size and order give the same bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -148,6 +149,7 @@ def plan_forward(
     capacity, sequences = block_table.shape[1] * page, block_table.shape[0]
     sizes = Sizes(1, heads, kv_heads, tokens, capacity, head_dim)
     tile = flash.tile_for(sizes, q.element_size(), facts(q))
+    tile = replace(tile, block=min(64, tile.block))  # every key has an address of its own: more of them spill
     tensors = {
         **{"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "lengths": lengths},
         "cu_seqlens_q": cu_seqlens_q,
