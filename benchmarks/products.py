@@ -1,6 +1,6 @@
 """Products on this GPU: which tile each shape wants, how ours compare with cuBLAS, and rows for `predict`.
 
-    python benchmarks/products.py choice low-bit --json benchmarks/products_h200.json     what the docs show, two minutes
+    python benchmarks/products.py choice low-bit --json benchmarks/products_h200.json     what the docs show
     python benchmarks/products.py tiles skinny rows --json products.json
 
 Each part prints a table as it goes, and the file is written after each, so that a run that is cut short keeps what it
@@ -45,7 +45,8 @@ DECIDED = (
       for m in (1, 4, 16, 64)),
     *((4096, 100_000, 700), (4096, 400_000, 700), (4096, 4096, 700), (512, 4096, 1001), (128, 8192, 4095)),
     *((1024, 1023, 1024), (8192, 8190, 512), (2048, 2048, 2047), (256, 50257, 768), (8192, 50257, 768)),
-    *((m, n, k) for m in (256, 1024, 4096, 8192) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192))),
+    *((m, n, k) for m in (256, 1024, 4096, 8192)
+      for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192))),
 )  # fmt: skip
 CACHE_BYTES = 50e6
 CANDIDATES = [

@@ -2,7 +2,7 @@
 
 Cause: the DataLoader has no workers, so every image of the batch is decoded in the training loop, while the device
 waits. `sublight explain`: data-loading.
-Fix: decode each image once and keep it; where they do not fit in memory, `num_workers=8, persistent_workers=True`.
+Fix: decode each image once and keep it; where they do not fit in memory, `num_workers=8`.
 """
 
 import argparse

@@ -247,8 +247,12 @@ def _measure_limits(work: Work) -> None:
         machine = run.Machine(kind="cuda", device="", uuid=health.uuid, driver=health.driver, gpu=None)
     if bench.missing_limits(machine, NEEDED[machine.kind]):
         say("measuring this machine's limits, once: some 10 s")
-        words = [sys.executable, "-m", "sublight", "limits", "--quick", "--json", os.devnull, "--device", machine.kind]
-        work.child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words = [sys.executable, "-P", "-m", "sublight", "limits", "--quick", "--json", os.devnull]
+        words += ["--device", machine.kind]
+        ours = str(Path(__file__).resolve().parents[2])  # with -P not from the working folder, which is the user's
+        paths = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": paths}
+        work.child = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         work.child.wait()
         work.child = None
 

@@ -90,6 +90,15 @@ def test_cold_start(words: list[str]) -> None:
     assert min(seconds() for _ in range(5)) < HELP_S  # the best of five: neighbours on this machine are not ours
 
 
+def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
+    """`sublight learn start copy` makes such a file."""
+    (tmp_path / "copy.py").write_text("def copy(x, out): ...")
+    words = [sys.executable, "-m", "sublight", "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_torch_a_line_names_the_fix(tmp_path: Path) -> None:
     """A torch.py that raises as a missing torch does, found before the real one."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")

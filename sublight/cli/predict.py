@@ -109,7 +109,7 @@ def show_steps(request: Request) -> None:
 
     model, precision, found = answer(request)
     document = data.to_json(model, precision, found)
-    refuse_misfit(document["predictions"])
+    refuse_misfit(document)
     if request.html:
         write_html(document, found, request.html)
     if request.csv:
@@ -296,12 +296,13 @@ def write_html(document: dict[str, Any], found: Sequence[Prediction], path: str)
     write_file(page.html(document, found, grids), Path(path))
 
 
-def refuse_misfit(rows: Sequence[Any]) -> None:
+def refuse_misfit(document: dict[str, Any]) -> None:
     """Where one step was asked for and it does not fit, that is the answer."""
     from sublight.report.predict.terminal import misfit
 
+    rows = document["predictions"]
     if len(rows) == 1 and not rows[0]["fits"]:
-        raise BadInput(misfit(rows[0]))
+        raise BadInput(" ".join([f"{misfit(rows[0])}.", *document["model"]["notes"]]).removesuffix("."))
 
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}

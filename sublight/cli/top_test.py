@@ -86,6 +86,7 @@ def test_a_recorded_session_is_shown_checked_and_made_a_table(
     ("words", "part"),
     [
         (["--every", "0"], "--every takes 0.1"),
+        (["--every", "nan"], "--every takes 0.1"),
         (["--looks", "-1"], "--looks 1 or more"),
         (["--check", "--once"], "--once and --check exclude"),
         (["--diagnose", "--csv", "x"], "--diagnose and --csv exclude"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NOISE = 0.02  # of the step: two runs of one script differ by as much
 SHOWN = 5  # files by name
 NOT_SEEN = "not tried: its saving is less than two runs of one script differ by"
+NO_PROOF = "the script has no finite losses or outputs to compare, so nothing shows that it still computes the same"
 NOT_OURS = "not ours to change from outside: the script's own lines do it"
 
 
@@ -85,6 +86,7 @@ def fix(
         left=left,
         diff=text,
         checked=checked,
+        lost=tuple(sorted(trials.lost)),
         notes=(*notes, *_refused([before, *trials.outcomes])),
     )
 
@@ -113,6 +115,7 @@ class Trials:
         self._singles: list[tuple[Cure, Tried, Outcome]] = []
         self.tried: list[Tried] = []
         self.outcomes: list[Outcome] = []
+        self.lost: set[str] = set()  # cures whose diff was run, and did not do what they had done
 
     def each(self, chosen: Sequence[Cure]) -> None:
         for cure in chosen:
@@ -139,7 +142,9 @@ class Trials:
         what running it gave; why there is none.
         """
         saving = [each for each in self._singles if each[1].verdict == "saves" and is_best(each[1], self.tried)]
-        saving = [each for each in saving if each[2].edits]
+        saving = [each for each in saving if diff.unified(each[2].edits, folder=self._script.folder)]
+        if saving and figures.difference(self._before.figures, self._before.figures) is None:
+            return "", None, f"no diff is shown: {NO_PROOF}"
         saving.sort(key=lambda each: each[1].real_s or 0.0, reverse=True)
         reason, seen = "", set[str]()
         for attempt in (saving, saving[:1]):
@@ -156,15 +161,13 @@ class Trials:
                 tried = self._of_diff(chosen, outcome, self._again())
             if tried.verdict == "saves":
                 return text, tried, ""
+            self.lost.update(cure.name for cure in chosen)
             reason = f"no diff is shown: one was made in a copy and run, and {_ended(tried)}"
         return "", None, reason
 
     def _of_diff(self, chosen: Sequence[Cure], outcome: Outcome, before: Outcome) -> Tried:
         made = replace(outcome, did={cure.name: "by the diff" for cure in chosen})
-        tried = judge(chosen, self._savings, before, made, most_s=self._explanation.combined_saving_s)
-        if before.figures and not outcome.figures and tried.verdict == "saves":
-            return replace(tried, verdict="changed the numbers", words="it gave none to compare")
-        return tried
+        return judge(chosen, self._savings, before, made, most_s=self._explanation.combined_saving_s)
 
     def _again(self) -> Outcome:
         """The script as it is, the faster of two runs: a machine that was busy at first must not praise a diff."""
@@ -257,6 +260,8 @@ def _verdict(chosen: Sequence[Cure], before: Outcome, after: Outcome, difference
     allowed = max([figures.LOW if low else figures.FULL, *(cure.tolerance for cure in chosen)])
     if difference is not None and difference > allowed:
         return "changed the numbers", f"{before.figures_of} differ by more than {allowed:g}: {did}"
+    if before.figures and not after.figures:
+        return "changed the numbers", f"it gave no {before.figures_of} to compare: {did}"
     assert before.step_s is not None and after.step_s is not None
     saved_s, noise_s = before.step_s - after.step_s, max(NOISE * before.step_s, before.spread_s, after.spread_s)
     if abs(saved_s) <= noise_s:

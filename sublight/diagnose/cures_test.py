@@ -302,6 +302,22 @@ def test_a_diff_that_is_not_the_cure_is_not_shown(script: Path, after: Outcome, 
     assert "no diff is shown: one was made in a copy and run, and" in fixed.notes[0] and words in fixed.notes[0]
 
 
+@pytest.mark.parametrize("figures", [(), (float("nan"), float("nan"))])
+def test_no_diff_without_anything_to_compare(script: Path, figures: tuple[float, ...]) -> None:
+    blind = {names: replace(outcome, figures=figures) for names, outcome in with_edits(script).items()}
+    runs: Any = Runs(outcomes={(): replace(BEFORE, figures=figures), **blind}, asked=[], folder=str(script.parent))
+    fixed = cli_fix.fix(explained(**FOUND), runs, say=lambda line: None)
+    assert fixed.diff == "" and "no diff is shown: the script has no finite losses" in fixed.notes[0]
+
+
+def test_a_diff_that_lost_is_not_advised(script: Path) -> None:
+    outcomes = {**with_edits(script), ALL: replace(BEFORE, step_s=12e-3), BEST: replace(BEFORE, step_s=12e-3)}
+    fixed, _ = fix(explained(**FOUND), outcomes, str(script.parent))
+    assert set(fixed.lost) == {"patch norms", "fused optimizer"} and not [
+        x for x in explain_fix.lines(fixed) if "add:" in x
+    ]
+
+
 def test_a_machine_that_was_busy_at_first_does_not_praise_a_diff(script: Path) -> None:
     """As it is, the script takes 10 ms first and 5 ms later: what the diff took is what it takes anyway."""
     outcomes = {**with_edits(script), ALL: replace(BEFORE, step_s=5e-3), BEST: replace(BEFORE, step_s=5e-3)}

@@ -1,7 +1,8 @@
 """What recorded steps would take on another GPU: each op keeps its distance from the floor, and the floor moves.
 
-An op of unknown cost moves with the memory rate, one that is bound by its launch stays as it is. Idle time is the
-host's, and stays: on a faster GPU a step that waits for launches gains less than its ops do.
+An op of unknown cost moves with the memory rate, one that is bound by its launch stays as it is. So the step's kernels,
+copies and communication move, each part as its ops do together. Idle time is the host's, and stays: on a faster GPU a
+step that waits for launches gains less than its ops do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sublight.diagnose import known
+from sublight.diagnose.explain import explain
 from sublight.diagnose.items import gpu_items
+from sublight.diagnose.record import BUSY
 from sublight.diagnose.work import Item, device_rows
 from sublight.errors import BadInput
 from sublight.predict.machine import Machine
@@ -21,6 +24,7 @@ from sublight.trace import steps
 from sublight.trace.attribute import attribute
 from sublight.trace.record import Trace
 
+Part = Literal["kernels", "copy", "communication"]
 Way = Literal["floor", "memory rate", "kept"]  # how an op's time was carried over
 
 
@@ -37,6 +41,12 @@ class CarriedOp:
     way: Way
     bound: str
 
+    @property
+    def part(self) -> Part:
+        if self.family == "communication":
+            return "communication"
+        return "copy" if self.name.startswith("Memcpy") else "kernels"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
@@ -46,25 +56,32 @@ class Elsewhere:
     recorded_on: str
     machine: Machine
     steps: int
-    step_s: float
+    step_s: float  # as `explain` has it: without what the profiler cost, where that is known
+    parts: dict[Part, float]  # of it, the device's kernels, and copies and communication while no kernel ran
     ops: tuple[CarriedOp, ...]  # most time first
 
     @property
     def busy_s(self) -> float:
-        return sum(op.recorded_s for op in self.ops)
-
-    @property
-    def expected_busy_s(self) -> float:
-        return sum(op.expected_s for op in self.ops)
+        return self.parts["kernels"]
 
     @property
     def idle_s(self) -> float:
-        """Of the device; overlapping streams may keep it busy for more than the step."""
-        return max(self.step_s - self.busy_s, 0.0)
+        """What is the host's, and stays."""
+        return max(self.step_s - sum(self.parts.values()), 0.0)
+
+    @property
+    def expected_busy_s(self) -> float:
+        return self._moved_s("kernels")
 
     @property
     def expected_s(self) -> float:
-        return self.expected_busy_s + self.idle_s
+        return self.idle_s + sum(self._moved_s(part) for part in self.parts)
+
+    def _moved_s(self, part: Part) -> float:
+        """As its ops move together: beside each other they take longer than their part of the step."""
+        mine = [op for op in self.ops if op.part == part]
+        recorded_s = sum(op.recorded_s for op in mine)
+        return self.parts[part] * (sum(op.expected_s for op in mine) / recorded_s if recorded_s else 1.0)
 
 
 def elsewhere(traces: Sequence[Trace], machine: Machine, *, source: str = "") -> Elsewhere:
@@ -76,19 +93,28 @@ def elsewhere(traces: Sequence[Trace], machine: Machine, *, source: str = "") ->
         )
     limits, limits_from = known.limits_for(trace)
     if not limits.limits:
-        raise BadInput(f"{source or trace.source}: limits are {limits_from}")
+        why = limits_from.partition(";")[0].removeprefix("none: ")  # what --gpu does for `explain`, it does not do here
+        raise BadInput(
+            f"{source or trace.source}: {why}, and its limits are needed to carry times over: "
+            "`sublight gpus` lists the GPUs whose traces can be"
+        )
     found = steps.find(trace)
     chosen = cuts.typical(trace, found)
     part = trace if chosen is found else cuts.cut(trace, chosen.spans_ns[0][0], chosen.spans_ns[-1][1])
     attribution = attribute(part)
     items, _ = gpu_items(attribution, device_rows(attribution, chosen), limits)
-    first, last = chosen.spans_ns[0][0], chosen.spans_ns[-1][1]
+    whole = explain([trace])
     return Elsewhere(
         source=source or trace.source,
         recorded_on=known.device_of(trace, limits),
         machine=machine,
         steps=chosen.count,
-        step_s=(last - first) * 1e-9 / chosen.count,
+        step_s=whole.step_s,
+        parts={
+            "kernels": sum(whole.breakdown[name] for name in BUSY),
+            "copy": whole.breakdown["copy"],
+            "communication": whole.breakdown["communication"],
+        },
         ops=_ops(items, limits, machine.limits, chosen.count),
     )
 
@@ -120,7 +146,7 @@ def carried(item: Item, here: Limits, there: Limits) -> tuple[float, float, Way,
     if item.floor_s and floor is not None:
         if item.bound == "launch":
             return max(item.took_s, floor.seconds), floor.seconds, "kept", floor.bound
-        return max(item.took_s * floor.seconds / item.floor_s, floor.seconds), floor.seconds, "floor", floor.bound
+        return item.took_s * floor.seconds / item.floor_s, floor.seconds, "floor", floor.bound
     rates = [limits.value("hbm_copy") for limits in (here, there)]
     if rates[0] and rates[1]:
         return item.took_s * rates[0] / rates[1], 0.0, "memory rate", "unknown"

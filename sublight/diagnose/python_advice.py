@@ -66,7 +66,7 @@ DATA = Kind(
     function=r"__getitem__|collate|(^|\.)(load|read|prepare|preprocess|augment)\w*$",
     fix="""\
 # in a Dataset's __getitem__, so that DataLoader workers do it beside the step; what is the same in every epoch once
-DataLoader(dataset, batch_size=..., num_workers={workers}, persistent_workers=True)""",
+DataLoader(dataset, batch_size=..., num_workers={workers})""",
 )
 COPY = Kind(
     does="copies Python objects",

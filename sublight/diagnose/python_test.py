@@ -194,7 +194,7 @@ def test_the_trainers_own_argument() -> None:
     trainer = ("transformers/trainer.py", "Trainer.train", 7, 1)
     found = DATA_LOADING.check(fakes.case(machine.trace(samples=samples(([MAIN, trainer], 10)), cores=8)))
     assert found is not None
-    assert found.fix.startswith("TrainingArguments(..., dataloader_num_workers=7,") and not found.cure
+    assert found.fix.startswith("TrainingArguments(..., dataloader_num_workers=7)") and not found.cure
 
 
 def test_workers_by_the_cores_there_are() -> None:

@@ -7,10 +7,11 @@ parametrization, no weight that another module shares. The weights as they were 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from sublight.fix.compressed import Compressed, Row
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-KEPT = "_as_it_was"  # the layer before it was replaced, and the device of its weight
+KEPT = "_as_it_was"  # the layer before it was replaced
 Outcome = tuple[float | None, list[torch.Tensor]]  # the loss, where there is one, and the outputs
 
 
@@ -52,6 +53,7 @@ def replace_layers(
     `why_left` says why a weight is not taken, `words` what was done to a layer. `skip` are names or patterns of layers
     to leave; unless it is given the output head is left, whose error goes straight into the loss.
     """
+    skip = (skip,) if isinstance(skip, str) else skip
     check(model, skip, caller)
     before = outcome(model, verify) if verify is not None else None
     shared = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
@@ -71,7 +73,7 @@ def replace_layers(
         is_changed = not reason
         if is_changed:
             new: Any = by(module, weight)
-            _swap(model, name, module, new, keep=keep)
+            _swap(model, module, new, keep=keep)
             after_bytes, reason = new.nbytes, words(new)
         rows.setdefault((type(module).__name__, reason, is_changed), []).append((name, before_bytes, after_bytes))
     return Compressed(
@@ -96,7 +98,9 @@ def replace_layers(
 def check(model: Any, skip: Sequence[str] | None, caller: str) -> None:
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"{caller} takes a torch.nn.Module, not {type(model).__name__}")
-    names = {name for name, _ in model.named_modules()}
+    if weight_of(model) is not None:
+        raise BadInput("the model is itself a linear layer: wrap it in a torch.nn.Sequential")
+    names = {name for name, _ in model.named_modules() if name}
     for pattern in skip or ():
         if not any(fnmatch.fnmatch(name, pattern) for name in names):
             raise BadInput(f"skip={pattern!r} names no module: {nearest(pattern, sorted(names))}")
@@ -118,12 +122,12 @@ def why_fixed(module: torch.nn.Module, weight: torch.Tensor, shared: Mapping[int
     return "" if torch.isfinite(weight).all() else "its weight has values that are not finite"
 
 
-def _swap(model: torch.nn.Module, name: str, module: torch.nn.Module, new: torch.nn.Module, *, keep: bool) -> None:
+def _swap(model: torch.nn.Module, module: torch.nn.Module, new: torch.nn.Module, *, keep: bool) -> None:
     new.train(module.training)
-    put(model, name, new)
+    put(model, module, new)
     if keep:
         own: Any = module.weight
-        new.__dict__[KEPT] = (module, own.device)
+        new.__dict__[KEPT] = module
         own.data = own.data.cpu()
 
 
@@ -132,20 +136,20 @@ def restore_layers(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], .
     replaced = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
     if lost := [name for name, module in replaced if KEPT not in module.__dict__]:
         raise BadInput(f"{lost[0]} was packed with keep=False, or loaded so: its weight as it was is not here any more")
-    for name, module in replaced:
-        before, device = module.__dict__[KEPT]
-        moved = next(iter([*module.buffers(), *module.parameters()])).device  # the model may have been moved since
-        before.weight.data = before.weight.data.to(moved if moved != device else device)
+    for _, module in replaced:
+        before, now = module.__dict__[KEPT], next(iter([*module.buffers(), *module.parameters()]))
+        before.weight.data = before.weight.data.to(now.device, module.float_dtype)  # as the model is by now
         before.train(module.training)
-        put(model, name, before)
+        put(model, module, before)
     return len(replaced)
 
 
-def put(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    if not name:
-        raise BadInput("the model is itself a linear layer: wrap it in a torch.nn.Sequential")
-    setattr(model.get_submodule(parent), last, module)
+def put(model: torch.nn.Module, before: torch.nn.Module, after: torch.nn.Module) -> None:
+    """In the place of another, under every name that it has."""
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module is before]
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, after)
 
 
 def _head(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -154,8 +158,9 @@ def _head(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def outcome(model: torch.nn.Module, batch: Any) -> Outcome:
-    """What a batch gives: a tensor, a tuple or a mapping of the model's arguments."""
-    with torch.no_grad():
+    """What a batch (a tensor, a tuple or a mapping of the model's arguments) gives: without dropout, and with the
+    statistics of batches left alone."""
+    with torch.no_grad(), _evaluating(model):
         if isinstance(batch, Mapping):
             out = model(**batch)
         else:
@@ -172,6 +177,17 @@ def outcome(model: torch.nn.Module, batch: Any) -> Outcome:
 
     gather(out)
     return (float(loss) if isinstance(loss, torch.Tensor) else None), found
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def change(before: Outcome, after: Outcome) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -302,3 +303,10 @@ def test_the_recorder_takes_what_nvml_really_gives() -> None:
     handle = replay.nvmlDeviceGetHandleByIndex(0)
     assert replay.nvmlDeviceGetUtilizationRates(handle).gpu == 98
     assert replay.nvmlDeviceGetFieldValues(handle, [82])[0].value.uiVal == 74
+
+
+def test_counters_that_stand_still_or_fall() -> None:
+    """The time that a core waits for a disk may be counted down again."""
+    before = host._Counters(at_s=0, busy_s=5, idle_s=5, read_bytes=0, write_bytes=0, received_bytes=0, sent_bytes=0)
+    assert host._rates(before, replace(before, at_s=1))["cpu_share"] == host.TOO_SOON
+    assert host._rates(before, replace(before, at_s=1, busy_s=6, idle_s=4.5))["cpu_share"] == 1.0

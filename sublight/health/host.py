@@ -21,6 +21,7 @@ SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own are
 NO_PRESSURE = Unavailable("the kernel does not count it (PSI needs Linux 4.20, and psi=1 on some)")
 NO_PSUTIL = Unavailable("needs psutil on this system: pip install psutil")
 FIRST = Unavailable("counted from the second look on")
+TOO_SOON = Unavailable("the system's counters have not moved since the last look")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +152,13 @@ def _rates(before: _Counters | Unavailable, now: _Counters | Unavailable) -> dic
         why = now if isinstance(now, Unavailable) else FIRST
         return dict.fromkeys(("cpu_share", *names), why)
     elapsed_s = now.at_s - before.at_s
-    busy_s, idle_s = now.busy_s - before.busy_s, now.idle_s - before.idle_s
-    found: dict[str, Number] = {"cpu_share": busy_s / (busy_s + idle_s) if busy_s + idle_s > 0 else FIRST}
+    # the time that a core waits for a disk is counted as idle, and may be taken back
+    busy_s, idle_s = max(0.0, now.busy_s - before.busy_s), max(0.0, now.idle_s - before.idle_s)
+    found: dict[str, Number] = {"cpu_share": busy_s / (busy_s + idle_s) if busy_s + idle_s > 0 else TOO_SOON}
     for name, counter in names.items():
         grown = getattr(now, counter) - getattr(before, counter)
-        found[name] = max(grown, 0) / elapsed_s if elapsed_s > 0 else FIRST  # a disk that was taken out takes its count
+        # a disk that was taken out takes its count
+        found[name] = max(grown, 0) / elapsed_s if elapsed_s > 0 else TOO_SOON
     return found
 
 

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ def _name_of(path: Path) -> str:
 
 def from_config(config: Config, *, name: str = "model", source: str = "given") -> Model:
     """The model that a config describes; some hold that of their text part inside."""
-    if isinstance(config.get("text_config"), dict) and "model_type" in config["text_config"]:
+    stored = _stored(config.get("quantization_config"))
+    is_part = isinstance(config.get("text_config"), dict) and "model_type" in config["text_config"]
+    if is_part:
         config = config["text_config"]
     kind = config.get("model_type")
     if not isinstance(kind, str):
@@ -90,7 +93,7 @@ def from_config(config: Config, *, name: str = "model", source: str = "given") -
         raise BadInput(f"the config of {name} has model_type {kind!r}, which is not known: known are {known_types()}")
     if refusal := next((f"{key}: {why}" for key, why in _REFUSED.items() if config.get(key)), ""):
         raise BadInput(f"the config of {name} has {refusal}")
-    model = READERS[kind](Fields(config, name), source)
+    model = replace(READERS[kind](Fields(config, name), source), is_part=is_part, stored=stored)
     if bad := next((field for field in ("hidden", "heads", "kv_heads", "head_dim") if _missing(model, field)), ""):
         raise BadInput(
             f"the config of {name} gives a {bad} of {getattr(model, bad)}: it must be a whole number above 0"
@@ -98,6 +101,19 @@ def from_config(config: Config, *, name: str = "model", source: str = "given") -
     if model.heads and model.kv_heads and model.heads % model.kv_heads:
         raise BadInput(f"the config of {name} has {model.heads} heads for {model.kv_heads} of keys: they must divide")
     return model
+
+
+def _stored(quantization: Any) -> str:
+    """How a checkpoint's weights are quantized, in words; empty where they are not.
+
+    >>> _stored({"quant_method": "awq", "bits": 4}), _stored({"quant_method": "fp8"}), _stored(None)
+    ('awq of 4 bits', 'fp8', '')
+    """
+    if not isinstance(quantization, dict) or not quantization:
+        return ""
+    bits = quantization.get("bits") or (4 if quantization.get("load_in_4bit") else None)
+    method = str(quantization.get("quant_method", "some way"))
+    return f"{method} of {bits} bits" if isinstance(bits, int) else method
 
 
 _REFUSED = {  # layers that this census would count wrongly

@@ -10,6 +10,7 @@ import pytest
 
 from sublight.errors import BadInput
 from sublight.predict import config, model
+from sublight.report.predict import data
 
 LLAMA = {
     **{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256},
@@ -26,7 +27,40 @@ def test_a_file_and_its_folder_are_the_same_model(tmp_path: Path) -> None:
 
 def test_the_text_part_of_a_larger_model_is_read() -> None:
     whole = {"model_type": "llava", "text_config": LLAMA}
-    assert config.from_config(whole).hidden == 64
+    found = config.from_config(whole)
+    assert found.hidden == 64 and "text part alone" in data.notes_of(found, 16)[0]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [({"quant_method": "gptq", "bits": 4}, "gptq of 4 bits"), ({"quant_method": "mxfp4"}, "mxfp4"), (None, "")],
+)
+def test_weights_that_are_published_in_fewer_bits_are_named(quantization: Any, words: str) -> None:
+    found = config.from_config({**LLAMA, "quantization_config": quantization})
+    assert found.stored == words and bool(data.notes_of(found, 16)) == bool(words) and not data.notes_of(found, 4)
+
+
+def test_models_that_fit_as_published_say_so() -> None:
+    stored = {name: config.load(name).stored for name in config.known_names()}
+    assert {name: words for name, words in stored.items() if words} == {
+        "deepseek-v3": "fp8", "kimi-k2": "fp8", "gpt-oss-20b": "mxfp4", "gpt-oss-120b": "mxfp4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "biases"),
+    [("llama", True, 64 + 64 + 64), ("mistral", True, 0), ("qwen3", True, 64 + 64 + 64), ("gemma", True, 64 + 64 + 64)],
+)
+def test_biases_as_the_class_has_them(kind: str, given: bool, biases: int) -> None:
+    """Of a layer: queries, keys and values (of 64, 32 and 32), and the output."""
+    plain, biased = ({**LLAMA, "model_type": kind, "attention_bias": bias} for bias in (False, given))
+    counts = [model.parameters(config.from_config(each)) for each in (plain, biased)]
+    assert counts[1] - counts[0] == 2 * biases
+
+
+def test_experts_as_transformers_5_writes_them() -> None:
+    moe = {**LLAMA, "model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    assert config.from_config({**moe, "num_local_experts": 8}) == config.from_config({**moe, "num_experts": 8})
 
 
 def test_dense_first_layers_and_experts_differ() -> None:

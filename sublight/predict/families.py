@@ -110,17 +110,22 @@ def _qwen2(fields: Fields, source: str) -> Model:
     return _decoder(fields, source, qkv_bias=True)
 
 
-def _qwen3(fields: Fields, source: str) -> Model:
-    return _decoder(fields, source, qk_norm=True, qkv_bias=fields.flag("attention_bias"))
+def _mistral(fields: Fields, source: str) -> Model:
+    return _decoder(fields, source)
+
+
+def _qwen3(fields: Fields, source: str, experts: Experts | None = None) -> Model:
+    bias = fields.flag("attention_bias")
+    return _decoder(fields, source, qk_norm=True, experts=experts, qkv_bias=bias, out_bias=bias)
 
 
 def _qwen3_moe(fields: Fields, source: str) -> Model:
     experts = Experts(
-        count=fields.number("num_experts"),
+        count=fields.number("num_experts", "num_local_experts"),  # the second since transformers 5
         chosen=fields.number("num_experts_per_tok"),
         inner=fields.number("moe_intermediate_size"),
     )
-    return _decoder(fields, source, qk_norm=True, experts=experts, qkv_bias=fields.flag("attention_bias"))
+    return _qwen3(fields, source, experts)
 
 
 def _mixtral(fields: Fields, source: str) -> Model:
@@ -139,21 +144,23 @@ def _gpt_oss(fields: Fields, source: str) -> Model:
         inner=fields.number("intermediate_size"),
         bias=True,
     )
-    return _decoder(fields, source, experts=experts, qkv_bias=True, out_bias=True, sinks=True)
+    bias = fields.flag("attention_bias", True)
+    return _decoder(fields, source, experts=experts, qkv_bias=bias, out_bias=bias, sinks=True)
 
 
-def _gemma(fields: Fields, source: str) -> Model:
-    return _decoder(fields, source, tied=True)
+def _gemma(fields: Fields, source: str, norms: int = 2) -> Model:
+    bias = fields.flag("attention_bias")
+    return _decoder(fields, source, tied=True, norms=norms, qkv_bias=bias, out_bias=bias)
 
 
 def _gemma2(fields: Fields, source: str) -> Model:
-    return _decoder(fields, source, tied=True, norms=4)
+    return _gemma(fields, source, norms=4)
 
 
 def _deepseek(fields: Fields, source: str) -> Model:
     inner = fields.number("moe_intermediate_size")
     experts = Experts(
-        count=fields.number("n_routed_experts"),
+        count=fields.number("n_routed_experts", "num_local_experts"),
         chosen=fields.number("num_experts_per_tok"),
         inner=inner,
         shared_inner=inner * (fields.maybe("n_shared_experts") or 0),
@@ -210,7 +217,7 @@ def _encoder(fields: Fields, source: str, **more: Any) -> Model:
         gated=False,
         rms=False,
         rotary=False,
-        qkv_bias=True,
+        qkv_bias=fields.flag("qkv_bias", True),
         out_bias=True,
         mlp_bias=True,
         **more,
@@ -292,7 +299,7 @@ def _resnet(fields: Fields, source: str) -> Model:
 
 READERS: dict[str, Callable[[Fields, str], Model]] = {
     "llama": _llama,
-    "mistral": _llama,
+    "mistral": _mistral,
     "phi3": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -89,6 +89,8 @@ class Model:
     longest: int | None = None  # positions that it was trained for
     stages: tuple[Stage, ...] = ()
     image: int = 0
+    is_part: bool = False  # the text part of a larger model
+    stored: str = ""  # how its weights are published, where that is not in 16 bits: "fp8", "awq of 4 bits"
 
     @property
     def layers(self) -> int:

@@ -59,10 +59,13 @@ def predict_module(
     module: torch.nn.Module, *args: Any, machine: Machine, train: bool = False, **named: Any
 ) -> ModulePrediction:
     """The forward pass, and with `train` the backward pass, of these inputs. The module itself is left as it is."""
+    if not isinstance(module, torch.nn.Module):
+        raise BadInput(f"predict_module takes a torch.nn.Module, not {type(module).__name__}")
     recorder = _Recorder()
     meta_args, meta_named = pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
     states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: _on_meta(value) for name, value in states.items()}
+    kept = [(each, dict(each.__dict__)) for each in module.modules()]  # a module may keep what it saw, or count calls
     try:
         with torch.set_grad_enabled(train), recorder, _Attention(recorder):
             result = torch.func.functional_call(module, state, meta_args, meta_named, tie_weights=True)
@@ -72,6 +75,10 @@ def predict_module(
         first = str(error).splitlines()[0]
         name = type(module).__name__
         raise BadInput(f"{name} cannot run on meta tensors: {first}; its config.json can be given instead") from None
+    finally:
+        for each, attributes in kept:
+            each.__dict__.clear()
+            each.__dict__.update(attributes)
     counts: dict[tuple[Any, ...], tuple[Operation, int]] = {}
     for op in recorder.ops:
         key = (op.name, op.direction, op.dtype, op.cost.bytes, op.cost.total_flops, *op.shape.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -84,3 +86,24 @@ def test_what_cannot_run_on_meta_tensors_is_one_line() -> None:
 
     with pytest.raises(BadInput, match="Reads cannot run on meta tensors"):
         predict_module(Reads(), torch.randn(2), machine=H100)
+
+
+class Remembers(torch.nn.Module):
+    """As rotary embeddings keep their tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.table, self.calls = torch.nn.Linear(8, 8), None, 0
+
+    def forward(self, x: Any) -> Any:
+        self.table, self.calls = x.cos() if self.table is None else self.table, self.calls + 1
+        return self.inner(x * self.table)
+
+
+def test_a_module_keeps_nothing_of_it() -> None:
+    module, x = Remembers(), torch.randn(4, 8)
+    predict_module(module, x, machine=machine.find("h100"))
+    assert module.table is None and module.calls == 0 and module.inner.weight.device.type == "cpu"
+    assert module(x).device.type == "cpu"
+    with pytest.raises(BadInput, match="not int"):
+        predict_module(3, x, machine=machine.find("h100"))

@@ -39,4 +39,4 @@ def sentence(done: Compressed) -> str:
         return f"nothing was {done.verb}: the model is as it was"
     sizes = f"{units.text(done.before_bytes, 'B')} of weights are {units.text(done.after_bytes, 'B')} now"
     undo = "sublight.unpatch(model) undoes it" if done.is_kept else "the weights as they were are gone (keep=False)"
-    return f"{done.changed} layers {done.verb}: {sizes}; {undo}"
+    return f"{done.changed} layer{'s' * (done.changed > 1)} {done.verb}: {sizes}; {undo}"

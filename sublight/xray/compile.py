@@ -6,6 +6,7 @@ with its types, constants and options instead of being made. So a specialisation
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import itertools
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sublight.backend.record import Launch, noting
 from sublight.correct import Inputs
 from sublight.cost import Shape
+from sublight.errors import nearest
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.op import Kernel, Op
@@ -276,6 +278,20 @@ def _group(launch: Launch) -> tuple[str, str]:
     return launch.kernel, str(sorted({kind for kind in launch.signature.values() if kind.startswith("*")}))
 
 
+def _arguments(names: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sublight.xray.compile", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("op", nargs="*", metavar="OP", help="ops to compile, as in softmax; all unless named")
+    parser.add_argument(
+        "--quick", action="store_true", help="of each kernel its largest launch, by the ledger where it has it"
+    )
+    parser.add_argument("--all-targets", action="store_true", help="every GPU that a kernel is for; else an H200")
+    parser.add_argument("--write", action="store_true", help="write the ledger; with ops, their rows over what it has")
+    given = parser.parse_args()
+    if unknown := next((name for name in given.op if name not in names), ""):
+        parser.error(f"unknown op {unknown!r}: use {nearest(unknown, names)}")
+    return given
+
+
 def main() -> None:
     """`python -m sublight.xray.compile [--quick | --all-targets] [--write]`: a line a kernel; exit 1 for a problem.
 
@@ -288,12 +304,14 @@ def main() -> None:
         sys.exit("sublight: TRITON_INTERPRET=1 makes kernels that cannot be compiled: unset it")
     from sublight.ops import OPS
 
-    everything, quick, is_written = (word in sys.argv[1:] for word in ("--all-targets", "--quick", "--write"))
+    given = _arguments([op.name for op in OPS])
+    everything, quick, is_written = given.all_targets, given.quick, given.write
+    ops = tuple(op for op in OPS if not given.op or op.name in given.op)
     kept = ledger.read()
     compiler = Compiler(kept if quick and not is_written else None)
     targets = tuple(TARGETS) if everything else (90,)
     failed = count = 0
-    for owner, compiled, problem in check(OPS, targets, thorough=everything, quick=quick, compiler=compiler):
+    for owner, compiled, problem in check(ops, targets, thorough=everything, quick=quick, compiler=compiler):
         launch = compiled.launch
         pointers = "/".join(sorted({kind for kind in launch.signature.values() if kind.startswith("*")}))
         blocks = " ".join(f"{name}={value}" for name, value in launch.constants.items())
@@ -305,7 +323,7 @@ def main() -> None:
         count += 1
         failed += bool(problem)
     if is_written:
-        ledger.write(compiler.figures)
+        ledger.write({**kept, **compiler.figures} if given.op else compiler.figures)
     elif wrong := [key for key, figures in compiler.figures.items() if kept.get(key, figures) != figures]:
         print(f"the ledger is not what was found here, for {len(wrong)} kernels, as {wrong[0]}: write it anew")
         failed += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def top(
     for name, value in {"replay": replay, "record": record, "csv": csv, "looks": looks}.items():
         cli_top.refuse_together(diagnose=diagnose, prometheus=prometheus, **{name: value})
     cli_top.refuse_together(prometheus=prometheus, json=json)
-    if every < cli_top.LEAST_EVERY_S or looks < 0:
+    if not cli_top.LEAST_EVERY_S <= every < math.inf or looks < 0:
         raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, --looks 1 or more")
     cli_output.check_writable(csv, record, json)
     cli_output.check_apart((csv, record, json), (replay,))

@@ -68,8 +68,8 @@ def by_trainer(case: Case) -> bool:
 def _fix(case: Case, workers: bool) -> str:
     count = workers_here(case)
     if by_trainer(case):
-        return f"TrainingArguments(..., dataloader_num_workers={count}, dataloader_persistent_workers=True)\n{_ONCE}"
-    options = f"num_workers={count}, prefetch_factor=4, persistent_workers=True"
+        return f"TrainingArguments(..., dataloader_num_workers={count})\n{_ONCE}"
+    options = f"num_workers={count}, prefetch_factor=4"
     if workers:
         return f"# one worker a core to spare, no more: {count} here\nDataLoader(..., {options})\n{_CHEAPER}"
     pinned = ", pin_memory=True" if case.on_gpu else ""

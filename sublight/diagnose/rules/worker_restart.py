@@ -27,7 +27,8 @@ def check(case: Case) -> Change | None:
 
 
 _FIX = """\
-DataLoader(..., num_workers=..., persistent_workers=True)   # they live as long as the loader"""
+DataLoader(..., num_workers=..., persistent_workers=True)   # they live as long as the loader
+# only if nothing changes the dataset from epoch to epoch (set_epoch, another augmentation): they keep it as it was"""
 _TRAINER = """\
 TrainingArguments(..., dataloader_persistent_workers=True)"""
 

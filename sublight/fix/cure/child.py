@@ -24,7 +24,6 @@ from sublight.fix.cure.graphed import NAME as GRAPH
 from sublight.fix.cure.record import Outcome, Told
 from sublight.fix.cure.scratch import is_below
 from sublight.fix.cure.timer import StepTimer
-from sublight.fix.cure.workers import shuffled_alike
 
 OURS = str(Path(__file__).parents[3])  # where this package is imported from
 
@@ -64,7 +63,6 @@ class Child:
         native.guard(sys.modules["sublight_fence"].FENCE.check)
         with self._stack:
             self._stack.enter_context(self._figures.watch())
-            self._stack.enter_context(shuffled_alike())
             for cure in self._cures:
                 self._stack.enter_context(cure.install(self.told))
             self._timer.start()

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import sublight
 from sublight.errors import BadInput
@@ -20,7 +20,6 @@ from sublight.fix.cure.first_call import at_first_call, models, precision
 from sublight.fix.cure.optimizer import fuse, line_for
 from sublight.fix.cure.place import loop_around
 from sublight.fix.cure.record import Told
-from sublight.fix.cure.workers import shuffled_alike
 from sublight.fix.graph import callable as graphs
 from sublight.fix.graph.fake import Fake
 from sublight.fix.patch.model import is_patched
@@ -131,21 +130,36 @@ def test_a_loader_gets_workers_unless_it_has_some() -> None:
     with find("loader workers").install(told := Told()):
         DataLoader(TensorDataset(torch.arange(1000)))
         DataLoader(items, num_workers=0, persistent_workers=False)
-    assert told.did["loader workers"].endswith("4 batches, and waits for its first: longer ones would save more")
+    assert "an epoch has 4 batches, and starts its workers first" in told.did["loader workers"]
     with find("loader workers").install(told := Told()):
         DataLoader(TensorDataset(torch.arange(1000)))
     assert told.did["loader workers"].endswith("that had none")
 
 
-def test_workers_shuffle_as_the_script_did() -> None:
+class Changing(Dataset):  # type: ignore[type-arg]
+    """Items that know which epoch it is."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return 10 * self.epoch + index
+
+
+def test_workers_give_what_the_script_had() -> None:
     def epochs() -> list[int]:
         torch.manual_seed(0)
-        loader = DataLoader(TensorDataset(torch.arange(8)), shuffle=True)
-        return [int(item) for _ in range(3) for (item,) in loader]
+        items = Changing()
+        loader, given = DataLoader(items, shuffle=True), []
+        for items.epoch in range(3):
+            given += [int(item) for item in loader]
+        return given
 
     before = epochs()
-    with find("loader workers").install(Told()), shuffled_alike():
-        assert epochs() == before
+    with find("loader workers").install(told := Told()):
+        assert epochs() == before and told.did
 
 
 def test_the_cache_is_kept() -> None:

@@ -16,7 +16,8 @@ from sublight.fix.cure.first_call import at_first_call
 if TYPE_CHECKING:
     import torch
 
-LOSSES = 5  # the first: later ones drift apart by rounding alone
+LOSSES = 5  # the first: later ones drift apart by rounding alone;
+STEPS, MOST_LOSSES = 3, 64  # more where the optimizer's steps are rare: what it does shows only in the losses after one
 OUTPUTS = 12  # enough to see some that a graph replayed
 LOW, FULL = 1e-2, 1e-4  # what may differ, relative: in bfloat16 or float16, in float32
 
@@ -28,6 +29,7 @@ class Figures:
         self.low_precision = False
         self._losses: list[torch.Tensor] = []
         self._outputs: list[torch.Tensor] = []
+        self._steps = 0  # of optimizers
 
     def read(self) -> tuple[list[float], str]:
         """The figures, and what they are of."""
@@ -38,21 +40,30 @@ class Figures:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
 
         own = torch.Tensor.backward
 
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(self._losses) < LOSSES and not torch.compiler.is_compiling() and tensor.numel() == 1:
+            if self._wants_loss() and not torch.compiler.is_compiling() and tensor.numel() == 1:
                 self._mind(tensor)
                 self._losses.append(tensor.detach().double().reshape(()).clone())
             return own(tensor, *args, **kwargs)
 
+        def count(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._steps += 1  # the hook stays: PyTorch walks over its hooks while this one is called
+
+        counting = register_optimizer_step_post_hook(count)
         torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
         try:
             with at_first_call(self._listen):
                 yield
         finally:
+            counting.remove()
             torch.Tensor.backward = own  # type: ignore[method-assign]
+
+    def _wants_loss(self) -> bool:
+        return len(self._losses) < (LOSSES if self._steps >= STEPS else MOST_LOSSES)
 
     def _listen(self, models: list[torch.nn.Module]) -> None:
         import torch
@@ -68,10 +79,10 @@ class Figures:
         import torch
 
         def hook(module: Any, args: Any, output: Any) -> None:
-            if torch.is_grad_enabled() or len(self._outputs) >= OUTPUTS:
+            if self._losses or len(self._outputs) >= OUTPUTS:
                 handle.remove()  # a model that trains is compared by its losses
             elif not torch.compiler.is_compiling():
-                sizes = [x.detach().double().abs().mean() for x in tensors(output) if x.is_floating_point()]
+                sizes = [_size(x) for x in tensors(output) if x.is_floating_point() and x.numel()]
                 if sizes:
                     self._outputs.append(torch.stack(sizes).sum())
 
@@ -79,6 +90,14 @@ class Figures:
 
     def _mind(self, x: torch.Tensor) -> None:
         self.low_precision |= x.is_floating_point() and x.element_size() <= 2
+
+
+def _size(x: torch.Tensor) -> torch.Tensor:
+    """Its mean magnitude, in float64 without a copy in float64: outputs may fill the device."""
+    import torch
+
+    total: torch.Tensor = torch.linalg.vector_norm(x.detach(), 1, dtype=torch.float64)
+    return total / x.numel()
 
 
 def tensors(output: Any) -> list[torch.Tensor]:
@@ -92,16 +111,18 @@ def tensors(output: Any) -> list[torch.Tensor]:
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """The largest, relative; None: nothing to compare.
+    """The largest, relative; None: nothing to compare, and what is NaN in both compares to nothing.
 
     >>> difference([2.0, 1.0], [2.0, 1.01]), difference([], [1.0]), difference([1.0], [float("nan")])
     (0.01, None, inf)
     """
-    pairs = list(zip(before, after, strict=False))
+    pairs = [
+        pair for pair in zip(before, after, strict=False) if math.isfinite(pair[0]) or str(pair[0]) != str(pair[1])
+    ]
     return max((_apart(a, b) for a, b in pairs), default=None)
 
 
 def _apart(a: float, b: float) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
-        return 0.0 if str(a) == str(b) else math.inf
+        return math.inf
     return round(abs(a - b) / max(abs(a), 1e-30), 9)

@@ -116,6 +116,7 @@ class Fixed:
     left: tuple[tuple[str, str], ...]  # findings that nothing of ours cures from outside, and what to say of each
     diff: str  # that was run, gave the same numbers, and saved time; else ""
     checked: Tried | None = None  # what running the diff gave
+    lost: tuple[str, ...] = ()  # cures that saved, and whose diff did not
     notes: tuple[str, ...] = ()
 
     def real_saving_s(self, finding: str) -> float | None:
@@ -132,5 +133,6 @@ class Fixed:
             "left": [{"finding": finding, "reason": reason} for finding, reason in self.left],
             "diff": self.diff,
             "checked": self.checked.to_json() if self.checked else None,
+            "lost": list(self.lost),
             "notes": list(self.notes),
         }

@@ -110,7 +110,7 @@ class Rerun:
                 "folders": [self.folder, copy],
                 "goes_on_s": goes_on_s,
             }
-            words = [sys.executable, "-m", "sublight.fix.cure.child", json.dumps(request)]
+            words = [sys.executable, "-P", "-m", "sublight.fix.cure.child", json.dumps(request)]  # -P: ours, not theirs
             environment = self._environment(own, copy)
             status, is_late = self._wait(words, copy, environment, errors)
             refused = tuple(dict.fromkeys(log.read_text("utf-8", "replace").splitlines())) if log.exists() else ()

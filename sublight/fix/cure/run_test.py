@@ -73,6 +73,7 @@ def rerun(folder: Path, *args: str, target: str = "train.py", module: bool = Fal
 
 
 def test_a_run_is_timed_compared_and_ended(here: Path) -> None:
+    (here / "random.py").write_text("raise SystemExit('a module of ours was looked for in the user's folder')")
     before = contents(here)
     first = rerun(here, "100000").run()
     again = rerun(here, "100000", target="train", module=True).run(["fused optimizer"])

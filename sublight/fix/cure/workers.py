@@ -1,4 +1,8 @@
-"""Batches made by workers beside the step, where the script's loader has none."""
+"""Batches made by workers beside the step, where the script's loader has none.
+
+They start anew in each epoch, from the dataset as it is then. Workers that stay would keep the dataset of the first
+epoch, whatever the script changes in it later, and shuffle the later epochs otherwise: another run, not a faster one.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,21 @@ from sublight.fix.cure.record import Cure, Edit, Told
 
 NAME = "loader workers"
 MOST = 8
-LINE = "DataLoader(dataset, batch_size=..., num_workers=8, pin_memory=True, persistent_workers=True, prefetch_factor=4)"
+LINE = "DataLoader(dataset, batch_size=..., num_workers=...)"
 
 
 def short_epochs(loader: Any) -> str:
-    """What to know where an epoch is over before its workers have got ahead: each begins with a wait."""
+    """What to know where an epoch is over before its workers have got ahead: each starts them, and waits."""
     try:
         batches = len(loader)
     except TypeError:  # a dataset or sampler without a length
         return ""
     if batches > 4 * loader.num_workers:
         return ""
-    return f"; an epoch has {batches} batches, and waits for its first: longer ones would save more"
+    return (
+        f"; an epoch has {batches} batches, and starts its workers first: persistent_workers=True saves more, where "
+        "the script changes nothing in the dataset from epoch to epoch (they keep it as it was; the order changes)"
+    )
 
 
 @contextlib.contextmanager
@@ -38,12 +45,12 @@ def install(told: Told) -> Iterator[None]:
         if lacks and isinstance(dataset, IterableDataset):
             told.left[NAME] = "an IterableDataset must share its items among workers itself"
         elif lacks:
-            own(self, dataset, *args, **{**kwargs, "num_workers": count, "persistent_workers": True})
+            own(self, dataset, *args, **{**kwargs, "num_workers": count})
             told.left.pop(NAME, None)
             told.did[NAME] = f"{count} worker{'s' * (count > 1)} for each loader that had none{short_epochs(self)}"
             if where := place.calling():
-                text = f"num_workers={count}, persistent_workers=True"
-                told.edit(Edit(kind="argument", file=where[0], line=where[1], text=text, call="DataLoader"))
+                file, line = where
+                told.edit(Edit(kind="argument", file=file, line=line, text=f"num_workers={count}", call="DataLoader"))
             return
         own(self, dataset, *args, **kwargs)
 
@@ -53,29 +60,6 @@ def install(told: Told) -> Iterator[None]:
         yield
     finally:
         DataLoader.__init__ = own  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def shuffled_alike() -> Iterator[None]:
-    """In every run, so that runs can be compared: a loader whose workers stay shuffles as one without workers does.
-
-    Workers that stay draw no seed in later epochs: it is drawn for them.
-    """
-    import torch
-    from torch.utils.data import DataLoader
-
-    own = DataLoader.__iter__
-
-    def iterate(self: Any) -> Any:
-        if self.persistent_workers and self._iterator is not None:
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return own(self)
-
-    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        DataLoader.__iter__ = own  # type: ignore[method-assign]
 
 
 WORKERS = Cure(

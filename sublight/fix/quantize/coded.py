@@ -48,12 +48,15 @@ class CodedLinear(torch.nn.Module):
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.bias, self.kind = bias, kind
+        self.float_dtype = torch.float32  # of the weight that it stands for
         self.out_features, self.in_features = codes.shape
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.nn.Parameter | None, kind: Kind) -> CodedLinear:
         codes, scales = _quantized(weight.detach().contiguous(), kind)
-        return cls(codes, scales, bias, kind=kind)
+        layer = cls(codes, scales, bias, kind=kind)
+        layer.float_dtype = weight.dtype
+        return layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         device = x.device.type
@@ -98,6 +101,7 @@ class CodedLinear(torch.nn.Module):
         codes, scales = self.codes, self.scales
         super()._apply(fn, recurse)
         device = self.scales.device
+        self.float_dtype = fn(torch.empty(0, dtype=self.float_dtype, device=scales.device)).dtype
         self.codes, self.scales = codes.to(device), scales.to(device)
         return self
 

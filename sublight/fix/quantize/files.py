@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sublight.errors import BadInput
-from sublight.fix.layers import put
+from sublight.fix.layers import put, weight_of
 from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
 
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
+VERSION = 2  # of the packing: 1 had its words and scales in another order
 
 
 def save(model: torch.nn.Module, file: str | Path) -> None:
@@ -26,16 +28,25 @@ def save(model: torch.nn.Module, file: str | Path) -> None:
         if isinstance(module, PackedLinear | CodedLinear)
     }
     tensors: dict[str, torch.Tensor] = {}
-    names: dict[int, str] = {}
+    names: dict[tuple[Any, ...], str] = {}
     shared: dict[str, str] = {}
+    storages: set[int] = set()
     for name, x in model.state_dict().items():
-        first = names.setdefault(x.data_ptr() if x.numel() else id(x), name)
-        if first != name and tensors[first].shape == x.shape:
+        first = names.setdefault((x.data_ptr() or id(x), x.dtype, x.shape, x.stride()), name)
+        if first != name:
             shared[name] = first
-        else:
-            tensors[name] = x.contiguous()
-    note = {"version": 1, "layers": layers, "shared": shared}
-    save_file(tensors, str(file), metadata={KEY: json.dumps(note), "format": "pt"})
+            continue
+        at = x.untyped_storage().data_ptr()
+        tensors[name] = x.clone(memory_format=torch.contiguous_format) if at in storages else x.contiguous()
+        storages.add(at)
+    note = {"version": VERSION, "layers": layers, "shared": shared}
+    half = Path(file).with_name(f".{Path(file).name}.{os.getpid()}")
+    try:
+        save_file(tensors, str(half), metadata={KEY: json.dumps(note), "format": "pt"})
+        half.replace(file)
+    except Exception as error:  # safetensors has its own error class, which moves between its versions
+        half.unlink(missing_ok=True)
+        raise BadInput(f"{file} cannot be written: {error}") from None
 
 
 def load(model: torch.nn.Module, file: str | Path) -> int:
@@ -50,21 +61,49 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
     except Exception as error:  # safetensors has its own error class, which moves between its versions
         raise BadInput(f"{file} is no safetensors file: {error}") from None
-    if not isinstance(note, dict) or note.get("version") != 1:
+    if not isinstance(note, dict):
         raise BadInput(f"{file} was not written by sublight's save_quantized")
+    if note.get("version") != VERSION:
+        raise BadInput(f"{file} was packed by another version of sublight: pack the model again, and save it")
     state: dict[str, Any] = tensors | {name: tensors[first] for name, first in note["shared"].items()}
+    layers = _layers(model, state, note["layers"], file)
     named = dict(model.named_modules())
-    for name, how in note["layers"].items():
+    packed = {id(named[name]): layer for name, layer in layers.items()}
+    places = {name: packed[id(m)] for name, m in model.named_modules(remove_duplicate=False) if id(m) in packed}
+    parts = {f"{name}.{part}": x for name, layer in places.items() for part, x in layer.state_dict().items()}
+    gone = tuple(f"{name}." for name in places)
+    wanted = {name: x for name, x in model.state_dict().items() if not name.startswith(gone)} | parts
+    for name in sorted(wanted.keys() ^ state.keys()):
+        raise BadInput(f"{file} does not fit this model: {name} is only in one of them")
+    for name, x in wanted.items():
+        if state[name].shape != x.shape:
+            shapes = f"{tuple(state[name].shape)} there, {tuple(x.shape)} in this model"
+            raise BadInput(f"{file} does not fit this model: {name} is {shapes}")
+    for name, layer in layers.items():  # from here on nothing fails: a model is packed as a whole, or left as it was
+        put(model, named[name], layer)
+    model.load_state_dict(state)
+    return len(layers)
+
+
+def _layers(
+    model: torch.nn.Module, state: dict[str, Any], wanted: dict[str, Any], file: str | Path
+) -> dict[str, PackedLinear | CodedLinear]:
+    """The packed layers by name, each where the layer lies that it stands for."""
+    named = dict(model.named_modules())
+    layers: dict[str, PackedLinear | CodedLinear] = {}
+    for name, how in wanted.items():
         if name not in named:
             raise BadInput(f"{file} has a layer {name}, which this model has not")
-        before = named[name]
-        bias: Any = getattr(before, "bias", None) if how["has_bias"] else None
-        device = next(iter(before.parameters())).device
-        put(model, name, _layer(name, how, state, bias).to(device))
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    if missing or unexpected:
-        raise BadInput(f"{file} does not fit this model: {(missing or unexpected)[0]} is only in one of them")
-    return len(note["layers"])
+        weight = weight_of(named[name])
+        bias: Any = getattr(named[name], "bias", None) if how["has_bias"] else None
+        layer = _layer(name, how, state, bias)
+        shape = layer.out_features, layer.in_features
+        if weight is None:
+            raise BadInput(f"{file} packs {name}, which is a {type(named[name]).__name__} here and no linear layer")
+        if weight.shape != shape:
+            raise BadInput(f"{file} packs {name} as {shape}, and it is {tuple(weight.shape)} in this model")
+        layers[name] = layer.to(weight.device).train(named[name].training)
+    return layers
 
 
 def _facts(module: PackedLinear | CodedLinear) -> dict[str, Any]:

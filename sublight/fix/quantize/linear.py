@@ -47,9 +47,14 @@ class PackedLinear(torch.nn.Module):
         return dequantize(self.packed, self.scales, self.zeros, self.bits, self.in_features)
 
     @property
+    def float_dtype(self) -> torch.dtype:
+        """Of the weight that it stands for."""
+        return self.scales.dtype
+
+    @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in (self.packed, self.scales, self.zeros))
 
     def extra_repr(self) -> str:
-        group = self.in_features // self.scales.shape[1]
+        group = self.in_features // self.scales.shape[0]
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}, group={group}"

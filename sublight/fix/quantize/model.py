@@ -38,7 +38,9 @@ def quantize(
     `rounds` fit the zeros to the weights; `keep=False` gives up the weights as they were, and with them the way back.
     """
     if how not in WAYS:
-        raise BadInput(f"unknown way {how!r}: {nearest(how, list(WAYS))}")
+        raise BadInput(f"unknown way {how!r}: {nearest(str(how), list(WAYS))}")
+    if not isinstance(group, int):
+        raise BadInput(f"group={group!r}: a whole number of weights that share a scale, such as 128")
     given: dict[str, Any] = {"caller": "quantize", "how": how, "verb": "packed"}
     given |= {"skip": skip, "verify": verify, "keep": keep}
     if how in CODED:
@@ -57,7 +59,7 @@ def quantize(
             check_group(weight.shape[1], group, bits)
         except BadInput as error:
             return str(error)
-        return ""
+        return why_too_coarse(weight, bits, group)
 
     def packed(module: Any, weight: torch.Tensor) -> torch.nn.Module:
         packed, scales, zeros = quantize_weight(weight, bits, group, rounds=rounds if bits < 8 else 0)
@@ -70,6 +72,24 @@ def quantize(
         words=lambda new: f"{bits} bits, groups of {group}",
         **given,
     )
+
+
+def why_too_coarse(weight: torch.Tensor, bits: int, group: int) -> str:
+    """Why scales and zeros of the weight's own data type cannot hold its groups to half a step; empty where they can.
+
+    The least scale of float16 is 6e-8, and bfloat16 has no odd numbers beyond 256.
+    """
+    grouped = weight.detach().float().reshape(weight.shape[0], -1, group)
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    low, high = (x[high > low] for x in (low, high))  # a group of one value is its own scale
+    most = 2**bits - 1
+    scale = (high - low) / most
+    zero = -low / scale
+    scale_off, zero_off = ((x.to(weight.dtype).float() - x).abs() for x in (scale, zero))
+    if bool((most * scale_off <= scale / 2).all() and (zero_off <= 0.5).all()):
+        return ""
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return f"scales in {dtype} are too coarse for groups of its weights: pack it in float32"
 
 
 def _words(new: Any) -> str:

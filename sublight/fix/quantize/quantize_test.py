@@ -14,6 +14,7 @@ F = torch.nn.functional
 
 import sublight
 from sublight.errors import BadInput
+from sublight.fix.quantize import files
 from sublight.fix.quantize.checkpoints import AWQ_ORDER, from_awq, from_gptq
 from sublight.fix.quantize.linear import PackedLinear
 from sublight.fix.quantize.model import quantize, unquantize
@@ -207,3 +208,108 @@ def test_bad_input_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], mo
     words = " ".join(out.split())
     assert "3 layers packed: " in words and "sublight.unpatch(model) undoes it" in words
     assert max(map(len, out.splitlines())) <= 80
+
+
+class Tied(torch.nn.Module):
+    """One layer under two names, a matrix that two parameters read, one of them turned, and a part of it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = self.again = torch.nn.Linear(128, 128)
+        self.norm = torch.nn.BatchNorm1d(128)
+        self.drop = torch.nn.Dropout(0.5)
+        whole = torch.randn(8, 8)
+        self.whole, self.turned = torch.nn.Parameter(whole), torch.nn.Parameter(whole.T)
+        self.part = torch.nn.Parameter(whole[:4])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(self.again(self.first(x))))
+
+
+def test_a_layer_of_two_names_is_packed_under_both() -> None:
+    model, x = Tied(0), torch.randn(4, 128)
+    before = model.eval()(x)
+    quantize(model)
+    assert model.first is model.again and isinstance(model.again, PackedLinear)
+    assert unquantize(model) == 1 and type(model.first) is torch.nn.Linear
+    assert model.first is model.again and torch.equal(model(x), before)
+
+
+def test_verifying_leaves_the_model_as_it_was() -> None:
+    model, x = Tied(0).train(), torch.randn(64, 128)
+    state = {name: value.clone() for name, value in model.norm.state_dict().items()}
+    assert float(quantize(model, "w8a16", verify=x).change.split("%")[0].rpartition(" ")[2]) < 1, "no dropout in it"
+    assert all(torch.equal(value, state[name]) for name, value in model.norm.state_dict().items())
+    assert model.drop.training and model.first.training
+
+
+def test_undone_in_what_the_model_has_become() -> None:
+    model = Tied(0)
+    quantize(model)
+    model.half()
+    unquantize(model)
+    assert {p.dtype for p in model.parameters()} == {torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how", "weights"),
+    [
+        (torch.float16, "w8a16", torch.linspace(-1e-5, 1e-5, 128)),  # steps of 8e-8 where float16 has 6e-8
+        (torch.float16, "w4a16", torch.linspace(-1e-7, 1e-7, 128)),  # no step at all
+        (torch.bfloat16, "w8a16", torch.linspace(2.0, 3.0, 128)),  # a zero of -510, which bfloat16 has to within 1
+        (torch.float16, "w4a16", torch.tensor([3e4] * 127 + [3e4 + 32])),  # a zero beyond float16
+    ],
+)
+def test_what_scales_cannot_hold_is_left(dtype: Any, how: str, weights: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(128, 2).to(dtype))
+    model[0].weight.data.copy_(weights)
+    before = model[0].weight.clone()
+    (row,) = quantize(model, how).rows
+    assert not row.is_changed and "too coarse" in row.reason and torch.equal(model[0].weight, before)
+
+
+def test_tensors_that_share_memory_come_back_as_they_were(tmp_path: Path) -> None:
+    model, other = Tied(0), Tied(1)
+    quantize(model)
+    sublight.save_quantized(model, tmp_path / "a.safetensors")
+    assert sublight.load_quantized(other, tmp_path / "a.safetensors") == 1 and other.first is other.again
+    state = other.state_dict()
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+    with pytest.raises(BadInput, match="cannot be written"):
+        sublight.save_quantized(model, tmp_path / "none" / "a.safetensors")
+
+
+def test_a_file_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    model, file = torch.nn.Sequential(torch.nn.Linear(128, 8)), tmp_path / "a.safetensors"
+    quantize(model)
+    sublight.save_quantized(model, file)
+    more = torch.nn.Sequential(torch.nn.Linear(128, 8), torch.nn.Linear(8, 2))
+    for other, words in (
+        (more, "only in one of them"),
+        (torch.nn.Sequential(torch.nn.Linear(256, 8)), r"packs 0 as \(8, 128\), and it is \(8, 256\)"),
+        (torch.nn.Sequential(torch.nn.Linear(128, 8, bias=False)), "only in one of them"),
+        (torch.nn.Sequential(torch.nn.ReLU()), "no linear layer"),
+        (model, "is a PackedLinear here"),
+    ):
+        kinds = [type(module) for module in other]
+        with pytest.raises(BadInput, match=words):
+            sublight.load_quantized(other, file)
+        assert [type(module) for module in other] == kinds
+
+
+def test_a_file_of_another_packing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, file = torch.nn.Sequential(torch.nn.Linear(128, 8)), tmp_path / "a.safetensors"
+    quantize(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "VERSION", 1)
+        sublight.save_quantized(model, file)
+    with pytest.raises(BadInput, match="another version"):
+        sublight.load_quantized(torch.nn.Sequential(torch.nn.Linear(128, 8)), file)
+
+
+def test_one_name_to_skip_needs_no_tuple() -> None:
+    model = Model()
+    first = next(name for name, module in model.named_modules() if type(module) is torch.nn.Linear)
+    assert (first,) in [row.names for row in quantize(model, skip=first).rows if not row.is_changed]

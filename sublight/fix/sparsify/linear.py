@@ -54,6 +54,10 @@ class SparseLinear(torch.nn.Module):
         return self.weight.detach() if self.why else self.weight.to_dense()
 
     @property
+    def float_dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
     def nbytes(self) -> int:
         if self.why:
             return self.weight.nbytes

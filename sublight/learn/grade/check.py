@@ -6,8 +6,8 @@ read here; what is right is computed here, after the submission has answered. Th
 
 from __future__ import annotations
 
+import math
 import os
-import random
 import re
 import secrets
 import tempfile
@@ -19,56 +19,24 @@ from pathlib import Path
 from typing import Any
 
 from sublight.correct import Error, Inputs, error
-from sublight.cost import Shape, shape_text
+from sublight.cost import shape_text
 from sublight.gpus import Gpu, memory_peak
 from sublight.learn.grade.buffers import Shared, Spec
+from sublight.learn.grade.cases import Case, cases_of
 from sublight.learn.grade.crew import Crew, Ended, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.grade.scan import branches, runnable, scan, words_between_blocks
-from sublight.learn.record import DTYPES, Exercise, Problem
+from sublight.learn.record import Exercise, Problem
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
 from sublight.results import Limit, Limits
 
 DRAWS, MOST_DRAWS = 8, 64  # of one case, where luck may have decided …
 ENOUGH_ELEMENTS = 4096  # … which is so the more, the fewer elements there are
+SAMPLE, DRAWS_AT_GOAL = 12, 4  # programs of each launch at the goal's size; drawn again where luck may have decided
 ABOVE_LIMIT = 1.02  # more than this of the limit means that the work was not done
 _JOIN = "blocks are joined by & and |, with parentheses around each side"
 PRINTED_BYTES = 4000  # of what a submission printed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A shape and a data type."""
-
-    shape: Shape
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{', '.join(f'{name} = {size}' for name, size in self.shape.items())}, {self.dtype}"
-
-
-def cases_of(exercise: Exercise, luck: random.Random) -> list[Case]:
-    """Sizes that were shown and sizes that were not: the smallest, one around a power of two, and odd ones."""
-    smallest = {name: low for name, (low, _) in exercise.sizes.items()}
-    shapes: list[Shape] = [exercise.shown, smallest]
-    for pick in (_near_power, _odd, _odd):
-        shapes.append({name: pick(low, high, luck) for name, (low, high) in exercise.sizes.items()})
-    first, *others = DTYPES
-    return [Case(shape=shape, dtype=first) for shape in shapes] + [
-        Case(shape=shapes[-1], dtype=other) for other in others
-    ]
-
-
-def _near_power(low: int, high: int, luck: random.Random) -> int:
-    """A power of two, or one more or less."""
-    powers = [power for power in (2**n for n in range(32)) if low < power < high]
-    return luck.choice(powers or [low]) + luck.choice((-1, 0, 1)) if powers else low
-
-
-def _odd(low: int, high: int, luck: random.Random) -> int:
-    """No multiple of anything that a block may be; in the upper half, so that several blocks are needed."""
-    return min(high, luck.randint((low + high) // 2, high) | 1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +53,7 @@ class _Check:
     goal: Case
     goal_specs: dict[str, Any]
     notes: dict[str, None] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)  # kernels that ran on the cases
     cpu_s: float = 0.0
 
     @contextmanager
@@ -125,6 +94,7 @@ class _Check:
             for shared in outputs:
                 shared.poison()
             answer = task.ask(**_specs(inputs, outputs))
+            self.launched |= set(answer.get("kernels", ()))
             changed = [name for name, shared, digest in zip(self.exercise.arguments, inputs, before, strict=True)
                        if shared.digest() != digest]  # fmt: skip
             if faults := self._seen(answer, changed, str(case)):
@@ -146,7 +116,7 @@ class _Check:
         return []
 
     def _buffers(self, case: Case, number: int) -> tuple[list[Shared], list[Shared]]:
-        example = self.problem.inputs(case.shape, case.dtype, "cpu", 0)
+        example = self.problem.inputs(case.shape, case.dtype, "meta", 0)
         results = self.problem.outputs(example)
         return (
             [Shared.like(x, self.folder / f"{number}-in-{i}") for i, x in enumerate(example)],
@@ -207,6 +177,63 @@ class _Check:
         if answer["refused"]:
             return [_refusal(answer["refused"])], ()
         return [], tuple(KernelFigures(**figures) for figures in answer["kernels"])
+
+    def at_goal(self) -> list[Fault]:
+        """Some programs of the goal's own launches, with numbers: what is judged there must be what was right before.
+
+        A launch that reads what others wrote cannot be judged by some of its programs: then it must be of a kernel
+        that was right on the cases.
+        """
+        inputs, outputs = self._buffers(self.goal, len(self.order))
+        pooled: list[Error] = []
+        with self.task("interpret") as task:
+            try:
+                if faults := _failed(task.answer(), ""):
+                    return faults
+                for _ in range(DRAWS_AT_GOAL):
+                    truths = self._fill(self.goal, inputs)
+                    for shared in outputs:
+                        shared.poison()
+                    answer = task.ask(**_specs(inputs, outputs), sample=SAMPLE)
+                    found = {each["id"] for each in answer.get("findings", ())}
+                    if "uninitialised-read" in found:
+                        return self._unknown_kernels(answer)
+                    if faults := self._seen(answer, [], str(self.goal)):
+                        return faults
+                    faults, errors = self._of_sample(outputs, *truths)
+                    pooled = [a.merge(b) for a, b in zip(pooled, errors, strict=True)] if pooled else errors
+                    if all(each.ok for each in pooled):
+                        return []
+                    if any(math.isinf(each.ratio) for each in errors):
+                        break
+            except Ended as ended:
+                return [Fault(kind="limit", text=str(ended), case=str(self.goal))]
+        return faults
+
+    def _of_sample(self, outputs: list[Shared], theirs: Inputs, truth: Inputs) -> tuple[list[Fault], list[Error]]:
+        """Of what was written, what is wrong."""
+        faults, errors = [], []
+        for name, shared, their, true in zip(self.exercise.outputs, outputs, theirs, truth, strict=True):
+            at = shared.written()
+            ours = shared.tensor[at]
+            measured = error(name, ours, their[at], true[at])
+            if not ours.numel():
+                measured = replace(measured, misplaced=1)
+                text = f"at this size {SAMPLE} of its programs, drawn by chance, write nothing to {name}"
+                faults.append(Fault(kind="launch", text=text, case=str(self.goal)))
+            elif not measured.ok:
+                text = f"at this size it writes other numbers to {name} than at the sizes before"
+                faults.append(Fault(kind="launch", text=text, case=str(self.goal)))
+            errors.append(measured)
+        return faults, errors
+
+    def _unknown_kernels(self, answer: dict[str, Any]) -> list[Fault]:
+        return [
+            Fault(kind="launch", text=f"{name} runs at this size alone, where nobody sees whether it is right",
+                  case=str(self.goal))
+            for name in answer["kernels"]
+            if name not in self.launched
+        ]  # fmt: skip
 
     def refusals(self) -> list[Fault]:
         """Only whether the compiler takes it, where the interpreter's results are wrong already."""
@@ -288,24 +315,26 @@ def check(
                 running.notes[f"line {line}: `and` and `or` are for single numbers: {_JOIN}"] = None
         printed = (folder / "printed").read_bytes()[-PRINTED_BYTES:].decode(errors="replace")
         paths = name + "/"
-    cost = exercise.least_cost(goal.shape, goal.dtype)
+        cost = exercise.least_cost(goal.shape, goal.dtype)
+        floor_s = cost.bytes / _memory_rate(gpu, cost.read_bytes, cost.write_bytes)
+        judged = replace(verdict, faults=tuple(faults), kernels=kernels, floor_s=floor_s)
+        if not faults and not (faults := _held_to_goal(judged)):
+            faults = running.at_goal()
     verdict = replace(
         verdict,
         faults=tuple(replace(fault, text=fault.text.replace(paths, "")) for fault in faults),
         cases=tuple(right),
         kernels=kernels,
         least_bytes=cost.bytes,
-        floor_s=cost.bytes / _memory_rate(gpu, cost.read_bytes, cost.write_bytes),
+        floor_s=floor_s,
         notes=tuple(note.replace(paths, "") for note in running.notes),
         printed=printed,
         cpu_s=running.cpu_s + time.process_time() - began,
     )
-    return replace(verdict, faults=(*verdict.faults, *_held_to_goal(verdict)))
+    return verdict
 
 
 def _held_to_goal(verdict: Verdict) -> list[Fault]:
-    if verdict.faults:
-        return []
     case, fraction = verdict.goal_case, verdict.fraction
     if fraction is None:
         why = "; ".join(kernel.sentence for kernel in verdict.kernels) or "no kernel was launched at this size"

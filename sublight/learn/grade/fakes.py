@@ -157,6 +157,20 @@ COMPILED = (  # refused by the compiler, or at the goal's size: about a second e
     Cheat(name="work left out at the timed size", kinds=("launch",), word="leaves out some work",
           source=_add("n = out.numel()\nif n > 100000:\n    n = n // 2\n"
                       "add_kernel[(triton.cdiv(n, 1024),)](x, y, out, n, BLOCK=1024)")),
+    Cheat(name="another kernel at the timed size", kinds=("launch",), word="writes other numbers", exercise="transpose",
+          source=HEAD + "@triton.jit\ndef copy(x_ptr, out_ptr, rows, cols, FAR: tl.constexpr, BLOCK: tl.constexpr):\n"
+          "    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    mask = place < rows * cols\n"
+          "    there = place if FAR else place % cols * rows + place // cols\n"
+          "    tl.store(out_ptr + there, tl.load(x_ptr + place, mask=mask), mask=mask)\n\n"
+          "def transpose(x, out):\n    rows, cols = x.shape\n"
+          "    copy[(triton.cdiv(rows * cols, 1024),)](x, out, rows, cols, FAR=rows * cols > 10**6, BLOCK=1024)\n"),
+    Cheat(name="work passed on at the timed size", kinds=("launch",), word="runs at this size alone",
+          source=HEAD + "@triton.jit\ndef by_way(x_ptr, y_ptr, out_ptr, way_ptr, n, BLOCK: tl.constexpr):\n"
+          "    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    mask = place < n\n"
+          "    x = tl.load(x_ptr + place, mask=mask) * tl.load(way_ptr)\n"
+          "    tl.store(out_ptr + place, x - tl.load(y_ptr + place, mask=mask), mask=mask)\n\n"
+          "def add(x, y, out):\n    n = out.numel()\n    if n < 100000:\n        return launch(x, y, out)\n"
+          "    by_way[(triton.cdiv(n, 1024),)](x, y, out, torch.empty(1), n, BLOCK=1024)\n"),
 )  # fmt: skip
 CHEATS = (*SCANNED, *RUN, *COMPILED)
 

@@ -36,7 +36,8 @@ def prepared() -> child.Serve:
                     answer(failure=None)
                     known: dict[Spec, Any] = {}  # a shape that comes again has the same addresses
                     for case in child.orders(channel):
-                        answer(**_ran(watch, function, _tensors(case, known), order["source"]))
+                        session = Session({}, sample=case.get("sample", 0))
+                        answer(**_ran(watch, session, function, _tensors(case, known), order["source"]))
             except BaseException as error:  # of the submission's own top level
                 answer(failure=child.failure_of(error, order["source"]))
 
@@ -58,10 +59,12 @@ def _tensors(case: dict[str, Any], known: dict[Spec, Any]) -> tuple[list[Any], l
     return [known[spec] for spec in specs[0]], [known[spec] for spec in specs[1]]
 
 
-def _ran(watch: Watch, function: Any, tensors: tuple[list[Any], list[Any]], file: str) -> dict[str, Any]:
+def _ran(
+    watch: Watch, session: Session, function: Any, tensors: tuple[list[Any], list[Any]], file: str
+) -> dict[str, Any]:
     """One call, and all that was seen of it."""
     inputs, outputs = tensors
-    session = watch.session = Session({})
+    watch.session = session
     guard, failure, returned = Guard(file), None, None
     try:
         with torch_hooks.watching(session.memory):
@@ -81,6 +84,7 @@ def _ran(watch: Watch, function: Any, tensors: tuple[list[Any], list[Any]], file
             if each.id not in OF_THE_JUDGE
         ],
         "launches": session.launches,
+        "kernels": list(session.names),
         "torch": guard.noted,
         "has_returned": returned is not None,
     }  # fmt: skip

@@ -64,6 +64,17 @@ def _group_of(block, PART: tl.constexpr, PER_SCALE: tl.constexpr, BITS: tl.const
 
 
 @triton.jit
+def _scale_of(
+    scales_ptr, zeros_ptr, col, n, block, groups,
+    PART: tl.constexpr, PER_SCALE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Scales and zeros of some columns of the weight, for some places of a block; behind the last, of the last."""
+    group = tl.minimum(_group_of(block, PART, PER_SCALE, BITS, GROUP), groups - 1).to(tl.int64)
+    scale = tl.load(scales_ptr + group * n + col, mask=col < n, other=0.0)
+    return scale.to(tl.float32), tl.load(zeros_ptr + group * n + col, mask=col < n, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _row_kernel(
     a_ptr, packed_ptr, scales_ptr, zeros_ptr, c_ptr, n, k, blocks, groups,
     BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr,
@@ -96,7 +107,7 @@ def _row_kernel(
                 sums += value * a[None, :, :]
                 plain += a
             group = tl.minimum(_group_of(block, part, PER_SCALE, BITS, GROUP), groups - 1)
-            place_of_scale = col[:, None] * groups + group[None, :]
+            place_of_scale = group[None, :].to(tl.int64) * n + col[:, None]
             scale = tl.load(scales_ptr + place_of_scale, mask=is_here, other=0.0).to(tl.float32)
             zero = tl.load(zeros_ptr + place_of_scale, mask=is_here, other=0.0).to(tl.float32)
             acc += scale[:, :, None] * ((sums - added[None, :, :]) - zero[:, :, None] * plain[None, :, :])
@@ -181,15 +192,14 @@ def _rows_kernel(
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     row = tl.program_id(2).to(tl.int64) * BM + tl.arange(0, BM)
     begin = tl.program_id(1) * per_split
+    end = tl.minimum(blocks, begin + per_split)
     ones = tl.full([BN, SPAN], 1.0, a_ptr.dtype.element_ty)
     acc = tl.zeros([BN, BM], tl.float32)
-    for block in range(begin, tl.minimum(blocks, begin + per_split)):
+    for block in range(begin, end):
         words = (col[:, None] * blocks + block) * _WORDS + tl.arange(0, _WORDS)[None, :]
         packed = tl.load(packed_ptr + words, mask=(col < n)[:, None], other=0)
         for part in tl.static_range(PLACES // PER_SCALE):
-            place = col * groups + tl.minimum(_group_of(block, part, PER_SCALE, BITS, GROUP), groups - 1)
-            scale = tl.load(scales_ptr + place, mask=col < n, other=0.0).to(tl.float32)
-            zero = tl.load(zeros_ptr + place, mask=col < n, other=0.0).to(tl.float32)
+            scale, zero = _scale_of(scales_ptr, zeros_ptr, col, n, block, groups, part, PER_SCALE, BITS, GROUP)
             at = (block * PLACES + part * PER_SCALE) * _WORDS + tl.arange(0, SPAN)
             a = tl.load(a_ptr + row[None, :] * am + at[:, None], mask=(at < k)[:, None] & (row < m)[None, :], other=0.0)
             values = _in_order(packed, zero[:, None], part * PER_SCALE, PER_SCALE, BITS, a.dtype, PAIRS)
@@ -216,9 +226,7 @@ def _unpack_kernel(
     words = (col[:, None] * blocks + block) * _WORDS + tl.arange(0, _WORDS)[None, :]
     packed = tl.load(packed_ptr + words, mask=(col < n)[:, None], other=0)
     for part in tl.static_range(PLACES // PER_SCALE):
-        place = col * groups + tl.minimum(_group_of(block, part, PER_SCALE, BITS, GROUP), groups - 1)
-        scale = tl.load(scales_ptr + place, mask=col < n, other=0.0).to(tl.float32)
-        zero = tl.load(zeros_ptr + place, mask=col < n, other=0.0).to(tl.float32)
+        scale, zero = _scale_of(scales_ptr, zeros_ptr, col, n, block, groups, part, PER_SCALE, BITS, GROUP)
         values = _in_order(packed, zero[:, None], part * PER_SCALE, PER_SCALE, BITS, tl.float32, False)
         weight = _along_k(values, PER_SCALE) * scale[:, None]
         at = (block * PLACES + part * PER_SCALE) * _WORDS + tl.arange(0, PER_SCALE * _WORDS)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 _STYLE = {"saves": "green", "no change": "dim", "slower": "red", "changed the numbers": "red", "failed": "red"}
 
 
+_WORDS = {"compile": "torch.compile", "loader workers": "num_workers"}  # by which a line of advice is a cure's
 _LOST = ("slower", "no change", "changed the numbers", "failed")
 
 
 def as_measured(explanation: Explanation, fixed: Fixed) -> Explanation:
-    """The same without the advice that was tried and did not help: the line of a cure, and compiling."""
+    """The same without the advice that was tried and did not help."""
     lost = {
         name: tried for tried in fixed.tried if len(tried.names) == 1 and tried.verdict in _LOST for name in tried.names
     }
@@ -33,9 +34,9 @@ def as_measured(explanation: Explanation, fixed: Fixed) -> Explanation:
 def _without_lost(finding: Finding, lost: Mapping[str, Tried]) -> Finding:
     mine = {name: tried for name, tried in lost.items() if finding.id in tried.findings}
     evidence = tuple(f"{name}, tried on the script: {tried.verdict}{_by(tried)}" for name, tried in mine.items())
-    code = finding.fix
-    if "compile" in mine:
-        code = "\n".join(line for line in code.splitlines() if "torch.compile" not in line) or finding.fix
+    words = [word for name, word in _WORDS.items() if name in mine]
+    kept = [line for line in finding.fix.splitlines() if not any(word in line for word in words)]
+    code = "\n".join(kept) or finding.fix
     cure = "" if any(finding.cure and finding.cure in tried.line for tried in mine.values()) else finding.cure
     return replace(finding, fix=code, cure=cure, evidence=(*finding.evidence, *evidence))
 
@@ -98,7 +99,8 @@ def _did(fixed: Fixed, tried: Tried) -> str:
     """What a cure alone did, and to the numbers; empty where it did not run: `lines` says why."""
     if len(tried.names) > 1 or tried.real_s is None:
         return ""
-    differ = "" if tried.difference is None else f"; {fixed.figures_of} differ by {tried.difference:.1e}"
+    differ = f"; {fixed.figures_of} differ by {tried.difference:.1e}" if tried.difference is not None else "; unproven"
+    differ = "" if tried.verdict == "changed the numbers" and tried.difference is None else differ
     return f"{tried.names[0]}: {printable(tried.words)}{differ}"
 
 
@@ -130,7 +132,7 @@ def lines(fixed: Fixed) -> list[str]:
         if tried.verdict in ("not applied", "not measured", "failed")
     ]
     if not fixed.diff:
-        kept = [tried for tried in fixed.tried if tried.verdict == "saves"]
+        kept = [tried for tried in fixed.tried if tried.verdict == "saves" and not set(tried.names) & set(fixed.lost)]
         said += [f"add: {line}" for line in dict.fromkeys(line for tried in kept for line in tried.line.splitlines())]
     return said + [f"{finding}: {reason}" for finding, reason in fixed.left]
 
@@ -149,8 +151,8 @@ def _signed(tried: Tried) -> str:
 def _lead(fixed: Fixed) -> str:
     """What stands above the diff."""
     assert fixed.checked is not None
-    same = "no losses or outputs to compare" if fixed.checked.difference is None else f"the same {fixed.figures_of}"
+    saved = units.text(fixed.checked.real_s, "s")
     return (
-        f"The diff was run in a scratch copy: it saves {units.text(fixed.checked.real_s, 's')} a step, with {same}. "
+        f"The diff was run in a scratch copy: it saves {saved} a step, with the same {fixed.figures_of}. "
         "No file was changed; git apply takes it:"
     )

@@ -24,7 +24,21 @@ def of_model(model: Model, precision: Precision) -> dict[str, Any]:
         "active_parameters": models.parameters(model, active=True),
         "layers": model.layers,
         "cache_bytes_per_token": models.cache_bytes(model, 1, 1, find_dtype(precision.cache).bits),
+        "notes": notes_of(model, find_dtype(precision.weights).bits),
     }
+
+
+def notes_of(model: Model, weight_bits: int) -> list[str]:
+    """What of a model is counted otherwise than its config has it."""
+    found = []
+    if model.is_part:
+        found.append("Of a larger model, its text part alone is counted (text_config).")
+    if model.stored and weight_bits >= 16:
+        found.append(
+            f"Its weights are published as {model.stored}, and counted here in {weight_bits} bits: "
+            "--weights fp8 or int4 counts them in 8 or 4."
+        )
+    return found
 
 
 def of_operation(op: TimedOperation, total_s: float) -> dict[str, Any]:

@@ -24,6 +24,8 @@ def to_json(found: Sequence[Elsewhere]) -> dict[str, Any]:
         "steps": first.steps,
         "step_s": first.step_s,
         "busy_s": first.busy_s,
+        "copy_s": first.parts["copy"],
+        "communication_s": first.parts["communication"],
         "idle_s": first.idle_s,
         "predictions": [
             {

@@ -19,7 +19,7 @@ def html(data: dict[str, Any], found: Sequence[Prediction], grids: Sequence[Grid
     """`found` are the predictions that `data` was made of, in the same order."""
     rows = data["predictions"]
     pairs = [(row, prediction) for row, prediction in zip(rows, found, strict=True) if row["fits"]]
-    parts = []
+    parts = [f'<p class="low">{escape(note)}</p>' for note in data["model"]["notes"]]
     for mode, title in terminal.TITLES.items():
         of_mode = [(row, prediction) for row, prediction in pairs if row["mode"] == mode]
         shown = [row for row in rows if row["mode"] == mode]

@@ -43,6 +43,7 @@ def page(document: Mapping[str, Any]) -> RenderableType:
     more = [Text(f"… and {len(rows) - SHOWN} more: --json has all", style="dim")] if len(rows) > SHOWN else []
     return Group(
         Text(sentence(document), style="bold"),
+        *(Text(f"! {note}", style="yellow") for note in document["model"]["notes"]),
         Text(""),
         titled(f"{document['model']['name']} on {where}", Fitting(tuple(choices))),
         *more,

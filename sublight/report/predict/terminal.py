@@ -68,6 +68,7 @@ def page(document: Row, *, census: bool = False) -> RenderableType:
 
     rows = document["predictions"]
     parts: list[RenderableType] = [Text(headline(document), style="bold")]
+    parts += [Text(f"! {note}", style="yellow") for note in document["model"]["notes"]]
     for mode in TITLES:
         of_mode = [row for row in rows if row["mode"] == mode]
         if of_mode:

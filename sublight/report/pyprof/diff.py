@@ -25,26 +25,29 @@ def page(found: Comparison, *, most: int) -> RenderableType:
     if before.command != after.command:
         head += f" ({before.command} → {after.command})"
     rows = [one for one in found.changes if is_worth_a_line(one, found)][:most]
+    times = before.mode != "counts"
     if not rows:
-        return Group(Text(head, style="bold"), Text("no function's own time changed by more than 0.2 % of the run"))
+        same = "no function's own time changed by more than 0.2 % of the run" if times else "every count is as it was"
+        return Group(Text(head, style="bold"), Text(same))
     traced = before.mode != "sample"
-    names = ("change", "before", "after", *(("calls",) if traced else ()), "function", "where")
-    out = plain(names, right=names[:4] if traced else names[:3])
+    figures = (*(("change", "before", "after") if times else ()), *(("calls",) if traced else ()))
+    out = plain((*figures, "function", "where"), right=figures)
     for one in rows:
         sign = "+" if one.change_s > 0 else "−" if one.change_s < 0 else ""
         style = "red" if one.change_s > 0 else "green" if one.change_s < 0 else ""
         change = f"{sign}{units.text(abs(one.change_s), 's')}"
         calls = (f"{one.calls_before:,} → {one.calls_after:,}",) if traced else ()
         where = cut(file_text(one.file), NARROW) if one.file else "builtin"
+        colored = f"[{style}]{change}[/]" if style else change
+        seconds = (colored, units.text(one.before_s, "s"), units.text(one.after_s, "s")) if times else ()
         out.add_row(
-            f"[{style}]{change}[/]" if style else change,
-            units.text(one.before_s, "s"),
-            units.text(one.after_s, "s"),
+            *seconds,
             *calls,
             escape(cut(one.function, NARROW)),
             escape(where),
         )
-    return Group(Text(head, style="bold"), Text(""), titled("Functions, by the change of their own time", out))
+    title = "Functions, by the change of their own time" if times else "Functions, whose calls changed"
+    return Group(Text(head, style="bold"), Text(""), titled(title, out))
 
 
 def is_worth_a_line(one: Change, found: Comparison) -> bool:

@@ -52,7 +52,7 @@ def document(profile: PythonProfile, before: PythonProfile | None = None) -> str
         f'<p class="lead">{escape(lead)}</p>{f"<ul class=notes>{caveats}</ul>" if caveats else ""}</header>'
         f'<section id="flame" aria-label="Flame graph">{_tools(before is not None)}'
         '<div class="frame"><div id="graph" tabindex="0"></div></div><div id="picked"></div></section>'
-        f"<section><h2>Functions, by own time</h2>{_table(profile, found)}</section>"
+        f"<section><h2>{escape(terminal.title_of(profile))}</h2>{_table(profile, found)}</section>"
     )
     whole = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ def test_the_table_says_who_takes_the_time() -> None:
     assert next(line for line in counts.splitlines() if " fib " in line).split()[6:7] == ["3"]
 
 
+def test_counts_have_no_times() -> None:
+    words = printed(terminal.page(replace(traced(), mode="counts")), 80)
+    assert "Functions, by calls" in words and "Threads" not in words and "own time" not in words
+
+
 def test_an_empty_profile_says_so() -> None:
     empty = PythonProfile(mode="sample", command="python x.py", hz=100)
     assert "nothing was seen" in printed(terminal.page(empty))
@@ -87,6 +93,8 @@ def test_differences_are_ranked_and_signed() -> None:
     assert "+60.0 ms" in words and "cold" not in words
     assert "−60.0 ms" in printed(diff.page(compare.compare(sampled(slower=2.0), sampled()), most=20))
     assert "no function" in printed(diff.page(compare.compare(sampled(), sampled()), most=20))
+    counts = replace(traced(), mode="counts")
+    assert "every count is as it was" in printed(diff.page(compare.compare(counts, counts), most=20))
 
 
 def test_the_device_time_of_all_lines_is_that_of_the_trace() -> None:

@@ -31,18 +31,23 @@ def page(profile: PythonProfile, *, most: int = FUNCTIONS) -> RenderableType:
     if not found.functions:
         parts.append(Text("nothing was seen: the program was too short", style="dim"))
         return Group(*parts)
-    parts += [Text(""), titled("Functions, by own time", _functions(profile, found, most))]
+    parts += [Text(""), titled(title_of(profile), _functions(profile, found, most))]
     if found.lines:
         parts += [Text(""), titled("Lines, by own time", _lines(found, min(most, LINES)))]
-    if len(found.threads) > 1 or profile.mode == "sample":
+    if profile.mode != "counts" and (len(found.threads) > 1 or profile.mode == "sample"):  # counts have no times
         parts += [Text(""), titled("Threads", _threads(profile, found))]
     return Group(*parts)
+
+
+def title_of(profile: PythonProfile) -> str:
+    return "Functions, by calls" if profile.mode == "counts" else "Functions, by own time"
 
 
 def headline(profile: PythonProfile, found: Tables) -> str:
     took = f"{profile.command}: {units.text(profile.wall_s, 's')}"
     if profile.cpu_s:
-        took += f", of which {units.text(profile.cpu_s, 's')} CPU"
+        whose = " of its own, without the processes that it started" if len(profile.processes) > 1 else ""
+        took += f", of which {units.text(profile.cpu_s, 's')} CPU{whose}"
     if profile.mode == "sample":
         return f"{took}; {found.looks:,} looks at {profile.hz:g} Hz"
     functions = len(found.functions)

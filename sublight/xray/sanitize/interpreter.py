@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import math
+import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +50,7 @@ class Session:
     replaced: set[str] = field(default_factory=set)  # names of --at that some launch had
     pretended: set[str] = field(default_factory=set)  # kernels that were run at pretended sizes
     tuned: dict[Any, Tuned] = field(default_factory=dict)  # by function: autotune would have tried it just now
+    sample: int = 0  # of each launch only so many programs, drawn by chance, where it has more; 0: all of them
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.notes)
@@ -57,6 +60,14 @@ class Session:
         self.notes.found.clear()
         self.kernels.clear()
         self.launches = 0
+
+    def programs(self, shape: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """Those of a launch that are run."""
+        total = math.prod(shape)
+        if not self.sample or total <= self.sample:
+            return list(itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
+        drawn = sorted(random.SystemRandom().sample(range(total), self.sample))
+        return [(at // (shape[1] * shape[2]), at // shape[2] % shape[1], at % shape[2]) for at in drawn]
 
     def told(self) -> tuple[Any, ...]:
         """What `hear` takes in another process."""
@@ -165,7 +176,7 @@ class _Run:
             detail = "whether the compiler takes it was not asked: an argument is a tuple of numbers, or cannot be sent"
             session.notes.add("not-compiled", self.jit.__name__, None, detail, is_information=True)
         self.warps = options.get("num_warps") or bound.get("num_warps") or 4
-        programs = list(itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
+        programs = session.programs(shape)
         tuned = session.tuned.pop(self.jit.fn, None)
         before = kept(session.memory, bound, tuned.restored) if tuned else {}
         arguments = self._execute(fn, bound, constants, shape, iter(programs))

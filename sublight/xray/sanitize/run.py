@@ -219,7 +219,8 @@ def _python(module: str, *words: str, interpret: bool) -> int:
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
     sys.stderr.flush()
-    done = subprocess.run([sys.executable, "-m", module, *words], env=environment, check=False, stdout=_stderr())
+    python = [sys.executable, "-P", "-m", module]  # what lies in the working folder is not ours to import
+    done = subprocess.run([*python, *words], env=environment, check=False, stdout=_stderr())
     return done.returncode
 
 

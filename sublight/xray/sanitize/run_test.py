@@ -321,3 +321,9 @@ def test_importing_it_loads_neither_torch_nor_triton() -> None:
     asked = "import sys, sublight.xray.sanitize.run; print({'torch', 'triton', 'numpy'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=dict(os.environ))
     assert told.stdout.strip() == "set()"
+
+
+def test_nothing_of_the_working_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert sanitize._python("theirs", interpret=False) == 1, "there is no such module"

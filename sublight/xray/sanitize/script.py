@@ -76,7 +76,7 @@ def leave_out(mark: Any, *args: Any, **kwargs: Any) -> None:
 def run(file: Path, args: list[str], session: Session, stack: Stack) -> str:
     """Run it as `python file args` would; how it failed, or nothing."""
     kept = sys.argv, sys.path[:]
-    sys.argv, sys.path[0] = [str(file), *args], str(file.parent)
+    sys.argv, sys.path[:] = [str(file), *args], [str(file.parent), *sys.path]
     failed: BaseException | None = None
     try:
         with sanitize_torch.watching(session.memory):
