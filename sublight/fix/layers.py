@@ -48,7 +48,8 @@ def replace_layers(
     verify: Any,
     keep: bool,
 ) -> Compressed:
-    """Put `by(layer, weight)`, which has `nbytes`, in the place of every linear layer that may be replaced.
+    """Put `by(layer, weight)` in the place of every linear layer that may be replaced. It has `nbytes`, and `like`, a
+    tensor of the device and data type that its weight, made whole, would have.
 
     `why_left` says why a weight is not taken, `words` what was done to a layer. `skip` are names or patterns of layers
     to leave; unless it is given the output head is left, whose error goes straight into the loss.
@@ -133,12 +134,12 @@ def _swap(model: torch.nn.Module, module: torch.nn.Module, new: torch.nn.Module,
 
 def restore_layers(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], ...]) -> int:
     """Put the layers back as they were; how many had been replaced."""
-    replaced = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    replaced: list[tuple[str, Any]] = [(name, each) for name, each in model.named_modules() if isinstance(each, kinds)]
     if lost := [name for name, module in replaced if KEPT not in module.__dict__]:
         raise BadInput(f"{lost[0]} was packed with keep=False, or loaded so: its weight as it was is not here any more")
     for _, module in replaced:
-        before, now = module.__dict__[KEPT], next(iter([*module.buffers(), *module.parameters()]))
-        before.weight.data = before.weight.data.to(now.device, module.float_dtype)  # as the model is by now
+        before = module.__dict__[KEPT]
+        before.weight.data = before.weight.data.to(module.like.device, module.like.dtype)  # as the model is by now
         before.train(module.training)
         put(model, module, before)
     return len(replaced)
@@ -158,7 +159,7 @@ def _head(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def outcome(model: torch.nn.Module, batch: Any) -> Outcome:
-    """What a batch (a tensor, a tuple or a mapping of the model's arguments) gives: without dropout, and with the
+    """What a batch gives (a tensor, a tuple or a mapping of the model's arguments): without dropout, and with the
     statistics of batches left alone."""
     with torch.no_grad(), _evaluating(model):
         if isinstance(batch, Mapping):

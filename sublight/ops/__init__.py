@@ -5,7 +5,9 @@ from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
 from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
+from sublight.ops.attention.paged_prefill import PAGED_PREFILL
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
@@ -82,7 +84,9 @@ OPS = (
     CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY,
     ATTENTION,
+    PACKED_ATTENTION,
     PAGED_ATTENTION,
+    PAGED_PREFILL,
     KV_WRITE,
 )
 

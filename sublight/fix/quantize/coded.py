@@ -40,6 +40,7 @@ class CodedLinear(torch.nn.Module):
 
     codes: torch.Tensor
     scales: torch.Tensor
+    like: torch.Tensor
 
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.nn.Parameter | None, *, kind: Kind
@@ -47,16 +48,16 @@ class CodedLinear(torch.nn.Module):
         super().__init__()
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
+        self.register_buffer("like", scales.new_empty(0), persistent=False)  # of the weight as it was
         self.bias, self.kind = bias, kind
-        self.float_dtype = torch.float32  # of the weight that it stands for
         self.out_features, self.in_features = codes.shape
 
     @classmethod
     def of(cls, weight: torch.Tensor, bias: torch.nn.Parameter | None, kind: Kind) -> CodedLinear:
         codes, scales = _quantized(weight.detach().contiguous(), kind)
-        layer = cls(codes, scales, bias, kind=kind)
-        layer.float_dtype = weight.dtype
-        return layer
+        coded = cls(codes, scales, bias, kind=kind)
+        coded.like = weight.new_empty(0)
+        return coded
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         device = x.device.type
@@ -101,7 +102,6 @@ class CodedLinear(torch.nn.Module):
         codes, scales = self.codes, self.scales
         super()._apply(fn, recurse)
         device = self.scales.device
-        self.float_dtype = fn(torch.empty(0, dtype=self.float_dtype, device=scales.device)).dtype
         self.codes, self.scales = codes.to(device), scales.to(device)
         return self
 

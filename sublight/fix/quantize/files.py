@@ -85,32 +85,31 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
     return len(layers)
 
 
-def _layers(
-    model: torch.nn.Module, state: dict[str, Any], wanted: dict[str, Any], file: str | Path
-) -> dict[str, PackedLinear | CodedLinear]:
-    """The packed layers by name, each where the layer lies that it stands for."""
-    named = dict(model.named_modules())
-    layers: dict[str, PackedLinear | CodedLinear] = {}
-    for name, how in wanted.items():
-        if name not in named:
-            raise BadInput(f"{file} has a layer {name}, which this model has not")
-        weight = weight_of(named[name])
-        bias: Any = getattr(named[name], "bias", None) if how["has_bias"] else None
-        layer = _layer(name, how, state, bias)
-        shape = layer.out_features, layer.in_features
-        if weight is None:
-            raise BadInput(f"{file} packs {name}, which is a {type(named[name]).__name__} here and no linear layer")
-        if weight.shape != shape:
-            raise BadInput(f"{file} packs {name} as {shape}, and it is {tuple(weight.shape)} in this model")
-        layers[name] = layer.to(weight.device).train(named[name].training)
-    return layers
-
-
 def _facts(module: PackedLinear | CodedLinear) -> dict[str, Any]:
     """What a layer is, beside its tensors."""
     if isinstance(module, CodedLinear):
         return {"kind": module.kind}
     return {"bits": module.bits, "in_features": module.in_features}
+
+
+def _layers(
+    model: torch.nn.Module, state: dict[str, Any], wanted: dict[str, Any], file: str | Path
+) -> dict[str, PackedLinear | CodedLinear]:
+    """The packed layers by name, each where the layer lies that it stands for."""
+    named, layers = dict(model.named_modules()), {}
+    for name, how in wanted.items():
+        if name not in named:
+            raise BadInput(f"{file} has a layer {name}, which this model has not")
+        weight = weight_of(named[name])
+        if weight is None:
+            raise BadInput(f"{file} packs {name}, which is a {type(named[name]).__name__} here and no linear layer")
+        bias: Any = getattr(named[name], "bias", None) if how["has_bias"] else None
+        layer = _layer(name, how, state, bias)
+        shape = layer.out_features, layer.in_features
+        if weight.shape != shape:
+            raise BadInput(f"{file} packs {name} as {shape}, and it is {tuple(weight.shape)} in this model")
+        layers[name] = layer.to(weight.device).train(named[name].training)
+    return layers
 
 
 def _layer(name: str, how: dict[str, Any], state: dict[str, Any], bias: Any) -> PackedLinear | CodedLinear:

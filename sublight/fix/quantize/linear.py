@@ -47,9 +47,8 @@ class PackedLinear(torch.nn.Module):
         return dequantize(self.packed, self.scales, self.zeros, self.bits, self.in_features)
 
     @property
-    def float_dtype(self) -> torch.dtype:
-        """Of the weight that it stands for."""
-        return self.scales.dtype
+    def like(self) -> torch.Tensor:
+        return self.scales
 
     @property
     def nbytes(self) -> int:

@@ -54,8 +54,8 @@ class SparseLinear(torch.nn.Module):
         return self.weight.detach() if self.why else self.weight.to_dense()
 
     @property
-    def float_dtype(self) -> torch.dtype:
-        return self.weight.dtype
+    def like(self) -> torch.Tensor:
+        return self.weight
 
     @property
     def nbytes(self) -> int:
