@@ -187,7 +187,7 @@ def lottery(task: Task, seeds: int, rounds: int) -> dict[str, dict[float, list[f
 
 def drawn(task: Task, found: dict[str, dict[float, list[float]]]) -> shares.Curves:
     return shares.Curves(
-        title=f"Lottery ticket: {task.name}",
+        title=task.name,
         x_title="weights left",
         y_title="right answers on what was not trained on; bars: range over seeds",
         curves=tuple(
@@ -240,7 +240,6 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     given = parsed()
     torch.set_num_threads(1)  # these products are too small to be shared out
-    begin = time.perf_counter()
     tasks = [make() for name, make in (("mlp", mlp_task), ("gpt", gpt_task)) if given.task in (name, "both")]
     charts, scores = [], {}
     for task in tasks:
@@ -261,9 +260,10 @@ def main() -> None:
             f"\n{tasks[0].name}, for sparse tensor cores: "
             + ", ".join(f"{k} {units.percent(v)}" for k, v in sparse.items())
         )
-        print(f"{time.perf_counter() - begin:.0f} s on one core")
+        print(f"{time.process_time():.0f} s of one core")
     if given.plot:
-        shares.write(charts, Path(given.plot), lead="Few weights learn well, if they begin with the right values.")
+        lead = "Few weights learn well, if they begin with the right values."
+        shares.write(charts, Path(given.plot), title="The lottery ticket", lead=lead)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_it_prints_and_draws(
         monkeypatch.setattr(sys, "argv", ["x", "--task", task, "--seeds", "2", "--rounds", "2", "--plot", str(file)])
         example.main()
         out = capsys.readouterr().out
-        assert "winning ticket" in out and "two of four, fine-tuned" in out and " s on one core" in out
+        assert "winning ticket" in out and "two of four, fine-tuned" in out and " s of one core" in out
         drawing = file.read_text()
         assert drawing.count("<polyline") == 3 and "weights left" in drawing
     monkeypatch.setattr(sys, "argv", ["x", "--task", "mlp", "--seeds", "1", "--rounds", "1", "--json"])

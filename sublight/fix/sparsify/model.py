@@ -29,7 +29,7 @@ def sparsify(
     error goes straight into the loss. `verify` is a batch: the change of its loss, or of its outputs, is reported.
     """
     if how not in WAYS:
-        raise BadInput(f"unknown way {how!r}: {nearest(how, list(WAYS))}")
+        raise BadInput(f"unknown way {how!r}: {nearest(str(how), list(WAYS))}")
 
     def why_left(weight: torch.Tensor) -> str:
         return f"its {weight.shape[1]} inputs do not come in fours" if weight.shape[1] % 4 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -64,8 +65,7 @@ def svg(chart: Curves, *, themes: Sequence[Theme] = ("light", "dark")) -> str:
     for tick in sorted({x for curve in chart.curves for x, _, _ in curve.points}):
         x, _ = at(tick, low)
         parts += [_line(x, TOP, x, HEIGHT - BOTTOM, "grid"), _tick(x, tick)]
-    for step in range(6):
-        value = low + (high - low) * step / 5
+    for value in ticks(low, high):
         _, y = at(left, value)
         words = units.percent(value)
         parts += [_line(LEFT, y, WIDTH - RIGHT, y, "grid"), _text(LEFT - 10, y + 4.5, words, "faint", anchor="end")]
@@ -88,6 +88,17 @@ def svg(chart: Curves, *, themes: Sequence[Theme] = ("light", "dark")) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Round shares inside a window, four at least where it is not empty.
+
+    >>> ticks(0.055, 0.93)
+    [0.2, 0.4, 0.6, 0.8]
+    """
+    step = next(step for step in (0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 1e-9) if (high - low) / step >= 4)
+    first = math.ceil(low / step)
+    return [round(step * number, 9) for number in range(first, first + 8) if step * number <= high]
+
+
 def _tick(x: float, value: float) -> str:
     return _text(x, HEIGHT - BOTTOM + 20, f"{100 * value:.3g} %", "faint", anchor="middle")
 
@@ -104,11 +115,11 @@ def _strokes(themes: Sequence[Theme]) -> str:
     return f"<style>{rules(first)}{more}</style>"
 
 
-def write(charts: Sequence[Curves], path: Path, *, lead: str) -> None:
+def write(charts: Sequence[Curves], path: Path, *, title: str, lead: str) -> None:
     """All charts as one page; of a single one also a picture or pixels."""
     plot.check(path.name)
     if path.suffix.lower() == ".html":
-        write_file(page.document(charts[0].title, lead, *map(svg, charts)), path)
+        write_file(page.document(title, lead, *map(svg, charts)), path)
     elif len(charts) != 1:
         raise BadInput(f"{len(charts)} charts make a page: give a name that ends in .html")
     elif path.suffix.lower() == ".svg":
