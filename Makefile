@@ -44,7 +44,8 @@ gpu:
 	key=$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)') && \
 	$(PYTHON) -m sublight bench --against compile,liger,quack --json benchmarks/$$key.json && \
 	PYTHONPATH=. $(PYTHON) benchmarks/end_to_end.py --json benchmarks/end_to_end_$$key.json && \
-	PYTHONPATH=. $(PYTHON) benchmarks/cuda_ladders.py --json benchmarks/cuda_ladders_$$key.json
+	PYTHONPATH=. $(PYTHON) benchmarks/cuda_ladders.py --json benchmarks/cuda_ladders_$$key.json && \
+	PYTHONPATH=. $(PYTHON) benchmarks/ways_to_ship.py --json benchmarks/ways_to_ship_$$key.json
 
 # Every kernel for every GPU that it declares; needs no GPU.
 check-compile:

@@ -24,6 +24,7 @@ LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "o
 SIDES = {  # one case of so many is drawn
     **{"ops/ops_test": 10, "sublight/ops/": 5, "docs_test": 3},
     **{"learn/grade/check_test": 20, "extensions/ledger_test": 20, "extensions/ladders_test": 4},
+    **{"extensions/projects/build_test": 40},
     **{"sublight/fix/": 5, "trace/capture/": 4, "sublight/cli/": 3, "examples/": 3},
 }
 DEAR = {"fix/cure/run_test": 3, "cli/explain_fix_test": 3, "cli/interrupt_test": 3}  # one test of so many

@@ -70,6 +70,8 @@ PACKAGES = (  # module, what for, fix, required
 )
 TOOLS = (  # command, arguments, what for, fix
     ("nvcc", ("--version",), "CUDA C++ extensions", "install the CUDA toolkit and put its bin folder on PATH"),
+    ("ninja", ("--version",), "`new op --ship inline`: extensions built at import", "pip install ninja"),
+    ("cmake", ("--version",), "`new op --ship cmake`", "pip install cmake"),
     ("ncu", ("--version",), "hardware counters of a kernel", "install Nsight Compute (in the CUDA toolkit)"),
     ("nsys", ("--version",), "timelines of a whole program", "install Nsight Systems"),
     ("compute-sanitizer", ("--version",), "races and bad accesses in kernels", "install the CUDA toolkit"),

@@ -10,7 +10,21 @@ import typer
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED
-from sublight.cli.verbs import bench, doctor, explain, gpus, learn, limits, memory, predict, pyprof, timers, top, xray
+from sublight.cli.verbs import (
+    bench,
+    doctor,
+    explain,
+    gpus,
+    learn,
+    limits,
+    memory,
+    new,
+    predict,
+    pyprof,
+    timers,
+    top,
+    xray,
+)
 
 USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
@@ -41,7 +55,7 @@ def start(
 
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-for _verb in (*_MEASURE, *_EXPLAIN, learn.learn, top.top, doctor.doctor):
+for _verb in (*_MEASURE, *_EXPLAIN, learn.learn, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 

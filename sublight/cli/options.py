@@ -49,6 +49,18 @@ def model_names(incomplete: str) -> list[str]:
     return [name for name in config.known_names() if name.startswith(incomplete)]
 
 
+def way_names(incomplete: str) -> list[str]:
+    from sublight.extensions.projects import WAYS
+
+    return [way.name for way in WAYS if way.name.startswith(incomplete)]
+
+
+def like_names(incomplete: str) -> list[str]:
+    from sublight.extensions.projects import STARTS
+
+    return [name for name in STARTS if name.startswith(incomplete)]
+
+
 def op_and_file_names(incomplete: str) -> list[str]:
     """A shell that is given names offers no files of its own."""
     import glob

@@ -55,7 +55,7 @@ class Wanted:
     measure: bool = _flag("--measure", "op python", False)
     counted: str = _flag("--import", "op python binary cache import")
     at: str = _flag("--at", "run")
-    lanes: bool = _flag("--lanes", "op python cache", False)
+    lanes: bool = _flag("--lanes", "op python binary cache", False)
     full: bool = _flag("--full", "op python binary cache", False)
     html: str = _flag("--html", "op python binary cache")
     json: str = ""
@@ -132,10 +132,26 @@ def show_lanes(wanted: Wanted) -> int:
     if not wanted.target:
         raise BadInput(f"name a kernel: {EXAMPLE}")
     with cli_output.stdout_kept():
-        found = [(code, layouts(code.ttgir)) for code in _codes(wanted, wanted.target, wanted.args)]
+        codes = _codes(wanted, wanted.target, wanted.args)
+    if not any(code.ttgir for code in codes):
+        return show_reach(codes, wanted)
+    found = [(code, layouts(code.ttgir)) for code in codes]
     if wanted.html:
         html_page.write(report.document(found), Path(wanted.html))
     cli_output.show(report.page(found, full=wanted.full), report.to_json(found), wanted.json)
+    return 0
+
+
+def show_reach(codes: Sequence[Code], wanted: Wanted) -> int:
+    """Of kernels without layouts, as CUDA C++ has none: which lane asks for which bytes, from their addresses."""
+    from sublight.report.draw import page as html_page
+    from sublight.report.xray import reach as report
+    from sublight.xray.ptx.reach import reaches
+
+    found = [(code, reaches(code)) for code in _told(codes, wanted)]
+    if wanted.html:
+        html_page.write(report.document(found), Path(wanted.html))
+    cli_output.show(report.page(found), report.to_json(found), wanted.json)
     return 0
 
 

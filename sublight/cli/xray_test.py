@@ -108,6 +108,23 @@ def test_one_kernel_on_a_gpu_that_many_have(say: Say, asked: list[dict[str, Any]
     assert (asked[0]["shared_bytes"], asked[0]["flags"]) == (0, [])
 
 
+def test_lanes_of_cuda_are_read_off_its_addresses(
+    say: Say, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With what --arg says of the launch, as the addresses depend on it."""
+    from sublight.xray.ptx.accesses_test import planted
+
+    body = "mov.u32 %r5, %r1; mul.wide.u32 %rd3, %r5, 8; add.s64 %rd4, %rd1, %rd3; setp.gt.u32 %p1, %r9, 5; "
+    code = planted(f"{body} @%p1 bra DONE; ld.global.u32 %r6, [%rd4]; DONE: ", n=None)
+    monkeypatch.setattr(load, "load", lambda *given, **named: (code,))
+    status, out, err = say("xray", "k.cu", "--lanes", "--arg", "n=3", "--html", "page.html")
+    assert (status, err) == (0, "")
+    assert "each lane 8 bytes behind the last" in " ".join(out.split()) and "+128 16··17··18" in out
+    assert "Where the lanes of a warp go" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    status, out, _ = say("xray", "k.cu", "--lanes", "--json", "-")
+    assert status == 0 and "--arg n=" in json.loads(out)["notes"][0]
+
+
 def test_every_option_reaches_the_kernel(say: Say, asked: list[dict[str, Any]]) -> None:
     assert say("xray", "softmax", "--gpu", "a100,h200,A100", "--shape", "4x8", "--dtype", "fp32")[0] == 0
     assert asked[0] | {"gpus": ["a100", "h200"], "shape": "4x8", "dtype": "float32"} == asked[0]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+from sublight.errors import BadInput
+from sublight.extensions import build
 
 # PyTorch's names for architectures, as torch.utils.cpp_extension takes them
 NAMES = {
@@ -31,9 +39,9 @@ def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
     >>> arch_list_trouble("8.0;9.0+PTX", 90) is None, arch_list_trouble("8.0+PTX", 90) is None
     (True, True)
     >>> arch_list_trouble("sm_90", 90).problem
-    "'sm_90' is no architecture"
+    "'sm_90' is no architecture in TORCH_CUDA_ARCH_LIST"
     >>> arch_list_trouble("8.0 8.6", 90).problem
-    '8.0 8.6 makes no code for this GPU, which is 9.0'
+    'TORCH_CUDA_ARCH_LIST=8.0 8.6 makes no code for this GPU, which is 9.0'
     """
     wanted = f"{capability // 10}.{capability % 10}" if capability else "9.0"
     codes: list[tuple[int, bool]] = []  # of each entry: the architecture, and whether its PTX is kept
@@ -45,13 +53,13 @@ def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
             codes.append((10 * int(match[1]) + int(match[2]), bool(match[3])))
         else:
             return Trouble(
-                problem=f"{entry!r} is no architecture",
+                problem=f"{entry!r} is no architecture in TORCH_CUDA_ARCH_LIST",
                 fix=f"write them as in TORCH_CUDA_ARCH_LIST='8.0;{wanted}+PTX', or unset it for the GPU's own",
             )
     if capability is None or any(_runs_on(code, has_ptx, capability) for code, has_ptx in codes):
         return None
     return Trouble(
-        problem=f"{words.strip()} makes no code for this GPU, which is {wanted}",
+        problem=f"TORCH_CUDA_ARCH_LIST={words.strip()} makes no code for this GPU, which is {wanted}",
         fix=f"export TORCH_CUDA_ARCH_LIST={wanted}, and build again",
     )
 
@@ -76,3 +84,54 @@ def cuda_trouble(torch_cuda: str | None, nvcc_release: str | None) -> Trouble | 
         fix=f"set CUDA_HOME to a toolkit of CUDA {torch_cuda.split('.')[0]}, or install torch for "
         f"CUDA {nvcc_release.split('.')[0]}; our own kernels, which need no torch to build, are not affected",
     )
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version that PyTorch was built with, read from its files: importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    return _cuda_in(version.read_text(encoding="utf-8")) if version and version.exists() else None
+
+
+def _cuda_in(version: str) -> str | None:
+    """
+    >>> _cuda_in("debug = False\\ncuda: Optional[str] = '13.0'"), _cuda_in("cuda: str | None = None")
+    ('13.0', None)
+    """
+    match = re.search(r"^cuda\b[^=\n]*= *['\"]([\d.]+)['\"]", version, re.MULTILINE)
+    return match[1] if match else None
+
+
+def troubles(tools: Iterable[str]) -> list[Trouble]:
+    """What of these is missing or does not fit: compiler, ninja, cmake, triton, nvcc; PyTorch always."""
+    found = [] if importlib.util.find_spec("torch") else [Trouble(problem="no PyTorch", fix="pip install torch")]
+    for tool in tools:
+        if tool == "compiler":
+            found += _complaint_of(build.host_compiler)
+        elif tool == "nvcc":
+            found += _nvcc_troubles(torch_cuda())
+        elif tool == "triton" and not importlib.util.find_spec("triton"):
+            found.append(Trouble(problem="no Triton", fix="pip install triton (Linux)"))
+        elif tool in ("ninja", "cmake") and not shutil.which(tool):
+            found.append(Trouble(problem=f"no {tool} on the PATH", fix=f"pip install {tool}"))
+    return found
+
+
+def _complaint_of(find: Callable[[], str]) -> list[Trouble]:
+    try:
+        find()
+    except BadInput as error:
+        problem, _, fix = str(error).partition(": ")
+        return [Trouble(problem=problem, fix=fix)]
+    return []
+
+
+def _nvcc_troubles(cuda: str | None) -> list[Trouble]:
+    """Of a PyTorch for the CPU nothing is asked: its extensions are built without nvcc."""
+    if not cuda:
+        return []
+    if missing := _complaint_of(build.nvcc):
+        return missing
+    words = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    pair = (cuda_trouble(cuda, build.nvcc_release(build.nvcc())), arch_list_trouble(words, None) if words else None)
+    return [each for each in pair if each]

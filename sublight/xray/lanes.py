@@ -7,6 +7,7 @@ gives each element its place in shared memory instead. What is not known here is
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ def place(text: str, shape: Sequence[int], dtype: str, defined: dict[str, str]) 
     if kind[1] == "slice":
         return _slice(fields, shape, dtype, defined)
     if kind[1] == "linear":
-        return _linear(fields, shape)
+        return _linear(text, shape)
     if kind[1] == "swizzled_shared":
         vec, per_phase, max_phase = (int(fields[name]) for name in ("vec", "perPhase", "maxPhase"))
         return _swizzled(shape, bits, _numbers(fields["order"]), vec, per_phase, max_phase)
@@ -240,11 +241,17 @@ def _slice(fields: dict[str, str], shape: tuple[int, ...], dtype: str, defined: 
     return Spread(shape=shape, register=register, lane=without(whole.lane), warp=without(whole.warp))
 
 
-def _linear(fields: dict[str, str], shape: tuple[int, ...]) -> Spread:
-    def bases(name: str) -> tuple[Basis, ...]:
-        return tuple(_numbers(each) for each in re.findall(r"\[([\d, ]+)\]", fields.get(name, "")))
-
-    return Spread(shape=shape, register=bases("register"), lane=bases("lane"), warp=bases("warp"))
+def _linear(text: str, shape: tuple[int, ...]) -> Spread:
+    """The bases as they are written; a larger tensor goes on along the dimension that registers begin with."""
+    built = _Builder(len(shape))
+    for kind, bases in built.bases.items():
+        listed = re.search(rf"{kind} = \[((?:\[[\d, ]+\][, ]*)*)\]", text)
+        bases += [_numbers(each) for each in re.findall(r"\[([\d, ]+)\]", listed[1] if listed else "")]
+    every = [basis for bases in built.bases.values() for basis in bases]
+    built.sizes = [2 * max((basis[dim] for basis in every), default=0) or 1 for dim in range(len(shape))]
+    begun = [dim for basis in built.bases["register"] for dim, step in enumerate(basis) if step]
+    found = built.spread(shape, tuple(dict.fromkeys((*begun, *reversed(range(len(shape)))))))
+    return dataclasses.replace(found, register=tuple(basis for basis in found.register if any(basis)))
 
 
 def _swizzled(

@@ -19,6 +19,14 @@ FLAT = "#ttg.blocked<{sizePerThread = [4], threadsPerWarp = [32], warpsPerCTA = 
 AMPERE = "#ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [2, 2], instrShape = [16, 8]}>"
 HOPPER = "#ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 64, 16]}>"
 WIDE = "#ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 2], instrShape = [16, 32, 16]}>"
+LINEAR = (
+    "#ttg.linear<{register = [[0, 1], [8, 0], [32, 0]], lane = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], "
+    "warp = [[16, 0], [0, 8]], block = []}>"
+)
+DOWN = (
+    "#ttg.linear<{register = [[1, 0], [0, 8], [2, 0]], lane = [[4, 0], [0, 1], [8, 0], [0, 2], [0, 4]], "
+    "warp = [[0, 0], [16, 0]], block = []}>"
+)
 
 
 ASK = """
@@ -60,9 +68,13 @@ def bases(found: dict[str, Any]) -> tuple[list[list[int]], ...]:
     return found["reg_bases"], found["lane_bases"], found["warp_bases"]
 
 
+LINEAR_BASES = "[[0, 1], [8, 0], [32, 0]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [0, 8]]"
+DOWN_BASES = "[[1, 0], [0, 8], [2, 0]], [[4, 0], [0, 1], [8, 0], [0, 2], [0, 4]], [[0, 0], [16, 0]]"
 DISTRIBUTED = {
     "blocked": (BLOCKED, "g.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])"),
     "blocked by columns": (TALL, "g.BlockedLayout([2, 1], [16, 2], [2, 4], [0, 1])"),
+    "linear": (LINEAR, f"g.DistributedLinearLayout({LINEAR_BASES}, [], [64, 16])"),
+    "linear by columns": (DOWN, f"g.DistributedLinearLayout({DOWN_BASES}, [], [32, 16])"),
     "mma of Ampere": (AMPERE, "g.NVMMADistributedLayout([2, 0], [2, 2], [16, 8])"),
     "mma of Hopper": (HOPPER, "g.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])"),
     "mma of Hopper by 8 warps": (WIDE, "g.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])"),

@@ -39,7 +39,8 @@ def xray(
     shared: Annotated[str, typer.Option(metavar="BYTES", help="Its dynamic shared memory: 48KiB.")] = "",
     nvcc: Annotated[str, typer.Option(metavar="FLAGS", help="For a .cu: '-std=c++20 -Iinclude'.")] = "",
     lanes: Annotated[
-        bool, typer.Option("--lanes", help="Which lane holds which element, by Triton's layouts.")
+        bool,
+        typer.Option("--lanes", help="Which lane holds which element, by Triton's layouts or CUDA C++'s addresses."),
     ] = False,
     record: Annotated[bool, typer.Option("--record", help="Run the script; look at what it launches.")] = False,
     run: Annotated[

@@ -1,13 +1,21 @@
 // c (m, n) = a (m, k) @ b (k, n), all row by row; float, then half with sums in float. In the order of the ladder.
 #include "block.cuh"
 
+// Sums of floats are taken PART products at a time, and the parts added up: each addition rounds by the size of the sum
+// so far, so one chain over k has an error that grows with k, two levels with its square root. cuBLAS does the same.
+constexpr int PART = 64;
+
 // One thread, one element of c. Each element of a is read n times, from whatever cache has it.
 extern "C" __global__ void matmul_naive(const float* a, const float* b, float* c, long long m, long long n, long long k) {
     long long col = blockIdx.x * 32LL + threadIdx.x, row = blockIdx.y * 8LL + threadIdx.y;
     if (row >= m || col >= n) return;
-    float sum = 0.0f;
-    for (long long i = 0; i < k; ++i) sum += a[row * k + i] * b[i * n + col];
-    c[row * n + col] = sum;
+    float total = 0.0f;
+    for (long long first = 0; first < k; first += PART) {
+        float sum = 0.0f;
+        for (long long i = first; i < first + PART && i < k; ++i) sum += a[row * k + i] * b[i * n + col];
+        total += sum;
+    }
+    c[row * n + col] = total;
 }
 
 // A block keeps a 32 x 32 tile of a and of b in shared memory: global memory is read 32 times less.
@@ -17,16 +25,18 @@ extern "C" __global__ void __launch_bounds__(1024)
     __shared__ float a_tile[SIDE][SIDE], b_tile[SIDE][SIDE];
     int x = threadIdx.x, y = threadIdx.y;
     long long col = blockIdx.x * (long long)SIDE + x, row = blockIdx.y * (long long)SIDE + y;
-    float sum = 0.0f;
+    float total = 0.0f;
     for (long long first = 0; first < k; first += SIDE) {
         a_tile[y][x] = row < m && first + x < k ? a[row * k + first + x] : 0.0f;
         b_tile[y][x] = first + y < k && col < n ? b[(first + y) * n + col] : 0.0f;
         __syncthreads();
+        float sum = 0.0f;  // a tile is a part
 #pragma unroll
         for (int i = 0; i < SIDE; ++i) sum += a_tile[y][i] * b_tile[i][x];
+        total += sum;
         __syncthreads();
     }
-    if (row < m && col < n) c[row * n + col] = sum;
+    if (row < m && col < n) c[row * n + col] = total;
 }
 
 // From here on a block of 256 threads makes 128 x 128 of c: m and n are multiples of 128, k of 16. A thread makes 8 x 8:
@@ -40,31 +50,57 @@ __device__ void multiply(float (&sums)[8][8], const float (&left)[8], const floa
         for (int j = 0; j < 8; ++j) sums[i][j] += left[i] * right[j];
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// The totals that parts are added to lie in shared memory: 64 registers more would leave room for one block on a
+// multiprocessor, where two hide each other's loads. A thread has 64 words of its own there, so there is nothing to wait
+// for: 16 times four neighbours, 256 times 16 bytes apart, so that the lanes of a warp are side by side.
+__device__ void clear(float4* totals) {
+    for (int i = 0; i < 16; ++i) totals[256 * i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+__device__ void add(float4* totals, const float (&part)[8][8]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        float4 four = totals[256 * i];
+        const float* more = &part[i / 2][i % 2 * 4];
+        totals[256 * i] = make_float4(four.x + more[0], four.y + more[1], four.z + more[2], four.w + more[3]);
+        asm volatile("" ::: "memory");  // one after the other: 16 loads in flight would take 64 registers
+    }
+}
+__device__ const float4& total(const float4* totals, int i, int j) { return totals[256 * (2 * i + j / 4)]; }
+
+extern "C" __global__ void __launch_bounds__(256, 2)
     matmul_registers(const float* a, const float* b, float* c, long long m, long long n, long long k) {
     __shared__ float a_tile[DEEP][BLOCK + 4], b_tile[DEEP][BLOCK];  // a's tile lies transposed: a column in one line
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
     a += blockIdx.y * (long long)BLOCK * k, b += blockIdx.x * BLOCK, c += blockIdx.y * (long long)BLOCK * n + blockIdx.x * BLOCK;
-    float sums[8][8] = {};
-    for (long long first = 0; first < k; first += DEEP) {
-        for (int i = threadIdx.x; i < BLOCK * DEEP; i += 256) {
-            a_tile[i % DEEP][i / DEEP] = a[(i / DEEP) * k + first + i % DEEP];
-            b_tile[i / BLOCK][i % BLOCK] = b[(first + i / BLOCK) * n + i % BLOCK];
-        }
-        __syncthreads();
+    DYNAMIC_SHARED(float4, room);
+    float4* totals = room + threadIdx.x;
+    clear(totals);
+    for (long long begin = 0; begin < k; begin += PART) {
+        float sums[8][8] = {};
+        for (long long first = begin; first < begin + PART && first < k; first += DEEP) {
+#pragma unroll 2  // four at a time would spill
+            for (int i = threadIdx.x; i < BLOCK * DEEP; i += 256) {
+                a_tile[i % DEEP][i / DEEP] = a[(i / DEEP) * k + first + i % DEEP];
+                b_tile[i / BLOCK][i % BLOCK] = b[(first + i / BLOCK) * n + i % BLOCK];
+            }
+            __syncthreads();
 #pragma unroll
-        for (int i = 0; i < DEEP; ++i) {
-            float left[8], right[8];
+            for (int i = 0; i < DEEP; ++i) {
+                float left[8], right[8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) left[j] = a_tile[i][y + 16 * j], right[j] = b_tile[i][x + 16 * j];
-            multiply(sums, left, right);
+                for (int j = 0; j < 8; ++j) left[j] = a_tile[i][y + 16 * j], right[j] = b_tile[i][x + 16 * j];
+                multiply(sums, left, right);
+            }
+            __syncthreads();
         }
-        __syncthreads();
+        add(totals, sums);
     }
-#pragma unroll
     for (int i = 0; i < 8; ++i)
-#pragma unroll
-        for (int j = 0; j < 8; ++j) c[(y + 16 * i) * n + x + 16 * j] = sums[i][j];
+        for (int j = 0; j < 8; j += 4) {
+            float4 four = total(totals, i, j);
+            float* to = &c[(y + 16 * i) * n + x + 16 * j];
+            to[0] = four.x, to[16] = four.y, to[32] = four.z, to[48] = four.w;
+        }
 }
 
 __device__ void set(float (&to)[8], int at, float4 four) { to[at] = four.x, to[at + 1] = four.y, to[at + 2] = four.z, to[at + 3] = four.w; }
@@ -72,38 +108,42 @@ __device__ const float4& four_at(const float* from) { return *reinterpret_cast<c
 
 // 16 bytes an access, from global and from shared memory: a quarter of the load instructions. A thread's 8 rows and 8
 // columns are twice four neighbours.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     matmul_vectorised(const float* a, const float* b, float* c, long long m, long long n, long long k) {
     __shared__ __align__(16) float a_tile[DEEP][BLOCK + 4], b_tile[DEEP][BLOCK];
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
     a += blockIdx.y * (long long)BLOCK * k, b += blockIdx.x * BLOCK, c += blockIdx.y * (long long)BLOCK * n + blockIdx.x * BLOCK;
     int a_row = threadIdx.x / 2, a_col = threadIdx.x % 2 * 4, b_row = threadIdx.x / 32, b_col = threadIdx.x % 32 * 4;
-    float sums[8][8] = {};
-    for (long long first = 0; first < k; first += DEEP) {
-        float4 four = four_at(a + a_row * k + first + a_col);
-        a_tile[a_col][a_row] = four.x, a_tile[a_col + 1][a_row] = four.y;
-        a_tile[a_col + 2][a_row] = four.z, a_tile[a_col + 3][a_row] = four.w;
-        *reinterpret_cast<float4*>(&b_tile[b_row][b_col]) = four_at(b + (first + b_row) * n + b_col);
-        __syncthreads();
+    DYNAMIC_SHARED(float4, room);
+    float4* totals = room + threadIdx.x;
+    clear(totals);
+    for (long long begin = 0; begin < k; begin += PART) {
+        float sums[8][8] = {};
+        for (long long first = begin; first < begin + PART && first < k; first += DEEP) {
+            float4 four = four_at(a + a_row * k + first + a_col);
+            a_tile[a_col][a_row] = four.x, a_tile[a_col + 1][a_row] = four.y;
+            a_tile[a_col + 2][a_row] = four.z, a_tile[a_col + 3][a_row] = four.w;
+            *reinterpret_cast<float4*>(&b_tile[b_row][b_col]) = four_at(b + (first + b_row) * n + b_col);
+            __syncthreads();
 #pragma unroll
-        for (int i = 0; i < DEEP; ++i) {
-            float left[8], right[8];
-            set(left, 0, four_at(&a_tile[i][4 * y])), set(left, 4, four_at(&a_tile[i][64 + 4 * y]));
-            set(right, 0, four_at(&b_tile[i][4 * x])), set(right, 4, four_at(&b_tile[i][64 + 4 * x]));
-            multiply(sums, left, right);
+            for (int i = 0; i < DEEP; ++i) {
+                float left[8], right[8];
+                set(left, 0, four_at(&a_tile[i][4 * y])), set(left, 4, four_at(&a_tile[i][64 + 4 * y]));
+                set(right, 0, four_at(&b_tile[i][4 * x])), set(right, 4, four_at(&b_tile[i][64 + 4 * x]));
+                multiply(sums, left, right);
+            }
+            __syncthreads();
         }
-        __syncthreads();
+        add(totals, sums);
     }
-#pragma unroll
     for (int i = 0; i < 8; ++i)
-#pragma unroll
         for (int j = 0; j < 8; j += 4)
-            *reinterpret_cast<float4*>(&c[(i / 4 * 64 + 4 * y + i % 4) * n + j / 4 * 64 + 4 * x]) =
-                make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
+            *reinterpret_cast<float4*>(&c[(i / 4 * 64 + 4 * y + i % 4) * n + j / 4 * 64 + 4 * x]) = total(totals, i, j);
 }
 
 // Two tiles of each operand: while one is multiplied, cp.async fills the other past the registers. a's tile lies as a
-// does, since a copy cannot transpose: a thread's rows are 16 apart, and a padded line keeps them in different banks.
+// does, since a copy cannot transpose: a thread's rows are 16 apart, and a padded line keeps them in different banks. One
+// block runs on a multiprocessor either way, so registers hold the totals, too.
 extern "C" __global__ void __launch_bounds__(256)
     matmul_pipelined(const float* a, const float* b, float* c, long long m, long long n, long long k) {
     constexpr int DEPTH = 16, LINE = DEPTH + 4;
@@ -120,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         copy_async_commit();
     };
-    float sums[8][8] = {};
+    float sums[8][8] = {}, totals[8][8] = {};
     fetch(0, 0);
     int stage = 0;
     for (long long first = 0; first < k; first += DEPTH, stage ^= 1) {
@@ -143,13 +183,16 @@ extern "C" __global__ void __launch_bounds__(256)
                 multiply(sums, left, right);
             }
         }
+        if ((first + DEPTH) % PART == 0 || first + DEPTH == k)
+#pragma unroll
+            for (int i = 0; i < 64; ++i) totals[i / 8][i % 8] += sums[i / 8][i % 8], sums[i / 8][i % 8] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
         for (int j = 0; j < 8; j += 4)
             *reinterpret_cast<float4*>(&c[(y + 16 * i) * n + j / 4 * 64 + 4 * x]) =
-                make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
+                make_float4(totals[i][j], totals[i][j + 1], totals[i][j + 2], totals[i][j + 3]);
 }
 
 // Half the bytes: eight halves an access of 16 bytes, in shared memory as pairs; products and sums are floats.
