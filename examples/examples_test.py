@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 FOLDER = Path(__file__).parent
-NOT_EXAMPLES = {"record.py", "examples_test.py", "proof_test.py"}
+NOT_EXAMPLES = {"record.py", "examples_test.py", "proof_test.py", "lottery_ticket.py", "lottery_ticket_test.py"}
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.name not in NOT_EXAMPLES)
 TOLERANCE = 2e-3  # bfloat16 autocast and TF32 round; everything else is nearer
 # these run where there is no GPU, though only a GPU shows what they are about

@@ -15,11 +15,15 @@ __version__ = "0.1.0"
 _FUNCTIONS = (  # of sublight.api
     *("bench_ops", "explain", "graph", "measure", "measure_limits", "patch", "patched"),
     *("load_ipython_extension", "load_quantized", "predict_module", "profile", "quantize", "range"),
-    *("save_quantized", "step", "unpatch", "why"),
+    *("save_quantized", "sparsify", "step", "unpatch", "why"),
 )
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
-_CLASSES = {"AdamW": "sublight.ops.adamw.optimizer"}
+_ELSEWHERE = {  # what is no op with a record, by its module
+    "AdamW": "sublight.ops.adamw.optimizer",
+    "MoE": "sublight.ops.moe.layer",
+    "einsum": "sublight.ops.matmul.einsum",
+}
 _MODULES = ("bench", "gpus", "learn", "limits", "ops", "results", "units", "xray")
 
 
@@ -28,8 +32,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _FUNCTIONS:
         value = getattr(importlib.import_module("sublight.api"), name)
-    elif name in _CLASSES:
-        value = getattr(importlib.import_module(_CLASSES[name]), name)
+    elif name in _ELSEWHERE:
+        value = getattr(importlib.import_module(_ELSEWHERE[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(f"sublight.{name}")
     elif _is_op(name):  # asked of the folder, not of OPS: a mistyped name must not cost an import of torch
@@ -41,7 +45,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", *_FUNCTIONS, *_CLASSES, *_MODULES, *_op_names()})
+    return sorted({"__version__", *_FUNCTIONS, *_ELSEWHERE, *_MODULES, *_op_names()})
 
 
 def _is_op(name: str) -> bool:

@@ -16,10 +16,11 @@ from sublight.trace.capture.profile import range, step
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
+    from sublight.fix.compressed import Compressed
     from sublight.fix.patch.record import Patch
-    from sublight.fix.quantize.record import Quantized
     from sublight.limits.probe import Kind
     from sublight.op import Op, Plan
+    from sublight.ops.matmul.einsum import EinsumPlan
     from sublight.predict.module import ModulePrediction
     from sublight.results import Limits, Run
     from sublight.trace.record import Trace
@@ -39,16 +40,20 @@ __all__ = [
     "quantize",
     "range",
     "save_quantized",
+    "sparsify",
     "step",
     "unpatch",
     "why",
 ]
 
 
-def why(op: str | Op, *args: Any, **options: Any) -> Plan:
-    """Which implementation `op` runs for these arguments, and the reason."""
+def why(op: str | Op, *args: Any, **options: Any) -> Plan | EinsumPlan:
+    """Which implementation `op` runs for these arguments, and the reason; of `einsum` the path and each step's cost."""
     from sublight import ops
+    from sublight.ops.matmul import einsum
 
+    if op == "einsum":
+        return einsum.plan(*args, **options)
     found = ops.find(op) if isinstance(op, str) else op
     return found.plan(*args, **options)
 
@@ -127,16 +132,17 @@ def predict_module(module: Any, *args: Any, gpu: str = "h100", train: bool = Fal
 
 
 def unpatch(target: Any) -> int:
-    """Undo `patch` and `quantize`; how many modules (or optimizers) had something of ours."""
+    """Undo `patch`, `quantize` and `sparsify`; how many modules (or optimizers) had something of ours."""
     import torch
 
     from sublight.fix.patch import model as patching
     from sublight.fix.patch import optimizer
     from sublight.fix.quantize.model import unquantize
+    from sublight.fix.sparsify.model import densify
 
     if isinstance(target, torch.optim.Optimizer):
         return int(optimizer.unpatch_optimizer(target))
-    return patching.unpatch(target) + unquantize(target)
+    return patching.unpatch(target) + unquantize(target) + densify(target)
 
 
 def quantize(
@@ -149,17 +155,43 @@ def quantize(
     rounds: int = 20,
     keep: bool = True,
     quiet: bool = False,
-) -> Quantized:
+) -> Compressed:
     """Pack the linear layers of a model to a few bits, in place, and print what was done unless `quiet`.
 
-    `how` is w8a16, w4a16, w2a16 or w1a16; `skip` names layers to leave (else the output head is left), `verify` is a
-    batch whose change of loss is reported. `unpatch` gives the weights back, unless `keep` is False.
+    `how` is w8a16, w4a16, w2a16 or w1a16, or, for activations of 8 bits, too, w8a8 (int8) or fp8. `skip` names layers
+    to leave (else the output head is left), `verify` is a batch whose change of loss is reported. `unpatch` gives the
+    weights back, unless `keep` is False.
     """
     from sublight.fix.quantize import model as packing
-    from sublight.report import quantize as report
+    from sublight.report import compressed as report
     from sublight.report.draw import console
 
     done = packing.quantize(model, how, group=group, skip=skip, verify=verify, rounds=rounds, keep=keep)
+    if not quiet:
+        console.stdout().print(report.page(done))
+    return done
+
+
+def sparsify(
+    model: Any,
+    how: str = "2:4",
+    *,
+    skip: Sequence[str] | None = None,
+    verify: Any = None,
+    keep: bool = True,
+    quiet: bool = False,
+) -> Compressed:
+    """Keep the two largest of every four weights of a model's linear layers, in place, and print what was done.
+
+    The sparse tensor cores multiply them where the GPU has such, else they are multiplied dense, with the reason.
+    `skip` names layers to leave (else the output head is left), `verify` is a batch whose change of loss is reported.
+    `unpatch` gives the weights back, unless `keep` is False.
+    """
+    from sublight.fix.sparsify import model as sparse
+    from sublight.report import compressed as report
+    from sublight.report.draw import console
+
+    done = sparse.sparsify(model, how, skip=skip, verify=verify, keep=keep)
     if not quiet:
         console.stdout().print(report.page(done))
     return done

@@ -159,8 +159,7 @@ def test_versions_of_cuda_that_do_not_match_are_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(build, "nvcc_release", lambda path: "13.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
     arch, cuda = doctor._extensions()
-    assert (arch.state, arch.found) == ("broken", "'sm_90' is no architecture in TORCH_CUDA_ARCH_LIST")
-    assert "unset it" in arch.fix
+    assert (arch.state, arch.found) == ("broken", "'sm_90' is no architecture") and "unset it" in arch.fix
     assert (cuda.state, cuda.found) == ("broken", "nvcc is of CUDA 13.0, torch of 12.8") and "CUDA_HOME" in cuda.fix
     monkeypatch.setattr(build, "nvcc_release", lambda path: "12.4")
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")

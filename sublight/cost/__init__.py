@@ -22,6 +22,7 @@ from sublight.cost import (
     reduce,
     rotary,
     softmax,
+    sparse,
 )
 from sublight.cost.dtypes import DTYPES, ITEMSIZE, SPELLINGS, matmul_limit, parse_dtype, size_bytes, vector_limit
 from sublight.cost.record import DIRECTIONS, NOTHING, Cost, Direction, Shape, shape_text
@@ -77,6 +78,7 @@ COSTS: dict[str, CostFunction] = {
     "batched_matmul": matmul.batched_matmul,
     "quantized_matmul": matmul.quantized_matmul,
     "grouped_matmul": matmul.grouped_matmul,
+    "sparsify_24": sparse.sparsify_24,
     "moe_routing": moe.moe_routing,
     "moe_experts": moe.moe_experts,
     "attention": attention.attention,

@@ -72,6 +72,33 @@ def attention(shape: Shape, dtype: str, direction: Direction) -> Cost:
     return in_direction(direction, forward(q, k, v, pairs), backward(q, k, v, out, pairs, out, logs))
 
 
+def packed_lengths(shape: Shape) -> list[tuple[int, int]]:
+    """Queries and keys of each sequence; where they are ragged, evenly from the shortest to q_len and kv_len.
+
+    >>> packed_lengths({"batch": 3, "q_len": 9, "kv_len": 11, "ragged": 1})
+    [(1, 3), (5, 7), (9, 11)]
+    >>> packed_lengths({"batch": 2, "q_len": 9, "kv_len": 4, "ragged": 0})
+    [(9, 4), (9, 4)]
+    """
+    batch, q_len, kv_len = shape["batch"], shape["q_len"], shape["kv_len"]
+    if not shape.get("ragged") or batch == 1:
+        return [(q_len, kv_len)] * batch
+    queries = [1 + (q_len - 1) * i // (batch - 1) for i in range(batch)]
+    return [(each, max(0, each + kv_len - q_len)) for each in queries]
+
+
+def packed_attention(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Sequences one after another: each query sees keys of its own alone."""
+    heads, head_dim, causal = shape["heads"], shape["head_dim"], bool(shape.get("causal", 0))
+    lengths = packed_lengths(shape)
+    queries, keys = (sum(pair[side] for pair in lengths) for side in (0, 1))
+    q = dense(dtype, heads, queries, head_dim)
+    k = v = dense(dtype, shape["kv_heads"], keys, head_dim)
+    pairs = heads * sum(attended(*pair, causal=causal, bottom_right=True) for pair in lengths)
+    out, logs = q, dense("float32", heads, queries)
+    return in_direction(direction, forward(q, k, v, pairs), backward(q, k, v, out, pairs, out, logs))
+
+
 def paged_attention(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
     """One or a few new queries a sequence over its whole cache, which lies in pages: read the cache once.
 
@@ -83,6 +110,15 @@ def paged_attention(shape: Shape, dtype: str, direction: Direction, kv_dtype: st
     cache = dense(kv_dtype or dtype, keys, shape["kv_heads"], shape["head_dim"])
     pairs = batch * heads * attended(q_len, kv_len, causal=True, bottom_right=True) * keys // (batch * kv_len)
     return forward(q, cache, cache, pairs)
+
+
+def paged_prefill(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
+    """A chunk of new queries a sequence, which end at its last key, over a cache in pages: read each key once."""
+    heads, head_dim, lengths = shape["heads"], shape["head_dim"], packed_lengths(shape)
+    queries, keys = (sum(pair[side] for pair in lengths) for side in (0, 1))
+    cache = dense(kv_dtype or dtype, keys, shape["kv_heads"], head_dim)
+    pairs = heads * sum(attended(*pair, causal=True, bottom_right=True) for pair in lengths)
+    return forward(dense(dtype, queries, heads, head_dim), cache, cache, pairs)
 
 
 def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublight.cost.dtypes import matmul_limit
-from sublight.cost.record import Cost, Direction, Shape
+from sublight.cost.record import Cost, Direction, Shape, in_direction
 from sublight.cost.softmax import PLAIN
 from sublight.cost.tensor import Tensor, dense, over, raw
 
@@ -41,10 +41,26 @@ def moe_routing(shape: Shape, dtype: str, direction: Direction) -> Cost:
     return routing(logits, dense("float32", *chosen), dense("int32", *chosen))
 
 
+def experts_backward(x: Tensor, up: Tensor, down: Tensor, rows: int, *chosen: Tensor) -> Cost:
+    """Each product's two gradients are as large as itself, so twice the forward operations.
+
+    Read dy, the tokens, what gate and up were (`rows` of them), the matrices and the choice; write the gradients of
+    the tokens, of the choice's weights (the first of `chosen`) and of all matrices, zeros where no row went.
+    """
+    forward = experts(x, up, down, rows)
+    kept = dense(x.dtype, rows, up.shape[1])
+    return over(
+        [x, x, kept, up, down, *chosen],
+        [x, up, down, *chosen[:1]],
+        flops={limit: 2 * count for limit, count in forward.flops.items()},
+    )
+
+
 def moe_experts(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Gated: `up` makes gate and up, each `inner` wide."""
     tokens, hidden, inner = shape["tokens"], shape["hidden"], shape["inner"]
     up, down = dense(dtype, shape["experts"], 2 * inner, hidden), dense(dtype, shape["experts"], hidden, inner)
-    chosen = (tokens, shape["top_k"])
+    sizes = (tokens, shape["top_k"])
     x, rows = dense(dtype, tokens, hidden), tokens * shape["top_k"]
-    return experts(x, up, down, rows, dense("float32", *chosen), dense("int32", *chosen))
+    chosen = dense("float32", *sizes), dense("int32", *sizes)
+    return in_direction(direction, experts(x, up, down, rows, *chosen), experts_backward(x, up, down, rows, *chosen))

@@ -39,9 +39,9 @@ def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
     >>> arch_list_trouble("8.0;9.0+PTX", 90) is None, arch_list_trouble("8.0+PTX", 90) is None
     (True, True)
     >>> arch_list_trouble("sm_90", 90).problem
-    "'sm_90' is no architecture in TORCH_CUDA_ARCH_LIST"
+    "'sm_90' is no architecture"
     >>> arch_list_trouble("8.0 8.6", 90).problem
-    'TORCH_CUDA_ARCH_LIST=8.0 8.6 makes no code for this GPU, which is 9.0'
+    '8.0 8.6 makes no code for this GPU, which is 9.0'
     """
     wanted = f"{capability // 10}.{capability % 10}" if capability else "9.0"
     codes: list[tuple[int, bool]] = []  # of each entry: the architecture, and whether its PTX is kept
@@ -53,13 +53,13 @@ def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
             codes.append((10 * int(match[1]) + int(match[2]), bool(match[3])))
         else:
             return Trouble(
-                problem=f"{entry!r} is no architecture in TORCH_CUDA_ARCH_LIST",
+                problem=f"{entry!r} is no architecture",
                 fix=f"write them as in TORCH_CUDA_ARCH_LIST='8.0;{wanted}+PTX', or unset it for the GPU's own",
             )
     if capability is None or any(_runs_on(code, has_ptx, capability) for code, has_ptx in codes):
         return None
     return Trouble(
-        problem=f"TORCH_CUDA_ARCH_LIST={words.strip()} makes no code for this GPU, which is {wanted}",
+        problem=f"{words.strip()} makes no code for this GPU, which is {wanted}",
         fix=f"export TORCH_CUDA_ARCH_LIST={wanted}, and build again",
     )
 
@@ -132,6 +132,9 @@ def _nvcc_troubles(cuda: str | None) -> list[Trouble]:
         return []
     if missing := _complaint_of(build.nvcc):
         return missing
+    other = cuda_trouble(cuda, build.nvcc_release(build.nvcc()))
+    found = [other] if other else []
     words = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    pair = (cuda_trouble(cuda, build.nvcc_release(build.nvcc())), arch_list_trouble(words, None) if words else None)
-    return [each for each in pair if each]
+    if words and (wrong := arch_list_trouble(words, None)):
+        found.append(Trouble(problem=f"TORCH_CUDA_ARCH_LIST: {wrong.problem}", fix=wrong.fix))
+    return found

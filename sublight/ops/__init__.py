@@ -5,13 +5,16 @@ from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
 from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
+from sublight.ops.attention.paged_prefill import PAGED_PREFILL
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
 from sublight.ops.movement.permute import PERMUTE, TRANSPOSE
@@ -34,12 +37,15 @@ from sublight.ops.softmax.online_softmax import ONLINE_SOFTMAX
 from sublight.ops.softmax.sample import SAMPLE
 from sublight.ops.softmax.softmax import SOFTMAX
 from sublight.ops.softmax.softmax_topk import SOFTMAX_TOPK
+from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 
 OPS = (
     ADD,
     MATMUL,
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
+    MOE_EXPERTS,
+    SPARSIFY_24,
     SOFTMAX,
     LOG_SOFTMAX,
     ONLINE_SOFTMAX,
@@ -78,7 +84,9 @@ OPS = (
     CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY,
     ATTENTION,
+    PACKED_ATTENTION,
     PAGED_ATTENTION,
+    PAGED_PREFILL,
     KV_WRITE,
 )
 

@@ -116,7 +116,7 @@ def test_nvcc_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     other, list_of_none = toolchain.troubles(("nvcc",))
     assert other.problem == "nvcc is of CUDA 13.0, torch of 12.8"
     assert list_of_none == Trouble(
-        problem="'sm_90' is no architecture in TORCH_CUDA_ARCH_LIST",
+        problem="TORCH_CUDA_ARCH_LIST: 'sm_90' is no architecture",
         fix="write them as in TORCH_CUDA_ARCH_LIST='8.0;9.0+PTX', or unset it for the GPU's own",
     )
 

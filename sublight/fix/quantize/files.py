@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from sublight.errors import BadInput
-from sublight.fix.quantize.linear import PackedLinear, weight_of
-from sublight.fix.quantize.model import _put
+from sublight.fix.layers import put, weight_of
+from sublight.fix.quantize.coded import CodedLinear
+from sublight.fix.quantize.linear import PackedLinear
 
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
 VERSION = 2  # of the packing: 1 had its words and scales in another order
@@ -22,9 +23,9 @@ def save(model: torch.nn.Module, file: str | Path) -> None:
     from safetensors.torch import save_file
 
     layers = {
-        name: {"bits": module.bits, "in_features": module.in_features, "has_bias": module.bias is not None}
+        name: {**_facts(module), "has_bias": module.bias is not None}
         for name, module in model.named_modules()
-        if isinstance(module, PackedLinear)
+        if isinstance(module, PackedLinear | CodedLinear)
     }
     tensors: dict[str, torch.Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
@@ -79,27 +80,40 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
             shapes = f"{tuple(state[name].shape)} there, {tuple(x.shape)} in this model"
             raise BadInput(f"{file} does not fit this model: {name} is {shapes}")
     for name, layer in layers.items():  # from here on nothing fails: a model is packed as a whole, or left as it was
-        _put(model, named[name], layer)
+        put(model, named[name], layer)
     model.load_state_dict(state)
     return len(layers)
 
 
+def _facts(module: PackedLinear | CodedLinear) -> dict[str, Any]:
+    """What a layer is, beside its tensors."""
+    if isinstance(module, CodedLinear):
+        return {"kind": module.kind}
+    return {"bits": module.bits, "in_features": module.in_features}
+
+
 def _layers(
     model: torch.nn.Module, state: dict[str, Any], wanted: dict[str, Any], file: str | Path
-) -> dict[str, PackedLinear]:
+) -> dict[str, PackedLinear | CodedLinear]:
     """The packed layers by name, each where the layer lies that it stands for."""
     named, layers = dict(model.named_modules()), {}
     for name, how in wanted.items():
         if name not in named:
             raise BadInput(f"{file} has a layer {name}, which this model has not")
         weight = weight_of(named[name])
-        packed, scales, zeros = (state[f"{name}.{part}"] for part in ("packed", "scales", "zeros"))
-        shape = packed.shape[0], how["in_features"]
         if weight is None:
             raise BadInput(f"{file} packs {name}, which is a {type(named[name]).__name__} here and no linear layer")
+        bias: Any = getattr(named[name], "bias", None) if how["has_bias"] else None
+        layer = _layer(name, how, state, bias)
+        shape = layer.out_features, layer.in_features
         if weight.shape != shape:
             raise BadInput(f"{file} packs {name} as {shape}, and it is {tuple(weight.shape)} in this model")
-        bias: Any = getattr(named[name], "bias", None) if how["has_bias"] else None
-        layer = PackedLinear(packed, scales, zeros, bias, bits=how["bits"], in_features=how["in_features"])
         layers[name] = layer.to(weight.device).train(named[name].training)
     return layers
+
+
+def _layer(name: str, how: dict[str, Any], state: dict[str, Any], bias: Any) -> PackedLinear | CodedLinear:
+    if "kind" in how:
+        return CodedLinear(state[f"{name}.codes"], state[f"{name}.scales"], bias, kind=how["kind"])
+    packed, scales, zeros = (state[f"{name}.{part}"] for part in ("packed", "scales", "zeros"))
+    return PackedLinear(packed, scales, zeros, bias, bits=how["bits"], in_features=how["in_features"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from sublight.errors import BadInput
@@ -49,22 +47,13 @@ class PackedLinear(torch.nn.Module):
         return dequantize(self.packed, self.scales, self.zeros, self.bits, self.in_features)
 
     @property
+    def like(self) -> torch.Tensor:
+        return self.scales
+
+    @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in (self.packed, self.scales, self.zeros))
 
     def extra_repr(self) -> str:
         group = self.in_features // self.scales.shape[0]
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}, group={group}"
-
-
-def weight_of(module: torch.nn.Module) -> torch.Tensor | None:
-    """(out, in) of a layer that is known to be linear, by its class; None of any other."""
-    if type(module) is torch.nn.Linear:
-        return module.weight
-    kind: Any = type(module)
-    if (kind.__module__, kind.__name__) == (
-        "transformers.pytorch_utils",
-        "Conv1D",
-    ):  # GPT-2's, whose weight is (in, out)
-        return module.weight.T  # type: ignore[union-attr,operator,return-value]
-    return None

@@ -55,7 +55,7 @@ def test_layers_are_packed_and_come_back_bit_by_bit() -> None:
     weight = model.up.weight
     done = quantize(model, verify=(ids, labels))
     by_name = {name: row for row in done.rows for name in row.names}
-    assert {name for name, row in by_name.items() if row.is_packed} == {"up", "down", "odd"}
+    assert {name for name, row in by_name.items() if row.is_changed} == {"up", "down", "odd"}
     assert "output head" in by_name["head"].reason and "do not divide k = 100" in by_name["small"].reason
     assert done.change.startswith("loss ") and "%" in done.change
     assert isinstance(model.up, PackedLinear) and not isinstance(model.head, PackedLinear)
@@ -114,7 +114,7 @@ def test_gpt2s_own_layers() -> None:
     ids = torch.randint(64, (1, 8))
     before = model(ids).logits
     done = quantize(model, "w8a16")
-    assert done.packed == 4
+    assert done.changed == 4
     assert (model(ids).logits - before).norm() / before.norm() < 0.01
     unquantize(model)
     assert torch.equal(model(ids).logits, before)
@@ -266,7 +266,7 @@ def test_what_scales_cannot_hold_is_left(dtype: Any, how: str, weights: Any) -> 
     model[0].weight.data.copy_(weights)
     before = model[0].weight.clone()
     (row,) = quantize(model, how).rows
-    assert not row.is_packed and "too coarse" in row.reason and torch.equal(model[0].weight, before)
+    assert not row.is_changed and "too coarse" in row.reason and torch.equal(model[0].weight, before)
 
 
 def test_tensors_that_share_memory_come_back_as_they_were(tmp_path: Path) -> None:
@@ -312,4 +312,4 @@ def test_a_file_of_another_packing_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_one_name_to_skip_needs_no_tuple() -> None:
     model = Model()
     first = next(name for name, module in model.named_modules() if type(module) is torch.nn.Linear)
-    assert (first,) in [row.names for row in quantize(model, skip=first).rows if not row.is_packed]
+    assert (first,) in [row.names for row in quantize(model, skip=first).rows if not row.is_changed]

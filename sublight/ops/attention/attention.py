@@ -25,11 +25,20 @@ from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.attention import flash, flash_backward, hopper, naive, online
+from sublight.ops.attention import delta, flash, flash_backward, hopper, naive, online
+from sublight.ops.attention.extended import (
+    attention_extended,
+    check_extras,
+    composed,
+    extended_backward,
+    extras_of,
+    why_no_way,
+)
+from sublight.ops.attention.extras import NONE, Extras
 from sublight.ops.attention.masks import Mask
-from sublight.ops.attention.parts import HEAD_DIMS, result_strides
+from sublight.ops.attention.parts import result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
-from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.ops.kernels.rows import generator_for
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.library import Registered
 from sublight.timing import Thunk
@@ -50,12 +59,15 @@ class Way:
 
 BLACKWELL_STACK = "sm_100's assembler keeps some words on the stack with half of the registers free"
 BACKWARD_KERNELS = (
-    Kernel(jit=flash_backward._delta_kernel, spills=BLACKWELL_STACK),
+    Kernel(jit=delta._delta_kernel, spills=BLACKWELL_STACK),
     Kernel(
         jit=flash_backward._keys_backward_kernel,
         spills="heads of 256, shared ones of 128: two gradients fill the registers; not yet timed beside smaller tiles",
     ),
-    Kernel(jit=flash_backward._queries_backward_kernel),
+    Kernel(
+        jit=flash_backward._queries_backward_kernel,
+        spills="some words, in fp32 with heads of 256 and where every extra comes at once; not yet timed otherwise",
+    ),
 )
 WAYS = {
     "naive": Way(
@@ -65,7 +77,6 @@ WAYS = {
             Kernel(jit=naive._product_kernel),
             Kernel(jit=naive._softmax_rows_kernel),
             Kernel(jit=naive._softmax_rows_backward_kernel),
-            BACKWARD_KERNELS[0],
         ),
         summary="scores and weights through memory, q_len x kv_len numbers a head",
     ),
@@ -85,7 +96,7 @@ WAYS = {
     "flash": Way(  # the last takes every input
         forward=flash.plan,
         backward=flash_backward.plan_backward,
-        kernels=(Kernel(jit=flash._flash_kernel), *BACKWARD_KERNELS),
+        kernels=(Kernel(jit=flash._flash_kernel), *BACKWARD_KERNELS, Kernel(jit=delta._sinks_backward_kernel)),
         summary="hidden blocks are skipped, whole ones need no mask, tiles fill the tensor cores",
     ),
 }
@@ -100,8 +111,15 @@ def reference(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return attend(q, k, v, Mask(causal=causal, window=window or 0), softcap, scale_of(q, scale))
+    if alibi_slopes is None and sinks is None and not dropout:
+        return attend(q, k, v, Mask(causal=causal, window=window or 0), softcap, scale_of(q, scale))
+    how = causal, window or 0, softcap, scale_of(q, scale)
+    return composed(q, k, v, alibi_slopes, sinks, seed, dropout, *how)[0]
 
 
 def scale_of(q: torch.Tensor, scale: float | None) -> float:
@@ -126,24 +144,13 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, softca
         raise BadInput(f"unknown provider {provider!r} of attention: use {nearest(provider, list(WAYS))}")
 
 
-def why_no_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    """Why none of our kernels takes these; empty where they do."""
-    if reason := why_no_kernel(q):
-        return reason
-    if not q.numel() or not k.numel():
-        return "nothing to do for a tensor without elements"
-    if v.shape[3] != q.shape[3]:
-        return f"values of {v.shape[3]} beside keys of {q.shape[3]}: ours have one size of head"
-    if q.shape[3] % 8 or not HEAD_DIMS[0] <= q.shape[3] <= HEAD_DIMS[1]:
-        return f"heads of {q.shape[3]}: ours take multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
-    return ""
-
-
 def why_not(
     provider: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 1.0,
+    causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float = 1.0, extras: Extras = NONE,
 ) -> str:  # fmt: skip
     """Why a step of the ladder does not take these; empty where it does."""
+    if extras != NONE and provider != "flash":
+        return f"flash alone has {extras.words()}"
     return why_no_way(q, k, v) or WAYS[provider].why_not(q, k, v, Mask(causal=causal, window=window), softcap, scale)
 
 
@@ -257,15 +264,30 @@ _attention_lse = Registered(
 
 def _arguments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int | None, softcap: float,
-    scale: float | None, provider: str,
+    scale: float | None, provider: str, extras: Extras = NONE,
 ) -> tuple[Any, ...]:  # fmt: skip
     if window == 0:
         raise BadInput("window 0 would hide every key: use a positive number, or None for all")
     check(q, k, v, window or 0, softcap, provider)
     how = bool(causal), window or 0, float(softcap), float(scale_of(q, scale))
-    if provider and (reason := why_not(provider, q, k, v, *how)):
-        raise BadInput(f"attention's {provider} does not take this ({reason}): leave provider out for PyTorch's")
+    if provider and (reason := why_not(provider, q, k, v, *how, extras)):
+        raise BadInput(f"attention's {provider} does not take this ({reason}): leave provider out")
     return q, k, v, *how, provider
+
+
+def _decided(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, window: int | None = None,
+    softcap: float = 0.0, scale: float | None = None, alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None, dropout: float = 0.0, seed: torch.Tensor | int | None = None,
+    provider: str = "", return_lse: bool = False,
+) -> tuple[Registered, tuple[Any, ...]]:  # fmt: skip
+    """The op that a call goes to, and its arguments."""
+    if alibi_slopes is None and sinks is None and not dropout and seed is None:
+        op = _attention_lse if return_lse else _attention
+        return op, _arguments(q, k, v, causal, window, softcap, scale, provider)
+    extras = extras_of(alibi_slopes, sinks, dropout)
+    q, k, v, *how, _ = _arguments(q, k, v, causal, window, softcap, scale, provider, extras)
+    return attention_extended, (q, k, v, *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed), *how)
 
 
 def attention(
@@ -277,6 +299,10 @@ def attention(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    seed: torch.Tensor | int | None = None,
     provider: str = "",
     return_lse: bool = False,
 ) -> Any:
@@ -287,34 +313,37 @@ def attention(
     softcap · tanh(score / softcap). A query that sees no key gets zeros. With `return_lse` the logarithm of each
     query's sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names a kernel of ours:
     `naive`, `online`, `flash`, `hopper`; without it the call goes to PyTorch's until ours are timed (`sublight.why`).
+
+    `alibi_slopes` (heads,) take slope · distance from every score; `sinks` (heads,), which have a gradient, are scores
+    of a key without a value; `dropout` is the share of weights that are dropped, by draws that depend on `seed` (a
+    number, or int64 (1,) on the device; else one is drawn) alone. These run on `flash` alone.
     """
-    args = _arguments(q, k, v, causal, window, softcap, scale, provider)
-    return (_attention_lse if return_lse else _attention).call(*args)
+    op, args = _decided(
+        q, k, v, causal, window, softcap, scale, alibi_slopes, sinks, dropout, seed, provider, return_lse
+    )
+    results = op.call(*args)
+    return results[0] if op is attention_extended and not return_lse else results
 
 
-def plan(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float = 0.0,
-    scale: float | None = None,
-    provider: str = "",
-    return_lse: bool = False,
-) -> Plan:
+def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Plan:
     """What `attention` runs with these arguments, and why."""
-    args = _arguments(q, k, v, causal, window, softcap, scale, provider)
-    return (_attention_lse if return_lse else _attention).decide(*args)
+    op, args = _decided(q, k, v, **options)
+    return op.decide(*args)
 
 
 def launch_backward(dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Inputs:
     """A step's backward kernels, on what its forward kernels give."""
-    defaults: dict[str, Any] = {"causal": False, "window": None, "softcap": 0.0, "scale": None, "provider": "flash"}
-    args = _arguments(q, k, v, **(defaults | options))
-    out, lse, sums = _attention.by_kernels(*args)
-    return _backward.by_kernels(dout, None, q, k, v, out, lse, sums, *args[3:])  # type: ignore[no-any-return]
+    op, args = _decided(q, k, v, **({"provider": "flash"} | options))
+    out, lse, sums = op.by_kernels(*args)
+    backward = extended_backward if op is attention_extended else _backward
+    return backward.by_kernels(dout, None, q, k, v, out, lse, sums, *args[3:])  # type: ignore[no-any-return]
+
+
+def _with_extras(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Inputs:
+    """Every extra at once, forward and backward, for whoever compiles the kernels."""
+    slopes, sinks = (torch.zeros(q.shape[1], device=q.device) for _ in range(2))
+    extras = {"alibi_slopes": slopes, "sinks": sinks, "dropout": 0.1, "seed": 1}
+    return launch_backward(torch.empty_like(q), q, k, v, **options, **extras)
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -359,6 +388,7 @@ ATTENTION = Op(
             why_not=partial(why_not, name),
             kernels=way.kernels,
             summary=way.summary,
+            variants=(_with_extras,) if name == "flash" else (),
         )
         for name, way in WAYS.items()
     },

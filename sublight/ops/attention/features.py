@@ -9,6 +9,7 @@ import torch
 
 from sublight.backend.device import PRETEND, Facts
 from sublight.ops.attention.attention import WAYS, why_not
+from sublight.ops.attention.extras import Extras
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,10 @@ FEATURES = (
     Feature(name="full, causal", options={"causal": True}),
     Feature(name="sliding window", options={"causal": True, "window": 64}),
     Feature(name="soft cap", options={"softcap": 50.0}),
+    Feature(name="ALiBi", options={"extras": Extras(has_slopes=True)}),
+    Feature(name="sinks", options={"extras": Extras(has_sinks=True)}),
+    Feature(name="dropout", options={"extras": Extras(dropout=0.1)}),
+    Feature(name="packed sequences", options={"extras": Extras(sequences=4)}),
     Feature(name="shared heads (GQA, MQA)", kv_heads=1),
     Feature(name="q_len other than kv_len", q_len=17),
     Feature(name="heads of 64", head_dim=64),

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from sublight.backend.device import Facts
 from sublight.ops.attention.features import table
 
-DOCS = Path(__file__).parents[3] / "docs" / "ops.md"
+DOCS = Path(__file__).parents[3] / "docs" / "attention.md"
 
 
 def test_the_docs_show_what_each_step_takes() -> None:

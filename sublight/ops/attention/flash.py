@@ -11,8 +11,9 @@ import torch
 
 from sublight.backend.device import Facts, facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
-from sublight.backend.launch import Step
+from sublight.backend.launch import Step, View
 from sublight.op import Plan
+from sublight.ops.attention.extras import NONE, Extras, in_units, kept, sequence_at, span_of
 from sublight.ops.attention.masks import Mask, is_seen, keys_seen
 from sublight.ops.attention.parts import (
     Sizes,
@@ -39,6 +40,7 @@ from sublight.ops.record.tuning import Tile
 @triton.jit
 def _attend_blocks(
     out, top, total, q, k, v, begin, end, position, batch, kv_head, k_stride, v_stride, kv_len, window, scale, softcap,
+    slope, seed, entry, row, least, growth, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr,
     COPY_ENGINE: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -47,12 +49,14 @@ def _attend_blocks(
     for start in tl.range(begin, end, KEYS):
         block = tile_at(k, batch, kv_head, start, k_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         product = tl.dot(q, tl.trans(block), input_precision="ieee")
+        key = start + tl.arange(0, KEYS)[None, :]
         if FOLDED:  # scaled in the same instruction that takes the maximum off
             scores, factor = product, scale
         else:
             scores, factor = scores_of(product, scale, softcap, SOFTCAP, EXACT), 1.0
+        if ALIBI:
+            scores -= slope * tl.abs(position[:, None] - key).to(tl.float32)
         if MASKED:
-            key = start + tl.arange(0, KEYS)[None, :]
             seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
             scores = tl.where(seen, scores, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
@@ -61,6 +65,8 @@ def _attend_blocks(
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
         out = out * shrink[:, None]
+        if DROPOUT:
+            weights = kept(weights, seed, entry, row[:, None], key, least, growth)
         block = tile_at(v, batch, kv_head, start, v_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         out = tl.dot(weights.to(q.dtype), block, out, input_precision="ieee")
         top = new_top
@@ -69,21 +75,36 @@ def _attend_blocks(
 
 @triton.jit
 def _flash_kernel(
-    q, k, v, out_ptr, lse_ptr, sums_ptr, plane, q_len, kv_len, heads, share, blocks, together,
+    q, k, v, out_ptr, lse_ptr, sums_ptr, cu_q_ptr, cu_k_ptr, slopes_ptr, sinks_ptr, seed_ptr,
+    plane, q_len, kv_len, heads, share, blocks, together,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
-    window, scale, softcap,
+    window, scale, softcap, sequences, least, growth,
+    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """q, k and v are descriptors for the copy engine, or pointers."""
-    turn = tl.program_id(0) % (together * blocks)
-    entry = tl.program_id(0) // (together * blocks) * together + turn % together
-    batch, head = entry // heads, entry % heads
+    if PACKED:
+        head, block = tl.program_id(0) % heads, tl.program_id(0) // heads
+        sequence, first, q_start, length = sequence_at(block, cu_q_ptr, sequences, q_len, QUERIES)
+        k_start, kv_len = span_of(sequence, cu_k_ptr, kv_len)
+        kv_len = tl.where(first < length, kv_len, 0)  # a block past its sequence's end has nothing to do
+        entry, place = sequence * heads + head, head.to(tl.int64) * q_len + q_start
+        batch, q_len = head * 0, length
+    else:
+        turn = tl.program_id(0) % (together * blocks)
+        entry = tl.program_id(0) // (together * blocks) * together + turn % together
+        batch, head = entry // heads, entry % heads
+        first = (blocks - 1 - turn // together) * QUERIES  # with a causal mask the last queries have most to do
+        place = entry.to(tl.int64) * q_len
     kv_head = head // share
-    first = (blocks - 1 - turn // together) * QUERIES  # with a causal mask the last queries have most to do
     q = begin_of(q, batch, head, q_batch, q_head, COPY_ENGINE)
     k = begin_of(k, batch, kv_head, k_batch, k_head, COPY_ENGINE)
     v = begin_of(v, batch, kv_head, v_batch, v_head, COPY_ENGINE)
+    out_at = head_at(out_ptr, batch, head, out_batch, out_head)
+    if PACKED:
+        q, out_at = q + q_start.to(tl.int64) * q_row, out_at + q_start.to(tl.int64) * out_row
+        k, v = k + k_start.to(tl.int64) * k_row, v + k_start.to(tl.int64) * v_row
     queries = tile_at(q, batch, head, first, q_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
     row = first + tl.arange(0, QUERIES)
     position = row + (kv_len - q_len)
@@ -92,24 +113,33 @@ def _flash_kernel(
     out = tl.zeros([QUERIES, WIDTH], tl.float32)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
+    EXACT: tl.constexpr = queries.dtype == tl.float32
+    slope, seed = 0.0, 0
+    if ALIBI:
+        slope = in_units(tl.load(slopes_ptr + head), EXACT)
+    if SINKS:  # a key that every query sees, without a value
+        top, total = tl.zeros([QUERIES], tl.float32) + in_units(tl.load(sinks_ptr + head), EXACT), total + 1.0
+    if DROPOUT:
+        seed = tl.load(seed_ptr)
     if WINDOW:
         out, top, total = _attend_blocks(
             out, top, total, queries, k, v, begin, tl.minimum(inner, end), position, batch, kv_head, k_row, v_row,
-            kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+            kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
+            True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, inner, outer, position, batch, kv_head, k_row, v_row,
-        kv_len, window, scale, softcap, False, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
+        False, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, outer, end, position, batch, kv_head, k_row, v_row,
-        kv_len, window, scale, softcap, True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
+        kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
+        True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     some = tl.where(total == 0.0, 1.0, total)  # a query that sees nothing gets zeros
-    out_at = head_at(out_ptr, batch, head, out_batch, out_head)
     store_rows(out_at, out / some[:, None], first, out_row, q_len, HEAD_DIM, QUERIES, WIDTH)
-    place = entry.to(tl.int64) * q_len + row
-    store_sums(lse_ptr, sums_ptr, place, plane, row < q_len, top, some, queries.dtype == tl.float32)
+    store_sums(lse_ptr, sums_ptr, place + row, plane, row < q_len, top, some, EXACT)
 
 
 def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
@@ -128,29 +158,40 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     return Tile(rows=queries, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
 
 
-def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float) -> Plan:
+def forward_step(
+    q: torch.Tensor, sizes: Sizes, tile: Tile, programs: int, strides: tuple[int, ...], mask: Mask, scale: float,
+    softcap: float, extras: Extras, views: dict[int, View],
+) -> Step:  # fmt: skip
+    """`strides` are those of q, k, v and the result: from one batch entry, head and row to the next."""
+    blocks, exponent = cdiv(sizes.q_len, tile.rows), exponent_scale(q, scale, softcap)
+    is_folded = scale > 0 and not softcap and not extras.has_slopes and q.dtype != torch.float32
+    return Step(
+        _flash_kernel, (programs,),
+        sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),
+        *strides, mask.window, exponent, float(softcap), *extras.numbers(),
+        on=f"q k v out lse sums {extras.names()}", views=views, tile=tile,
+        **extras.flags(), **flags(mask, softcap), FOLDED=is_folded, COPY_ENGINE=bool(views), HEAD_DIM=sizes.head_dim,
+        QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def plan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float, extras: Extras = NONE
+) -> Plan:
     sizes, gpu = sizes_of(q, k), facts(q)
     mask = mask.needed(sizes.q_len, sizes.kv_len)
     tile = tile_for(sizes, q.element_size(), gpu)
     blocks, out = cdiv(sizes.q_len, tile.rows), result_like(q)
-    by_engine = has_copy_engine(gpu, q, k, v)
     held = enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
-    views = {at: view_of(x.shape, strides_of(x), rows, sizes.width) for at, (x, rows) in held}
-    step = Step(
-        _flash_kernel, (blocks * sizes.batch * sizes.heads,),
-        sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),
-        *strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3],
-        mask.window, exponent_scale(q, scale, softcap), float(softcap),
-        on="q k v out lse sums", views=views if by_engine else {}, tile=tile,
-        **flags(mask, softcap), FOLDED=scale > 0 and not softcap and q.dtype != torch.float32, COPY_ENGINE=by_engine,
-        HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    by_engine = has_copy_engine(gpu, q, k, v)
+    views = {at: view_of(x.shape, strides_of(x), rows, sizes.width) for at, (x, rows) in held} if by_engine else {}
+    strides = (*strides_of(q), *strides_of(k), *strides_of(v), *out.strides[:3])
+    programs = blocks * sizes.batch * sizes.heads
     return Plan(
         provider="flash",
         reason="a tile of queries on chip, keys and values once past it",
         copies=copies_of(q=q, k=k, v=v),
         buffers={"out": out, **sums_buffers(q)},
-        steps=(step,),
+        steps=(forward_step(q, sizes, tile, programs, strides, mask, scale, softcap, extras, views),),
         outputs=("out", "lse", "sums"),
     )

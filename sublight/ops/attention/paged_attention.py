@@ -26,12 +26,22 @@ from sublight.cost.attention import paged_attention as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention.attention import scale_of
-from sublight.ops.attention.parts import HEAD_DIMS, exponent_scale, head_at, log_sum, power, scores_of
+from sublight.ops.attention.pages import (
+    MAX_PAGE,
+    cache_strides,
+    check_cache,
+    check_pages,
+    copied,
+    gathered_rows,
+    page_of,
+    scales_at,
+    why_no_way,
+)
+from sublight.ops.attention.parts import exponent_scale, head_at, log_sum, power, scores_of
 from sublight.ops.kernels.pointwise import like
-from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.ops.kernels.rows import generator_for
 from sublight.ops.record.library import Registered
 
-MAX_PAGE = 256
 MOST_KEYS = 2048  # that one program takes …
 MANY_KEYS = 1024  # … and where there are programs for several rounds: a long one at the end would be waited for
 PROGRAMS = 4  # on a multiprocessor at the same time
@@ -43,35 +53,35 @@ def reference(
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     lengths: torch.Tensor,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
     *,
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Keys and values gathered, then PyTorch's attention."""
-    return gathered(
-        q, k_cache, v_cache, block_table, lengths, window or 0, softcap, scale_of(q[:, :, None], scale), 0, ""
-    )
+    how = window or 0, softcap, scale_of(q[:, :, None], scale), 0, ""
+    return gathered(q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, *how)
 
 
 def gathered(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
-    window: int, softcap: float, scale: float, keys_per_program: int, provider: str,
+    k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, window: int, softcap: float, scale: float,
+    keys_per_program: int, provider: str,
 ) -> torch.Tensor:  # fmt: skip
-    batch, heads, _ = q.shape
-    pages, page, kv_heads, _ = k_cache.shape
-    capacity = block_table.shape[1] * page
+    heads, kv_heads = q.shape[1], k_cache.shape[2]
+    capacity = block_table.shape[1] * k_cache.shape[1]
     key = torch.arange(capacity, device=q.device)
     seen = key < lengths[:, None]
     if window:
         seen &= key >= lengths[:, None] - window
-    table = block_table.clamp(0, max(pages - 1, 0)).long()
 
-    def rows(cache: torch.Tensor) -> torch.Tensor:
-        flat = cache[table].reshape(batch, capacity, kv_heads, -1)
+    def rows(cache: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        flat = gathered_rows(cache, scales, block_table, q.dtype)
         return flat.masked_fill(~seen[:, :, None, None], 0.0).transpose(1, 2)  # unused pages may hold anything
 
-    k, v, mask = rows(k_cache), rows(v_cache), seen[:, None, None]
+    k, v, mask = rows(k_cache, k_scales), rows(v_cache, v_scales), seen[:, None, None]
     if not softcap:
         is_shared = heads != kv_heads
         out = scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=mask, scale=scale, enable_gqa=is_shared)
@@ -85,10 +95,11 @@ def gathered(
 
 @triton.jit
 def _paged_kernel(
-    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, lse_ptr, kv_heads, parts, chunk, pages, capacity, table_row,
-    q_batch, q_head, k_page, k_row, k_head, v_page, v_row, v_head, window, scale, softcap,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, SHARE: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, k_scales_ptr, v_scales_ptr, out_ptr, lse_ptr,
+    kv_heads, parts, chunk, pages, capacity, table_row, q_batch, q_head,
+    k_page, k_row, k_head, v_page, v_row, v_head, window, scale, softcap,
+    CODED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, SHARE: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One part of one sequence for the heads that share its keys; with one part alone, the result itself."""
     entry, part = tl.program_id(0) // parts, tl.program_id(0) % parts
@@ -116,11 +127,12 @@ def _paged_kernel(
     for start in tl.range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
         wanted = key < end
-        page = tl.load(table_ptr + key // PAGE, mask=wanted & (key < capacity), other=-1).to(tl.int64)
-        there = wanted & (page >= 0) & (page < pages)
+        page, there = page_of(table_ptr + key // PAGE, key, wanted, capacity, pages)
         mask = there[:, None] & (col[None, :] < HEAD_DIM)
         k = tl.load(k_ptr + (page * k_page + key % PAGE * k_row)[:, None] + col[None, :], mask=mask, other=0.0)
-        product = tl.dot(q, tl.trans(k), input_precision="ieee")
+        product = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if CODED:
+            product = product * scales_at(k_scales_ptr, page, key, there, kv_head, kv_heads, PAGE)[None, :]
         scores = scores_of(product, scale, softcap, SOFTCAP, EXACT)
         seen = wanted & (key >= length - window) if WINDOW else wanted
         scores = tl.where(seen[None, :], scores, -float("inf"))
@@ -131,7 +143,9 @@ def _paged_kernel(
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
         v = tl.load(v_ptr + (page * v_page + key % PAGE * v_row)[:, None] + col[None, :], mask=mask, other=0.0)
-        out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="ieee")
+        if CODED:
+            weights = weights * scales_at(v_scales_ptr, page, key, there, kv_head, kv_heads, PAGE)[None, :]
+        out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None], input_precision="ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     place = (entry.to(tl.int64) * SHARE + row) * parts + part
@@ -173,7 +187,8 @@ def chunk_for(pairs: int, capacity: int, keys: int, multiprocessors: int) -> int
 
 def plan_forward(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
-    window: int, softcap: float, scale: float, keys_per_program: int, provider: str,
+    k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, window: int, softcap: float, scale: float,
+    keys_per_program: int, provider: str,
 ) -> Plan:  # fmt: skip
     batch, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
@@ -182,21 +197,22 @@ def plan_forward(
     chunk = cdiv(wanted, keys) * keys
     parts, share, width = cdiv(capacity, chunk), heads // kv_heads, max(16, next_power_of_2(head_dim))
     tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "lengths": lengths}
-    copies = tuple(name for name, x in tensors.items() if x.stride(-1) != 1 and x.shape[-1] > 1)
-    k_at, v_at = (_cache_strides(x, name in copies) for name, x in (("k_cache", k_cache), ("v_cache", v_cache)))
+    copies = copied({"k_scales": k_scales, "v_scales": v_scales}, **tensors)
+    k_at, v_at = (cache_strides(x, name in copies) for name, x in (("k_cache", k_cache), ("v_cache", v_cache)))
     q_at = q.stride()[:2] if "q" not in copies else (heads * head_dim, head_dim)
     table_row = block_table.stride(0) if "block_table" not in copies else block_table.shape[1]
     out = Buffer(shape=tuple(q.shape), dtype=q.dtype)
     buffers = {"out": out, "lse": Buffer(shape=(batch, heads, parts), dtype=torch.float32)}
-    is_cut = parts > 1
+    is_cut, scales = parts > 1, "lse lse" if k_scales is None else "k_scales v_scales"
     if is_cut:
         buffers["part"] = Buffer(shape=(batch, heads, parts, head_dim), dtype=torch.float32)
     steps = [
         Step(
             _paged_kernel, (batch * kv_heads * parts,), kv_heads, parts, chunk, pages, capacity, table_row,
             *q_at, *k_at, *v_at, window, exponent_scale(q, scale, softcap), float(softcap),
-            on=f"q k_cache v_cache block_table lengths {'part' if is_cut else 'out'} lse",
-            WINDOW=window > 0, SOFTCAP=softcap > 0, PAGE=page, SHARE=share, QUERIES=max(16, next_power_of_2(share)),
+            on=f"q k_cache v_cache block_table lengths {scales} {'part' if is_cut else 'out'} lse",
+            CODED=k_scales is not None, WINDOW=window > 0, SOFTCAP=softcap > 0,
+            PAGE=page, SHARE=share, QUERIES=max(16, next_power_of_2(share)),
             KEYS=keys, HEAD_DIM=head_dim, WIDTH=width, num_warps=4, num_stages=3 if q.element_size() == 2 else 1,
         )
     ]  # fmt: skip
@@ -217,29 +233,14 @@ def plan_forward(
     )
 
 
-def _cache_strides(cache: torch.Tensor, is_copied: bool) -> tuple[int, int, int]:
-    """Of page, row and head."""
-    _, page, heads, size = cache.shape
-    return (page * heads * size, heads * size, size) if is_copied else cache.stride()[:3]  # type: ignore[return-value]
-
-
 def _why_torch(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
     return why_no_way(q, k_cache)
 
 
-def why_no_way(q: torch.Tensor, k_cache: torch.Tensor) -> str:
-    if reason := why_no_kernel(q):
-        return reason
-    if not q.numel() or not k_cache.numel():
-        return "nothing to do for a tensor without elements"
-    if q.shape[2] % 8 or not HEAD_DIMS[0] <= q.shape[2] <= HEAD_DIMS[1]:
-        return f"heads of {q.shape[2]}: ours take multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
-    return ""
-
-
 _paged_attention = Registered(
-    schema="paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor lengths, int window, "
-    "float softcap, float scale, int keys_per_program, str provider) -> Tensor out",
+    schema="paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor lengths, "
+    "Tensor? k_scales, Tensor? v_scales, int window, float softcap, float scale, int keys_per_program, "
+    "str provider) -> Tensor out",
     reference=gathered,
     theirs="gather, then torch.nn.functional.scaled_dot_product_attention",
     why_torch=_why_torch,
@@ -248,52 +249,14 @@ _paged_attention = Registered(
 )
 
 
-def check(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor
-) -> None:
-    """What the shapes alone show to be wrong."""
-    if q.dim() != 3:
-        raise BadInput(f"q has {q.dim()} dimensions: use 3, (batch, heads, head_dim), one new token a sequence")
-    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.shape[3] != q.shape[2]:
-        raise BadInput(
-            f"caches {tuple(k_cache.shape)} and {tuple(v_cache.shape)}: use (pages, page_size, kv_heads, {q.shape[2]})"
-        )
-    if k_cache.dtype != q.dtype or v_cache.dtype != q.dtype:
-        raise BadInput(f"caches are {k_cache.dtype} and {v_cache.dtype}, q is {q.dtype}: make them alike")
-    if not k_cache.shape[2] or q.shape[1] % k_cache.shape[2]:
-        raise BadInput(
-            f"{q.shape[1]} query heads over {k_cache.shape[2]} heads of keys: the second must divide the first"
-        )
-    if not 1 <= k_cache.shape[1] <= MAX_PAGE:
-        raise BadInput(f"pages of {k_cache.shape[1]} keys: use 1 to {MAX_PAGE}")
-    whole = (torch.int32, torch.int64)
-    if block_table.dim() != 2 or block_table.shape[0] != q.shape[0] or block_table.dtype not in whole:
-        raise BadInput(
-            f"block_table is {block_table.dtype} {tuple(block_table.shape)}: use int32 ({q.shape[0]}, pages)"
-        )
-    if lengths.shape != q.shape[:1] or lengths.dtype not in whole:
-        raise BadInput(f"lengths are {lengths.dtype} {tuple(lengths.shape)}: use int32 ({q.shape[0]},)")
-    if len({x.device for x in (q, k_cache, v_cache, block_table, lengths)}) > 1:
-        raise BadInput(f"q is on {q.device}: caches, block_table and lengths must be there, too")
-
-
-def check_pages(k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor) -> None:
-    """That every length fits the table, and every page that a length needs is there. On a GPU the host waits."""
-    pages, page = k_cache.shape[:2]
-    table, counts = block_table.cpu(), lengths.cpu()
-    capacity = table.shape[1] * page
-    for entry in ((counts < 0) | (counts > capacity)).nonzero().flatten().tolist():
-        raise BadInput(f"sequence {entry} has length {counts[entry]}: its row of the block table holds 0 to {capacity}")
-    needed = torch.arange(table.shape[1]) * page < counts[:, None]
-    for entry, place in (needed & ((table < 0) | (table >= pages))).nonzero().tolist():
-        raise BadInput(f"block_table[{entry}, {place}] is {table[entry, place]}: the cache has pages 0 to {pages - 1}")
-
-
 def _arguments(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
-    window: int | None, softcap: float, scale: float | None, keys_per_program: int | None, provider: str,
+    k_scales: torch.Tensor | None = None, v_scales: torch.Tensor | None = None, window: int | None = None,
+    softcap: float = 0.0, scale: float | None = None, keys_per_program: int | None = None, provider: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
-    check(q, k_cache, v_cache, block_table, lengths)
+    if q.dim() != 3:
+        raise BadInput(f"q has {q.dim()} dimensions: use 3, (batch, heads, head_dim), one new token a sequence")
+    check_cache(q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, q.shape[0])
     if window is not None and window < 1:
         raise BadInput(f"window {window} would hide every key: use a positive number, or None for all")
     if softcap < 0 or (keys_per_program is not None and keys_per_program < 1):
@@ -307,7 +270,7 @@ def _arguments(
     if q.device.type == "cpu" and not torch.compiler.is_compiling():
         check_pages(k_cache, block_table, lengths)
     size = scale_of(q[:, :, None], scale)
-    tensors = (q, k_cache, v_cache, block_table, lengths)
+    tensors = (q, k_cache, v_cache, block_table, lengths, k_scales, v_scales)
     return *tensors, window or 0, float(softcap), float(size), keys_per_program or 0, provider
 
 
@@ -317,6 +280,8 @@ def paged_attention(
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     lengths: torch.Tensor,
+    k_scales: torch.Tensor | None = None,
+    v_scales: torch.Tensor | None = None,
     *,
     window: int | None = None,
     softcap: float = 0.0,
@@ -329,19 +294,29 @@ def paged_attention(
     `k_cache` and `v_cache` are (pages, page_size, kv_heads, head_dim); key i of a sequence lies in page
     `block_table[sequence, i // page_size]`, row i % page_size. `lengths` count a sequence's keys, the new one included;
     what lies past them is never read. How sequences are cut depends on the batch: `keys_per_program` fixes it, and a
-    sequence's result is then the same bits whatever else is in the batch.
+    sequence's result is then the same bits whatever else is in the batch. Caches of int8 or float8_e4m3fn hold codes;
+    `k_scales` and `v_scales` (pages, page_size, kv_heads) in float32 are what they are multiplied by.
     """
-    args = _arguments(q, k_cache, v_cache, block_table, lengths, window, softcap, scale, keys_per_program, provider)
+    args = _arguments(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        lengths,
+        k_scales,
+        v_scales,
+        window,
+        softcap,
+        scale,
+        keys_per_program,
+        provider,
+    )
     return _paged_attention.call(*args)  # type: ignore[no-any-return]
 
 
 def plan(*tensors: Any, **options: Any) -> Plan:
     """What `paged_attention` runs with these arguments, and why."""
-    defaults: dict[str, Any] = {
-        **{"window": None, "softcap": 0.0, "scale": None},
-        **{"keys_per_program": None, "provider": ""},
-    }
-    return _paged_attention.decide(*_arguments(*tensors, **(defaults | options)))
+    return _paged_attention.decide(*_arguments(*tensors, **options))
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -394,5 +369,5 @@ PAGED_ATTENTION = Op(
     wrt=(),
     directions=("fwd",),
     batch="",
-    library_args=lambda *tensors: (*tensors, 0, 0.0, scale_of(tensors[0][:, :, None], None), 0, "sublight"),
+    library_args=lambda *tensors: (*tensors, None, None, 0, 0.0, scale_of(tensors[0][:, :, None], None), 0, "sublight"),
 )

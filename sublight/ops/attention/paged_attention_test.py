@@ -17,7 +17,8 @@ from sublight.errors import BadInput
 from sublight.ops.attention.attention import attention
 from sublight.ops.attention.kv_write import kv_write
 from sublight.ops.attention.kv_write import plan as plan_write
-from sublight.ops.attention.paged_attention import PAGED_ATTENTION, check_pages, paged_attention, plan, reference
+from sublight.ops.attention.paged_attention import PAGED_ATTENTION, paged_attention, plan, reference
+from sublight.ops.attention.pages import CODES, check_pages
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")
 OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "window": {"window": 20}, "capped": {"softcap": 5.0}}
@@ -41,6 +42,33 @@ def test_right_by_the_rule(page: int, options: str, dtype: str, device: str) -> 
     def draw(seed: int) -> list[correct.Error]:
         x = inputs(device, dtype, seed, page=page)
         return correct.forward_errors(lambda *x: ours(*x, **how), lambda *x: reference(*x, **how), x)
+
+    error = correct.settled(draw, times=16)
+    assert error.ok, error
+
+
+def coded(cache: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of a cache, and a scale for each token and head."""
+    most = 127.0 if kind == torch.int8 else 448.0
+    scales = cache.float().abs().amax(3) / most
+    codes = cache.float() / scales[..., None]
+    return (codes.round() if kind == torch.int8 else codes).to(kind), scales
+
+
+@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_caches_of_8_bits_are_right_by_the_rule(kind: torch.dtype, dtype: str, device: str) -> None:
+    def draw(seed: int) -> list[correct.Error]:
+        q, k, v, table, lengths = inputs(device, dtype, seed)
+        (k, k_scales), (v, v_scales) = coded(k, kind), coded(v, kind)
+
+        def theirs(q: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+            return reference(q, k, v, table, lengths, *(x.float() for x in scales))
+
+        def launch(q: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+            return ours(q, k, v, table, lengths, *scales, window=None)
+
+        return correct.forward_errors(launch, theirs, (q, k_scales, v_scales))
 
     error = correct.settled(draw, times=16)
     assert error.ok, error
@@ -118,7 +146,7 @@ def test_a_page_that_is_not_there_is_refused_on_the_cpu_and_nan_on_a_gpu(device:
     launch = torch.ops.sublight.paged_attention  # which looks at no numbers, as on a GPU
     for table_now, lengths_now in ((wrong, lengths), (table, long)):
         for keys_per_program in (16, 80):
-            out = launch(q, k, v, table_now, lengths_now, 0, 0.0, 0.25, keys_per_program, "sublight")
+            out = launch(q, k, v, table_now, lengths_now, None, None, 0, 0.0, 0.25, keys_per_program, "sublight")
             assert out[2].isnan().all() and out[:2].isfinite().all()
 
 
@@ -132,6 +160,13 @@ TABLE, LENGTHS = torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch
         ((Q[0], CACHE, CACHE, TABLE, LENGTHS), {}, "one new token"),
         ((Q, CACHE, CACHE[..., :8], TABLE, LENGTHS), {}, "use \\(pages, page_size"),
         ((Q, CACHE.half(), CACHE.half(), TABLE, LENGTHS), {}, "make them alike"),
+        ((Q, CACHE.to(torch.int8), CACHE.to(torch.int8), TABLE, LENGTHS), {}, "need k_scales"),
+        ((Q, CACHE, CACHE, TABLE, LENGTHS), {"k_scales": CACHE[..., 0], "v_scales": CACHE[..., 0]}, "scales are for"),
+        (
+            (Q, CACHE.to(torch.int8), CACHE.to(torch.int8), TABLE, LENGTHS),
+            {"k_scales": CACHE[0, 0, 0], "v_scales": CACHE[..., 0]},
+            "one a token and head",
+        ),
         ((Q[:, :3], CACHE, CACHE, TABLE, LENGTHS), {}, "must divide"),
         ((Q, CACHE.new_zeros(1, 257, 2, 16), CACHE.new_zeros(1, 257, 2, 16), TABLE, LENGTHS), {}, "1 to 256"),
         ((Q, CACHE, CACHE, TABLE.float(), LENGTHS), {}, "block_table is torch.float32"),

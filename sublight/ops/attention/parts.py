@@ -93,11 +93,22 @@ def scores_of(product, scale, softcap, SOFTCAP: tl.constexpr, EXACT: tl.constexp
 
 
 @triton.jit
+def exp(x, EXACT: tl.constexpr):
+    """EXACT: CUDA's expf; else what the hardware has, whose error grows with |x|."""
+    return libdevice.exp(x) if EXACT and not INTERPRETED else tl.exp(x)
+
+
+@triton.jit
+def log(x, EXACT: tl.constexpr):
+    return libdevice.log(x) if EXACT and not INTERPRETED else tl.log(x)
+
+
+@triton.jit
 def power(x, EXACT: tl.constexpr):
     """The exponential of a score less another. Those of 16-bit inputs are in units of log(2), since exp2 is what the
     hardware has; an fp32 result would see that rounding, and takes CUDA's expf."""
     if EXACT:
-        return tl.exp(x) if INTERPRETED else libdevice.exp(x)
+        return exp(x, EXACT)
     else:
         return tl.exp2(x)
 
@@ -106,7 +117,7 @@ def power(x, EXACT: tl.constexpr):
 def log_sum(top, total, EXACT: tl.constexpr):
     """The natural logarithm of a row's sum of exponentials, -inf of none."""
     if EXACT:
-        return top + (tl.log(total) if INTERPRETED else libdevice.log(total))
+        return top + log(total, EXACT)
     else:
         return (top + tl.log2(total)) * 0.6931471805599453
 
@@ -172,6 +183,13 @@ class Sizes(NamedTuple):
 def sizes_of(q: torch.Tensor, k: torch.Tensor) -> Sizes:
     batch, heads, q_len, head_dim = q.shape
     return Sizes(batch, heads, k.shape[1], q_len, k.shape[2], head_dim)
+
+
+def why_no_head(head_dim: int) -> str:
+    """Why our kernels do not take heads of this size; empty where they do."""
+    if head_dim % 8 or not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
+        return f"heads of {head_dim}: ours take multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
+    return ""
 
 
 def is_row_major(x: torch.Tensor) -> bool:

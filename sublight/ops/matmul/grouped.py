@@ -3,6 +3,9 @@
 How many rows each group has is known on the device alone (a router decided it), so the number of tiles is not known
 when the launch is made. A fixed number of programs therefore walks over all groups, counts their tiles, and takes every
 so-manieth of them; `ends` is read from the cache, a few cycles a group.
+
+Rows may also be taken through an index: a mixture of experts reads its tokens where they lie, row r of a group being
+row `index[r] // share` of the tensor, and never writes them in the groups' order.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from sublight.op import Kernel
 
 @triton.jit
 def _grouped_kernel(
-    a_ptr, b_ptr, ends_ptr, c_ptr, m, n, k, groups, am, ak, bg, bk, bn,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    a_ptr, b_ptr, ends_ptr, index_ptr, c_ptr, m, n, k, groups, share, am, ak, bg, bk, bn,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, INDEXED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """C's rows of a group are A's, times the group's matrix (k, n)."""
+    """C's rows of a group are A's, or those that the index names, times the group's matrix (k, n)."""
     across = tl.cdiv(n, BN)
     tile = tl.program_id(0)
     before = 0  # tiles of the groups so far
@@ -32,7 +36,11 @@ def _grouped_kernel(
             row = (begin + (place % down) * BM + tl.arange(0, BM)).to(tl.int64)
             col = ((place // down) * BN + tl.arange(0, BN)).to(tl.int64)
             step = tl.arange(0, BK).to(tl.int64)
-            a_at = a_ptr + row[:, None] * am + step[None, :] * ak
+            if INDEXED:
+                place_a = (tl.load(index_ptr + row, mask=row < end, other=0) // share).to(tl.int64)
+            else:
+                place_a = row
+            a_at = a_ptr + place_a[:, None] * am + step[None, :] * ak
             b_at = matrix + step[:, None] * bk + col[None, :] * bn
             acc = tl.zeros([BM, BN], tl.float32)
             for start in range(0, k, BK):
@@ -55,10 +63,13 @@ def _grouped_kernel(
 
 @triton.jit
 def _grouped_weights_kernel(
-    a_ptr, dc_ptr, ends_ptr, db_ptr, m, n, k, groups, am, ak, dcm, dcn,
-    BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, PRECISION: tl.constexpr,
+    a_ptr, dc_ptr, ends_ptr, index_ptr, db_ptr, m, n, k, groups, share, am, ak, dcm, dcn,
+    BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, INDEXED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of each group's matrix (k, n): its rows of A, turned, times its rows of dC; zeros without rows."""
+    """The gradient of each group's matrix (k, n): its rows of A, turned, times its rows of dC; zeros without rows.
+
+    INDEXED is "a" or "dc", whose rows the index names, or "" for neither.
+    """
     down, across = tl.cdiv(k, BK), tl.cdiv(n, BN)
     for tile in range(tl.program_id(0), groups * down * across, tl.num_programs(0)):
         group = (tile // (down * across)).to(tl.int64)
@@ -70,13 +81,20 @@ def _grouped_weights_kernel(
         acc = tl.zeros([BK, BN], tl.float32)
         for start in range(begin, end, BR):
             row = start + tl.arange(0, BR)
+            row_a, row_dc = row, row
+            if INDEXED != "":
+                named = (tl.load(index_ptr + row, mask=row < end, other=0) // share).to(tl.int64)
+                if INDEXED == "a":
+                    row_a = named
+                else:
+                    row_dc = named
             a = tl.load(
-                a_ptr + at_k[:, None] * ak + row[None, :] * am,
+                a_ptr + at_k[:, None] * ak + row_a[None, :] * am,
                 mask=(at_k < k)[:, None] & (row < end)[None, :],
                 other=0.0,
             )
             dc = tl.load(
-                dc_ptr + row[:, None] * dcm + col[None, :] * dcn,
+                dc_ptr + row_dc[:, None] * dcm + col[None, :] * dcn,
                 mask=(row < end)[:, None] & (col < n)[None, :],
                 other=0.0,
             )

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,46 +34,98 @@ def reference(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool =
     return torch.cat([*parts, a.new_zeros(a.shape[0] - stops[-1], b.shape[-1])])
 
 
+class GroupTile(NamedTuple):
+    """The result's rows and columns that a program takes at once, the bytes along k, and how it is compiled."""
+
+    rows: int
+    cols: int
+    k_bytes: int
+    warps: int
+    stages: int
+
+
+IEEE_TILE = GroupTile(64, 64, 64, 8, 2)  # fp32 without tensor cores
+PRODUCT_TILE = GroupTile(64, 128, 128, 4, 4)
+WEIGHTS_TILE = GroupTile(64, 128, 128, 4, 3)
+
+
 def _at_once(gpu: Facts) -> int:
     return 2 * gpu.multiprocessors
 
 
-def plan_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool) -> Plan:
-    (rows, k), (groups, _, n), gpu = a.shape, b.shape, facts(a)
-    is_ieee = a.dtype == torch.float32 and not tf32
-    bm, bn, bk = (64, 64, 16) if is_ieee else (64, 128, 128 // a.element_size())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of one operand, as a launch takes them: as they lie, or `index[row] // share` of them."""
+
+    name: str
+    strides: tuple[int, ...]
+    index: str = ""  # the buffer with the index; empty: as they lie
+    share: int = 1
+
+
+def product_step(
+    a: Rows, b: str, c: str, *, rows: int, dims: tuple[int, int, int], strides: tuple[int, ...], kind: torch.dtype,
+    tf32: bool, gpu: Facts,
+) -> Step:  # fmt: skip
+    """The launch of a grouped product by b (groups, k, n) of these `strides`; `dims` are groups, k and n."""
+    groups, k, n = dims
+    is_ieee = kind == torch.float32 and not tf32
+    bm, bn, k_bytes, warps, stages = IEEE_TILE if is_ieee else PRODUCT_TILE
+    bk = k_bytes // kind.itemsize
     most = (cdiv(rows, bm) + groups) * cdiv(n, bn)
-    step = Step(
-        grouped._grouped_kernel, (min(_at_once(gpu), most),), rows, n, k, groups, *a.stride(), *b.stride(),
-        on="a b ends c", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
-        PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 4,
+    return Step(
+        grouped._grouped_kernel, (min(_at_once(gpu), most),),
+        rows, n, k, groups, a.share, *a.strides, *strides,
+        on=f"{a.name} {b} ends {a.index or 'ends'} {c}", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
+        INDEXED=bool(a.index), PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def weights_step(
+    a: Rows, dc: Rows, db: str, *, rows: int, dims: tuple[int, int, int], kind: torch.dtype, tf32: bool, gpu: Facts
+) -> Step:
+    """The launch that gives the gradient of b; `dims` are groups, k and n."""
+    groups, k, n = dims
+    is_ieee = kind == torch.float32 and not tf32
+    bk, bn, rows_bytes, warps, stages = IEEE_TILE if is_ieee else WEIGHTS_TILE
+    br = rows_bytes // kind.itemsize
+    tiles = groups * cdiv(k, bk) * cdiv(n, bn)
+    return Step(
+        grouped._grouped_weights_kernel, (min(_at_once(gpu), tiles),),
+        rows, n, k, groups, max(a.share, dc.share), *a.strides, *dc.strides,
+        on=f"{a.name} {dc.name} ends {a.index or dc.index or 'ends'} {db}", tile=(bk, bn, br), BK=bk, BN=bn, BR=br,
+        INDEXED="a" if a.index else "dc" if dc.index else "",
+        PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def plan_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool) -> Plan:
+    groups, k, n = b.shape
+    step = product_step(
+        Rows(name="a", strides=a.stride()), "b", "c",
+        rows=a.shape[0], dims=(groups, k, n), strides=b.stride(), kind=a.dtype, tf32=tf32, gpu=facts(a),
     )  # fmt: skip
     return Plan(
         provider="sublight",
         reason="one launch over all groups, tiles counted on the device",
         copies=() if ends.is_contiguous() else ("ends",),
-        buffers={"c": Buffer(shape=(rows, n), dtype=a.dtype, is_zero=True)},  # rows after the last end
+        buffers={"c": Buffer(shape=(a.shape[0], n), dtype=a.dtype, is_zero=True)},  # rows after the last end
         steps=(step,),
         outputs=("c",),
     )
 
 
 def plan_weights(a: torch.Tensor, dc: torch.Tensor, ends: torch.Tensor, tf32: bool) -> Plan:
-    k, n, groups, gpu = a.shape[1], dc.shape[1], ends.numel(), facts(a)
-    is_ieee = a.dtype == torch.float32 and not tf32
-    bk, bn, br = (64, 64, 16) if is_ieee else (64, 128, 128 // a.element_size())
-    tiles = groups * cdiv(k, bk) * cdiv(n, bn)
-    step = Step(
-        grouped._grouped_weights_kernel, (min(_at_once(gpu), tiles),),
-        a.shape[0], n, k, groups, *a.stride(), *dc.stride(),
-        on="a dc ends db", tile=(bk, bn, br), BK=bk, BN=bn, BR=br,
-        PRECISION="ieee" if is_ieee else "tf32", num_warps=8 if is_ieee else 4, num_stages=2 if is_ieee else 3,
+    dims = ends.numel(), a.shape[1], dc.shape[1]
+    step = weights_step(
+        Rows(name="a", strides=a.stride()), Rows(name="dc", strides=dc.stride()), "db",
+        rows=a.shape[0], dims=dims, kind=a.dtype, tf32=tf32, gpu=facts(a),
     )  # fmt: skip
     return Plan(
         provider="sublight",
         reason="each group's matrix by its own rows",
         copies=() if ends.is_contiguous() else ("ends",),
-        buffers={"db": Buffer(shape=(groups, k, n), dtype=a.dtype)},
+        buffers={"db": Buffer(shape=dims, dtype=a.dtype)},
         steps=(step,),
         outputs=("db",),
     )

@@ -46,8 +46,12 @@ def write(run: Run, path: Path) -> None:
     elif path.suffix.lower() == ".svg":
         write_file(svg.roofline(drawn), path)
     else:
-        pixels = _resvg().svg_to_bytes(svg_string=svg.roofline(drawn, themes=("light",)), zoom=2)  # type: ignore[attr-defined]
-        write_file(bytes(pixels), path)
+        write_file(pixels(svg.roofline(drawn, themes=("light",))), path)
+
+
+def pixels(picture: str) -> bytes:
+    """An SVG picture as a PNG."""
+    return bytes(_resvg().svg_to_bytes(svg_string=picture, zoom=2))  # type: ignore[attr-defined]
 
 
 def terminal(run: Run, *, columns: int = 96, lines: int = 20) -> RenderableType | None:

@@ -1,4 +1,4 @@
-"""What quantizing a model did, and what it left."""
+"""What quantizing or sparsifying a model did to its linear layers, and what it left."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Layers of one kind that were packed, or left for one reason."""
+    """Layers of one kind that were changed, or left for one reason."""
 
     kind: str
     names: tuple[str, ...]
-    is_packed: bool
+    is_changed: bool
     reason: str
     before_bytes: int
     after_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
-    """What `quantize` did to a model."""
+class Compressed:
+    """What `quantize` or `sparsify` did to a model."""
 
-    how: str
+    how: str  # w4a16, 2:4, …
+    verb: str  # what was done to a layer: "packed", "made sparse"
     rows: tuple[Row, ...]
     change: str = ""  # of the loss, or of the outputs, where a batch was given
     is_kept: bool = True  # the weights as they were are kept, so that it can be undone
 
     @property
-    def packed(self) -> int:
-        return sum(len(row.names) for row in self.rows if row.is_packed)
+    def changed(self) -> int:
+        return sum(len(row.names) for row in self.rows if row.is_changed)
 
     @property
     def before_bytes(self) -> int:
@@ -46,7 +47,7 @@ class Quantized:
                 {
                     "kind": row.kind,
                     "names": list(row.names),
-                    "packed": row.is_packed,
+                    "changed": row.is_changed,
                     "reason": row.reason,
                     "before_bytes": row.before_bytes,
                     "after_bytes": row.after_bytes,

@@ -1,0 +1,1 @@
+"""Our attention inside of other people's modules: PyTorch's `MultiheadAttention`, Hugging Face's models."""

@@ -1,0 +1,59 @@
+"""Two zeros in every four weights of a model's linear layers, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sublight.errors import BadInput, nearest
+from sublight.fix.compressed import Compressed
+from sublight.fix.layers import replace_layers, restore_layers
+from sublight.fix.sparsify.linear import SparseLinear
+
+WAYS = ("2:4",)
+
+
+def sparsify(
+    model: torch.nn.Module,
+    how: str = "2:4",
+    *,
+    skip: Sequence[str] | None = None,
+    verify: Any = None,
+    keep: bool = True,
+) -> Compressed:
+    """Make the model's linear layers sparse, in place, and say what was done.
+
+    `skip` are names or patterns of layers to leave ("*.down_proj"); unless it is given, the output head is left, whose
+    error goes straight into the loss. `verify` is a batch: the change of its loss, or of its outputs, is reported.
+    """
+    if how not in WAYS:
+        raise BadInput(f"unknown way {how!r}: {nearest(how, list(WAYS))}")
+
+    def why_left(weight: torch.Tensor) -> str:
+        return f"its {weight.shape[1]} inputs do not come in fours" if weight.shape[1] % 4 else ""
+
+    def words(new: Any) -> str:
+        return f"two of four, multiplied dense: {new.why}" if new.why else "two of four, on the sparse tensor cores"
+
+    def sparse(module: Any, weight: torch.Tensor) -> torch.nn.Module:
+        return SparseLinear(weight, module.bias)
+
+    return replace_layers(
+        model,
+        by=sparse,
+        why_left=why_left,
+        words=words,
+        caller="sparsify",
+        how=how,
+        verb="made sparse",
+        skip=skip,
+        verify=verify,
+        keep=keep,
+    )
+
+
+def densify(model: torch.nn.Module) -> int:
+    """Put the layers back as they were; how many were sparse."""
+    return restore_layers(model, (SparseLinear,))
