@@ -64,15 +64,14 @@ class FusedMHA(torch.nn.MultiheadAttention):
         if dropout and why_no_way(q, k, v):
             return None
         options: dict[str, Any] = {"causal": causal, "dropout": dropout, "provider": self.provider}
-        out = attention(q, k, v, **options).transpose(1, 2).flatten(2)  # (b, t, e)
-        out = self.out_proj(out)
+        out: torch.Tensor = self.out_proj(attention(q, k, v, **options).transpose(1, 2).flatten(2))  # (b, t, e)
         return out if self.batch_first else out.transpose(0, 1)
 
     def _projected(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """In one product where query, key and value are one tensor."""
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if not self._qkv_same_embed_dim:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            weights: tuple[torch.Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         elif query is key and key is value:
             return linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, 2)
         else:

@@ -76,8 +76,10 @@ def composed_packed(
     starts_q, starts_k = cu_q.tolist(), cu_k.tolist()
     outs, logs = [], []
     for i, (q_start, q_end) in enumerate(pairwise(starts_q)):
-        own = q[q_start:q_end], k[starts_k[i] : starts_k[i + 1]], v[starts_k[i] : starts_k[i + 1]]
-        out, lse = composed(*(x.transpose(0, 1)[None] for x in own), *rest, sequence=i)
+        keys = slice(starts_k[i], starts_k[i + 1])
+        own = tuple(x.transpose(0, 1)[None] for x in (q[q_start:q_end], k[keys], v[keys]))
+        args: tuple[Any, ...] = (*own, *rest, i)
+        out, lse = composed(*args)
         outs.append(out[0].transpose(0, 1))
         logs.append(lse[0])
     past = q[starts_q[-1] :]

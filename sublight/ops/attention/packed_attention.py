@@ -55,7 +55,7 @@ def _arguments(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
             raise BadInput(f"{name} has {x.dim()} dimensions: use 3, (tokens, heads, head_dim)")
-    check(*(x.transpose(0, 1)[None] for x in (q, k, v)), window or 0, softcap, "")
+    check(q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], window or 0, softcap, "")
     if window == 0:
         raise BadInput("window 0 would hide every key: use a positive number, or None for all")
     if provider not in ("", "flash"):
@@ -122,11 +122,11 @@ def plan(*tensors: Any, **options: Any) -> Plan:
     return packed.decide(*_arguments(*tensors, **options))
 
 
-def launch(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+def launch(*tensors: Any, **options: Any) -> torch.Tensor:
     return packed.by_kernels(*_arguments(*tensors, **options))[0]  # type: ignore[no-any-return]
 
 
-def launch_backward(dout: torch.Tensor, *tensors: torch.Tensor, **options: Any) -> Inputs:
+def launch_backward(dout: torch.Tensor, *tensors: Any, **options: Any) -> Inputs:
     """The backward kernels, on what the forward kernels give: of q, k and v, and of sinks where there are some."""
     args = _arguments(*tensors, **options)
     results = packed.by_kernels(*args)
