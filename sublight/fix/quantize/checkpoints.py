@@ -67,8 +67,8 @@ def _layer(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bias
     check_group(k, k // groups, BITS)
     return PackedLinear(
         pack(values.T, BITS),
-        scales.contiguous(),
-        zeros.to(scales.dtype).contiguous(),
+        scales.T.contiguous(),
+        zeros.T.to(scales.dtype).contiguous(),
         None if bias is None else torch.nn.Parameter(bias, requires_grad=False),
         bits=BITS,
         in_features=k,

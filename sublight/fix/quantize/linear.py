@@ -55,5 +55,5 @@ class PackedLinear(torch.nn.Module):
         return sum(x.nbytes for x in (self.packed, self.scales, self.zeros))
 
     def extra_repr(self) -> str:
-        group = self.in_features // self.scales.shape[0]
+        group = self.in_features // self.scales.shape[1]
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}, group={group}"

@@ -69,9 +69,9 @@ def _scale_of(
     PART: tl.constexpr, PER_SCALE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Scales and zeros of some columns of the weight, for some places of a block; behind the last, of the last."""
-    group = tl.minimum(_group_of(block, PART, PER_SCALE, BITS, GROUP), groups - 1).to(tl.int64)
-    scale = tl.load(scales_ptr + group * n + col, mask=col < n, other=0.0)
-    return scale.to(tl.float32), tl.load(zeros_ptr + group * n + col, mask=col < n, other=0.0).to(tl.float32)
+    group = tl.minimum(_group_of(block, PART, PER_SCALE, BITS, GROUP), groups - 1)
+    scale = tl.load(scales_ptr + col * groups + group, mask=col < n, other=0.0)
+    return scale.to(tl.float32), tl.load(zeros_ptr + col * groups + group, mask=col < n, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def _row_kernel(
                 sums += value * a[None, :, :]
                 plain += a
             group = tl.minimum(_group_of(block, part, PER_SCALE, BITS, GROUP), groups - 1)
-            place_of_scale = group[None, :].to(tl.int64) * n + col[:, None]
+            place_of_scale = col[:, None] * groups + group[None, :]
             scale = tl.load(scales_ptr + place_of_scale, mask=is_here, other=0.0).to(tl.float32)
             zero = tl.load(zeros_ptr + place_of_scale, mask=is_here, other=0.0).to(tl.float32)
             acc += scale[:, :, None] * ((sums - added[None, :, :]) - zero[:, :, None] * plain[None, :, :])

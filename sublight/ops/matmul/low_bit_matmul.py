@@ -46,7 +46,7 @@ class Low:
 
     def __init__(self, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bits: int) -> None:
         self.k, self.n, self.m = a.shape[-1], packed.shape[0], a.numel() // max(1, a.shape[-1])
-        self.blocks, self.groups = packed.shape[1] // WORDS, scales.shape[0]
+        self.blocks, self.groups = packed.shape[1] // WORDS, scales.shape[1]
         self.group, self.block = self.k // self.groups, block_of(bits)
         is_shared = self.groups == 1 or self.group >= self.block  # by all places of a word
         per_scale = 32 // bits if is_shared else self.group // WORDS
@@ -198,13 +198,13 @@ def low_bit_matmul(
     k = a.shape[-1]
     if packed.dtype != torch.int32 or packed.shape[-1] != words_of(k, bits):
         raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
-    if scales.shape != zeros.shape or scales.dim() != 2 or scales.shape[1] != packed.shape[0]:
+    if scales.shape != zeros.shape or scales.dim() != 2 or scales.shape[0] != packed.shape[0]:
         raise BadInput(
             f"scales {tuple(scales.shape)}, zeros {tuple(zeros.shape)} for {packed.shape[0]} rows of weights"
         )
-    if scales.shape[0] == 0 or k % scales.shape[0]:
-        raise BadInput(f"{scales.shape[0]} groups do not divide k = {k}")
-    check_group(k, k // scales.shape[0], bits)
+    if scales.shape[1] == 0 or k % scales.shape[1]:
+        raise BadInput(f"{scales.shape[1]} groups do not divide k = {k}")
+    check_group(k, k // scales.shape[1], bits)
     return _low_bit.call(a, packed, scales, zeros, bits, k)  # type: ignore[no-any-return]
 
 
@@ -222,7 +222,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     a, weight = torch.randn(shape["m"], shape["k"], **made), torch.randn(shape["n"], shape["k"], **made)
     if device == "meta":
         words = words_of(shape["k"], 4)
-        scales = torch.empty(shape["k"] // shape["group"], shape["n"], device=device, dtype=weight.dtype)
+        scales = torch.empty(shape["n"], shape["k"] // shape["group"], device=device, dtype=weight.dtype)
         return a, torch.empty(shape["n"], words, device=device, dtype=torch.int32), scales, scales.clone()
     return a, *quantize_weight(weight, 4, shape["group"])
 

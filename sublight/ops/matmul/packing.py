@@ -84,7 +84,7 @@ def quantize_weight(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(packed, scales, zeros) of a weight (n, k): value = (whole number - zero) * scale, for each group along k.
 
-    Scales and zeros are (groups, n): kernels read those of neighbouring rows at once.
+    Scales and zeros are (n, groups): a sector of memory holds those of the next blocks along k.
     To the nearest; with `symmetric` the zero is the middle. `rounds` moves zeros towards where the error is smallest,
     with large errors counting less (half-quadratic quantization).
     """
@@ -115,13 +115,12 @@ def quantize_weight(
         sparse = error.sign() * F.relu(error.abs() - error.abs().mean(-1, keepdim=True))
         moved = (q - (w - sparse) / scale[..., None]).mean(-1).to(weight.dtype).float()
         zero = torch.where(constant, zero, moved)
-    scales, zeros = (x.T.to(weight.dtype).contiguous() for x in (scale, zero))
-    return pack(nearest(zero).view(n, k).int(), bits), scales, zeros
+    return pack(nearest(zero).view(n, k).int(), bits), scale.to(weight.dtype), zero.to(weight.dtype)
 
 
 def dequantize(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     """The weight (n, k) that these stand for, in the data type of the scales."""
-    group = k // scales.shape[0]
+    group = k // scales.shape[1]
     values = unpack(packed, bits, k).to(torch.promote_types(scales.dtype, torch.float32))
-    wide = (x.T.to(values.dtype).repeat_interleave(group, 1) for x in (zeros, scales))
+    wide = (x.to(values.dtype).repeat_interleave(group, 1) for x in (zeros, scales))
     return ((values - next(wide)) * next(wide)).to(scales.dtype)

@@ -44,9 +44,9 @@ def test_the_largest_stay(both: bool, device: str) -> None:
             assert math.isclose(float(kept), float(sums.max()), rel_tol=1e-6)
 
 
-def test_storage_is_cutlasss_before_its_reordering() -> None:
+def test_storage_is_cutlasss_before_its_reordering(device: str) -> None:
     conversions = pytest.importorskip("torch.sparse._semi_structured_conversions")
-    w = torch.randn(32, 128, generator=torch.Generator().manual_seed(0)).half()
+    w = torch.randn(32, 128, generator=torch.Generator().manual_seed(0)).half().to(device)
     packed, meta = launch(w)
     theirs, theirs_meta = conversions.sparse_semi_structured_from_dense_cutlass(unpack_24(packed, meta, 128))
     offsets = conversions._calculate_meta_reordering_scatter_offsets(32, 8, torch.int16, w.device)
