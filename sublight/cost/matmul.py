@@ -49,7 +49,7 @@ def batched_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     return in_direction(direction, product(a, b, out, k), backward)
 
 
-def quantized_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
+def low_bit_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Weights of `bits` with a 16-bit scale for each `group` of k, made whole on chip: a product in x's data type."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     x, y = dense(dtype, m, k), dense(dtype, m, n)

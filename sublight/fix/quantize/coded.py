@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from sublight.backend import private
 from sublight.errors import BadInput
 from sublight.ops.quantize.quantize import quantize_fp8, quantize_int8
 
@@ -79,13 +80,14 @@ class CodedLinear(torch.nn.Module):
             rows = codes.shape[0]
             if codes.is_cuda and rows < LEAST_ROWS:
                 codes = F.pad(codes, (0, 0, 0, LEAST_ROWS - rows))
-            sums = torch._int_mm(codes, self.codes.T)[:rows]
+            sums: torch.Tensor = private.int_mm(codes, self.codes.T)[:rows]
             return (sums * (scales.float()[:, None] * self.scales)).to(x.dtype)
         if x.dtype == torch.bfloat16 and not (x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9):
             by_row, by_col = scales.float()[:, None].contiguous(), self.scales[None, :].contiguous()
-            return torch._scaled_mm(codes, self.codes.T, scale_a=by_row, scale_b=by_col, out_dtype=x.dtype)
+            y: torch.Tensor = private.scaled_mm(codes, self.codes.T, scale_a=by_row, scale_b=by_col, out_dtype=x.dtype)
+            return y
         one = scales.new_ones((), dtype=torch.float32)  # scales by row come out in bf16 alone
-        sums = torch._scaled_mm(codes, self.codes.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
+        sums = private.scaled_mm(codes, self.codes.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
         return (sums * (scales.float()[:, None] * self.scales)).to(x.dtype)
 
     @property

