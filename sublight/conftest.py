@@ -22,13 +22,13 @@ def _has_gpu() -> bool:
 HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
 SIDES = {  # one case of so many is drawn
-    **{"ops/ops_test": 10, "sublight/ops/": 5, "docs_test": 3},
+    **{"ops/ops_test": 16, "sublight/ops/": 8, "docs_test": 5},
     **{"learn/grade/check_test": 20, "extensions/ledger_test": 20, "extensions/ladders_test": 4},
     **{"extensions/projects/build_test": 40},
-    **{"sublight/fix/": 5, "trace/capture/": 4, "sublight/cli/": 3, "examples/": 3},
-    "sublight/engines/": 3,
+    **{"sublight/fix/": 8, "trace/capture/": 4, "trace/fuzz_test": 4, "sublight/cli/": 4, "examples/": 3},
+    "sublight/engines/": 4,
 }
-DEAR = {"fix/cure/run_test": 3, "cli/explain_fix_test": 3, "cli/interrupt_test": 3}  # one test of so many
+DEAR = {"fix/cure/run_test": 4, "cli/explain_fix_test": 4, "cli/interrupt_test": 6}  # one test of so many
 COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …
 EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
 if not HAS_GPU:
@@ -67,7 +67,7 @@ def _is_drawn(item: pytest.Item) -> bool:
     if item.get_closest_marker("alone"):
         return True
     if any(part in path for part in COMPILE):
-        return any(part in path for part in EVERY_TIME) or _die(item.nodeid.split("::")[0], 3) == 0
+        return any(part in path for part in EVERY_TIME) or _die(item.nodeid.split("::")[0], 4) == 0
     if part := next((part for part in DEAR if part in path), ""):
         return _die(item.nodeid, DEAR[part]) == 0
     part = next((part for part in SIDES if part in path), "")
