@@ -107,6 +107,10 @@ def test_what_lies_outside_of_a_sequence_changes_nothing(device: str) -> None:
             used[row[key // 8], key % 8] = True
         wild[entry, -(-length // 8) :] = 10**6  # entries that no length needs may be anything
     poisoned = [x.masked_fill(~used[:, :, None, None], math.nan) for x in (k, v)]
+    # pages before and after the cache as well: no key that nobody needs is read there
+    poisoned = [
+        torch.cat([torch.full_like(x[:1], math.nan), x, torch.full_like(x[:1], math.nan)])[1:-1] for x in poisoned
+    ]
     assert torch.equal(ours(q, *poisoned, wild, lengths, starts), expected)
     past = torch.cat([q, torch.full_like(q[:2], math.nan)])
     assert torch.equal(ours(past, k, v, table, lengths, starts), torch.cat([expected, torch.zeros_like(q[:2])]))
