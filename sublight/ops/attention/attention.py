@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sublight.backend.device import facts
+from sublight.backend.device import PRETEND, Facts, facts
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
@@ -177,7 +177,15 @@ def _why_torch_with_lse(
     """The logarithm of the sums PyTorch gives only op by op."""
     if (reason := why_no_way(q, k, v)) or provider:
         return reason
-    return "" if facts(q).capability == 90 and q.element_size() == 2 else NOT_TIMED
+    return "" if _is_hopper() and q.element_size() == 2 else NOT_TIMED
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_hopper() -> bool:
+    """Whether the GPU that calls run on is one; without any GPU, plans are made for one."""
+    if (pretended := PRETEND.get()) is None and torch.cuda.is_available():
+        return facts(torch.empty(0, device="cuda")).capability == 90
+    return (pretended or Facts()).capability == 90
 
 
 def plan_forward(

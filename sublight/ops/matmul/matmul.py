@@ -293,6 +293,8 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
         return "an activation's gradient needs what it was taken of, which our kernel does not keep"
     if not a.is_cuda:
         return ""  # interpreted, or planned for a GPU that is not here
+    if torch.compiler.is_compiling():
+        return "cuBLAS: torch.compile sees no addresses, which the choice depends on"
     product = product_of(a, b)
     if product is None:
         return "cuBLAS: the leading dimensions would have to be copied"
