@@ -70,6 +70,15 @@ def facts(x: torch.Tensor) -> Facts:
     return PRETEND.get() or Facts(multiprocessors=INTERPRETER_MULTIPROCESSORS if is_interpreted() else 132)
 
 
+def facts_here() -> Facts:
+    """Of the current GPU, or the one that is pretended: for where no tensor can be asked, as torch.compile traces."""
+    import torch
+
+    if (pretended := PRETEND.get()) is not None:
+        return pretended
+    return _facts(torch.cuda.current_device()) if torch.cuda.is_available() else Facts()
+
+
 def why_not_here(x: torch.Tensor) -> str:
     """Why no kernel of ours runs where x is; empty where one does: on a GPU, on one that is pretended, interpreted."""
     import torch

@@ -1,8 +1,8 @@
 """Whether a product is ours or cuBLAS's: by what runs on an H200 have shown (`benchmarks/products_h200.json`).
 
-Of aligned operands both reach what the tensor cores can do, so cuBLAS keeps those, unless something follows that ours
-does in the same pass. Ours are faster where memory decides (one row), and where rows begin at odd places, where cuBLAS
-falls to a third or a sixth: a vocabulary of 50,257, a width of 700.
+Of aligned operands both reach what the tensor cores can do, so cuBLAS keeps those. Ours are faster where memory decides
+(one row), and where rows begin at odd places, where cuBLAS falls to a third or a sixth: a vocabulary of 50,257, a width
+of 700. What an activation in the same pass brings is not timed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ from collections.abc import Sequence
 import torch
 
 from sublight.backend.device import Facts
-from sublight.backend.jit import cdiv
 from sublight.ops.matmul.product import ENGINE_BYTES, Operand, Product
 from sublight.ops.matmul.skinny import MOST_ROWS
-from sublight.ops.matmul.tiles import PERSISTENT, persistent_tile
 
-BUSY = 0.93  # of the multiprocessors' time that whole tiles must fill
 ODD_ROWS = 256  # of A, where rows of A, B or C begin at odd places: with fewer, a copy of B costs more than it brings
 ODD_FLOPS = 2e9
 ROW_BYTES = 2 << 20  # of a weight that one row is multiplied by …
 ROWS_BYTES = 512 << 20  # … or up to 64
 
 
-def why_cublas(p: Product, operands: Sequence[Operand], dtype: torch.dtype, gpu: Facts, *, is_followed: bool) -> str:
-    """Why cuBLAS takes a product; empty where ours is faster. `is_followed`: an activation or residual comes after."""
+def why_cublas(p: Product, operands: Sequence[Operand], dtype: torch.dtype, gpu: Facts) -> str:
+    """Why cuBLAS takes a product; empty where ours is faster."""
     if gpu.capability != 90:
         return "cuBLAS: our products are timed on Hopper alone"
     if dtype.itemsize != 2 or p.batches > 1:
@@ -37,10 +34,7 @@ def why_cublas(p: Product, operands: Sequence[Operand], dtype: torch.dtype, gpu:
     if not all(operand.is_readable for operand in operands) or p.n * dtype.itemsize % ENGINE_BYTES:
         is_enough = p.m >= ODD_ROWS and 2.0 * p.m * p.n * p.k >= ODD_FLOPS
         return "" if is_enough else "cuBLAS: too little work to pay for aligned copies"
-    if not is_followed:
-        return "cuBLAS: of aligned operands ours is as fast, not faster"
-    busy = busy_share(p.m, p.n, gpu)
-    return "" if busy >= BUSY else f"cuBLAS: whole tiles would fill {busy:.0%} of the multiprocessors' time"
+    return "cuBLAS: of aligned operands ours is as fast, not faster"
 
 
 def _why_not_few(p: Product, weight_bytes: int) -> str:
@@ -49,14 +43,3 @@ def _why_not_few(p: Product, weight_bytes: int) -> str:
     least = ROW_BYTES if p.m == 1 else ROWS_BYTES
     rows = "one row" if p.m == 1 else f"{p.m} rows"
     return "" if weight_bytes >= least else f"cuBLAS: {rows} with a weight below {least >> 20} MiB"
-
-
-def busy_share(m: int, n: int, gpu: Facts) -> float:
-    """Of all multiprocessors' time until the last tile is done, the part in which the best tiles would compute C.
-
-    >>> round(busy_share(4096, 4096, Facts()), 2), round(busy_share(1024, 6144, Facts()), 2)
-    (0.97, 0.83)
-    """
-    tile = persistent_tile(m, n, gpu)
-    rounds = cdiv(tile.count(m, n), gpu.multiprocessors)
-    return PERSISTENT[tile] * m * n / (rounds * gpu.multiprocessors * tile.bm * tile.bn)

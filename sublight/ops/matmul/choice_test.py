@@ -24,8 +24,6 @@ OURS = ""
         (16, 14336, 4096, {}, "16 rows with a weight below 512 MiB"),
         (16, 128256, 4096, {}, OURS),
         (4096, 4096, 4096, {}, "as fast, not faster"),
-        (4096, 4096, 4096, {"is_followed": True}, OURS),
-        (1024, 6144, 4096, {"is_followed": True}, "would fill 83% of the multiprocessors' time"),
         (8192, 50257, 768, {}, OURS),  # only the result's rows are odd
         (1024, 1023, 1024, {}, OURS),
         (4096, 100_000, 700, {}, OURS),
@@ -39,10 +37,7 @@ def test_by_shape(m: int, n: int, k: int, options: dict[str, Any], reason: str) 
     a, b = torch.empty(m, k, dtype=dtype, device="meta"), torch.empty(n, k, dtype=dtype, device="meta").T
     product = product_of(a, b)
     assert product is not None
-    why = why_cublas(
-        product, operands_of(product, a, b), dtype, options.get("gpu", Facts()),
-        is_followed=options.get("is_followed", False),
-    )  # fmt: skip
+    why = why_cublas(product, operands_of(product, a, b), dtype, options.get("gpu", Facts()))
     assert why == reason if reason == OURS else reason in why
 
 
@@ -50,4 +45,4 @@ def test_few_rows_that_do_not_lie_along_k_are_cublas_own() -> None:
     a, b = torch.empty(1, 4096, dtype=torch.bfloat16), torch.empty(4096, 4096, dtype=torch.bfloat16)
     product = product_of(a, b)
     assert product is not None
-    assert "do not lie along k" in why_cublas(product, operands_of(product, a, b), a.dtype, Facts(), is_followed=False)
+    assert "do not lie along k" in why_cublas(product, operands_of(product, a, b), a.dtype, Facts())

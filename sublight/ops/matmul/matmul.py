@@ -298,8 +298,7 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
     product = product_of(a, b)
     if product is None:
         return "cuBLAS: the leading dimensions would have to be copied"
-    is_followed = activation != "none" or residual is not None
-    return why_cublas(product, operands_of(product, a, b), a.dtype, facts(a), is_followed=is_followed)
+    return why_cublas(product, operands_of(product, a, b), a.dtype, facts(a))
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:
