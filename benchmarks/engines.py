@@ -1,13 +1,15 @@
 """Both engines on a GPU in one call, in under four minutes: tokens a second of training and decoding, beside limits.
 
     python benchmarks/engines.py --json engines.json          everything
-    python benchmarks/engines.py --only train                 or decode
+    python benchmarks/engines.py --only decode                or train; at most 200 s
     python benchmarks/engines.py --tiny --device cpu          tiny models, to see that it runs
 
 Training is GPT-2 (124M), 32 x 1024 tokens a step, bf16: eager, torch.compile, ours. Decoding has the shape of
-Llama-3-8B with random weights, 1024 tokens of context, batch 1 and 64: eager and compiled over a contiguous cache, ours
-over pages, ours as CUDA graphs. Every part runs in a process of its own with a time limit: what hangs or fails costs
-its own rows.
+Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is the engine as a user has it:
+requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same without graphs, `int4` with weights
+of four bits. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops over a contiguous cache, under
+torch.compile(mode="reduce-overhead"). Every part runs in a process of its own with a time limit: what hangs or fails
+costs its own rows. After the table: where a step's time goes, by kernel.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from sublight.results import write_json
 if TYPE_CHECKING:
     import torch
 
-    from sublight.engines.generate.llama import Cache, Llama
+    from sublight.engines.generate.config import Config
+    from sublight.engines.generate.llama import Weights
 
 Row = dict[str, Any]
-LIMIT_S = {  # of each process, 239 s together; what compiles needs the most
+LIMIT_S = {  # of each process; what compiles needs the most
     "train": {"eager": 25.0, "compile": 50.0, "ours": 30.0},
-    "decode": {"eager": 20.0, "ours": 22.0, "graphs": 22.0, "compile": 70.0},
+    "decode": {"compile": 75.0, "graphs": 50.0, "int4": 45.0, "launches": 30.0},
 }
+BASE = {"train": "eager", "decode": "compile"}  # what the others are compared with
+PROFILED = 3  # steps
 WARMUP = 10  # steps: some until a graph is captured
 MEASURED_S = 4.0  # of steps, after those that warm up
 LOSS_STEP = 8  # whose loss is told, so that modes can be compared
@@ -59,7 +64,7 @@ class Sizes:
 
 
 TINY = Sizes(
-    depth=1, vocab=64, train_batch=2, context=16, layers=1, dim=64, inner=64, heads=2, kv_heads=1, llama_vocab=64,
+    depth=1, vocab=64, train_batch=2, context=16, layers=1, dim=128, inner=128, heads=2, kv_heads=1, llama_vocab=64,
     batches=(1, 3), room=200,
 )  # fmt: skip
 
@@ -134,7 +139,6 @@ def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
 
     from sublight.engines.generate import weights
     from sublight.engines.generate.config import Config
-    from sublight.engines.generate.llama import Cache, Llama
 
     config = Config(
         layers=sizes.layers, dim=sizes.dim, inner=sizes.inner, heads=sizes.heads, kv_heads=sizes.kv_heads,
@@ -142,41 +146,65 @@ def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
         theta=5e5,
     )  # fmt: skip
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    made = weights.random(config, dtype=dtype, device=device)
-    for batch in sizes.batches:
+    made = weights.random(config, dtype=dtype, device=device, how="w4a16" if mode == "int4" else "")
+    rate = _memory_rate(device)
+    for batch in sizes.batches[:1] if mode == "launches" else sizes.batches:
         if device == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        model = Llama(config, made, mode="eager" if mode in ("eager", "compile") else "ours")
-        page = 16
-        width = -(-config.longest // page)
-        cache = Cache(config, batch * width, page, made.tokens)
-        cache.k.normal_()
-        cache.v.normal_()
-        step, wrapped = decode_step(model, cache, mode, batch, width, device, sizes)
-        count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - WARMUP - 1)
-        read = sum(x.numel() * x.element_size() for block in made.blocks for x in _tensors(block))
-        read += made.head.numel() * made.head.element_size()
-        keys = batch * sizes.context * 2 * config.kv_heads * config.head_dim * config.layers * cache.k.element_size()
-        floor = _memory_rate(device)
+        begin = time.perf_counter()
+        step, note = (by_compile if mode == "compile" else by_engine)(config, made, mode, batch, device, sizes)
+        ready_s = time.perf_counter() - begin
+        count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - WARMUP - PROFILED - 4)
+        keys = batch * sizes.context * 2 * config.kv_heads * config.head_dim * config.layers * made.tokens.itemsize
+        floor = rate and rate * batch / (made.read_bytes + keys)
         row = {"part": "decode", "mode": mode, "batch": batch, "context": sizes.context, "dtype": str(dtype)[6:]}
-        figures = _figures(count * batch / seconds, floor and floor * batch / (read + keys), device)
-        yield row | figures | {"steps": count, "note": wrapped()}
+        kernels = by_kernel(step) if device == "cuda" else []
+        more = {"steps": count, "step_s": seconds / count, "kernels": kernels, "ready_s": ready_s, **note()}
+        yield row | _figures(count * batch / seconds, floor, device) | more
 
 
-def decode_step(
-    model: Llama, cache: Cache, mode: str, batch: int, width: int, device: str, sizes: Sizes
-) -> tuple[Callable[[], None], Callable[[], str]]:
-    """One token for every text, all on the device; and what a graph has to say of itself."""
+def by_engine(
+    config: Config, made: Weights, mode: str, batch: int, device: str, sizes: Sizes
+) -> tuple[Callable[[], None], Callable[[], Row]]:
+    """The engine's own step, from when every prompt is in the cache."""
+    import random
+
+    from sublight.engines.generate.engine import PAGE, Engine, Request
+    from sublight.engines.generate.llama import Llama
+
+    chance = random.Random(1)  # prompts that differ: pages are not shared
+    model = Llama(config, made, mode="ours" if device == "cuda" else "eager")
+    pages = batch * -(-config.longest // PAGE)
+    engine = Engine(model, pages=pages, most_texts=batch, most_tokens=2048, graphs=mode != "launches")
+    prompts = [[chance.randrange(config.vocab) for _ in range(sizes.context)] for _ in range(batch)]
+    texts = [engine.add(Request(prompt, sizes.room)) for prompt in prompts]
+    while any(text.cached < sizes.context for text in texts):
+        engine.step()
+    decoder = engine.decoder
+
+    def note() -> Row:
+        return {"graphs": decoder.graph_count, "graph_bytes": decoder.graph_bytes}
+
+    return lambda: engine.step() and None, note
+
+
+def by_compile(
+    config: Config, made: Weights, mode: str, batch: int, device: str, sizes: Sizes
+) -> tuple[Callable[[], None], Callable[[], Row]]:
+    """One token for every text, all on the device; the host never looks at one."""
     import torch
 
-    import sublight
-    from sublight.fix.graph.callable import Graph
+    from sublight.engines.generate.llama import Cache, Llama
 
-    page = cache.k.shape[2]
-    if mode in ("eager", "compile"):
-        model.layers = contiguous(model.layers, batch)
-    elif device == "cuda":
-        model.layers = our_kernels(model.layers)
+    page = 16
+    width = -(-config.longest // page)
+    model = Llama(config, made, mode="eager")
+    model.layers = contiguous(model.layers, batch)
+    cache = Cache(config, batch * width, page, made.tokens)
+    for x in (cache.k, cache.v):
+        x.normal_()
+        torch._dynamo.mark_static_address(x)  # else its graphs refuse a cache that is written in place
     table = torch.arange(batch * width, dtype=torch.int32, device=device).view(batch, width)
     first = torch.arange(batch, device=device) * width * page
     ids = torch.arange(batch, device=device) % sizes.llama_vocab
@@ -186,20 +214,31 @@ def decode_step(
         lengths = (positions + 1).to(torch.int32)
         return model.decode(ids, positions, first + positions, table, lengths, cache).argmax(-1)
 
-    call: Callable[..., torch.Tensor] = forward
-    if mode == "compile":
-        for x in (cache.k, cache.v):
-            torch._dynamo.mark_static_address(x)  # else its graphs refuse a cache that is written in place
-        call = torch.compile(forward, mode="reduce-overhead", dynamic=False)
-    elif mode == "graphs":
-        call = sublight.graph(forward)
+    call = torch.compile(forward, mode="reduce-overhead", dynamic=False)
 
     def step() -> None:
         nonlocal ids
         ids = call(ids, positions).clone()
         positions.add_(1)
 
-    return step, lambda: str(call.report())[:400] if isinstance(call, Graph) else ""
+    return step, dict
+
+
+def by_kernel(step: Callable[[], None]) -> list[Row]:
+    """What runs on the GPU in a step, the dearest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        for _ in range(PROFILED):
+            step()
+        torch.cuda.synchronize()
+    rows = [
+        {"kernel": each.key[:90], "count": each.count / PROFILED, "us": each.self_device_time_total / PROFILED}
+        for each in seen.key_averages()
+        if each.self_device_time_total > 0 and str(each.device_type).endswith("CUDA")
+    ]
+    return sorted(rows, key=lambda row: -row["us"])[:20]
 
 
 def contiguous(layers: Any, batch: int) -> Any:
@@ -227,21 +266,6 @@ def contiguous(layers: Any, batch: int) -> Any:
         return out[:, :, 0]
 
     return replace(layers, kv_write=write, paged_attention=attend)
-
-
-def our_kernels(layers: Any) -> Any:
-    """By name: a call without one goes to PyTorch's where ours were never timed."""
-    from functools import partial
-
-    return replace(
-        layers,
-        kv_write=partial(layers.kv_write, provider="sublight"),
-        paged_attention=partial(layers.paged_attention, provider="sublight"),
-    )
-
-
-def _tensors(block: Any) -> list[Any]:
-    return [x for x in (getattr(block, name) for name in block.__slots__) if x is not None]
 
 
 def _memory_rate(device: str) -> float | None:
@@ -286,19 +310,27 @@ def run_part(part: str, mode: str, words: Sequence[str]) -> list[Row]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line a row, against the first mode of its part and batch."""
-    lines = [f"{'part':8}{'mode':9}{'batch':>6}{'tokens/s':>12}{'of eager':>10}{'of limit':>10}{'memory':>10}"]
+    lines = [f"{'part':8}{'mode':9}{'batch':>6}{'tokens/s':>12}{'of base':>10}{'of limit':>10}{'memory':>10}"]
     for row in rows:
         head = f"{row['part']:8}{row['mode']:9}"
         if "error" in row:
             lines.append(f"{head}  {row['error']}")
             continue
         same = (each for each in rows if each["part"] == row["part"] and each.get("batch") == row["batch"])
-        eager = next((each["tokens_per_s"] for each in same if each["mode"] == "eager"), None)
-        ratio = f"{row['tokens_per_s'] / eager:.2f}" if eager else "–"
+        base = next((each["tokens_per_s"] for each in same if each["mode"] == BASE[row["part"]]), None)
+        ratio = f"{row['tokens_per_s'] / base:.2f}" if base else "–"
         share = f"{100 * row['fraction']:.0f} %" if row["fraction"] else "–"
         memory = f"{row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "–"
         loss = f"  loss {row['loss']:.4f}" if "loss" in row else ""
         lines.append(f"{head}{row['batch']:>6}{row['tokens_per_s']:>12,.0f}{ratio:>10}{share:>10}{memory:>10}{loss}")
+    for row in rows:
+        if kernels := row.get("kernels"):
+            busy = sum(each["us"] for each in kernels)
+            whole = f"{1e6 * row['step_s']:.0f} µs a step, {busy:.0f} of them in kernels"
+            lines.append(f"\n{row['mode']}, batch {row['batch']}: {whole}")
+            lines += [
+                f"  {each['us']:>8.1f} µs {each['count']:>6.0f} x  {each['kernel'][:70]}" for each in kernels[:14]
+            ]
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from sublight.ops.attention import kv_write as writing
 from sublight.ops.attention import paged_attention as paging
 from sublight.ops.attention.attention import attention
 from sublight.ops.gated.gated import swiglu
+from sublight.ops.matmul.matmul import matmul
 from sublight.ops.movement.embedding import embedding
 from sublight.ops.norm.add_rms_norm import add_rms_norm
 from sublight.ops.norm.rms_norm import rms_norm
@@ -28,6 +29,7 @@ MODES: tuple[Mode, ...] = ("eager", "ours")
 class Layers:
     """The functions that one mode of the model calls."""
 
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x, weight (out, in), bias
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
     swiglu: Callable[[Tensor], Tensor]  # gate and up side by side
@@ -75,7 +77,13 @@ def _our_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor)
     return rope(q, k, cos, sin, positions)
 
 
+def _our_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`matmul` where it has a kernel of its own, which is for one row; else PyTorch's in one call, bias included."""
+    return matmul(x, weight.T, bias) if x.is_cuda and x.shape[0] == 1 else F.linear(x, weight, bias)
+
+
 TORCH = Layers(
+    linear=F.linear,
     rms_norm=_torch_rms_norm,
     add_rms_norm=_torch_add_rms_norm,
     swiglu=_torch_swiglu,
@@ -86,6 +94,7 @@ TORCH = Layers(
     prefill_attention=_torch_prefill,
 )
 OURS = Layers(
+    linear=_our_linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     swiglu=swiglu,

@@ -1,7 +1,7 @@
 """A Llama over a cache in pages. Prefill takes one text's chunk, decode one token of each of many texts.
 
-q, k and v are one product, gate and up another. Nothing here knows of requests: tokens, positions, slots and tables in,
-logits out.
+q, k and v are one product, gate and up another; a product's weight is dense, or packed as `sublight.quantize` packs it.
+Nothing here knows of requests: tokens, positions, slots and tables in, logits out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from sublight.engines.generate.config import Config
 from sublight.engines.generate.layers import Mode, layers_of
+from sublight.fix.quantize.coded import CodedLinear
+from sublight.fix.quantize.linear import PackedLinear
 
 Maybe = torch.Tensor | None
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q and the layer's two caches
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A product's weight (out, in) as it is, and its bias."""
+
+    weight: torch.Tensor
+    bias: Maybe = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+Product = Dense | PackedLinear | CodedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +40,11 @@ class Block:
     """One layer's weights."""
 
     norm_1: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: Maybe
-    out: torch.Tensor
-    out_bias: Maybe
+    qkv: Product
+    out: Product
     norm_2: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: Maybe
-    down: torch.Tensor
-    down_bias: Maybe
+    gate_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +52,14 @@ class Weights:
     tokens: torch.Tensor
     blocks: tuple[Block, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Dense
+
+    @property
+    def read_bytes(self) -> int:
+        """What one step of decoding reads of them: all but the table of tokens, of which it takes some rows."""
+        products = [each for block in self.blocks for each in (block.qkv, block.out, block.gate_up, block.down)]
+        norms = sum(block.norm_1.nbytes + block.norm_2.nbytes for block in self.blocks) + self.norm.nbytes
+        return sum(each.nbytes for each in (*products, self.head)) + norms
 
 
 class Cache:
@@ -74,7 +93,7 @@ class Llama:
 
         positions = torch.arange(start, length, device=ids.device)
         hidden = self._hidden(ids, positions, slots, cache, attend)
-        return F.linear(hidden[-1], self.weights.head)
+        return self._product(hidden[-1:], self.weights.head)[0]
 
     @torch.no_grad()
     def decode(
@@ -91,7 +110,12 @@ class Llama:
         def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
             return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, window=self.config.window)
 
-        return F.linear(self._hidden(ids, positions, slots, cache, attend), self.weights.head)
+        return self._product(self._hidden(ids, positions, slots, cache, attend), self.weights.head)
+
+    def _product(self, x: torch.Tensor, by: Product) -> torch.Tensor:
+        if isinstance(by, Dense):
+            return self.layers.linear(x, by.weight, by.bias)
+        return by(x)  # type: ignore[no-any-return]
 
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: Cache, attend: Attend
@@ -104,15 +128,15 @@ class Llama:
                 residual, x = x, layers.rms_norm(x, block.norm_1, config.eps)
             else:
                 x, residual = layers.add_rms_norm(x, residual, block.norm_1, config.eps)
-            qkv = F.linear(x, block.qkv, block.qkv_bias).view(count, -1, config.head_dim)
+            qkv = self._product(x, block.qkv).view(count, -1, config.head_dim)
             q, k, v = qkv.split((config.heads, config.kv_heads, config.kv_heads), 1)
             q, k = (each[0] for each in layers.rope(q[None], k[None], self.cos, self.sin, positions[None]))
             k_cache, v_cache = cache.k[number], cache.v[number]
             layers.kv_write(k, v, k_cache, v_cache, slots)
             mixed = attend(q, k_cache, v_cache).reshape(count, -1)
-            x = F.linear(mixed, block.out, block.out_bias)
+            x = self._product(mixed, block.out)
             x, residual = layers.add_rms_norm(x, residual, block.norm_2, config.eps)
-            wide = layers.swiglu(F.linear(x, block.gate_up, block.gate_up_bias))
-            x = F.linear(wide, block.down, block.down_bias)
+            wide = layers.swiglu(self._product(x, block.gate_up))
+            x = self._product(wide, block.down)
         assert residual is not None
         return layers.add_rms_norm(x, residual, self.weights.norm, config.eps)[0]
