@@ -246,6 +246,8 @@ def contiguous(layers: Any, batch: int) -> Any:
     import torch
     import torch.nn.functional as F
 
+    from sublight.engines.generate.layers import turn_then
+
     def write(
         k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
     ) -> None:
@@ -265,7 +267,7 @@ def contiguous(layers: Any, batch: int) -> Any:
         out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
         return out[:, :, 0]
 
-    return replace(layers, kv_write=write, paged_attention=attend)
+    return replace(layers, rope_kv_write=turn_then(write), paged_attention=attend)
 
 
 def _memory_rate(device: str) -> float | None:
@@ -301,7 +303,7 @@ def run_part(part: str, mode: str, words: Sequence[str]) -> list[Row]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
             if done.returncode:
-                error = (done.stderr.strip().splitlines() or ["no word"])[-1][:300]
+                error = " | ".join(done.stderr.strip().splitlines()[-4:] or ["no word"])[-900:]
         except subprocess.TimeoutExpired:
             error = f"not done within {limit_s:.0f} s"
         rows: list[Row] = json.loads(out.read_text()) if out.exists() else []

@@ -46,6 +46,10 @@ class Block:
     gate_up: Product
     down: Product
 
+    @property
+    def is_dense(self) -> bool:
+        return all(isinstance(each, Dense) for each in (self.qkv, self.out, self.gate_up, self.down))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
@@ -120,23 +124,38 @@ class Llama:
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: Cache, attend: Attend
     ) -> torch.Tensor:
-        config, layers, count = self.config, self.layers, len(ids)
+        layers, eps, count = self.layers, self.config.eps, len(ids)
         x = layers.embedding(ids, self.weights.tokens)
-        residual: Maybe = None
+        residual: Maybe = None  # what x is to be added to
+
+        def mix(qkv: torch.Tensor, number: int) -> torch.Tensor:
+            heads = qkv.view(count, -1, self.config.head_dim)
+            caches = cache.k[number], cache.v[number]
+            q = layers.rope_kv_write(heads, self.cos, self.sin, positions, *caches, slots)
+            return attend(q, *caches).reshape(count, -1)
+
         for number, block in enumerate(self.weights.blocks):
+            if count == 1 and residual is None and layers.norm_linear is not None and block.is_dense:
+                x = self._one_row(x, block, lambda qkv, number=number: mix(qkv, number))
+                continue
             if residual is None:
-                residual, x = x, layers.rms_norm(x, block.norm_1, config.eps)
+                residual, x = x, layers.rms_norm(x, block.norm_1, eps)
             else:
-                x, residual = layers.add_rms_norm(x, residual, block.norm_1, config.eps)
-            qkv = self._product(x, block.qkv).view(count, -1, config.head_dim)
-            q, k, v = qkv.split((config.heads, config.kv_heads, config.kv_heads), 1)
-            q, k = (each[0] for each in layers.rope(q[None], k[None], self.cos, self.sin, positions[None]))
-            k_cache, v_cache = cache.k[number], cache.v[number]
-            layers.kv_write(k, v, k_cache, v_cache, slots)
-            mixed = attend(q, k_cache, v_cache).reshape(count, -1)
-            x = self._product(mixed, block.out)
-            x, residual = layers.add_rms_norm(x, residual, block.norm_2, config.eps)
-            wide = layers.swiglu(self._product(x, block.gate_up))
-            x = self._product(wide, block.down)
-        assert residual is not None
-        return layers.add_rms_norm(x, residual, self.weights.norm, config.eps)[0]
+                x, residual = layers.add_rms_norm(x, residual, block.norm_1, eps)
+            x = self._product(mix(self._product(x, block.qkv), number), block.out)
+            x, residual = layers.add_rms_norm(x, residual, block.norm_2, eps)
+            x = self._product(layers.swiglu(self._product(x, block.gate_up)), block.down)
+        if residual is None:
+            return layers.rms_norm(x, self.weights.norm, eps)
+        return layers.add_rms_norm(x, residual, self.weights.norm, eps)[0]
+
+    def _one_row(self, x: torch.Tensor, block: Block, mix: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """The same with fewer launches: norms and SwiGLU inside of products, what is added behind them, too."""
+        norm_linear, linear, eps = self.layers.norm_linear, self.layers.linear, self.config.eps
+        qkv, out, gate_up, down = block.qkv, block.out, block.gate_up, block.down
+        assert norm_linear is not None and isinstance(qkv, Dense) and isinstance(out, Dense)
+        assert isinstance(gate_up, Dense) and isinstance(down, Dense)
+        mixed = mix(norm_linear(x, block.norm_1, qkv.weight, qkv.bias, eps=eps))
+        x = linear(mixed, out.weight, out.bias, x)
+        wide = norm_linear(x, block.norm_2, gate_up.weight, gate_up.bias, eps=eps, gated=True)
+        return linear(wide, down.weight, down.bias, x)
