@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -128,7 +129,7 @@ class Llama:
         x = layers.embedding(ids, self.weights.tokens)
         residual: Maybe = None  # what x is to be added to
 
-        def mix(qkv: torch.Tensor, number: int) -> torch.Tensor:
+        def mix(number: int, qkv: torch.Tensor) -> torch.Tensor:
             heads = qkv.view(count, -1, self.config.head_dim)
             caches = cache.k[number], cache.v[number]
             q = layers.rope_kv_write(heads, self.cos, self.sin, positions, *caches, slots)
@@ -136,13 +137,13 @@ class Llama:
 
         for number, block in enumerate(self.weights.blocks):
             if count == 1 and residual is None and layers.norm_linear is not None and block.is_dense:
-                x = self._one_row(x, block, lambda qkv, number=number: mix(qkv, number))
+                x = self._one_row(x, block, partial(mix, number))
                 continue
             if residual is None:
                 residual, x = x, layers.rms_norm(x, block.norm_1, eps)
             else:
                 x, residual = layers.add_rms_norm(x, residual, block.norm_1, eps)
-            x = self._product(mix(self._product(x, block.qkv), number), block.out)
+            x = self._product(mix(number, self._product(x, block.qkv)), block.out)
             x, residual = layers.add_rms_norm(x, residual, block.norm_2, eps)
             x = self._product(layers.swiglu(self._product(x, block.gate_up)), block.down)
         if residual is None:
