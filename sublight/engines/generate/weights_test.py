@@ -19,6 +19,8 @@ from sublight.engines.generate.build import Build, build, dtype_of
 from sublight.engines.generate.engine import Engine, Request
 from sublight.errors import BadInput
 from sublight.fix.quantize.checkpoints import AWQ_ORDER
+from sublight.ops.matmul import low_bit_matmul
+from sublight.ops.quantize.quantize import QUANTIZE_FP8, QUANTIZE_INT8
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 61, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1},
@@ -26,6 +28,14 @@ SIZES: dict[str, Any] = {
     **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
 }
 PROMPT, NEW, GROUP = [5, 17, 3, 9], 6, 32
+
+
+@pytest.fixture(autouse=True)
+def not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels have tests of their own; interpreted they take minutes here."""
+    monkeypatch.setattr("sublight.fix.quantize.linear.low_bit_matmul", low_bit_matmul.reference)
+    for kind, op in (("int8", QUANTIZE_INT8), ("fp8", QUANTIZE_FP8)):
+        monkeypatch.setattr(f"sublight.fix.quantize.coded.quantize_{kind}", op.reference)
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def tokens_of(model: Any) -> list[int]:
 
 
 def engine_of(folder: Path, **how: Any) -> Engine:
-    return build(Build(folder=folder, device="cpu", mode="eager", **how))
+    return build(Build(folder=folder, device="cpu", **{"mode": "eager", **how}))
 
 
 def ours(engine: Engine) -> list[int]:
