@@ -22,6 +22,7 @@ from sublight.cli.verbs import (
     new,
     predict,
     pyprof,
+    serve,
     timers,
     top,
     train,
@@ -57,7 +58,7 @@ def start(
 
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-_ENGINES = (train.train, generate.generate)
+_ENGINES = (train.train, generate.generate, serve.serve)
 for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 

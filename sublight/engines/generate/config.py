@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +60,16 @@ def read(folder: Path) -> Config:
         raise BadInput(f"cannot read {path}: {error.strerror}; give a model's folder") from None
     except ValueError:
         raise BadInput(f"{path} is no JSON: fetch the model again") from None
-    return of_json(data, str(path))
+    return replace(config := of_json(data, str(path)), ends=tuple(dict.fromkeys((*config.ends, *_more_ends(folder)))))
+
+
+def _more_ends(folder: Path) -> list[int]:
+    """Tokens that end a text by generation_config.json: a chat model has one for the end of a turn there."""
+    try:
+        ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)]
 
 
 def of_json(data: Mapping[str, Any], source: str) -> Config:

@@ -72,6 +72,13 @@ class Engine:
         self.scheduler.cancel(text)
         self._requests.pop(text, None)
 
+    def reset(self) -> None:
+        """After a step that failed: no text is left, and the device is asked whether it still answers."""
+        for text in list(self._requests):
+            self.cancel(text)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def step(self) -> list[tuple[Request, int]]:
         """The new tokens of one step. The device is waited for once, when they are read."""
         chunks = self.scheduler.next_step()
