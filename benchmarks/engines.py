@@ -346,6 +346,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(LIMIT_S), help="one of the two")
+    parser.add_argument("--modes", default="", help="of them, these alone: graphs,int4")
     parser.add_argument("--tiny", action="store_true", help="tiny models: shows that it runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
@@ -360,14 +361,15 @@ def main() -> None:
             write_json(found, Path(given.json))  # whole at any moment: the next row may never come
         return
     words = ["--device", given.device, *["--tiny"] * given.tiny]
-    parts = [(part, mode) for part in LIMIT_S if given.only in (None, part) for mode in LIMIT_S[part]]
+    modes = given.modes.split(",") if given.modes else [mode for each in LIMIT_S.values() for mode in each]
+    parts = [(part, mode) for part in LIMIT_S if given.only in (None, part) for mode in LIMIT_S[part] if mode in modes]
     rows: list[Row] = []
     for part, mode in parts:
         rows += run_part(part, mode, words)
+        if given.json:
+            write_json(rows, Path(given.json))
         print(f"{part} {mode} done", file=sys.stderr, flush=True)
     print(table(rows))
-    if given.json:
-        write_json(rows, Path(given.json))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,13 @@ def _norm_linear_kernel(
     x_ptr, norm_ptr, w_ptr, bias_ptr, y_ptr, n, k, w_row, eps,
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """BN rows of the weight: with GATED, half of them gates, each followed by its up. n counts results."""
+    """BN rows of the weight: with GATED, half of them gates, each followed by its up. n counts results.
+
+    Neighbours along k that a thread loads at once it adds up at once, as `skinny._row_kernel` does: it needs half the
+    registers so.
+    """
+    WIDE: tl.constexpr = 128 // w_ptr.dtype.element_ty.primitive_bitwidth
+    TOGETHER: tl.constexpr = WIDE if BK >= WIDE else BK
     row = tl.arange(0, BN)
     if GATED:
         result = tl.program_id(0).to(tl.int64) * (BN // 2) + row // 2
@@ -56,8 +62,8 @@ def _norm_linear_kernel(
         place = result
     step = tl.arange(0, BK)
     w_at = w_ptr + place[:, None] * w_row + step[None, :]
-    acc = tl.zeros([BN, BK], tl.float32)
-    squares = tl.zeros([BK], tl.float32)
+    acc = tl.zeros([BN, BK // TOGETHER], tl.float32)
+    squares = tl.zeros([BK // TOGETHER], tl.float32)
     for start in range(0, k, BK):
         if EVEN:  # whole blocks
             w = tl.load(w_at + start, eviction_policy="evict_first")
@@ -68,8 +74,8 @@ def _norm_linear_kernel(
             w = tl.load(w_at + start, mask=(result < n)[:, None] & inside[None, :], other=0.0)
             x = tl.load(x_ptr + start + step, mask=inside, other=0.0).to(tl.float32)
             scale = tl.load(norm_ptr + start + step, mask=inside, other=0.0).to(tl.float32)
-        acc += w.to(tl.float32) * (x * scale)[None, :]
-        squares += x * x
+        acc += tl.sum((w.to(tl.float32) * (x * scale)[None, :]).reshape(BN, BK // TOGETHER, TOGETHER), 2)
+        squares += tl.sum((x * x).reshape(BK // TOGETHER, TOGETHER), 1)
     sums = tl.sum(acc, axis=1) * tl.rsqrt(tl.sum(squares, axis=0) / k + eps)
     if HAS_BIAS:
         sums += tl.load(bias_ptr + place, mask=result < n, other=0.0).to(tl.float32)
@@ -94,7 +100,8 @@ def plan_row(
     step = Step(
         _norm_linear_kernel, (cdiv(n, per_program),), n, k, w_row, float(eps),
         on=f"x norm_weight weight {'bias' if bias is not None else 'x'} y", tile=(bn, bk),
-        HAS_BIAS=bias is not None, GATED=gated, BN=bn, BK=bk, EVEN=n % per_program == 0 and k % bk == 0, num_warps=4,
+        HAS_BIAS=bias is not None, GATED=gated, BN=bn, BK=bk,
+        EVEN=n % per_program == 0 and k % bk == 0, num_warps=4,
     )  # fmt: skip
     return Plan(
         provider="sublight",
