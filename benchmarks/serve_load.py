@@ -1,4 +1,4 @@
-"""A server under load, with clients that go away, and killed in the middle: what a user of `sublight serve` may rely on.
+"""A server under load, with clients that go away, killed in the middle: what a user of `sublight serve` may rely on.
 
     python benchmarks/serve_load.py                           512 requests on a CPU, about two minutes
     python benchmarks/serve_load.py --requests 64 --json out.json
