@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from sublight.engines.serve import protocol
 from sublight.engines.serve.failures import Failure
@@ -22,6 +23,8 @@ from sublight.engines.serve.replies import DONE, Reply, sent
 from sublight.engines.serve.worker import Emit, Event, Job, Worker
 
 MOST_BODY_BYTES = 16 << 20
+MOST_BODY_S = 60.0
+GONE = 499  # nobody reads this status; it is counted
 Feed = asyncio.Queue[tuple[int, Event]]
 
 
@@ -153,11 +156,17 @@ def ask_of(body: bytes, kind: Kind, served: Served) -> Ask:
 
 async def body_of(request: Request) -> bytes:
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BODY_BYTES:
-            raise Failure(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB: send less")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(MOST_BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BODY_BYTES:
+                    raise Failure(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB: send less")
+                parts.append(part)
+    except TimeoutError:
+        raise Failure(408, f"the body was not here within {MOST_BODY_S:g} s: send it at once") from None
+    except ClientDisconnect:
+        raise Failure(GONE, "the client went away before its request was here") from None
     return b"".join(parts)
 
 
@@ -219,7 +228,7 @@ async def whole(request: Request, made: Reply, jobs: list[Job], feed: Feed, work
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            return Response(status_code=499)  # nobody reads it; the log has it
+            return Response(status_code=GONE)
         tasks[0].result()
         return as_json(made.whole())
     finally:

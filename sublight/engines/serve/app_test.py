@@ -157,6 +157,17 @@ def test_a_full_queue_is_said(site: Site) -> None:
     assert site.is_quiet
 
 
+def test_half_a_request_is_no_error_of_ours(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 99\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", site.port)) as client:
+        client.sendall(half)
+    until(lambda: 'status="499"' in site.client.get("/metrics").text)
+    monkeypatch.setattr("sublight.engines.serve.app.MOST_BODY_S", 0.05)
+    with socket.create_connection(("127.0.0.1", site.port), timeout=30) as client:
+        client.sendall(half)
+        assert b" 408 " in client.recv(100)
+
+
 @pytest.mark.parametrize("is_stream", (True, False))
 def test_a_client_that_goes_away_frees_its_pages(site: Site, is_stream: bool) -> None:
     site.slow.set()
