@@ -55,6 +55,12 @@ def way_names(incomplete: str) -> list[str]:
     return [way.name for way in WAYS if way.name.startswith(incomplete)]
 
 
+def demo_names(incomplete: str) -> list[str]:
+    from sublight.extensions.demos import DEMOS
+
+    return [demo.name for demo in DEMOS if demo.name.startswith(incomplete)]
+
+
 def like_names(incomplete: str) -> list[str]:
     from sublight.extensions.projects import STARTS
 
