@@ -1,9 +1,10 @@
-"""Demonstrations against a driver that answers without a GPU: every call is one that libcuda has, and all of them run."""
+"""Demonstrations against a driver that answers without a GPU: all run through, by calls that libcuda has."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,24 @@ import pytest
 
 from sublight.errors import BadInput
 from sublight.extensions import build, driver
-from sublight.extensions.demos import DEMOS, graphs, host_memory, jit, ncu, nvtx, occupancy, overlap, run, waiting
-from sublight.extensions.demos.demo import Demo, Figures, Record, Table, figures_of, read_record
+from sublight.extensions.demos import (
+    DEMOS,
+    barriers,
+    graphs,
+    host_memory,
+    jit,
+    ncu,
+    nvtx,
+    occupancy,
+    overlap,
+    run,
+    waiting,
+)
+from sublight.extensions.demos.demo import Demo, Figures, Record, Span, Table, Timeline, figures_of, read_record
 from sublight.extensions.demos.gpu import Gpu, why_no_gpu
 from sublight.extensions.demos.graphs import GRAPHS
 
-EXPORTED = set(  # of libcuda.so.1, as the driver of CUDA 13.0 has them
+EXPORTED = frozenset(  # of libcuda.so.1, as the driver of CUDA 13.0 has them
     """cuCtxResetPersistingL2Cache cuCtxSetCurrent cuCtxSetLimit cuCtxSynchronize cuDeviceGet cuDeviceGetAttribute
     cuDeviceGetCount cuDeviceGetName cuDevicePrimaryCtxRetain cuDevicePrimaryCtxSetFlags_v2 cuEventCreate
     cuEventElapsedTime cuEventRecord cuEventSynchronize cuFuncGetName cuFuncSetAttribute cuGraphGetNodes
@@ -26,7 +39,7 @@ EXPORTED = set(  # of libcuda.so.1, as the driver of CUDA 13.0 has them
     cuMemHostAlloc cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2 cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2 cuMemsetD32_v2
     cuModuleGetFunction cuModuleGetGlobal_v2 cuModuleLoadData cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuStreamBeginCapture_v2 cuStreamCreate cuStreamEndCapture cuStreamQuery cuStreamSetAttribute cuStreamSynchronize
-    cuStreamWaitEvent cuTexObjectCreate""".split()
+    cuStreamWaitEvent cuTexObjectCreate""".split()  # noqa: SIM905
 )
 ATTRIBUTES = {
     16: 132,
@@ -113,3 +126,126 @@ def test_runs_through(demo: Demo, pretended: Pretended) -> None:
     assert not set(pretended.called) - EXPORTED
     assert all("ncu" in line or "nsys" in line for line in figures.missing)
     assert figures == figures_of(json.loads(json.dumps(figures.to_json())))
+
+
+def test_a_call_that_libcuda_lacks_is_an_error(pretended: Pretended) -> None:
+    with pytest.raises(AttributeError):
+        driver.call("cuMemAlloc_v9")
+
+
+def test_one_that_fails_costs_only_itself(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, *arguments: Any) -> None:
+        if name == "cuLaunchKernel":
+            raise driver.DriverError("launch: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+        Pretended.answer(pretended, name, *arguments)
+
+    monkeypatch.setattr(pretended, "answer", fail)
+    figures = run.on_this_gpu(run.find("blocks"))
+    assert figures.missing == ("blocks: DriverError: launch: CUDA_ERROR_ILLEGAL_ADDRESS (700)",)
+    assert "no time was left" in run._in_a_process(run.find("blocks"), 0.0).missing[0]
+
+
+def test_clusters_need_hopper(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTRIBUTES, 75, 8)
+    assert "this GPU is sm_80" in run.on_this_gpu(run.find("cluster")).missing[0]
+
+
+def test_all_within_the_limit(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    now = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(now))
+
+    def pretend(demo: Demo, limit_s: float) -> Figures:
+        seen.append(limit_s)
+        return Figures()
+
+    monkeypatch.setattr(run, "_in_a_process", pretend)
+    assert list(run.run_all(limit_s=150)) == [demo.name for demo in DEMOS]
+    assert seen[0] == run.EACH_LIMIT_S and seen[6] == 10 and seen[-1] < 0
+
+
+def test_no_gpu_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", none)
+    driver._library.cache_clear()
+    assert "no NVIDIA driver" in why_no_gpu()
+    with pytest.raises(BadInput, match="no GPU to run on: no libcuda"):
+        run.run_all()
+
+
+NCU = """==PROF== Connected to process 7
+"ID","Kernel Name","sm__maximum_warps_per_active_cycle_pct","sm__warps_active.avg.pct_of_peak_sustained_active",\
+"smsp__warps_active.avg.per_cycle_active","smsp__warps_eligible.avg.per_cycle_active",\
+"smsp__issue_active.avg.per_cycle_active","smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",\
+"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"
+"","","%","%","warp","warp","inst/cycle","inst","inst"
+"0","one_in_flight","25","24.5","3.9","0.1","0.08","45","5"
+""".replace("\\\n", "")
+
+
+def test_counters_become_a_row() -> None:
+    table = occupancy.counter_table(ncu.parse(NCU), [("one_in_flight", 4, 0)])
+    name, *figures, waits = table.rows[0]
+    assert name == "one_in_flight, 16 warps" and waits == "device memory, L2 (90%)"
+    assert figures == pytest.approx([0.25, 0.245, 3.9, 3.8, 0.1, 0.08])
+    with pytest.raises(BadInput, match="1 launches of 2"):
+        occupancy.counter_table(ncu.parse(NCU), [("one_in_flight", 4, 0), ("four_in_flight", 4, 0)])
+
+
+def test_ranges_are_projected_on_their_kernels(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "run.sqlite") as data:
+        data.executescript(
+            """create table NVTX_EVENTS (start, end, text, textId, globalTid);
+            create table StringIds (id, value);
+            create table CUPTI_ACTIVITY_KIND_RUNTIME (start, end, correlationId, globalTid);
+            create table CUPTI_ACTIVITY_KIND_KERNEL (start, end, correlationId);
+            insert into NVTX_EVENTS values (0, 100, 'forward', null, 1), (100, 150, null, 4, 1);
+            insert into StringIds values (4, 'backward');
+            insert into CUPTI_ACTIVITY_KIND_RUNTIME values
+                (10, 20, 1, 1), (30, 40, 2, 1), (110, 120, 3, 1), (10, 20, 4, 2);
+            insert into CUPTI_ACTIVITY_KIND_KERNEL values
+                (1000, 2000, 1), (2000, 5000, 2), (6000, 7000, 3), (0, 9000, 4);
+            """
+        )
+    assert nvtx.projected(tmp_path / "run.sqlite").rows == (
+        ("forward", 2, 100 / 1e9, 4000 / 1e9),
+        ("backward", 1, 50 / 1e9, 1000 / 1e9),
+    )
+
+
+def test_graphs_hold_and_forget() -> None:
+    """TorchScript keeps the branch it saw; dynamo notices the other."""
+    contents, changes, times = graphs.tables("cpu")
+    assert [row[2] for row in contents.rows] == [4, 4]
+    assert changes.rows == (
+        ("TorchScript", "right", "right", "wrong"),
+        ("dynamo's FX graph", "right", "right", "right"),
+    )
+    assert all(isinstance(row[1], float) and row[1] > 0 for row in times.rows)
+
+
+def test_tl_debug_barrier_is_a_barrier_of_the_block() -> None:
+    rows = {row[0]: row[1:] for row in barriers.offline().tables[0].rows}
+    assert rows["bar.sync"] == (0, 1) and rows["atom.global"] == (0, 0)
+
+
+def test_no_two_spans_of_a_lane_overlap_unseen() -> None:
+    one, two = (Span(lane="kernel", name=str(i), start_s=i, elapsed_s=1.0) for i in range(2))
+    late = Span(lane="kernel", name="2", start_s=1.5, elapsed_s=1.0)
+    assert not overlap.overlapping((two, one)) and overlap.overlapping((one, two, late))
+
+
+def test_a_record_is_read_as_written(tmp_path: Path) -> None:
+    table = Table(title="t", columns=(("a", "s"), ("b", "")), rows=((1e-6, "x"), (None, "y")), note="n")
+    lane = Timeline(title="l", spans=(Span(lane="copy", name="0", start_s=0.0, elapsed_s=1.0),))
+    figures = Figures(tables=(table,), timelines=(lane,), missing=("no ncu",))
+    record = Record(gpu="H200", driver="580", date="2026-01-01", commit="abc", figures={"overlap": figures})
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record.to_json()))
+    assert read_record(path) == record
+    assert read_record(tmp_path / "none.json") is None
+    path.write_text("{}")
+    with pytest.raises(BadInput, match="is no record"):
+        read_record(path)
