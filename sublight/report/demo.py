@@ -45,6 +45,8 @@ def cell(value: Cell, unit: Unit) -> str:
     """
     >>> cell(2**20, "B"), cell(1.5e-6, "s"), cell(0.5, "fraction"), cell(3, "count"), cell(1.234, "number")
     ('1.05 MB', '1.50 µs', '50 %', '3', '1.23')
+    >>> cell(1471.2, "number"), cell(28.96, "number")
+    ('1,471', '29.0')
     >>> cell(None, "s"), cell(2.0, "times"), cell("no", ""), cell(4.2e12, "1/s")
     ('–', '2.00×', 'no', '4.20 T/s')
     """
@@ -55,7 +57,8 @@ def cell(value: Cell, unit: Unit) -> str:
     if unit in ("count", ""):
         return f"{value:,.0f}"
     if unit in ("number", "times"):
-        return (f"{value:.2f}" if value < 10 else f"{value:.3g}") + ("×" if unit == "times" else "")
+        digits = 2 if value < 10 else 1 if value < 100 else 0
+        return f"{value:,.{digits}f}" + ("×" if unit == "times" else "")
     return units.text(value, "/s" if unit == "1/s" else unit)
 
 

@@ -3,15 +3,15 @@
 constexpr int WORDS = 4096;
 constexpr int AT_ONCE = 16;
 
-// The instruction itself, volatile: a compiler may not leave a load out, or make one of two.
+// The instruction itself, volatile twice: for nvcc, and for ptxas, which would move the same load out of the loop.
 __device__ float load(unsigned address, float) {
     float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+    asm volatile("ld.volatile.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
     return value;
 }
 __device__ float load(unsigned address, float4) {
     float4 value;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w) : "r"(address));
     return value.x + value.y + value.z + value.w;
 }

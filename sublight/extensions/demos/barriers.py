@@ -45,7 +45,7 @@ def run(gpu: Gpu) -> Figures:
                 title="What a barrier costs",
                 columns=columns,
                 rows=tuple(rows),
-                note="The kernel's time and the clock of its first thread, over 1000 barriers.",
+                note="The kernel's time over its 1000 barriers, and the clock of its first thread.",
             ),
             _late(gpu),
             *compiled.tables,
@@ -101,8 +101,8 @@ def offline() -> Figures:
                 title=f"Barriers in the PTX of a Triton kernel (sm_{TARGET})",
                 columns=(("instruction", ""), ("as it is", "count"), ("with tl.debug_barrier()", "count")),
                 rows=tuple(rows),
-                note="bar.sync 0 is what CUDA C++ calls __syncthreads(): it holds the threads of one program, and "
-                "says nothing about other programs of the grid.",
+                note="bar.sync 0 is what CUDA C++ calls __syncthreads(): it holds the threads of one program, and says "
+                "nothing about other programs of the grid.",
             ),
         )
     )
@@ -129,10 +129,10 @@ def barriers_in(ptx: str) -> dict[str, int]:
 BARRIERS = Demo(
     name="barriers",
     question="What do __syncthreads, a barrier of the grid and tl.debug_barrier wait for, and what do they cost?",
-    expect="A barrier of the block takes some tens of cycles, a barrier of the grid goes through the L2 and takes "
-    "about a microsecond, as long as a new launch in a graph. Behind __syncthreads another block's word may not be "
-    "there yet, which the count shows; behind a barrier of the grid it always is. tl.debug_barrier is one bar.sync: "
-    "the barrier of a block.",
+    expect="A barrier of the block takes some tens of cycles. A barrier of the grid goes through the L2 and takes one "
+    "to two microseconds, more than a new launch in a CUDA graph, which is a barrier, too. Behind __syncthreads "
+    "another block's word may not be there yet, which the count shows; behind a barrier of the grid it always is. "
+    "tl.debug_barrier is one bar.sync: the barrier of a block.",
     run=run,
     source="../demos/barriers.cu",
     kernels=("warp_barriers", "block_barriers", "grid_barriers", "neighbours_seen", "nothing"),

@@ -5,32 +5,37 @@ constexpr int BLOCKS = 4;
 constexpr int PART = 24 * 1024;  // floats that a block holds: 96 KiB
 constexpr int LOOKUPS = 1024;
 
-struct Random {
-    unsigned state;
-    __device__ Random() : state((blockIdx.x * blockDim.x + threadIdx.x) * 2654435761u + 1) {}
+// Places below a limit that look random: of each lane its own, or of a warp 32 neighbours.
+struct Places {
+    unsigned state, lane;
+    bool together;
+    __device__ Places(long long neighbours) : lane(threadIdx.x % 32), together(neighbours) {
+        unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+        state = (together ? thread / 32 : thread) * 2654435761u + 1;
+    }
     __device__ unsigned below(unsigned limit) {
         state = state * 1664525u + 1013904223u;
-        return __umulhi(state, limit);
+        return together ? 32 * __umulhi(state, limit / 32) + lane : __umulhi(state, limit);
     }
 };
 
-extern "C" __global__ void lookup_global(const float* table, float* out) {
-    Random random;
+extern "C" __global__ void lookup_global(const float* table, float* out, long long neighbours) {
+    Places places(neighbours);
     float total = 0;
     #pragma unroll 8
-    for (int i = 0; i < LOOKUPS; ++i) total += table[random.below(BLOCKS * PART)];
+    for (int i = 0; i < LOOKUPS; ++i) total += table[places.below(BLOCKS * PART)];
     if (total == -1.0f) *out = total;
 }
 
 // The quarter that a block itself holds: how fast shared memory would be, were it large enough.
-extern "C" __global__ void lookup_own(const float* table, float* out) {
+extern "C" __global__ void lookup_own(const float* table, float* out, long long neighbours) {
     extern __shared__ float held[];
     for (int i = threadIdx.x; i < PART; i += blockDim.x) held[i] = table[i];
     __syncthreads();
-    Random random;
+    Places places(neighbours);
     float total = 0;
     #pragma unroll 8
-    for (int i = 0; i < LOOKUPS; ++i) total += held[random.below(PART)];
+    for (int i = 0; i < LOOKUPS; ++i) total += held[places.below(PART)];
     if (total == -1.0f) *out = total;
 }
 
@@ -41,18 +46,18 @@ extern "C" __global__ void lookup_own(const float* table, float* out) {
 #define CLUSTER
 #endif
 
-extern "C" __global__ void CLUSTER lookup_cluster(const float* table, float* out) {
+extern "C" __global__ void CLUSTER lookup_cluster(const float* table, float* out, long long neighbours) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ float held[];
     auto cluster = cooperative_groups::this_cluster();
     const float* mine = table + cluster.block_rank() * PART;
     for (int i = threadIdx.x; i < PART; i += blockDim.x) held[i] = mine[i];
     cluster.sync();
-    Random random;
+    Places places(neighbours);
     float total = 0;
     #pragma unroll 8
     for (int i = 0; i < LOOKUPS; ++i) {
-        unsigned place = random.below(BLOCKS * PART);
+        unsigned place = places.below(BLOCKS * PART);
         total += cluster.map_shared_rank(held, place / PART)[place % PART];
     }
     if (total == -1.0f) *out = total;

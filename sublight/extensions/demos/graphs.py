@@ -98,7 +98,7 @@ def cuda_nodes(graph: int) -> list[str]:
         call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(launch))
         of = ("cuFuncGetName", launch.function) if launch.function else ("cuKernelGetName", launch.kernel)
         call(of[0], ctypes.byref(name), ctypes.c_void_p(of[1]))
-        found.append(f"{plain_name((name.value or b'?').decode())} {'x'.join(map(str, launch.grid))}")
+        found.append(f"{plain_name((name.value or b'?').decode())[:48]} {'x'.join(map(str, launch.grid))}")
     return found
 
 
@@ -169,7 +169,7 @@ def tables(device: str) -> tuple[Table, ...]:
     return (
         Table(
             title="What each graph of relu(x @ x) * scale + 1 holds",
-            columns=(("graph", ""), ("its nodes are", ""), ("nodes", "count"), ("", "")),
+            columns=(("graph", ""), ("its nodes are", ""), ("nodes", "count"), ("which", "")),
             rows=tuple(contents),
         ),
         Table(

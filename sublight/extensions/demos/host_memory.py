@@ -105,8 +105,8 @@ HOST_MEMORY = Demo(
     question="What do pinned and mapped host memory gain over what malloc gives?",
     expect="Pageable memory is first copied by the CPU into the driver's own pinned buffer, so that it comes at a "
     "fraction of the bus's rate; pinned memory at all of it, and without keeping the CPU busy. Mapped memory is read "
-    "by a kernel at the same rate without a copy, which wins where little of it is needed. The price is at the "
-    "allocation: pinning pages takes far longer than touching them.",
+    "by a kernel at nearly the same rate without a copy, which wins by far where little of it is needed. Pinned pages "
+    "cost about what touching them costs; what they take is memory that the system can no longer page out.",
     run=run,
     source="../demos/host_memory.cu",
     kernels=("read_all", "read_some"),

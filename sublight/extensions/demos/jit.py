@@ -72,9 +72,9 @@ def main(words: Sequence[str]) -> None:
 JIT = Demo(
     name="jit",
     question="What does a program pay at start-up when it ships PTX instead of machine code?",
-    expect="Machine code for this GPU loads in about a millisecond. PTX is compiled by the driver when it is loaded: "
-    "up to seconds for large kernels, at every start, unless the driver's cache (~/.nv/ComputeCache) has the result of "
-    "an earlier process. Ship machine code for the GPUs you know, and PTX for those to come.",
+    expect="Machine code for this GPU loads in less than a millisecond. PTX is compiled by the driver when it is "
+    "loaded: seconds for large kernels, at every start, unless the driver's cache (~/.nv/ComputeCache) has the result "
+    "of an earlier process. Ship machine code for the GPUs you know, and PTX for those to come.",
     run=run,
 )
 

@@ -5,17 +5,19 @@ constexpr int ENTRIES = 4096;
 constexpr int LOOKUPS = 512;
 __constant__ float constant_table[ENTRIES];
 
-// Where lane and round look: all lanes at one entry, at neighbours, or anywhere.
+// Where lane and round look: every warp at the same few entries in turn, a warp at one entry anywhere, at neighbours
+// anywhere, or each lane anywhere.
 struct Places {
-    unsigned state, offset;
+    unsigned state, offset, mask;
     __device__ Places(long long pattern) {
         unsigned lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-        state = (pattern == 2 ? warp * 32 + lane : warp) * 2654435761u + 1;
-        offset = pattern == 1 ? lane : 0;
+        state = (pattern == 3 ? warp * 32 + lane : pattern == 0 ? 0 : warp) * 2654435761u + 1;
+        offset = pattern == 2 ? lane : 0;
+        mask = pattern == 0 ? 255 : ENTRIES - 1;
     }
     __device__ int next() {
         state = state * 1664525u + 1013904223u;
-        return ((state >> 12) + offset) % ENTRIES;
+        return ((state >> 12) + offset) & mask;
     }
 };
 

@@ -11,7 +11,7 @@ from sublight.extensions.demos.gpu import Buffer, Gpu
 from sublight.extensions.driver import call
 
 ENTRIES, LOOKUPS, THREADS = 4096, 512, 256  # as in memories.cu
-PATTERNS = ("one entry a warp", "neighbours", "anywhere")  # numbered so in memories.cu
+PATTERNS = ("all the same of 1 KiB", "one entry a warp", "neighbours", "anywhere")  # numbered so in memories.cu
 SIDE = 4096  # pixels of the square image
 _LINEAR, _PITCH_2D, _FLOAT = 2, 3, 0x20  # CU_RESOURCE_TYPE_…, CU_AD_FORMAT_FLOAT
 _CLAMP, _POINT, _BETWEEN = 1, 0, 1  # CU_TR_ADDRESS_MODE_CLAMP, CU_TR_FILTER_MODE_…
@@ -76,7 +76,8 @@ def lookups(gpu: Gpu) -> Table:
         title="Lookups a second in a table of 16 KiB",
         columns=(("memory", ""), *((pattern, "1/s") for pattern in PATTERNS)),
         rows=tuple(rows),
-        note="One entry a warp: all 32 lanes read the same address. Shared memory: the time to fill it is in.",
+        note="All the same: every warp reads the same 256 entries in the same order. One entry a warp: its 32 lanes "
+        "read one address, other warps another. Shared memory: the time to fill it is in.",
     )
 
 
@@ -114,10 +115,11 @@ def run(gpu: Gpu) -> Figures:
 MEMORIES = Demo(
     name="memories",
     question="What are constant, texture and shared memory good for, beside global memory?",
-    expect="Constant memory answers one address a warp at a time: as fast as a register where all lanes read the same "
-    "entry, up to 32 turns where they do not. Shared memory has 32 banks: neighbours and one entry take one turn, "
-    "random entries a few. Global memory through the L1 is close behind; a texture's own path has fewer lookups a "
-    "cycle. What only a texture does is to read between pixels in one instruction, with 8 bits of fraction.",
+    expect="Constant memory gives one address a warp at a time, out of a cache of about 2 KiB: it is for a few numbers "
+    "that all threads read alike. Looked up at will it is the slowest of all, and where every lane goes elsewhere a "
+    "warp's lookup is 32 of them. Shared memory has 32 banks: one address and neighbours take one turn, random entries "
+    "a few. Global memory through the L1 is close behind as long as a warp stays within one line. A texture unit has "
+    "fewer lookups a cycle; what only it does is to read between pixels in one instruction, with 8 bits of fraction.",
     run=run,
     source="../demos/memories.cu",
     kernels=(

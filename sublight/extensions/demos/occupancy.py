@@ -139,9 +139,9 @@ OCCUPANCY = Demo(
     name="occupancy",
     question="How much occupancy does it take to hide the memory's latency?",
     expect="With one access in flight a thread, bandwidth grows with the number of warps: each waits for the memory, "
-    "and only other warps fill the time. With four in flight a quarter of the warps does as much: what counts is bytes "
-    "in flight, and occupancy is one way to have them. ncu says the same: nearly all active warps are stalled on "
-    "device memory, and a scheduler issues in few of its cycles.",
+    "and only other warps fill the time. With four in flight a quarter of the warps does nearly as much: what counts "
+    "is bytes in flight, and occupancy is one way to have them. ncu says the same: nearly all active warps are stalled "
+    "on device memory, and a scheduler issues in few of its cycles.",
     run=run,
     source=SOURCE,
     kernels=KERNELS,

@@ -102,8 +102,8 @@ OVERLAP = Demo(
     question="How do copies and kernels run at the same time, and what keeps them from it?",
     expect="On one stream everything follows everything: the sum of all times. With a stream for each engine, and "
     "events that let a chunk's kernel wait for its copy, the three engines work at the same time, each on another "
-    "chunk: a little more than a third of the sum. From pageable memory a copy is not asynchronous: the host itself "
-    "stands in it, launches come late, and most of the overlap is lost.",
+    "chunk: less than half of the sum with eight chunks, towards a third with more. From pageable memory a copy is not "
+    "asynchronous: the host itself stands in it, launches come late, and most of the overlap is lost.",
     run=run,
     source="../demos/overlap.cu",
     kernels=("work",),

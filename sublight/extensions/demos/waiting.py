@@ -160,7 +160,7 @@ WAITING = Demo(
     expect="Launches, events, pinned copies and the work of other streams do not wait. cuMemFree (cudaFree) waits for "
     "everything that runs, even for kernels that do not use the memory, and so does giving back pinned memory; "
     "cuMemFreeAsync does not. A host that spins or yields burns a core for as long as it waits and goes on within some "
-    "microseconds; one that blocks uses none of it and goes on some ten microseconds later.",
+    "microseconds; one that blocks uses none of it and goes on tens of microseconds later.",
     run=run,
     source=SOURCE,
     kernels=("busy",),
