@@ -38,7 +38,7 @@ def test_one_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["overlapp"], "unknown demo 'overlapp': use overlap"),
         (["--all"], "no GPU to run on: no driver"),
         (["blocks", "--all"], "--all runs every demo: leave out 'blocks', or --all"),
-        (["blocks", "--json", "/nowhere/x/y.json"], "cannot write /nowhere/x/y.json"),
+        (["blocks", "--json", "/"], "cannot write /: it is a folder"),
         (["blocks", "--json", "same.html", "--html", "same.html"], "is named twice"),
     ],
 )
