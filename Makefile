@@ -63,6 +63,7 @@ docs: $(READY)
 	$(BIN)/python -m sublight.report.pictures $(RUN) docs
 	$(BIN)/python -m sublight.report.ladders docs $(LADDERS)
 	$(BIN)/python -m sublight.report.demo docs
+	$(BIN)/python examples/debugging/page.py docs/debugging.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info

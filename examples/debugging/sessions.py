@@ -1,8 +1,8 @@
 """Run every debugging session of docs/debugging.md and keep what it printed.
 
-    python examples/debugging/record.py                    what needs no GPU; the rest stays as it was recorded
-    python examples/debugging/record.py --gpu --json F     what needs one, within 90 s (and CUDA's tools)
-    python examples/debugging/record.py --merge F          put these into the record
+    python examples/debugging/sessions.py                    what needs no GPU; the rest stays as it was recorded
+    python examples/debugging/sessions.py --gpu --json F     what needs one, within 90 s (and CUDA's tools)
+    python examples/debugging/sessions.py --merge F          put these into the record
 
 `make docs` writes the page from the record: nothing on it is typed by hand.
 """
