@@ -73,9 +73,9 @@ PARTS = (  # heading, words, files shown, sessions
     (
         "cuda-gdb",
         "The ladder's `matmul_tiled` compiled with `-g -G` (no optimization, all variables there), stopped behind the "
-        "barrier of its first tile: which warps are where, then block (1, 0, 0), thread (3, 2, 0): its row, its "
-        "column, a row of the tile in shared memory, and the lanes of its warp. The commands come from a file, so that the "
-        "session can be repeated.",
+        "barrier of its first tile: which warps are where, then of block (1, 0, 0) the thread (3, 2, 0): its row, its "
+        "column, a row of the tile in shared memory, and the lanes of its warp. The commands come from a file, so "
+        "that the session can be repeated.",
         (),
         ("cuda-gdb",),
     ),

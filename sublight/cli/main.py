@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sublight import __version__
-from sublight.cli.options import INTERRUPTED
+from sublight.cli.options import INTERRUPTED, bare_threads
 from sublight.cli.verbs import (
     bench,
     demo,
@@ -70,6 +70,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from sublight.trace.capture.profile import set_up_profiler
 
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["xray"]:
+        words = bare_threads(words)
     set_up_profiler()
     try:
         status = typer.main.get_command(app)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)
