@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from sublight.errors import BadInput
-from sublight.extensions.demos.demo import Demo, Figures, Table
+from sublight.extensions.demos.demo import Cell, Demo, Figures, Table
 from sublight.extensions.demos.gpu import Gpu
 
 BLOCKS, PART_BYTES, LOOKUPS = 4, 96 * 1024, 1024  # as in cluster.cu
@@ -17,7 +17,7 @@ def run(gpu: Gpu) -> Figures:
         raise BadInput(f"clusters need sm_90 or later, and this GPU is sm_{gpu.capability}")
     table, out = gpu.buffer(BLOCKS * PART_BYTES), gpu.buffer(64)
     blocks = gpu.multiprocessors // BLOCKS * BLOCKS * 2
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for name, kernel, held_bytes in (
         ("global, through L1 and L2", "lookup_global", 0),
         ("shared of 4 blocks of a cluster", "lookup_cluster", PART_BYTES),
