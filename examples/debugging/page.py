@@ -47,9 +47,9 @@ PARTS = (  # heading, words, files shown, sessions
     ),
     (
         "device_print",
-        "`tl.device_print` in the kernel, on the CPU's interpreter and on a GPU. On a GPU every thread prints its own "
-        "element, through a buffer that the host empties at the next synchronization, and lines of programs come in "
-        "any order.",
+        "`tl.device_print` in the kernel, on the CPU's interpreter and on a GPU. On a GPU every thread prints what it "
+        "holds, through a buffer that the host empties at the next synchronization: 128 threads hold a block of 8 "
+        "elements 16 times over, and programs print in any order.",
         (),
         ("device_print-cpu", "device_print-gpu"),
     ),

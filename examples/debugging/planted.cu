@@ -1,8 +1,8 @@
 // Four mistakes, one for each tool of compute-sanitizer. A block of 64 threads.
 
-// memcheck: one thread too many writes.
+// memcheck: one thread too many, for x and y have 32 elements.
 extern "C" __global__ void out_of_bounds(const float* x, float* y) {
-    if (threadIdx.x <= 32) y[threadIdx.x] = 2 * x[threadIdx.x];  // planted: y has 32 elements
+    if (threadIdx.x <= 32) y[threadIdx.x] = 2 * x[threadIdx.x];  // planted: <= for <
 }
 
 // racecheck: a thread reads what another has not yet written.

@@ -27,7 +27,7 @@ ROOT = HERE.parent.parent
 RECORD = HERE / "recorded.json"
 MATMUL = ROOT / "sublight" / "extensions" / "kernels" / "matmul.cu"
 LIMIT_S, EACH_LIMIT_S = 90.0, 25.0
-LINES = 40  # of an output that are kept
+LINES = 60  # of an output that are kept
 PLANTED = {  # tool of compute-sanitizer -> kernel of planted.cu
     "memcheck": "out_of_bounds",
     "racecheck": "missing_barrier",
@@ -114,8 +114,16 @@ def on_the_gpu() -> Iterator[Session]:
         )
         compile_shown = f"nvcc -cubin -lineinfo {arch} -o planted.cubin {source}"
         for tool, kernel in PLANTED.items():
-            options = ["--tool", tool, *(["--racecheck-report", "all"] if tool == "racecheck" else [])]
-            command = [*options, "python", "examples/debugging/launch.py", "planted.cubin", kernel]
+            command = [
+                "--tool",
+                tool,
+                "--print-limit",
+                "2",
+                "python",
+                "examples/debugging/launch.py",
+                "planted.cubin",
+                kernel,
+            ]
             given = [sys.executable if word == "python" else word for word in command]
             given = [str(planted) if word == "planted.cubin" else word for word in given]
             shown = f"{compile_shown}\ncompute-sanitizer {' '.join(command)}"
@@ -151,7 +159,7 @@ def debugger_commands() -> list[str]:
         "info cuda kernels",
         f"break matmul.cu:{line}",
         "continue",
-        "info cuda warps",
+        "pipe info cuda warps | head -6",
         "cuda block (1,0,0) thread (3,2,0)",
         "print blockIdx",
         "print threadIdx",
@@ -159,7 +167,7 @@ def debugger_commands() -> list[str]:
         "print col",
         "print first",
         "print a_tile[2]",
-        "info cuda lanes",
+        "pipe info cuda lanes | head -8",
         "kill",
         "quit",
     ]
