@@ -18,6 +18,7 @@ from sublight.cli.verbs import (
     gpus,
     learn,
     limits,
+    mcp,
     memory,
     new,
     predict,
@@ -25,6 +26,7 @@ from sublight.cli.verbs import (
     timers,
     top,
     train,
+    why,
     xray,
 )
 
@@ -55,10 +57,10 @@ def start(
     pass
 
 
-_MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
+_MEASURE = (gpus.gpus, limits.limits, bench.bench, why.why, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
 _ENGINES = (train.train, generate.generate)
-for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, new.new, top.top, doctor.doctor):
+for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, mcp.mcp, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 
