@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ class Request:
     by: str = ""
     language: str = ""
     gpu: str = ""
+    question: str = ""
+    out: str = ""
     json: str = ""
 
     @property
@@ -51,6 +54,8 @@ def command(request: Request) -> int:
         raise BadInput("--anyway goes with `sublight learn solution NAME`: leave it out")
     if request.by and request.what != "goal":
         raise BadInput("--by goes with `sublight learn goal NAME`: leave it out")
+    if (request.question or request.out) and request.what != "ask":
+        raise BadInput("--question and --out go with `sublight learn ask NAME`: leave them out")
     if request.what:
         one_of("word", request.what, tuple(filter(None, COMMANDS)))
     return COMMANDS[request.what](request)
@@ -186,6 +191,45 @@ def _solution(request: Request) -> int:
     return 0
 
 
+def _ask(request: Request) -> int:
+    """The prompt goes to the address that the environment names, unless there is none, or a file is named."""
+    from rich.text import Text as RichText
+
+    from sublight.learn import ask
+    from sublight.learn.grade.crew import Crew
+    from sublight.learn.target import target
+    from sublight.results import write_file
+
+    exercise = _chosen(request)
+    file = _file(request, exercise)
+    address = None if request.out else ask.address_of()
+    output.check_writable(request.out)
+    output.check_apart((request.out, request.json), [str(file)])
+    source, verdict, note = _read(file), None, ""
+    try:
+        gpu = target(request.gpu)
+        with Crew() as crew:
+            verdict = _checked(exercise, source, file, crew, gpu)
+    except (BadInput, ModuleNotFoundError) as error:  # no Linux, no Triton: the question can be asked all the same
+        note = f"it could not be checked here: {error}"
+    text = text_of(exercise, request.lang)
+    prompt = ask.prompt_of(exercise, text, source, verdict, question=request.question, note=note)
+    data: dict[str, object] = {"exercise": exercise.name, "prompt": prompt, "sent_to": None, "answer": None}
+    if request.out:
+        write_file(prompt, Path(request.out))
+        output.show(f"written to {request.out}: give it to your assistant", data, request.json)
+    elif address is None:
+        output.show(RichText(prompt), data, request.json, whole_lines=True)
+        if request.json != "-":
+            print(f"sublight: paste this to your assistant, or set {ask.URL} to send it", file=sys.stderr)
+    else:
+        print(f"sublight: {address.model} at {address.url} is asked", file=sys.stderr)
+        answer = output.stream(ask.answer_of(address, prompt), silent=request.json == "-")
+        data |= {"sent_to": address.url, "answer": answer}
+        output.show("", data, request.json)
+    return 0
+
+
 def _next(request: Request) -> int:
     if request.name:
         raise BadInput("`sublight learn next` takes no name: `sublight learn start NAME` does")
@@ -243,6 +287,7 @@ COMMANDS: dict[str, Callable[[Request], int]] = {
     "watch": _watch,
     "hint": _hint,
     "solution": _solution,
+    "ask": _ask,
     "next": _next,
     "goal": _goal,
     "export": _export,

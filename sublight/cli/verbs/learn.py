@@ -15,7 +15,7 @@ def learn(
         str,
         typer.Argument(
             metavar="[WHAT]",
-            help="show, start, check, watch, hint, solution, next, goal, export, import; the map unless told.",
+            help="show, start, check, watch, hint, solution, ask, next, goal, export, import; the map unless told.",
             autocompletion=learn_words,
         ),
     ] = "",
@@ -36,6 +36,8 @@ def learn(
             metavar="h200", help="Compile for this GPU; else this machine's, or h200.", autocompletion=gpu_names
         ),
     ] = "",
+    question: Annotated[str, typer.Option(metavar="TEXT", help="With ask: what you would like to know.")] = "",
+    out: Annotated[str, typer.Option(metavar="FILE", help="With ask: write the prompt there; send nothing.")] = "",
     json: Json = "",
 ) -> None:
     """Learn to write GPU kernels, with or without a GPU: the map, and what to do next.
@@ -47,12 +49,15 @@ def learn(
     sublight learn watch copy       check again whenever you save
     sublight learn hint copy        one hint more, of three
     sublight learn solution copy    once you have passed
+    sublight learn ask copy         a prompt for your own assistant, or its answer (SUBLIGHT_ASK_URL)
     sublight learn goal softmax --by 2027-01-31
     """
     from sublight.cli import learn as cli_learn
 
     cli_output.check_writable(json)
-    request = cli_learn.Request(what=what, name=name, anyway=anyway, by=by, language=lang, gpu=gpu, json=json)
+    request = cli_learn.Request(
+        what=what, name=name, anyway=anyway, by=by, language=lang, gpu=gpu, question=question, out=out, json=json
+    )
     status = cli_learn.command(request)
     if status:
         raise typer.Exit(status)
