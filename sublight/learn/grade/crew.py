@@ -22,6 +22,7 @@ from sublight.errors import BadInput
 from sublight.learn.grade.sandbox import Budget
 
 Mode = Literal["interpret", "compile"]
+ANSWER_BYTES = 1 << 24
 READY_S = 300.0  # for torch and Triton to load, on a machine that is busy
 _DEATHS = {
     signal.SIGXCPU: "it took more than {cpu_s:g} s of processor time: does a loop never end, or go element by element?",
@@ -38,7 +39,9 @@ _FLAGS = ("-P", "-W", "ignore::DeprecationWarning")  # modules of the learner's 
 class Sandbox(Protocol):
     """What a server puts around the processes: a file system, a network and a user of their own."""
 
-    room: str  # a folder that they and the grader see
+    @property
+    def room(self) -> str:
+        """A folder that they and the grader see."""
 
     def around(self, command: list[str]) -> list[str]: ...
 
@@ -67,11 +70,11 @@ class Task:
             self.end()
             raise Ended(f"nothing came back for {self.budget.wall_s:g} s: does it wait for something?")
         try:
-            reply = json.loads(self.channel.recv_bytes())
-        except (EOFError, ConnectionError, ValueError):
+            reply = json.loads(self.channel.recv_bytes(ANSWER_BYTES))
+            self.cpu_s += float(reply["cpu_s"])
+            return dict(reply)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError):  # gone, or no answer of ours
             raise Ended(self._death()) from None
-        self.cpu_s += float(reply["cpu_s"])
-        return dict(reply)
 
     def ask(self, **order: Any) -> dict[str, Any]:
         try:
@@ -81,7 +84,8 @@ class Task:
         return self.answer()
 
     def _death(self) -> str:
-        status = self.crew.request(self.mode, {"wait": self.child})
+        self.channel.close()
+        status = self.crew.request(self.mode, {"wait": self.child, "end": True})  # it may live, and have hung up
         self.child = 0
         if status >= 0:
             return "its process ended before the function had returned"
