@@ -50,8 +50,8 @@ def command(request: Request) -> int:
     """The exit status: 1 where a check has not passed."""
     if request.what in {each.name for each in EXERCISES} and not request.name:
         request = replace(request, what="show", name=request.what)  # `sublight learn copy`
-    if request.anyway and request.what != "solution":
-        raise BadInput("--anyway goes with `sublight learn solution NAME`: leave it out")
+    if request.anyway and request.what not in ("solution", "submit"):
+        raise BadInput("--anyway goes with `sublight learn solution NAME` or `submit NAME`: leave it out")
     if request.by and request.what != "goal":
         raise BadInput("--by goes with `sublight learn goal NAME`: leave it out")
     if (request.question or request.out) and request.what != "ask":
@@ -230,6 +230,31 @@ def _ask(request: Request) -> int:
     return 0
 
 
+def _submit(request: Request) -> int:
+    """What has passed here goes to the board; 1 where it has not passed there."""
+    from sublight.learn.grade.crew import Crew
+    from sublight.learn.submit import board_of
+    from sublight.learn.target import target
+    from sublight.report.draw import console
+
+    board = board_of()
+    exercise = _chosen(request)
+    file, gpu = _file(request, exercise), target(request.gpu)
+    source = _read(file)
+    with Crew() as crew:
+        verdict = _checked(exercise, source, file, crew, gpu)
+    if not verdict.has_passed and not request.anyway:
+        output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
+        raise BadInput(f"{exercise.name} has not passed here, so nothing was sent: --anyway sends it all the same")
+    sent = board.send(verdict, source)
+    with console.progress("board") as progress:
+        entry = board.outcome(sent["id"], progress=progress and (lambda state: progress(state, 0, 1)))
+    output.show(
+        report.entry_page(entry, board.url), {**entry, "page": f"{board.url}/entry/{entry['id']}"}, request.json
+    )
+    return 1 if entry["state"] == "rejected" else 0
+
+
 def _next(request: Request) -> int:
     if request.name:
         raise BadInput("`sublight learn next` takes no name: `sublight learn start NAME` does")
@@ -288,6 +313,7 @@ COMMANDS: dict[str, Callable[[Request], int]] = {
     "hint": _hint,
     "solution": _solution,
     "ask": _ask,
+    "submit": _submit,
     "next": _next,
     "goal": _goal,
     "export": _export,

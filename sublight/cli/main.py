@@ -12,6 +12,7 @@ from sublight import __version__
 from sublight.cli.options import INTERRUPTED
 from sublight.cli.verbs import (
     bench,
+    board,
     doctor,
     explain,
     generate,
@@ -60,7 +61,7 @@ def start(
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, why.why, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
 _ENGINES = (train.train, generate.generate)
-for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, mcp.mcp, new.new, top.top, doctor.doctor):
+for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, board.board, mcp.mcp, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from sublight import units
 from sublight.errors import BadInput
+from sublight.learn.address import checked, opener, plain
 from sublight.learn.record import Exercise
 from sublight.learn.texts import LANGUAGES, Text
 from sublight.learn.verdict import Verdict
@@ -26,7 +26,6 @@ URL, KEY, MODEL = "SUBLIGHT_ASK_URL", "SUBLIGHT_ASK_KEY", "SUBLIGHT_ASK_MODEL"
 SILENCE_S = 120.0  # between two words of an answer
 LINE_BYTES, ANSWER_CHARACTERS = 1 << 20, 200_000
 PRINTED_CHARACTERS = 2000
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _ROLE = (
     "I am learning to write GPU kernels in Triton with the exercises of `sublight learn`. Below are the exercise, my "
     "code and what the check says of it. Help me to the next step: say what is wrong and why, at which line, and what "
@@ -107,23 +106,11 @@ def address_of(environment: Mapping[str, str] = os.environ) -> Address | None:
     url, key, model = (environment.get(name, "").strip() for name in (URL, KEY, MODEL))
     if not url:
         return None
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadInput(f"{URL}={url}: write an address such as http://localhost:11434/v1")
-    if key and parts.scheme == "http" and parts.hostname not in _LOCAL:
-        raise BadInput(f"{URL}={url} would send your key unencrypted: use https, or leave {KEY} out")
+    whole = checked(URL, url, "http://localhost:11434/v1", KEY, key)
     if not model:
         raise BadInput(f"{URL} is set and {MODEL} is not: name the model to ask")
     ending = "/chat/completions"
-    whole = url.rstrip("/")
     return Address(url=whole if whole.endswith(ending) else whole + ending, model=model, key=key)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry code and key to an address that nobody named."""
-
-    def redirect_request(self, *args: Any, **words: Any) -> None:
-        return None
 
 
 def answer_of(address: Address, prompt: str) -> Iterator[str]:
@@ -135,7 +122,7 @@ def answer_of(address: Address, prompt: str) -> Iterator[str]:
     request = urllib.request.Request(address.url, json.dumps(body).encode(), headers)
     length = 0
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=SILENCE_S) as response:
+        with opener().open(request, timeout=SILENCE_S) as response:
             for piece in _pieces(response):
                 piece = plain(piece)
                 length += len(piece)
@@ -186,12 +173,3 @@ def _complaint(error: urllib.error.HTTPError) -> str:
     except (ValueError, KeyError, TypeError):
         pass
     return plain(" ".join(words.split()))[:200] or str(error.reason)
-
-
-def plain(words: str) -> str:
-    """Without control characters, which could steer the terminal.
-
-    >>> plain("a\\x1b[31mb\\tc\\n")
-    'a[31mb\\tc\\n'
-    """
-    return "".join(each for each in words if each in "\n\t" or each.isprintable())

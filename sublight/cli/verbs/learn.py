@@ -15,7 +15,7 @@ def learn(
         str,
         typer.Argument(
             metavar="[WHAT]",
-            help="show, start, check, watch, hint, solution, ask, next, goal, export, import; the map unless told.",
+            help="show, start, check, watch, hint, solution, ask, submit, next, goal, export or import; else the map.",
             autocompletion=learn_words,
         ),
     ] = "",
@@ -27,7 +27,7 @@ def learn(
             autocompletion=learn_words,
         ),
     ] = "",
-    anyway: Annotated[bool, typer.Option("--anyway", help="With solution: before having passed.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="With solution or submit: before having passed.")] = False,
     by: Annotated[str, typer.Option(metavar="2027-01-31", help="With goal: until when.")] = "",
     lang: Annotated[str, typer.Option(metavar="en|zh", help="The texts' language; from LANG unless told.")] = "",
     gpu: Annotated[
@@ -50,6 +50,7 @@ def learn(
     sublight learn hint copy        one hint more, of three
     sublight learn solution copy    once you have passed
     sublight learn ask copy         a prompt for your own assistant, or its answer (SUBLIGHT_ASK_URL)
+    sublight learn submit copy      to a leaderboard (SUBLIGHT_BOARD_URL, SUBLIGHT_BOARD_TOKEN)
     sublight learn goal softmax --by 2027-01-31
     """
     from sublight.cli import learn as cli_learn

@@ -54,11 +54,15 @@ class Broken(Exception):
     """The grader is gone, or was ended; the message says why."""
 
 
+class Stopped(Exception):
+    """The server ends while an entry is graded."""
+
+
 class Grader:
     """One grader's process, with its sandbox."""
 
-    def __init__(self, way: Way, slot: int, home: Path, rules: Rules) -> None:
-        self.rules = rules
+    def __init__(self, way: Way, slot: int, home: Path, rules: Rules, stop: threading.Event) -> None:
+        self.rules, self.stop = rules, stop
         self.home = Path(tempfile.mkdtemp(prefix=f"grader-{slot}-", dir=home))
         self.home.chmod(0o711)
         self.process = subprocess.Popen(
@@ -73,7 +77,12 @@ class Grader:
         sandbox = Jail(way=way, home=str(self.home), user=jail.user_of(slot))
         self._buffer = b""
         self._send({"jail": asdict(sandbox)})
-        if missing := self._answer(READY_S)["ready"]:
+        try:
+            missing = self._answer(READY_S)["ready"]
+        except (Broken, Stopped):
+            self.close()
+            raise
+        if missing:
             self.close()
             raise Broken(missing)
 
@@ -106,6 +115,8 @@ class Grader:
                 if len(self._buffer) > ANSWER_BYTES:
                     raise Broken("its verdict does not end")
                 continue
+            if self.stop.is_set():
+                raise Stopped
             if time.monotonic() > end_s:
                 raise Broken(f"it took more than {most_s:g} s in all")
             self._look()
@@ -165,7 +176,6 @@ class Runner:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        self.store.recover()
 
     def _feed(self, slot: int) -> None:
         grader: Grader | None = None
@@ -175,7 +185,11 @@ class Runner:
                 if entry is None:
                     self._stop.wait(IDLE_S)
                     continue
-                outcome, grader = self._graded(entry, grader, slot)
+                try:
+                    outcome, grader = self._graded(entry, grader, slot)
+                except Stopped:
+                    self.store.put_back(entry.id)
+                    return
                 self.store.finish(entry.id, outcome.state, fraction=outcome.fraction, reason=outcome.reason,
                                   verdict=outcome.verdict)  # fmt: skip
         finally:
@@ -186,13 +200,16 @@ class Runner:
         """The outcome, and the grader for the next one, if it is still good."""
         if grader is None:
             try:
-                grader = Grader(self.way, slot, self.home, self.rules)
+                grader = Grader(self.way, slot, self.home, self.rules, self._stop)
                 self.problem = ""
             except (Broken, OSError) as error:
                 self.problem = str(error)
                 return Outcome(state="not_rerun", reason=f"the server could not run it: {error}"), None
         try:
             return grader.grade(entry), grader
+        except Stopped:
+            grader.close()
+            raise
         except Broken as broken:
             grader.close()
             return Outcome(state="rejected", reason=str(broken)), None

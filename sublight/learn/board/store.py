@@ -170,6 +170,11 @@ class Store:
                 (state, fraction, reason, json.dumps(verdict), _now(), entry),
             )
 
+    def put_back(self, entry: int) -> None:
+        """It waits again: the server ended, by no fault of its own."""
+        with self._open() as connection:
+            connection.execute("UPDATE entries SET state = 'queued', tries = tries - 1 WHERE id = ?", (entry,))
+
     def recover(self) -> int:
         """After a crash: what was running waits again, unless it was tried often enough; how many there were."""
         with self._open() as connection:
