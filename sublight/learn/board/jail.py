@@ -22,7 +22,8 @@ from typing import Literal
 Way = Literal["bubblewrap", "namespaces"]
 WAYS: tuple[Way, ...] = ("bubblewrap", "namespaces")
 PACKAGE = Path(__file__).resolve().parents[2]
-HIDDEN = (PACKAGE / "learn" / "exercises",)  # solutions
+ANSWERS = PACKAGE / "learn" / "exercises"  # with their solutions
+HIDDEN = (ANSWERS,)
 FIRST_USER, USERS = 61184, 1024  # numbers that systemd, too, gives to users that live for a while
 NOBODY = 65534
 TRIAL_S = 60.0
@@ -65,6 +66,7 @@ class Jail:
             "hidden": [str(path) for path in HIDDEN],
             "room": self.room,
             "user": self.user,
+            "maker": os.getpid(),
         }
         return [sys.executable, "-P", "-m", "sublight.learn.board.outside", json.dumps(plan), *inner]
 
@@ -135,7 +137,7 @@ def _trouble(jail: Jail) -> str:
         mark = os.path.join(jail.home, "outside")
         Path(mark).write_text("")
         jail.admit(jail.room)
-        command = [sys.executable, "-P", "-m", "sublight.learn.board.trial", jail.room, mark, str(HIDDEN[0])]
+        command = [sys.executable, "-P", "-m", "sublight.learn.board.trial", jail.room, mark, str(ANSWERS)]
         done = subprocess.run(jail.around(command), env=environment(), capture_output=True, text=True,
                               stdin=subprocess.DEVNULL, timeout=TRIAL_S)  # fmt: skip
         told = done.stdout.strip() or (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import platform
+import select
 import signal
 import socket
 import sys
@@ -32,7 +33,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main(plan: dict[str, Any], command: list[str]) -> int:
     _end_with_parent()
+    if os.getppid() != plan["maker"]:  # it ended before it could be watched
+        return 1
     user = os.geteuid()
+    alive, held = os.pipe()  # what this process holds open as long as it lives
     spaces = _NEW_MOUNTS | _NEW_PIDS | _NEW_NETWORK | _NEW_IPC | _NEW_HOST | _NEW_CGROUP
     if user == 0:
         _call("unshare", spaces)
@@ -44,14 +48,19 @@ def main(plan: dict[str, Any], command: list[str]) -> int:
         _write("/proc/self/gid_map", f"{NOBODY} {group} 1")
     child = os.fork()
     if child:  # whoever has made the processes' new numbers is not counted by them: the child is number 1
+        os.close(alive)
         _, status = os.waitpid(child, 0)
         return max(0, os.waitstatus_to_exitcode(status))
+    os.close(held)
     _enter(plan)
     if user == 0:
         os.setgroups([])
         os.setresgid(*[plan["user"]] * 3)
         os.setresuid(*[plan["user"]] * 3)
     _end_with_parent()  # a change of user undoes it
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(1)
+    os.close(alive)
     _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     os.chdir("/")
     os.execv(command[0], command)

@@ -93,7 +93,7 @@ def exercise_page(
         f"<b>{text(each)}</b>" if each == gpu else f'<a href="?gpu={text(each)}">{text(each)}</a>' for each in gpus
     )
     body = [
-        f"<p>{text(text_of(exercise, 'en').title)}: the goal is {units.percent(goal.fraction)} of the limit at "
+        f"<p>{text(text_of(exercise, 'en').title)}. The goal is {units.percent(goal.fraction)} of the limit at "
         f"{text(at)}. "
         "Fractions are bounds that the server reads off the compiled code: no measurement.</p>",
         f"<p>{links or text(gpu)}</p>",

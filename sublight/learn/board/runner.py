@@ -26,6 +26,7 @@ from sublight.learn.board.jail import Jail, Way
 from sublight.learn.board.store import Entry, State, Store
 from sublight.learn.grade.sandbox import Budget
 
+GRADER = "sublight.learn.board.grader"
 ABOVE_LIMIT = 1.02  # as the grader has it
 LOOK_S, IDLE_S = 0.1, 0.5  # between two looks at a grader, at the queue
 READY_S = 600.0  # for torch and Triton to load
@@ -66,7 +67,7 @@ class Grader:
         self.home = Path(tempfile.mkdtemp(prefix=f"grader-{slot}-", dir=home))
         self.home.chmod(0o711)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sublight.learn.board.grader"],
+            [sys.executable, "-P", "-m", GRADER],
             env=jail.environment(),
             cwd="/",
             stdin=subprocess.PIPE,
