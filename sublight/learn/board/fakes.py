@@ -18,7 +18,7 @@ from sublight.learn.board.jail import Jail
 from sublight.learn.grade.sandbox import Budget, confine
 
 END_THE_JUDGE = "# ends the judge"  # as code could that cuts off the files which it shares with it
-REDUCED = {"cases": [], "kernels": [], "notes": [], "gpu": "h200", "goal": None}
+REDUCED: dict[str, Any] = {"cases": [], "kernels": [], "notes": [], "gpu": "h200", "goal": None}
 
 
 def main() -> None:

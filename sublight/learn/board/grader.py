@@ -17,7 +17,10 @@ from typing import Any
 from sublight.errors import BadInput
 from sublight.learn.board import processes
 from sublight.learn.board.jail import Jail
+from sublight.learn.exercises import find
+from sublight.learn.target import DEFAULT
 
+KNOWN = "copy"  # an exercise whose solution the grader tries itself on, before anybody's code
 PROCESSES = {"namespaces": 3, "bubblewrap": 4}  # that make it, and the two that stand ready inside
 
 
@@ -41,7 +44,8 @@ class Bench:
 
     def is_clean(self) -> bool:
         """Nothing in it but what was there before a submission came."""
-        is_alone = len(processes.below(os.getpid())) == PROCESSES[self.base.way]
+        me, wanted = os.getpid(), PROCESSES[self.base.way]
+        is_alone = len(processes.below(me)) == processes.awake(me) == wanted
         return is_alone and not os.listdir(self.crew.sandbox.room)
 
     def drop(self) -> None:
@@ -67,19 +71,21 @@ def main() -> None:
 
 
 def _prepared(bench: Bench) -> str:
-    """Load torch while the sandbox does; what is missing, empty where nothing is."""
+    """Empty where a solution of ours passes here; else why not: then no submission is to blame for what fails."""
     try:
         import torch  # noqa: F401
         import triton  # noqa: F401
     except ImportError as error:
         return f"this server has no {error.name}"
-    bench.take()
-    return ""
+    answer = _graded(bench, {"exercise": KNOWN, "source": find(KNOWN).solution(), "gpu": DEFAULT, "budget": {}})
+    if "failure" in answer:
+        return str(answer["failure"])
+    faults = [fault["text"] for fault in answer["verdict"]["faults"]]
+    return f"our own solution of {KNOWN} fails here: {faults[0]}" if faults else ""
 
 
 def _graded(bench: Bench, order: dict[str, Any]) -> dict[str, Any]:
     from sublight.gpus import find as find_gpu
-    from sublight.learn.exercises import find
     from sublight.learn.grade.check import check
     from sublight.learn.grade.sandbox import Budget
 
@@ -96,6 +102,8 @@ def _graded(bench: Bench, order: dict[str, Any]) -> dict[str, Any]:
         return {"verdict": verdict.to_json()}
     except BadInput as error:
         return {"failure": str(error)}
+    except RecursionError:
+        return {"failure": "it is nested too deeply"}
     except Exception as error:  # an answer that is none of ours, from code that got past the scan
         return {"failure": f"its process answered what no grader does ({type(error).__name__})"}
     finally:

@@ -8,15 +8,25 @@ from pathlib import Path
 
 def below(process: int) -> list[int]:
     """All that a process started, and what these started. Whoever loses a parent in a sandbox stays in it."""
-    children: dict[int, list[int]] = {}
+    return list(_below(process))
+
+
+def awake(process: int) -> int:
+    """How many of them are neither dead nor stopped."""
+    return sum(state[:1] in "RSDI" for state in _below(process).values())
+
+
+def _below(process: int) -> dict[int, str]:
+    """With their states, as `S (sleeping)`."""
+    children: dict[int, dict[int, str]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (fields := _fields(int(name))):
-            children.setdefault(int(fields.get("PPid", "0")), []).append(int(name))
-    found: list[int] = []
+            children.setdefault(int(fields.get("PPid", "0")), {})[int(name)] = fields.get("State", "")
+    found: dict[int, str] = {}
     ahead = [process]
     while ahead:
-        mine = children.get(ahead.pop(), [])
-        found += mine
+        mine = children.get(ahead.pop(), {})
+        found |= mine
         ahead += mine
     return found
 
