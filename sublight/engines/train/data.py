@@ -122,10 +122,13 @@ class Order:
         return torch.from_numpy(np.stack([self.sequence(position + each) for each in range(size)]))
 
 
-def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their labels; from pinned memory, so that the copy runs beside the step before it."""
-    if device.type == "cuda":
-        batch = batch.pin_memory().to(device, non_blocking=True)
+def to_device(batch: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """From pinned memory, so that the copy runs beside the step before it."""
+    return batch.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else batch
+
+
+def split_labels(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and the one behind each."""
     return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
 

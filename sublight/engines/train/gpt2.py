@@ -20,6 +20,20 @@ EPS = 1e-5
 INIT_STD, INIT_DIM = 0.02, 768  # GPT-2's; narrower models begin with larger weights, so that products stay as large
 
 
+def cast(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in the type that is computed in: the copy that a run holds of it, or one that is made for this use."""
+    held: torch.Tensor | None = getattr(parameter, "held", None)
+    return held if held is not None and held.dtype == dtype else parameter.to(dtype)
+
+
+def hold(model: nn.Module, dtype: torch.dtype) -> dict[torch.Tensor, torch.Tensor]:
+    """Copies of all weights that `cast` gives from now on: gradients go to them, an optimizer keeps them up to date."""
+    copies: dict[torch.Tensor, torch.Tensor] = {}
+    for parameter in model.parameters():
+        parameter.held = copies[parameter] = parameter.detach().to(dtype).requires_grad_()  # type: ignore[attr-defined]
+    return copies
+
+
 class Norm(nn.Module):
     """Weights of a layer norm; the block calls the fused op with them."""
 
@@ -29,15 +43,14 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def cast(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.weight.to(dtype), self.bias.to(dtype)
+        return cast(self.weight, dtype), cast(self.bias, dtype)
 
 
 class Linear(nn.Linear):
-    """A product whose weight takes the data type of what it is multiplied with."""
+    """Weights of a product, in the data type of what it is multiplied with."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+    def cast(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return cast(self.weight, dtype), cast(self.bias, dtype)
 
 
 class Block(nn.Module):
@@ -52,23 +65,20 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What is to be added to the residual, and the residual; the first block has none yet."""
+        layers, dtype = self._layers, x.dtype
         if residual is None:
             residual = x
-            x = self._layers.layer_norm(x, *self.norm_1.cast(x.dtype), EPS)
+            x = layers.layer_norm(x, *self.norm_1.cast(dtype), EPS)
         else:
-            x, residual = self._layers.add_layer_norm(x, residual, *self.norm_1.cast(x.dtype), EPS)
+            x, residual = layers.add_layer_norm(x, residual, *self.norm_1.cast(dtype), EPS)
         x = self._drop(self.attend(x))
-        x, residual = self._layers.add_layer_norm(x, residual, *self.norm_2.cast(x.dtype), EPS)
-        wide = F.linear(x, self.up.weight.to(x.dtype))
-        x = self.down(self._layers.bias_gelu(wide, self.up.bias.to(x.dtype)))
-        return self._drop(x), residual
+        x, residual = layers.add_layer_norm(x, residual, *self.norm_2.cast(dtype), EPS)
+        return self._drop(layers.mlp(x, self.up.cast(dtype), self.down.cast(dtype))), residual
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, dim = x.shape
-        split = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads)
-        q, k, v = split.permute(2, 0, 3, 1, 4)  # each (b, h, t, d)
-        mixed = self._attention(q, k, v).transpose(1, 2).reshape(batch, length, dim)
-        return self.out(mixed)  # type: ignore[no-any-return]
+        q, k, v = self._layers.heads_of(x, *self.qkv.cast(x.dtype), self.heads)  # each (b, h, t, d)
+        mixed = self._attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        return self._layers.linear(mixed, *self.out.cast(x.dtype))
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -96,7 +106,7 @@ class Gpt2(nn.Module):
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """What the output head is multiplied with, (batch, length, dim)."""
         length = ids.shape[1]
-        x = self._layers.embedding(ids, self.tokens.to(self.compute)) + self.positions[:length].to(self.compute)
+        x = self._layers.embedding(ids, cast(self.tokens, self.compute)) + cast(self.positions, self.compute)[:length]
         x = F.dropout(x, self.dropout, self.training) if self.dropout else x
         residual: torch.Tensor | None = None
         for block in self.blocks:
@@ -106,12 +116,12 @@ class Gpt2(nn.Module):
         return normed
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.hidden(ids), self.tokens.to(self.compute))
+        return F.linear(self.hidden(ids), cast(self.tokens, self.compute))
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss in fp32; the output head is tied to the table of tokens."""
         hidden = self.hidden(ids)
-        return self._layers.loss(hidden.view(-1, self.shape.dim), self.tokens.to(self.compute), labels.reshape(-1))
+        return self._layers.loss(hidden.view(-1, self.shape.dim), cast(self.tokens, self.compute), labels.reshape(-1))
 
     @torch.no_grad()
     def initialize(self, seed: int) -> Gpt2:
@@ -133,7 +143,7 @@ class Gpt2(nn.Module):
         return self
 
 
-def parameter_groups(model: Gpt2, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not."""
     named = list(model.parameters())
     return [

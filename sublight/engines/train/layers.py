@@ -10,15 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sublight.engines.train import products
 from sublight.errors import BadInput, one_of
 from sublight.ops.attention.attention import attention as our_attention
 from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
 from sublight.ops.movement.embedding import embedding
 from sublight.ops.norm.add_layer_norm import add_layer_norm
 from sublight.ops.norm.layer_norm import layer_norm
-from sublight.ops.pointwise.bias_gelu import bias_gelu
 
 Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]  # a weight and its bias
 Mode = Literal["eager", "compile", "ours"]
 MODES: tuple[Mode, ...] = ("eager", "compile", "ours")
 Attention = Literal["naive", "flash", "cudnn", "ours"]
@@ -32,7 +33,9 @@ class Layers:
 
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     add_layer_norm: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
-    bias_gelu: Callable[[Tensor, Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor, Tensor], Tensor]
+    heads_of: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]  # queries, keys, values
+    mlp: Callable[[Tensor, Pair, Pair], Tensor]
     embedding: Callable[[Tensor, Tensor], Tensor]
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]  # of hidden, the head's weight, labels; in fp32
 
@@ -48,6 +51,15 @@ def _torch_add_layer_norm(
     return _torch_layer_norm(total, weight, bias, eps), total
 
 
+def _torch_heads_of(x: Tensor, weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = products.split(F.linear(x, weight, bias), heads)
+    return q, k, v
+
+
+def _torch_mlp(x: Tensor, up: Pair, down: Pair) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, *up), approximate="tanh"), *down)
+
+
 def _torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED)
 
@@ -55,14 +67,18 @@ def _torch_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 TORCH = Layers(
     layer_norm=_torch_layer_norm,
     add_layer_norm=_torch_add_layer_norm,
-    bias_gelu=lambda x, bias: F.gelu(x + bias, approximate="tanh"),
+    linear=F.linear,
+    heads_of=_torch_heads_of,
+    mlp=_torch_mlp,
     embedding=F.embedding,
     loss=_torch_loss,
 )
 OURS = Layers(
     layer_norm=layer_norm,
     add_layer_norm=add_layer_norm,
-    bias_gelu=bias_gelu,
+    linear=products.linear,
+    heads_of=products.heads_of,
+    mlp=products.mlp,
     embedding=embedding,
     loss=lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels, ignore_index=IGNORED, wide=True),
 )

@@ -17,14 +17,12 @@ from typing import Any
 import torch
 
 from sublight.engines.train import checkpoint, huggingface, log
-from sublight.engines.train.data import Data, Order, evaluation_batches, to_device
-from sublight.engines.train.gpt2 import Gpt2, parameter_groups
+from sublight.engines.train.data import Data, Order, evaluation_batches, split_labels, to_device
+from sublight.engines.train.gpt2 import Gpt2
 from sublight.engines.train.run import Run
-from sublight.engines.train.settings import Settings
+from sublight.engines.train.update import Update
 from sublight.errors import BadInput
-from sublight.ops.adamw.optimizer import AdamW
 
-BETAS = (0.9, 0.95)
 READ_EVERY = 8  # steps on a GPU between two waits for their losses
 
 
@@ -82,10 +80,7 @@ class Trainer:
         if run.weights:
             huggingface.load(self.model, run.folder / run.weights)
         self.model.to(device).train()
-        self.optimizer = optimizer_of(self.model, settings)
-        self.forward: Callable[..., torch.Tensor] = self.model
-        if settings.mode == "compile":
-            self.forward = torch.compile(self.model)
+        self.update = Update(self.model, settings, device)
         self.order = Order(data.train, settings.context, settings.seed)
         self.step, self.held_out_loss = 0, math.nan
         self.first_loss: float | None = None
@@ -94,6 +89,7 @@ class Trainer:
         self._pending: list[tuple[int, torch.Tensor, torch.Tensor, float]] = []
         self._clock, self._begin = _Clock(), time.perf_counter()
         self._restore()
+        self.update.hold_weights()
         self.first_step = self.step
         self.log = log.Log(run.folder / log.NAME, from_step=self.step)
 
@@ -102,7 +98,7 @@ class Trainer:
         if state is None:
             return
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.update.optimizer.load_state_dict(state["optimizer"])
         checkpoint.restore_random(state["random"])
         self.step = state["step"]
         if state["position"] != self.position:
@@ -137,31 +133,12 @@ class Trainer:
     def _update(self) -> None:
         """One step: its batch in parts, one change of the weights."""
         settings, lr = self.settings, self.settings.lr_at(self.step)
-        size = settings.batch // settings.accumulate
-        total = torch.zeros((), device=self.device)
-        for part in range(settings.accumulate):
-            batch = self.order.batch(self.position + part * size, size)
-            loss = self.forward(*to_device(batch, self.device)) / settings.accumulate
-            loss.backward()
-            total += loss.detach()
-        norm = self._change_weights(lr)
-        self._pending.append((self.step, total, norm, lr))
+        batch = to_device(self.order.batch(self.position, settings.batch), self.device)
+        loss, norm = self.update(batch.view(settings.accumulate, -1, settings.context + 1), lr)
+        self._pending.append((self.step, loss, norm, lr))
         self.step += 1
         if len(self._pending) >= (READ_EVERY if self.device.type == "cuda" else 1):
             self._read_losses()
-
-    def _change_weights(self, lr: float) -> torch.Tensor:
-        """Gives the norm of the gradients before they were clipped."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        norm = torch.zeros((), device=self.device)
-        if self.settings.clip and not isinstance(self.optimizer, AdamW):  # ours clips in its own launch
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.optimizer.step()
-        if isinstance(self.optimizer, AdamW) and self.optimizer.grad_norm is not None:
-            norm = self.optimizer.grad_norm.clone()  # the next step writes over it
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def _read_losses(self) -> None:
         """Steps that are launched, into the log; waits for them."""
@@ -217,7 +194,7 @@ class Trainer:
         settings, total, count = self.settings, 0.0, 0
         size = settings.batch // settings.accumulate
         for batch in evaluation_batches(self.data.held_out, settings.context, size, settings.eval_batches):
-            total += float(self.model(*to_device(batch, self.device))) * len(batch)
+            total += float(self.model(*split_labels(to_device(batch, self.device)))) * len(batch)
             count += len(batch)
         self.model.train()
         self.held_out_loss = total / count
@@ -234,15 +211,8 @@ class Trainer:
             "step": self.step,
             "position": self.position,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.update.optimizer.state_dict(),
             "random": checkpoint.random_states(),
         }
         checkpoint.save(state, self.run.checkpoints, self.step)
         self._clock.restart()
-
-
-def optimizer_of(model: Gpt2, settings: Settings) -> torch.optim.Optimizer:
-    groups = parameter_groups(model, settings.weight_decay)
-    if settings.mode == "ours":
-        return AdamW(groups, lr=settings.lr, betas=BETAS, max_norm=settings.clip)
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=BETAS)
