@@ -77,7 +77,7 @@ class Block(nn.Module):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self._layers.heads_of(x, *self.qkv.cast(x.dtype), self.heads)  # each (b, h, t, d)
-        mixed = self._attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        mixed = self._attention(q, k, v, self.dropout if self.training else 0.0).transpose(1, 2).reshape(x.shape)
         return self._layers.linear(mixed, *self.out.cast(x.dtype))
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:

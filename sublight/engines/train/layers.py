@@ -84,32 +84,43 @@ OURS = Layers(
 )
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # queries, keys, values, dropout of the weights
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Op by op: every score goes through memory."""
     length = q.shape[-2]
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.mT) * q.shape[-1] ** -0.5
-    return torch.softmax(scores.masked_fill(hidden, -torch.inf), -1) @ v
+    return F.dropout(torch.softmax(scores.masked_fill(hidden, -torch.inf), -1), dropout) @ v
 
 
-def _fused(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+def _fused(*backends: SDPBackend) -> Attend:
+    def call(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        with sdpa_kernel(list(backends)):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
     return call
 
 
-def attention_by(name: Attention, device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _ours(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """As `sublight.why` says; with dropout PyTorch's, whose random numbers a checkpoint saves."""
+    if dropout:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    found: Tensor = our_attention(q, k, v, causal=True)
+    return found
+
+
+def attention_by(name: Attention, device: str) -> Attend:
     """Causal attention of (batch, heads, length, head_dim)."""
     one_of("attention", name, ATTENTIONS)
     if name == "cudnn" and device != "cuda":
         raise BadInput("--attention cudnn needs an NVIDIA GPU: use naive, flash or ours here")
-    if name == "flash":
-        return _fused(SDPBackend.FLASH_ATTENTION)
+    if name == "flash":  # on a CPU it has no dropout
+        return _fused(SDPBackend.FLASH_ATTENTION, *([SDPBackend.MATH] if device != "cuda" else []))
     if name == "cudnn":
         return _fused(SDPBackend.CUDNN_ATTENTION)
-    return naive if name == "naive" else lambda q, k, v: our_attention(q, k, v, causal=True)
+    return naive if name == "naive" else _ours
 
 
 def layers_of(mode: Mode) -> Layers:

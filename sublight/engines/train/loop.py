@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sublight.engines.train import checkpoint, huggingface, log
-from sublight.engines.train.data import Data, Order, evaluation_batches, split_labels, to_device
+from sublight.engines.train.data import Ahead, Data, Order, evaluation_batches, split_labels
 from sublight.engines.train.gpt2 import Gpt2
 from sublight.engines.train.run import Run
 from sublight.engines.train.update import Update
@@ -69,6 +69,10 @@ class Trainer:
         self.run, self.settings, self.data, self.device, self.watch = run, settings, data, device, watch
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
+        if settings.deterministic:
+            torch.use_deterministic_algorithms(
+                True, warn_only=True
+            )  # attention's gradient is the one that matters here
         self.model = Gpt2(
             run.shape,
             mode=settings.mode,
@@ -81,7 +85,7 @@ class Trainer:
             huggingface.load(self.model, run.folder / run.weights)
         self.model.to(device).train()
         self.update = Update(self.model, settings, device)
-        self.order = Order(data.train, settings.context, settings.seed)
+        self.batches = Ahead(Order(data.train, settings.context, settings.seed), settings.batch, device)
         self.step, self.held_out_loss = 0, math.nan
         self.first_loss: float | None = None
         self.last_loss: float | None = None
@@ -126,6 +130,7 @@ class Trainer:
             self.evaluate()
         finally:
             self.log.close()
+            self.batches.close()
 
     def _is_over(self) -> bool:
         return self.stop_wanted or time.perf_counter() - self._begin > self.settings.time_limit_s
@@ -133,7 +138,7 @@ class Trainer:
     def _update(self) -> None:
         """One step: its batch in parts, one change of the weights."""
         settings, lr = self.settings, self.settings.lr_at(self.step)
-        batch = to_device(self.order.batch(self.position, settings.batch), self.device)
+        batch = self.batches.batch(self.position)
         loss, norm = self.update(batch.view(settings.accumulate, -1, settings.context + 1), lr)
         self._pending.append((self.step, loss, norm, lr))
         self.step += 1
@@ -194,7 +199,7 @@ class Trainer:
         settings, total, count = self.settings, 0.0, 0
         size = settings.batch // settings.accumulate
         for batch in evaluation_batches(self.data.held_out, settings.context, size, settings.eval_batches):
-            total += float(self.model(*split_labels(to_device(batch, self.device)))) * len(batch)
+            total += float(self.model(*split_labels(batch.to(self.device)))) * len(batch)
             count += len(batch)
         self.model.train()
         self.held_out_loss = total / count

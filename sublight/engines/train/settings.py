@@ -36,6 +36,7 @@ class Settings:
     dtype: str = "float32"
     beta2: float = 0.95  # of AdamW's average of squares
     graph: bool = True  # a step of ours as one CUDA graph, on a GPU
+    deterministic: bool = False  # on a GPU sums in a fixed order: slower, and a resumed run is the same bits
     threads: int = 1  # of the CPU: sums over threads round otherwise with another number of them
     eval_every: int = 100
     eval_batches: int = 8
