@@ -80,7 +80,7 @@ def updated(mode: str, attention: str, dtype: str, device: str, sizes: Sizes, ba
         steps=sizes.loss_steps, batch=batch, context=sizes.context, lr=6e-4, warmup=20, dtype=dtype, graph=graph, **how
     )
     found = Update(model, settings, torch.device(device))
-    found.hold_weights()
+    found.prepare()
     return found
 
 

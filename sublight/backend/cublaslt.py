@@ -1,7 +1,9 @@
-"""Matrix products by cuBLASLt with what follows them in the same launch: gelu, its gradient, a bias's gradient.
+"""Matrix products by cuBLASLt, by its fastest kernel for a size, with what follows them in the same launch.
 
-PyTorch multiplies by the same library, and offers none of these three. Its C interface is called by ctypes, on
-PyTorch's own handle and stream. cuBLASLt counts by columns: a row-major product is asked for as its transpose.
+PyTorch multiplies by the same library, takes the kernel that a heuristic puts first, and offers neither gelu that
+keeps its input nor gelu's gradient. Here `tune` times the heuristic's first kernels against what the caller would do
+otherwise, and `product` takes the fastest. The C interface is called by ctypes, on PyTorch's own handle and stream.
+cuBLASLt counts by columns: a row-major product is asked for as its transpose.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -20,16 +23,18 @@ _COMPUTE_32F, _SCALE_32F, _TRANSPOSED = 68, 0, 1
 _TRANS_A, _TRANS_B, _EPILOGUE, _BIAS, _AUX, _AUX_LD = 3, 4, 7, 8, 11, 12  # of a product's description
 _MOST_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
 _KINDS = {torch.bfloat16: 14, torch.float16: 2}
+CANDIDATES = 16  # of the heuristic, which are timed
+ROUNDS, CALLS = 3, 3  # of each: the best round counts, since others may be disturbed
 _LOCK = threading.Lock()  # a description's pointers are set, then read by the launch
 
 
 class Epilogue(IntEnum):
-    """cublasLtEpilogue_t; n columns of the result have a bias, or the rows of the left factor a sum."""
+    """cublasLtEpilogue_t. With a bias's gradient in the launch gelu's is four times as slow on an H200: not here."""
 
     NONE = 1
+    BIAS = 4  # a @ b + bias
     GELU_BIAS = 164  # gelu(a @ b + bias), by tanh; what gelu was taken of goes to aux
-    GELU_GRADIENT = 208  # a @ b times gelu's slope at aux; the sum over rows goes to bias
-    LEFT_SUMS = 512  # a @ b; the sum over a's columns goes to bias
+    GELU_GRADIENT = 192  # a @ b times gelu's slope at aux
 
 
 class _Algorithm(ctypes.Structure):
@@ -89,7 +94,9 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str:
 
 
 class _Product:
-    """One kind of product: its description, and the algorithm that cuBLASLt's heuristic puts first."""
+    """One kind of product: its description, the algorithms that cuBLASLt's heuristic puts first, and which to take."""
+
+    choice: int | None = None  # none until `tune` has found one that is worth it
 
     def __init__(self, a: Factor, b: Factor, dtype: torch.dtype, epilogue: Epilogue, alignment: int) -> None:
         library = _library()
@@ -110,16 +117,16 @@ class _Product:
         for each in _ALIGNMENTS:
             self._prefer(preference, each, ctypes.c_uint32(alignment))
         # the heuristic looks at pointers for their alignment alone
-        if epilogue != Epilogue.NONE:
+        if epilogue in (Epilogue.BIAS, Epilogue.GELU_BIAS):
             self._describe(_BIAS, ctypes.c_uint64(256))
         if epilogue in (Epilogue.GELU_BIAS, Epilogue.GELU_GRADIENT):
             self._describe(_AUX, ctypes.c_uint64(256))
-        self.algorithms = (_Algorithm * 8)()
+        self.algorithms = (_Algorithm * CANDIDATES)()
         count = ctypes.c_int(0)
         left, right, out = self._layouts
         status = library.cublasLtMatmulAlgoGetHeuristic(
             ctypes.c_void_p(torch.cuda.current_blas_handle()), self.description, left, right, out, out, preference,
-            8, self.algorithms, ctypes.byref(count),
+            CANDIDATES, self.algorithms, ctypes.byref(count),
         )  # fmt: skip
         library.cublasLtMatmulPreferenceDestroy(preference)
         self.count = 0 if status else count.value  # none: cuBLASLt has no kernel for this
@@ -191,6 +198,17 @@ def _workspace(device: torch.device, stream: int) -> torch.Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
+def _known(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, bias: torch.Tensor | None, aux: torch.Tensor | None
+) -> _Product | None:
+    left, right = Factor.of(a), Factor.of(b)
+    if left is None or right is None or why_not(a, b):
+        return None
+    places = [x.data_ptr() for x in (a, b, bias, aux) if x is not None]
+    alignment = next(size for size in (256, 128, 64, 32, 16, 8, 4, 2) if all(place % size == 0 for place in places))
+    return _product(left, right, a.dtype, epilogue, alignment, a.device)
+
+
 def product(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -198,16 +216,55 @@ def product(
     *,
     bias: torch.Tensor | None = None,
     aux: torch.Tensor | None = None,
-    choice: int = 0,
 ) -> torch.Tensor | None:
-    """a @ b, row-major; bias and aux are read or written as the epilogue says. None: cuBLASLt has no such kernel."""
-    left, right = Factor.of(a), Factor.of(b)
-    assert left is not None and right is not None
-    places = [x.data_ptr() for x in (a, b, bias, aux) if x is not None]
-    alignment = next(size for size in (256, 128, 64, 32, 16, 8, 4, 2) if all(place % size == 0 for place in places))
-    known = _product(left, right, a.dtype, epilogue, alignment, a.device)
-    if choice >= known.count:
+    """a @ b, row-major; bias and aux are read or written as the epilogue says. None where no timing chose it."""
+    known = _known(a, b, epilogue, bias, aux)
+    if known is None or known.choice is None:
         return None
-    out = torch.empty((left.rows, right.cols), dtype=a.dtype, device=a.device)
-    known.launch(a, b, out, bias, aux, choice)
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    known.launch(a, b, out, bias, aux, known.choice)
     return out
+
+
+def tune(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    epilogue: Epilogue = Epilogue.NONE,
+    *,
+    bias: torch.Tensor | None = None,
+    aux: torch.Tensor | None = None,
+    rival: Callable[[], object],
+    beside: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Choose for products like this one: the fastest of the heuristic's first, with what must run `beside` it, if that
+    is faster than the `rival`. Waits for the device; gives what was measured, in seconds."""
+    known = _known(a, b, epilogue, bias, aux)
+    if known is None:
+        return {"choice": None, "why": why_not(a, b)}
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+
+    def launch(choice: int) -> None:
+        known.launch(a, b, out, bias, aux, choice)
+        beside()
+
+    calls: list[Callable[[], object]] = [rival]
+    calls += [functools.partial(launch, choice) for choice in range(known.count)]
+    best_s = [float("inf")] * len(calls)
+    for _ in range(ROUNDS):
+        for i, call in enumerate(calls):
+            best_s[i] = min(best_s[i], _elapsed_s(call))
+    best = min(range(len(calls)), key=best_s.__getitem__)
+    known.choice = best - 1 if best else None
+    return {"choice": known.choice, "rival_s": best_s[0], "first_s": best_s[1] if known.count else None,
+            "best_s": best_s[best]}  # fmt: skip
+
+
+def _elapsed_s(call: Callable[[], object]) -> float:
+    call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3 / CALLS

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sublight.engines.train.layers import Attention, Mode, attention_by, layers_of
+from sublight.engines.train.layers import Attend, Attention, Layers, Mode, attention_by, layers_of
 from sublight.engines.train.shape import Shape
 
 EPS = 1e-5
@@ -54,14 +54,14 @@ class Linear(nn.Linear):
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape, mode: Mode, attention: Attention, device: str, dropout: float) -> None:
+    def __init__(self, shape: Shape, layers: Layers, attend: Attend, dropout: float) -> None:
         super().__init__()
         dim = shape.dim
         self.heads, self.dropout = shape.heads, dropout
         self.norm_1, self.norm_2 = Norm(dim), Norm(dim)
         self.qkv, self.out = Linear(dim, 3 * dim), Linear(dim, dim)
         self.up, self.down = Linear(dim, 4 * dim), Linear(4 * dim, dim)
-        self._layers, self._attention = layers_of(mode), attention_by(attention, device)
+        self._layers, self._attention = layers, attend
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What is to be added to the residual, and the residual; the first block has none yet."""
@@ -94,14 +94,16 @@ class Gpt2(nn.Module):
         device: str = "cpu",
         dropout: float = 0.0,
         compute: torch.dtype = torch.float32,
+        deterministic: bool = False,
     ) -> None:
         super().__init__()
+        self._layers = layers_of(mode, deterministic=deterministic)
         self.shape, self.dropout, self.compute = shape, dropout, compute
         self.tokens = nn.Parameter(torch.empty(shape.vocab, shape.dim))
         self.positions = nn.Parameter(torch.empty(shape.context, shape.dim))
-        self.blocks = nn.ModuleList(Block(shape, mode, attention, device, dropout) for _ in range(shape.layers))
+        attend = attention_by(attention, device)
+        self.blocks = nn.ModuleList(Block(shape, self._layers, attend, dropout) for _ in range(shape.layers))
         self.norm = Norm(shape.dim)
-        self._layers = layers_of(mode)
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """What the output head is multiplied with, (batch, length, dim)."""

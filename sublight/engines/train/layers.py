@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,11 +19,12 @@ from sublight.ops.norm.add_layer_norm import add_layer_norm
 from sublight.ops.norm.layer_norm import layer_norm
 
 Tensor = torch.Tensor
-Pair = tuple[Tensor, Tensor]  # a weight and its bias
+Pair = products.Pair
 Mode = Literal["eager", "compile", "ours"]
 MODES: tuple[Mode, ...] = ("eager", "compile", "ours")
 Attention = Literal["naive", "flash", "cudnn", "ours"]
 ATTENTIONS: tuple[Attention, ...] = ("naive", "flash", "cudnn", "ours")
+ALL_LOGITS = 1 << 40  # bytes held at once: they become their own gradient, and one product is faster than several
 IGNORED = -100  # a label that counts for nothing
 
 
@@ -51,11 +52,6 @@ def _torch_add_layer_norm(
     return _torch_layer_norm(total, weight, bias, eps), total
 
 
-def _torch_heads_of(x: Tensor, weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = products.split(F.linear(x, weight, bias), heads)
-    return q, k, v
-
-
 def _torch_mlp(x: Tensor, up: Pair, down: Pair) -> Tensor:
     return F.linear(F.gelu(F.linear(x, *up), approximate="tanh"), *down)
 
@@ -68,7 +64,7 @@ TORCH = Layers(
     layer_norm=_torch_layer_norm,
     add_layer_norm=_torch_add_layer_norm,
     linear=F.linear,
-    heads_of=_torch_heads_of,
+    heads_of=products.plain_heads_of,
     mlp=_torch_mlp,
     embedding=F.embedding,
     loss=_torch_loss,
@@ -80,8 +76,12 @@ OURS = Layers(
     heads_of=products.heads_of,
     mlp=products.mlp,
     embedding=embedding,
-    loss=lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels, ignore_index=IGNORED, wide=True),
+    loss=lambda hidden, weight, labels: linear_cross_entropy(
+        hidden, weight, labels, ignore_index=IGNORED, wide=True, chunk_bytes=ALL_LOGITS
+    ),
 )
+
+PLAIN = replace(OURS, linear=F.linear, heads_of=products.plain_heads_of, mlp=products.plain_mlp)
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # queries, keys, values, dropout of the weights
@@ -123,5 +123,8 @@ def attention_by(name: Attention, device: str) -> Attend:
     return naive if name == "naive" else _ours
 
 
-def layers_of(mode: Mode) -> Layers:
-    return OURS if one_of("mode", mode, MODES) == "ours" else TORCH
+def layers_of(mode: Mode, *, deterministic: bool = False) -> Layers:
+    """Of ours, which products are the fastest is timed anew in each process: where bits must not change, none are."""
+    if one_of("mode", mode, MODES) != "ours":
+        return TORCH
+    return PLAIN if deterministic else OURS

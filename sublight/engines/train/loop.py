@@ -80,6 +80,7 @@ class Trainer:
             device=device.type,
             dropout=settings.dropout,
             compute=getattr(torch, settings.dtype),
+            deterministic=settings.deterministic,
         ).initialize(settings.seed)
         if run.weights:
             huggingface.load(self.model, run.folder / run.weights)
@@ -93,7 +94,7 @@ class Trainer:
         self._pending: list[tuple[int, torch.Tensor, torch.Tensor, float]] = []
         self._clock, self._begin = _Clock(), time.perf_counter()
         self._restore()
-        self.update.hold_weights()
+        self.update.prepare()
         self.first_step = self.step
         self.log = log.Log(run.folder / log.NAME, from_step=self.step)
 

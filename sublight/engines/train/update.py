@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from sublight.engines.train import products
 from sublight.engines.train.data import split_labels
-from sublight.engines.train.gpt2 import hold, parameter_groups
+from sublight.engines.train.gpt2 import Gpt2, hold, parameter_groups
 from sublight.engines.train.settings import Settings
 from sublight.fix.graph.callable import Graph
 from sublight.ops.adamw.optimizer import AdamW
@@ -67,8 +69,9 @@ class Change:
 class Update:
     """What changes a model's weights by one batch after another."""
 
-    def __init__(self, model: nn.Module, settings: Settings, device: torch.device) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: Gpt2, settings: Settings, device: torch.device) -> None:
+        self.model, self.settings, self.dim = model, settings, model.shape.dim
+        self.products: list[dict[str, Any]] = []  # which kernel each is by, and what was measured
         is_ours, on_gpu = settings.mode == "ours", device.type == "cuda"
         self.lr: torch.Tensor | float = settings.lr
         if is_ours and on_gpu:
@@ -79,11 +82,17 @@ class Update:
         self.graph = Graph(change, memory_budget=ALL_MEMORY) if is_ours and on_gpu and settings.graph else None
         self._run: Callable[[torch.Tensor], Result] = self.graph or change
 
-    def hold_weights(self) -> None:
-        """Copies in the type that is computed in, of the weights as they are now: call it once those are loaded."""
-        dtype = getattr(torch, self.settings.dtype)
-        if isinstance(self.optimizer, AdamW) and dtype != torch.float32:
-            self.optimizer.copies = hold(self.model, dtype)
+    def prepare(self) -> None:
+        """Before the first step, once the weights are loaded: copies of them in the type that is computed in, and the
+        fastest product for each size."""
+        settings, dtype = self.settings, getattr(torch, self.settings.dtype)
+        if not isinstance(self.optimizer, AdamW) or dtype == torch.float32:
+            return
+        self.optimizer.copies = hold(self.model, dtype)
+        device = next(self.model.parameters()).device
+        if device.type == "cuda" and not settings.deterministic:
+            rows = settings.batch // settings.accumulate * settings.context
+            self.products = products.tune(rows, self.dim, dtype, device)
 
     def __call__(self, batch: torch.Tensor, lr: float) -> Result:
         """Of a batch in parts, (parts, sequences, context + 1)."""
