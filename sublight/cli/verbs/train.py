@@ -33,7 +33,7 @@ def train(
     dropout: Annotated[float | None, typer.Option(metavar="P", help="Of attention and what it adds to.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and dropout.")] = None,
     mode: Annotated[str, typer.Option(metavar="NAME", help="ours, eager or compile.")] = "",
-    attention: Annotated[str, typer.Option(metavar="NAME", help="ours, naive, flash or cudnn.")] = "",
+    attention: Annotated[str, typer.Option(metavar="NAME", help="ours, naive, torch, flash or cudnn.")] = "",
     graph: Annotated[bool, typer.Option("--graph/--no-graph", help="Mode ours as a CUDA graph, on a GPU.")] = True,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bits every time.")] = False,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16 on a GPU, fp32 on a CPU, unless told.")] = "",

@@ -22,8 +22,8 @@ Tensor = torch.Tensor
 Pair = products.Pair
 Mode = Literal["eager", "compile", "ours"]
 MODES: tuple[Mode, ...] = ("eager", "compile", "ours")
-Attention = Literal["naive", "flash", "cudnn", "ours"]
-ATTENTIONS: tuple[Attention, ...] = ("naive", "flash", "cudnn", "ours")
+Attention = Literal["naive", "torch", "flash", "cudnn", "ours"]
+ATTENTIONS: tuple[Attention, ...] = ("naive", "torch", "flash", "cudnn", "ours")
 ALL_LOGITS = 1 << 40  # bytes held at once: they become their own gradient, and one product is faster than several
 IGNORED = -100  # a label that counts for nothing
 
@@ -95,10 +95,15 @@ def naive(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return F.dropout(torch.softmax(scores.masked_fill(hidden, -torch.inf), -1), dropout) @ v
 
 
+def _torch(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """PyTorch's fused attention, by the kernel that it chooses."""
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+
+
 def _fused(*backends: SDPBackend) -> Attend:
     def call(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         with sdpa_kernel(list(backends)):
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            return _torch(q, k, v, dropout)
 
     return call
 
@@ -106,7 +111,7 @@ def _fused(*backends: SDPBackend) -> Attend:
 def _ours(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """As `sublight.why` says; with dropout PyTorch's, whose random numbers a checkpoint saves."""
     if dropout:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return _torch(q, k, v, dropout)
     found: Tensor = our_attention(q, k, v, causal=True)
     return found
 
@@ -120,7 +125,7 @@ def attention_by(name: Attention, device: str) -> Attend:
         return _fused(SDPBackend.FLASH_ATTENTION, *([SDPBackend.MATH] if device != "cuda" else []))
     if name == "cudnn":
         return _fused(SDPBackend.CUDNN_ATTENTION)
-    return naive if name == "naive" else _ours
+    return {"naive": naive, "torch": _torch, "ours": _ours}[name]
 
 
 def layers_of(mode: Mode, *, deterministic: bool = False) -> Layers:
