@@ -52,6 +52,9 @@ class Linear(nn.Linear):
     def cast(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         return cast(self.weight, dtype), cast(self.bias, dtype)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, *self.cast(x.dtype))
+
 
 class Block(nn.Module):
     def __init__(self, shape: Shape, layers: Layers, attend: Attend, dropout: float) -> None:
@@ -73,12 +76,15 @@ class Block(nn.Module):
             x, residual = layers.add_layer_norm(x, residual, *self.norm_1.cast(dtype), EPS)
         x = self._drop(self.attend(x))
         x, residual = layers.add_layer_norm(x, residual, *self.norm_2.cast(dtype), EPS)
-        return self._drop(layers.mlp(x, self.up.cast(dtype), self.down.cast(dtype))), residual
+        return self._drop(self.feed(x)), residual
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self._layers.heads_of(x, *self.qkv.cast(x.dtype), self.heads)  # each (b, h, t, d)
         mixed = self._attention(q, k, v, self.dropout if self.training else 0.0).transpose(1, 2).reshape(x.shape)
         return self._layers.linear(mixed, *self.out.cast(x.dtype))
+
+    def feed(self, x: torch.Tensor) -> torch.Tensor:
+        return self._layers.mlp(x, self.up.cast(x.dtype), self.down.cast(x.dtype))
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -95,6 +101,7 @@ class Gpt2(nn.Module):
         dropout: float = 0.0,
         compute: torch.dtype = torch.float32,
         deterministic: bool = False,
+        block: type[Block] = Block,
     ) -> None:
         super().__init__()
         self._layers = layers_of(mode, deterministic=deterministic)
@@ -102,20 +109,23 @@ class Gpt2(nn.Module):
         self.tokens = nn.Parameter(torch.empty(shape.vocab, shape.dim))
         self.positions = nn.Parameter(torch.empty(shape.context, shape.dim))
         attend = attention_by(attention, device)
-        self.blocks = nn.ModuleList(Block(shape, self._layers, attend, dropout) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(block(shape, self._layers, attend, dropout) for _ in range(shape.layers))
         self.norm = Norm(shape.dim)
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """What the output head is multiplied with, (batch, length, dim)."""
-        length = ids.shape[1]
-        x = self._layers.embedding(ids, cast(self.tokens, self.compute)) + cast(self.positions, self.compute)[:length]
-        x = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        x = self.embed(ids)
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual)
         assert residual is not None
         normed, _ = self._layers.add_layer_norm(x, residual, *self.norm.cast(x.dtype), EPS)
         return normed
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        places = cast(self.positions, self.compute)[: ids.shape[1]]
+        x = self._layers.embedding(ids, cast(self.tokens, self.compute)) + places
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         return F.linear(self.hidden(ids), cast(self.tokens, self.compute))

@@ -18,7 +18,7 @@ import torch
 
 from sublight.engines.train import checkpoint, huggingface, log
 from sublight.engines.train.data import Ahead, Data, Order, evaluation_batches, split_labels
-from sublight.engines.train.gpt2 import Gpt2
+from sublight.engines.train.gpt2 import Block, Gpt2
 from sublight.engines.train.run import Run
 from sublight.engines.train.update import Update
 from sublight.errors import BadInput
@@ -81,11 +81,12 @@ class Trainer:
             dropout=settings.dropout,
             compute=getattr(torch, settings.dtype),
             deterministic=settings.deterministic,
+            block=self._block(),
         ).initialize(settings.seed)
         if run.weights:
             huggingface.load(self.model, run.folder / run.weights)
         self.model.to(device).train()
-        self.update = Update(self.model, settings, device)
+        self.update: Any = self._updated()
         self.batches = Ahead(Order(data.train, settings.context, settings.seed), settings.batch, device)
         self.step, self.held_out_loss = 0, math.nan
         self.first_loss: float | None = None
@@ -96,7 +97,17 @@ class Trainer:
         self._restore()
         self.update.prepare()
         self.first_step = self.step
-        self.log = log.Log(run.folder / log.NAME, from_step=self.step)
+        self.log = self._new_log()
+
+    def _block(self) -> type[Block]:
+        return Block
+
+    def _updated(self) -> Any:
+        """What changes the weights by a batch."""
+        return Update(self.model, self.settings, self.device)
+
+    def _new_log(self) -> log.Log:
+        return log.Log(self.run.folder / log.NAME, from_step=self.step)
 
     def _restore(self) -> None:
         state = checkpoint.load(self.run.checkpoints)
@@ -196,17 +207,23 @@ class Trainer:
     def evaluate(self) -> float:
         """The mean loss of held-out text."""
         self._read_losses()
-        self.model.eval()
+        self._train_mode(False)
         settings, total, count = self.settings, 0.0, 0
         size = settings.batch // settings.accumulate
         for batch in evaluation_batches(self.data.held_out, settings.context, size, settings.eval_batches):
-            total += float(self.model(*split_labels(batch.to(self.device)))) * len(batch)
+            total += self._loss_of(batch.to(self.device)) * len(batch)
             count += len(batch)
-        self.model.train()
+        self._train_mode(True)
         self.held_out_loss = total / count
         self.log.add({"step": self.step, "held_out_loss": self.held_out_loss})
         self._clock.restart()
         return self.held_out_loss
+
+    def _loss_of(self, batch: torch.Tensor) -> float:
+        return float(self.model(*split_labels(batch)))
+
+    def _train_mode(self, is_training: bool) -> None:
+        self.model.train(is_training)
 
     def save(self) -> None:
         """A checkpoint, once for each step; what is logged is never behind it."""

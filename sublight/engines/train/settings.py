@@ -37,6 +37,7 @@ class Settings:
     beta2: float = 0.95  # of AdamW's average of squares
     graph: bool = True  # a step of ours as one CUDA graph, on a GPU
     deterministic: bool = False  # on a GPU sums in a fixed order: slower, and a resumed run is the same bits
+    parallel: str = ""  # ddp, fsdp, tp or pp: how the ranks that torchrun starts share the work
     threads: int = 1  # of the CPU: sums over threads round otherwise with another number of them
     eval_every: int = 100
     eval_batches: int = 8
