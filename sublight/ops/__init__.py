@@ -8,6 +8,7 @@ from sublight.ops.attention.kv_write import KV_WRITE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
 from sublight.ops.attention.paged_prefill import PAGED_PREFILL
+from sublight.ops.attention.rope_kv_write import ROPE_KV_WRITE
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
@@ -22,6 +23,7 @@ from sublight.ops.norm.add_layer_norm import ADD_LAYER_NORM
 from sublight.ops.norm.add_rms_norm import ADD_RMS_NORM
 from sublight.ops.norm.layer_norm import LAYER_NORM
 from sublight.ops.norm.rms_norm import RMS_NORM
+from sublight.ops.norm.rms_norm_linear import RMS_NORM_LINEAR
 from sublight.ops.pointwise.activation import GELU, GELU_TANH, RELU2
 from sublight.ops.pointwise.add import ADD
 from sublight.ops.pointwise.bias_dropout_residual import BIAS_DROPOUT_RESIDUAL
@@ -55,6 +57,7 @@ OPS = (
     RMS_NORM,
     ADD_LAYER_NORM,
     ADD_RMS_NORM,
+    RMS_NORM_LINEAR,
     EMBEDDING,
     ADAMW,
     ADAMW_CLIPPED,
@@ -88,6 +91,7 @@ OPS = (
     PAGED_ATTENTION,
     PAGED_PREFILL,
     KV_WRITE,
+    ROPE_KV_WRITE,
 )
 
 
