@@ -166,7 +166,7 @@ def plan_packed(
     extras = extras_of(*rest[:EXTRAS])._replace(sequences=sequences)
     if wants_grad((q, k, v)):
         slope_named(extras.mods)
-    tile = flash.tile_for(sizes, q.element_size(), facts(q))
+    tile = flash.tile_with(extras, sizes, q.element_size(), facts(q))
     programs = (sizes.q_len // tile.rows + sequences) * sizes.heads
     _, heads, size = q.shape
     strides = (*_strides(q), *_strides(k), *_strides(v), 0, size, heads * size)

@@ -7,6 +7,8 @@ run side by side, so that the L2 answers; on Hopper and later the copy engine br
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from sublight.backend.device import Facts, facts, is_interpreted
@@ -180,6 +182,12 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     return Tile(rows=queries, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
 
 
+def tile_with(extras: Extras, sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
+    """A caller's functions need registers of their own: fewer keys at once, or some words spill."""
+    tile = tile_for(sizes, itemsize, gpu)
+    return replace(tile, block=min(64, tile.block)) if extras.mods else tile
+
+
 def forward_step(
     q: torch.Tensor, sizes: Sizes, tile: Tile, programs: int, strides: tuple[int, ...], mask: Mask, scale: float,
     softcap: float, extras: Extras, views: dict[int, View],
@@ -203,7 +211,7 @@ def plan(
 ) -> Plan:
     sizes, gpu = sizes_of(q, k), facts(q)
     mask = mask.needed(sizes.q_len, sizes.kv_len)
-    tile = tile_for(sizes, q.element_size(), gpu)
+    tile = tile_with(extras, sizes, q.element_size(), gpu)
     blocks, out = cdiv(sizes.q_len, tile.rows), result_like(q)
     held = enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
     by_engine = has_copy_engine(gpu, q, k, v)
