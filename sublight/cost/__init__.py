@@ -86,6 +86,8 @@ COSTS: dict[str, CostFunction] = {
     "paged_attention": attention.paged_attention,
     "paged_prefill": attention.paged_prefill,
     "kv_write": attention.kv_write,
+    "kv_copy": attention.kv_copy,
+    "kv_gather": attention.kv_gather,
     "conv2d": convolution.conv2d,
     "all_reduce": communication.all_reduce,
     "all_gather": communication.all_gather,

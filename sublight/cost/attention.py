@@ -125,3 +125,20 @@ def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Read new keys, values and their places, write them into the cache."""
     new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])
     return over([new, new, dense("int64", shape["tokens"])], [new, new])
+
+
+def kv_copy(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Read pages of keys and of values and the pairs' numbers, write the pages elsewhere."""
+    pages = dense(dtype, shape["pairs"], shape["page"], shape["kv_heads"], shape["head_dim"])
+    pairs = dense("int64", shape["pairs"])
+    return over([pages, pages, pairs, pairs], [pages, pages])
+
+
+def kv_gather(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
+    """Read the keys and values that there are; write as many as the longest sequence has, for each."""
+    heads, head_dim, batch = shape["kv_heads"], shape["head_dim"], shape["batch"]
+    keys = batch * (1 + shape["kv_len"]) // 2 if shape.get("ragged") and batch > 1 else batch * shape["kv_len"]
+    cache = dense(kv_dtype or dtype, keys, heads, head_dim)
+    room = -(-shape["kv_len"] // shape["page"]) * shape["page"]  # whole pages
+    out = dense(dtype, batch, room, heads, head_dim)
+    return over([cache, cache], [out, out])

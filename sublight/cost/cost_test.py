@@ -104,6 +104,12 @@ BY_HAND = (
     ("paged_prefill", ATTENTION, "fwd", 2 * 192 + 2 * 2 * 160, 2 * 192, 2 * 8 * 12 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1}, "fwd", 2 * 64 + 2 * 2 * 160, 2 * 64, 2 * 8 * 5 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1, "ragged": 1}, "fwd", 2 * 64 + 2 * 2 * 96, 2 * 64, 2 * 8 * 3 * 16),
+    ("kv_copy", {"pairs": 3, "kv_heads": 2, "head_dim": 8, "page": 4}, "fwd", 2 * 2 * 192 + 2 * 24, 2 * 2 * 192, 0),
+    *(
+        ("kv_gather", {"batch": 3, "kv_heads": 2, "kv_len": 5, "head_dim": 8, "page": 4, "ragged": ragged}, "fwd",
+         2 * 2 * 16 * keys, 2 * 2 * 16 * 24, 0)
+        for ragged, keys in ((0, 15), (1, 9))
+    ),
     ("kv_write", {"tokens": 3, "kv_heads": 2, "head_dim": 8}, "fwd", 2 * 2 * 48 + 8 * 3, 2 * 2 * 48, 0),
     ("conv2d", {"batch": 2, "in_channels": 3, "out_channels": 4, "size": 5, "taps": 3, "padding": 1}, "fwd",
      2 * (150 + 108), 2 * 200, 2 * 200 * 27),

@@ -4,6 +4,8 @@ from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
+from sublight.ops.attention.kv_copy import KV_COPY
+from sublight.ops.attention.kv_gather import KV_GATHER
 from sublight.ops.attention.kv_write import KV_WRITE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
@@ -88,6 +90,8 @@ OPS = (
     PAGED_ATTENTION,
     PAGED_PREFILL,
     KV_WRITE,
+    KV_COPY,
+    KV_GATHER,
 )
 
 
