@@ -28,6 +28,7 @@ from sublight.ops.attention.parts import (
     head_at,
     power,
     result_like,
+    rounding_of,
     scores_of,
     sizes_of,
     store_rows,
@@ -203,6 +204,7 @@ def forward_step(
         on=f"q k v out lse sums {extras.names()}", views=views, tile=tile,
         **extras.flags(), **flags(mask, softcap), FOLDED=is_folded, COPY_ENGINE=bool(views), HEAD_DIM=sizes.head_dim,
         QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
+        **rounding_of(q),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from sublight.ops.attention.parts import (
     head_at,
     load_sums,
     result_like,
+    rounding_of,
     scores_of,
     sizes_of,
     store_rows,
@@ -385,7 +386,7 @@ def backward_steps(
     shape = {
         **extras.flags(), "SLOPE_MOD": slope_named(extras.mods),
         **flags(mask, softcap), "COPY_ENGINE": bool(views[0]), "HEAD_DIM": sizes.head_dim,
-        "WIDTH": sizes.width,
+        "WIDTH": sizes.width, **rounding_of(q),
     }  # fmt: skip
     keys = Step(
         _keys_backward_kernel, (programs[0],),
