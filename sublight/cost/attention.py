@@ -121,6 +121,13 @@ def paged_prefill(shape: Shape, dtype: str, direction: Direction, kv_dtype: str 
     return forward(dense(dtype, queries, heads, head_dim), cache, cache, pairs)
 
 
+def mla_decode(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One new query a sequence over a latent cache in pages, which all heads share: read it once."""
+    batch, heads, kv_len, size = shape["batch"], shape["heads"], shape["kv_len"], shape["value_dim"] + shape["rope_dim"]
+    keys = batch * (1 + kv_len) // 2 if shape.get("ragged") and batch > 1 else batch * kv_len
+    return latent_forward(dense(dtype, batch, heads, size), dense(dtype, keys, size), shape["value_dim"], heads * keys)
+
+
 def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Read new keys, values and their places, write them into the cache."""
     new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])

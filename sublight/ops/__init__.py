@@ -7,6 +7,7 @@ from sublight.ops.attention.attention import ATTENTION
 from sublight.ops.attention.kv_copy import KV_COPY
 from sublight.ops.attention.kv_gather import KV_GATHER
 from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.mla_decode import MLA_DECODE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
 from sublight.ops.attention.paged_prefill import PAGED_PREFILL
@@ -92,6 +93,7 @@ OPS = (
     KV_WRITE,
     KV_COPY,
     KV_GATHER,
+    MLA_DECODE,
 )
 
 
