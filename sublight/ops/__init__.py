@@ -4,7 +4,10 @@ from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
+from sublight.ops.attention.kv_copy import KV_COPY
+from sublight.ops.attention.kv_gather import KV_GATHER
 from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.mla_decode import MLA_DECODE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
 from sublight.ops.attention.paged_prefill import PAGED_PREFILL
@@ -92,6 +95,9 @@ OPS = (
     PAGED_PREFILL,
     KV_WRITE,
     ROPE_KV_WRITE,
+    KV_COPY,
+    KV_GATHER,
+    MLA_DECODE,
 )
 
 
