@@ -3,8 +3,8 @@
 The ladder, each step a provider: `naive` and `coalesced` (`ladder.py`) read the operands from memory for every row;
 `tiled` brings them through shared memory, `tensor_core` multiplies by tensor cores, `swizzled` takes the tiles in an
 order that the L2 likes (all three `tensor_core.py`); `persistent` keeps one program on each multiprocessor, and lets
-Hopper's copy engine load (`persistent.py`); `stream_k` shares out along k what whole rounds of tiles leave over
-(`stream_k.py`). A linear layer's weight is (n, k): its product is `matmul(x, weight.T)`, and nothing is moved for it.
+Hopper's copy engine load (`persistent.py`); `split_k` cuts the tiles of the last round into pieces along k
+(`split_k.py`). A linear layer's weight is (n, k): its product is `matmul(x, weight.T)`, and nothing is moved for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from sublight.backend.device import facts
 from sublight.correct import Inputs
@@ -21,11 +22,13 @@ from sublight.cost import Shape
 from sublight.cost.matmul import matmul as cost
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.matmul import ladder, persistent, skinny, stream_k, tensor_core
+from sublight.ops.matmul import ladder, persistent, skinny, split_k, tensor_core
 from sublight.ops.matmul.choice import why_cublas
 from sublight.ops.matmul.epilogue import ACTIVATIONS, check_activation
 from sublight.ops.matmul.product import operands_of, product_of
-from sublight.ops.matmul.steps import LADDER, plan_by, why_not_skinny
+from sublight.ops.matmul.steps import LADDER as LADDER  # low_bit_matmul.py takes it and Work from here
+from sublight.ops.matmul.steps import Work as Work
+from sublight.ops.matmul.steps import plan_by, why_not_skinny
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
@@ -40,9 +43,10 @@ def reference(
     activation: str = "none",
     tf32: bool = False,
 ) -> torch.Tensor:
-    """PyTorch's composition; `tf32` it reads from its own switch."""
-    y = a @ b
-    if bias is not None:
+    """PyTorch's composition, with what cuBLAS adds in the same pass; `tf32` it reads from its own switch."""
+    is_layer = bias is not None and b.dim() == 2 and tuple(bias.shape) == (b.shape[1],)
+    y = F.linear(a, b.T, bias) if is_layer else a @ b
+    if bias is not None and not is_layer:
         y = y + bias
     y = ACTIVATIONS[activation](y)
     return y if residual is None else y + residual  # type: ignore[no-any-return]
@@ -78,7 +82,7 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:
-    return plan_by("stream_k" if why_not_skinny(a, b) else "skinny", a, b, *rest)
+    return plan_by("split_k" if why_not_skinny(a, b) else "skinny", a, b, *rest)
 
 
 def fake(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -165,7 +169,7 @@ def launched_by(provider: str) -> Callable[..., torch.Tensor]:
 
 def backward_by(provider: str) -> Callable[..., Inputs]:
     """Both gradients by one step of the ladder; B's has as many rows as k, which few rows have no use for."""
-    launch, of_b = launched_by(provider), launched_by("stream_k" if provider == "skinny" else provider)
+    launch, of_b = launched_by(provider), launched_by("split_k" if provider == "skinny" else provider)
 
     def launch_backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Inputs:
         return launch(dc, b.mT), of_b(a.mT, dc)
@@ -188,9 +192,7 @@ KERNELS = {
     "swizzled": (tensor_core.TILE,),
     "skinny": (skinny.ROW, skinny.ROWS, skinny.ADD_PARTS),
     "persistent": (persistent.PERSISTENT, persistent.ALIGN, tensor_core.EVERY_TILE),
-    "stream_k": (
-        *(stream_k.STREAM, stream_k.ADD_SHARES, persistent.PERSISTENT, persistent.ALIGN, tensor_core.EVERY_TILE),
-    ),
+    "split_k": (*(split_k.SPLIT, split_k.ADD_PIECES, persistent.PERSISTENT, persistent.ALIGN, tensor_core.EVERY_TILE),),
 }
 
 MATMUL = Op(

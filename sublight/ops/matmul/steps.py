@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,7 @@ from sublight.backend.device import Facts, facts
 from sublight.backend.jit import cdiv, next_power_of_2
 from sublight.backend.launch import Step
 from sublight.op import Buffer, Plan
-from sublight.ops.matmul import ladder, persistent, skinny, stream_k, tensor_core
+from sublight.ops.matmul import ladder, persistent, skinny, split_k, tensor_core
 from sublight.ops.matmul.product import Operand, Product, operands_of, product_of
 from sublight.ops.matmul.tiles import Split, persistent_tile, plain_tile, split_of
 
@@ -29,7 +29,9 @@ class Work:
     dtype: torch.dtype
     gpu: Facts
     epilogue: dict[str, Any]
-    is_ieee: bool  # fp32 by plain multiply-adds: tensor cores would round it
+    is_ieee: bool = False  # fp32 by plain multiply-adds: tensor cores would round it
+    scaled: Literal["", "tensor", "row"] = ""  # of codes: what `scale_a` and `scale_b` are for
+    out_dtype: torch.dtype | None = None  # where it is not the operands'
 
     @property
     def on(self) -> str:
@@ -41,6 +43,10 @@ class Work:
     def bias_and_residual(self) -> tuple[str, str]:
         has_bias, has_residual = self.epilogue["HAS_BIAS"], self.epilogue["HAS_RESIDUAL"]
         return "bias" if has_bias else "a", "residual" if has_residual else "a"
+
+    @property
+    def scales(self) -> str:
+        return "scale_a scale_b" if self.scaled else "a a"
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -85,56 +91,67 @@ def _tiles(*, group: int, in_fp32: bool = False, is_persistent: bool = False) ->
     return steps
 
 
-def _by_engine(work: Work, split: Split) -> Steps:
+def by_engine(work: Work, split: Split) -> Steps:
     """Through Hopper's copy engine; operands that it cannot read are copied first."""
-    p, gpu, tile = work.product, work.gpu, split.tile
-    buffers: dict[str, Buffer] = {}
-    steps: list[Step] = []
-    operands = []
-    for operand in work.operands:
-        if operand.is_readable:
-            operands.append(operand)
-            continue
-        copy = operand.aligned()
-        buffers[copy.name] = Buffer(shape=(copy.outer, copy.apart), dtype=work.dtype)
-        steps.append(_align(operand, copy))
-        operands.append(copy)
-    a, b = operands
-    by_engine = p.n * work.dtype.itemsize % 16 == 0
-    c = Operand(name="c", rows=p.m, k=p.n, row_stride=p.n, k_stride=1, itemsize=work.dtype.itemsize, is_aligned=True)
+    p, gpu, tile, out_bytes = work.product, work.gpu, split.tile, (work.out_dtype or work.dtype).itemsize
+    if work.epilogue["HAS_RESIDUAL"] and tile.bm * tile.bn > 128 * 128:
+        tile = replace(tile, stages=3)  # the residual changes hands through shared memory
+    buffers, steps, (a, b) = align(work.operands, work.dtype)
+    stores_by_engine = out_bytes == 2 and p.n * out_bytes % 16 == 0
+    c = Operand(name="c", rows=p.m, k=p.n, row_stride=p.n, k_stride=1, itemsize=out_bytes, is_aligned=True)
     bias, residual = work.bias_and_residual
-    c_cols = tile.bn // (2 if tile.stages < 4 or not split.helpers else 4)
+    is_split = split.pieces > 1
+    c_cols = tile.bn // (4 if is_split and tile.stages == 4 else 2)
     views = {0: a.view(tile.bm, tile.bk), 1: b.view(tile.bn, tile.bk), 2: c.view(tile.bm, c_cols)}
     constants = work.epilogue | tile.options() | {
-        "GROUP": tile.group, "A_TURNED": a.is_turned, "B_TURNED": not b.is_turned, "BY_ENGINE": by_engine,
+        "GROUP": tile.group, "A_TURNED": a.is_turned, "B_TURNED": not b.is_turned,
+        "BY_ENGINE": stores_by_engine, "SCALED": work.scaled,
     }  # fmt: skip
-    if not by_engine:
+    if not stores_by_engine:
         views[2] = views[0]  # nothing is stored through it
-    on = f"{a.name} {b.name} {'c' if by_engine else a.name} {bias} {residual} c"
-    sizes = p.m, p.n, p.k
+    on = f"{a.name} {b.name} {'c' if stores_by_engine else a.name} {bias} {residual} c {work.scales}"
     tiles = tile.count(p.m, p.n)
-    if not split.helpers:
+    if not is_split:
         grid = (min(gpu.multiprocessors, tiles),)
         kernel = persistent._persistent_kernel
-        steps.append(Step(kernel, grid, *sizes, on=on, views=views, tile=tile, FLAT=tile.is_flat, **constants))
+        steps.append(Step(kernel, grid, *p[:3], on=on, views=views, tile=tile, FLAT=tile.is_flat, **constants))
         return buffers, steps
-    programs = gpu.multiprocessors if split.rounds else split.helpers
-    steps.append(
+    blocks = cdiv(p.k, tile.bk)
+    pieces = cdiv(blocks, cdiv(blocks, split.pieces))  # none without work
+    first_left, rows = split.rounds * gpu.multiprocessors, 16
+    left = tiles - first_left
+    steps += [
         Step(
-            stream_k._stream_kernel, (programs,), *sizes, split.rounds, split.helpers,
-            on=f"{on} parts", views=views, tile=split, C_COLS=c_cols, PART_COLS=c_cols // 2, **constants,
-        )
-    )  # fmt: skip
-    first_left, rows = split.rounds * programs, 16
-    steps.append(
+            split_k._split_kernel, (gpu.multiprocessors if split.rounds else left * pieces,), *p[:3],
+            split.rounds, pieces, on=f"{on} parts", views=views, tile=split, C_COLS=c_cols,
+            PART_COLS=c_cols // 2, **constants,
+        ),
         Step(
-            stream_k._add_shares_kernel, (tiles - first_left, tile.bm // rows), *sizes, first_left, split.helpers,
-            on=f"parts {bias} {residual} c", tile=(rows, tile.bn), **work.epilogue,
-            BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=tile.group, ROWS=rows, num_warps=4,
-        )
-    )  # fmt: skip
-    buffers["parts"] = Buffer(shape=(2 * split.helpers, tile.bm, tile.bn), dtype=torch.float32)
+            split_k._add_pieces_kernel, (left, tile.bm // rows), p.m, p.n, first_left, pieces,
+            on=f"parts {bias} {residual} c {work.scales}", tile=(rows, tile.bn), **work.epilogue,
+            BM=tile.bm, BN=tile.bn, GROUP=tile.group, SCALED=work.scaled, ROWS=rows, num_warps=4,
+        ),
+    ]  # fmt: skip
+    buffers["parts"] = Buffer(shape=(left * pieces, tile.bm, tile.bn), dtype=torch.float32)
     return buffers, steps
+
+
+def align(
+    operands: tuple[Operand, Operand], dtype: torch.dtype
+) -> tuple[dict[str, Buffer], list[Step], tuple[Operand, Operand]]:
+    """Operands as the copy engine can read them, and the copies that this takes."""
+    buffers: dict[str, Buffer] = {}
+    steps: list[Step] = []
+    readable = []
+    for operand in operands:
+        if not operand.is_readable:
+            copy = operand.aligned()
+            buffers[copy.name] = Buffer(shape=(copy.outer, copy.apart), dtype=dtype)
+            steps.append(_align(operand, copy))
+            operand = copy
+        readable.append(operand)
+    a, b = readable
+    return buffers, steps, (a, b)
 
 
 def _align(x: Operand, y: Operand) -> Step:
@@ -149,14 +166,14 @@ def _align(x: Operand, y: Operand) -> Step:
 def _persistent(work: Work) -> Steps:
     if why_no_engine(work):
         return _tiles(group=8, is_persistent=True)(work)
-    return _by_engine(work, Split(tile=persistent_tile(work.product.m, work.product.n, work.gpu)))
+    return by_engine(work, Split(tile=persistent_tile(work.product.m, work.product.n, work.gpu)))
 
 
-def _stream_k(work: Work) -> Steps:
+def _split_k(work: Work) -> Steps:
     if why_no_engine(work):
         return _tiles(group=8, is_persistent=True)(work)
     p = work.product
-    return _by_engine(work, split_of(p.m, p.n, p.k, work.gpu))
+    return by_engine(work, split_of(p.m, p.n, p.k, work.gpu))
 
 
 def _skinny(work: Work) -> Steps:
@@ -216,7 +233,7 @@ LADDER: dict[str, tuple[Callable[[Work], Steps], str]] = {
     "swizzled": (_tiles(group=8), "tiles in an order in which programs share operands in the L2"),
     "skinny": (_skinny, "few rows: weights stream past them, k split where tiles are few"),
     "persistent": (_persistent, "one program a multiprocessor, tile after tile, loaded by Hopper's copy engine"),
-    "stream_k": (_stream_k, "what whole rounds of tiles leave over is shared out along k: no multiprocessor waits"),
+    "split_k": (_split_k, "the last round's tiles in pieces along k, where few are left for it"),
 }
 
 
@@ -243,7 +260,11 @@ def plan_by(
         operands=operands_of(product, a, b),
         dtype=a.dtype,
         gpu=facts(a),
-        epilogue={"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "ACTIVATION": activation},
+        epilogue={
+            "HAS_BIAS": bias is not None,
+            "HAS_RESIDUAL": residual is not None,
+            "ACTIVATION": "gelu_16" if activation == "gelu" and a.dtype.itemsize == 2 else activation,
+        },
         is_ieee=a.dtype == torch.float32 and not tf32,
     )
     steps_of, summary = LADDER[provider]

@@ -47,17 +47,16 @@ PERSISTENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How the tiles of a product are shared out: whole rounds of them first, the others along k."""
+    """How the tiles of a product are shared out: whole rounds of them first, the others in pieces along k."""
 
     tile: Tile
-    rounds: int = 0  # whole tiles that each multiprocessor takes, before it takes a share of the others
-    helpers: int = 0  # programs that share the others; none: every tile is one program's
+    rounds: int = 0  # whole tiles that each multiprocessor takes before
+    pieces: int = 1  # of each tile that is left; 1: every tile is one program's
 
 
-# in blocks of 128 x 256 x 64, 0.6 µs on an H200
-FILL_BLOCKS = 2.0  # until the first block has come, and the last one is stored
-PARTS_BLOCKS = 5.0  # to write parts of a tile, and to add them up in a launch of its own
-SECOND_BLOCKS = 2.0  # to write a second piece
+# in blocks of 128 x 256 x 64, about 0.66 µs on an H200
+FILL_BLOCKS = 4.0  # until the first block has come, and the last one is stored
+PIECES_BLOCKS = 14.0  # to write pieces of tiles, and to add them up in a launch of its own
 TRIED: ContextVar[Tile | None] = ContextVar("TRIED", default=None)  # what `benchmarks/products.py` tries
 TRIED_SPLIT: ContextVar[Split | None] = ContextVar("TRIED_SPLIT", default=None)
 
@@ -76,10 +75,10 @@ def persistent_tile(m: int, n: int, gpu: Facts) -> Tile:
 
 
 def split_of(m: int, n: int, k: int, gpu: Facts) -> Split:
-    """The tile and the shares that take the least time.
+    """The tile and the pieces that take the least time.
 
-    >>> split_of(256, 6144, 4096, Facts()).helpers, split_of(4096, 4096, 4096, Facts()).helpers
-    (132, 0)
+    >>> split_of(512, 10240, 8192, Facts()).pieces, split_of(4096, 4096, 4096, Facts()).pieces
+    (4, 1)
     """
     if tried := TRIED_SPLIT.get():
         return tried
@@ -87,36 +86,26 @@ def split_of(m: int, n: int, k: int, gpu: Facts) -> Split:
 
 
 def splits(m: int, n: int, k: int, gpu: Facts) -> list[Split]:
-    """All ways that are worth a look: whole tiles; the leftover ones in equal pieces of a tile, or of all of them."""
-    found = [Split(tile=persistent_tile(m, n, gpu))]
+    """All ways that are worth a look: whole tiles, and those of the last round in as many pieces as find a program."""
     tile, programs = next(iter(PERSISTENT)), gpu.multiprocessors
     rounds, left = divmod(tile.count(m, n), programs)
-    blocks = cdiv(k, tile.bk)
-    shares = {left * pieces for pieces in range(2, blocks + 1) if left * pieces <= programs} | {programs}
-    if left:  # at least two blocks a share, so that there is something to overlap
-        found += [
-            Split(tile=tile, rounds=rounds, helpers=share) for share in sorted(shares) if left * blocks >= 2 * share
-        ]
-    return found
+    most = min(programs // left, cdiv(k, tile.bk) // 4) if left else 1  # at least four blocks: else nothing overlaps
+    whole = Split(tile=persistent_tile(m, n, gpu))
+    return [whole, *(Split(tile=tile, rounds=rounds, pieces=pieces) for pieces in range(2, most + 1))]
 
 
 def split_blocks(split: Split, m: int, n: int, k: int, gpu: Facts) -> float:
     """How long a product takes, in blocks of 128 x 256 x 64.
 
-    >>> whole, *_, shared = splits(256, 4096, 14336, Facts())
-    >>> split_blocks(whole, 256, 4096, 14336, Facts()) > split_blocks(shared, 256, 4096, 14336, Facts())
+    >>> whole, *_, split = splits(512, 10240, 8192, Facts())
+    >>> split_blocks(whole, 512, 10240, 8192, Facts()) > split_blocks(split, 512, 10240, 8192, Facts())
     True
     """
-    tile = split.tile
+    tile, steps = split.tile, cdiv(k, split.tile.bk)
     a_block = tile.bm * tile.bn / (128 * 256) / PERSISTENT.get(tile, 1.0)
-    steps, tiles = cdiv(k, tile.bk), tile.count(m, n)
-    if not split.helpers:
-        return cdiv(tiles, gpu.multiprocessors) * steps * a_block + FILL_BLOCKS
-    left = tiles - split.rounds * gpu.multiprocessors
-    share = cdiv(left * steps, split.helpers)
-    is_one_piece = split.helpers % left == 0 and steps % (split.helpers // left) == 0
-    more = PARTS_BLOCKS + (0.0 if is_one_piece else SECOND_BLOCKS)
-    return split.rounds * steps * a_block + share * a_block + FILL_BLOCKS + more
+    if split.pieces == 1:
+        return cdiv(tile.count(m, n), gpu.multiprocessors) * steps * a_block + FILL_BLOCKS
+    return (split.rounds * steps + cdiv(steps, split.pieces)) * a_block + FILL_BLOCKS + PIECES_BLOCKS
 
 
 def plain_tile(m: int, n: int, itemsize: int, gpu: Facts, *, is_ieee: bool) -> Tile:

@@ -1,8 +1,7 @@
-"""Shares along k: each block is one program's, the sums are as right as PyTorch's, and the same every time."""
+"""Pieces along k: their sums are as right as PyTorch's and the same every time; when tiles are split at all."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,22 +23,20 @@ LARGE = Tile(bm=128, bn=256, bk=64, warps=8, stages=4)
 
 @pytest.fixture(
     params=[
-        # m, n, k, multiprocessors, rounds, helpers: in whole pieces, with shares over two tiles, after whole rounds
-        (40, 40, 96, 8, 0, 8),
-        (40, 70, 100, 7, 0, 7),
-        (40, 100, 100, 5, 1, 5),
-        (40, 136, 100, 4, 2, 4),
-        (33, 65, 50, 4, 1, 2),
+        # m, n, k, multiprocessors, rounds, pieces: equal, with a last one that is shorter, after whole rounds
+        (33, 40, 64, 8, 0, 2),
+        (33, 40, 70, 13, 0, 3),
+        (40, 72, 60, 5, 1, 3),
     ],
     ids=lambda case: "x".join(map(str, case)),
 )
 def shared(request: pytest.FixtureRequest) -> Iterator[tuple[int, int, int]]:
-    m, n, k, multiprocessors, rounds, helpers = request.param
-    if HAS_GPU:  # the same over all of its multiprocessors
-        m, n, k = 128 * m // 16, 256 * n // 16, 64 * k // 16 + 8
-        split = splits(m, n, k, Facts())[-1]
-    else:
-        split = Split(tile=SMALL, rounds=rounds, helpers=helpers)
+    m, n, k, multiprocessors, rounds, pieces = request.param
+    tile = SMALL
+    if HAS_GPU:  # the same with its own tiles and multiprocessors: 154 tiles are a round and 22
+        tile, k = LARGE, 64 * k + 8
+        m, n = (1290, 3500) if rounds else (8 * m, 16 * n)
+    split = Split(tile=tile, rounds=rounds, pieces=pieces)
     tokens = tiles.TRIED_SPLIT.set(split), PRETEND.set(Facts(multiprocessors=multiprocessors))
     yield m, n, k
     tiles.TRIED_SPLIT.reset(tokens[0])
@@ -51,7 +48,7 @@ def test_as_right_as_pytorch_and_the_same_every_time(shared: tuple[int, int, int
     made: dict[str, Any] = {"dtype": torch.float16, "device": device}
 
     def ours(*given: Any) -> Any:
-        return MATMUL.providers["stream_k"].launch(*given, "gelu")
+        return MATMUL.providers["split_k"].launch(*given, "gelu")
 
     def theirs(*given: Any) -> Any:
         return reference(*given, "gelu")
@@ -61,7 +58,7 @@ def test_as_right_as_pytorch_and_the_same_every_time(shared: tuple[int, int, int
         inputs = (
             torch.randn(m, k, **made), torch.randn(n, k, **made).T, torch.randn(n, **made), torch.randn(m, n, **made)
         )  # fmt: skip
-        assert "_stream_kernel" in plan_by("stream_k", *inputs, "gelu", False).kernel
+        assert "_split_kernel" in plan_by("split_k", *inputs, "gelu", False).kernel
         assert torch.equal(ours(*inputs), ours(*inputs))
         return correct.forward_errors(ours, theirs, inputs)
 
@@ -72,14 +69,14 @@ def test_as_right_as_pytorch_and_the_same_every_time(shared: tuple[int, int, int
 def test_rows_of_c_that_begin_anywhere(device: str) -> None:
     if HAS_GPU:
         pytest.skip("test_as_right_as_pytorch at n = 1000 + 1 stands for it there")
-    token = tiles.TRIED_SPLIT.set(Split(tile=SMALL, rounds=1, helpers=2))
-    facts = PRETEND.set(Facts(multiprocessors=2))
+    token = tiles.TRIED_SPLIT.set(Split(tile=SMALL, rounds=1, pieces=2))
+    facts = PRETEND.set(Facts(multiprocessors=3))
     try:
         a, b = torch.randn(40, 40, dtype=torch.float16), torch.randn(45, 40, dtype=torch.float16).T
-        plan = plan_by("stream_k", a, b, None, None, "none", False)
-        assert not plan.steps[0].constants["BY_ENGINE"] and plan.grid == (2,)
+        plan = plan_by("split_k", a, b, None, None, "none", False)
+        assert not plan.steps[0].constants["BY_ENGINE"] and plan.grid == (3,)
         error = correct.settled(
-            lambda seed: correct.forward_errors(MATMUL.providers["stream_k"].launch, reference, (a, b))
+            lambda seed: correct.forward_errors(MATMUL.providers["split_k"].launch, reference, (a, b))
         )
         assert error.ok, error
     finally:
@@ -87,24 +84,18 @@ def test_rows_of_c_that_begin_anywhere(device: str) -> None:
         PRETEND.reset(facts)
 
 
-def test_a_share_touches_at_most_two_tiles() -> None:
-    """What the buffer of parts has room for: two pieces a program."""
+def test_there_is_a_program_for_every_piece() -> None:
     for m, n, k in ((256, 6144, 4096), (512, 10240, 8192), (1024, 6144, 4096), (300, 5000, 700), (8192, 28672, 4096)):
         for split in splits(m, n, k, Facts())[1:]:
-            left, steps = split.tile.count(m, n) - split.rounds * 132, -(-k // split.tile.bk)
-            assert 0 < left <= split.helpers <= 132
-            each, more = divmod(left * steps, split.helpers)
-            starts = [helper * each + min(helper, more) for helper in range(split.helpers + 1)]
-            assert starts[-1] == left * steps
-            for begin, end in itertools.pairwise(starts):
-                assert end > begin and (end - 1) // steps - begin // steps <= 1
+            left = split.tile.count(m, n) - split.rounds * 132
+            assert 0 < left * split.pieces <= 132
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "is_shared"),
-    [(256, 6144, 4096, True), (256, 4096, 14336, True), (4096, 4096, 4096, False), (256, 4096, 64, False)],
+    ("m", "n", "k", "is_split"),
+    [(512, 10240, 8192, True), (256, 4096, 14336, True), (4096, 4096, 4096, False), (256, 4096, 64, False)],
 )
-def test_tiles_are_shared_where_whole_ones_leave_multiprocessors_idle(m: int, n: int, k: int, is_shared: bool) -> None:
+def test_tiles_are_split_where_whole_ones_leave_multiprocessors_idle(m: int, n: int, k: int, is_split: bool) -> None:
     split = split_of(m, n, k, Facts())
-    assert bool(split.helpers) == is_shared
+    assert (split.pieces > 1) == is_split
     assert split_blocks(split, m, n, k, Facts()) <= split_blocks(splits(m, n, k, Facts())[0], m, n, k, Facts())
