@@ -10,6 +10,7 @@ Hopper's copy engine load (`persistent.py`); `split_k` cuts the tiles of the las
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from sublight.backend.device import facts
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.matmul import matmul as cost
+from sublight.errors import BadInput
 from sublight.op import Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import ladder, persistent, skinny, split_k, tensor_core
@@ -52,8 +54,8 @@ def reference(
     return y if residual is None else y + residual  # type: ignore[no-any-return]
 
 
-def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, activation: str, tf32: bool) -> str:
-    """Why a product goes to PyTorch (cuBLAS); empty where a kernel of ours takes it."""
+def why_not_ours(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, activation: str, tf32: bool) -> str:
+    """Why no kernel of ours can take a product; empty where one can, whether or not it is faster."""
     if reason := why_no_kernel(a):
         return reason
     if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
@@ -71,6 +73,13 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
         return "PyTorch broadcasts a residual of another shape"
     if activation != "none" and torch.is_grad_enabled() and any(x.requires_grad for x in (a, *others)):
         return "an activation's gradient needs what it was taken of, which our kernel does not keep"
+    return ""
+
+
+def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, activation: str, tf32: bool) -> str:
+    """Why a product goes to PyTorch (cuBLAS); empty where a kernel of ours takes it."""
+    if reason := why_not_ours(a, b, bias, residual, activation, tf32):
+        return reason
     if not a.is_cuda:
         return ""  # interpreted, or planned for a GPU that is not here
     if torch.compiler.is_compiling():
@@ -90,12 +99,13 @@ def fake(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def backward(
-    dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tf32: bool, wanted: tuple[bool, ...]
+    dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tf32: bool, wanted: tuple[bool, ...], is_invariant: bool = False
 ) -> tuple[Maybe, ...]:
     """The gradients of a, b, bias, residual, of those that are wanted: two products, each by its own plan."""
+    of_rows = _invariant if is_invariant else _matmul  # of b, the batch is what is summed over
     wants_a, wants_b, wants_bias, wants_residual = wanted
     rows = dc.reshape(-1, dc.shape[-1])
-    da = _matmul.call(dc, b.mT, None, None, "none", tf32) if wants_a else None
+    da = of_rows.call(dc, b.mT, None, None, "none", tf32) if wants_a else None
     db = None
     if wants_b and b.dim() == 2:
         db = _matmul.call(a.reshape(-1, a.shape[-1]).T, rows, None, None, "none", tf32)
@@ -130,14 +140,42 @@ _matmul = Registered(
 )
 
 
+_invariant = Registered(
+    schema=(
+        "matmul_invariant(Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation, bool tf32) -> Tensor c"
+    ),
+    reference=reference,
+    theirs="torch.matmul",
+    why_torch=why_not_ours,
+    plan=partial(plan_by, "invariant"),
+    fake=fake,
+    gradient=Gradient(
+        by=SimpleNamespace(call=partial(backward, is_invariant=True)),
+        saves=("a", "b"),
+        options=("tf32",),
+        gives=("a", "b", "bias", "residual"),
+        by_torch=_by_torch,
+        is_masked=True,
+    ),
+)
+
+
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, *, activation: str = "none"
-) -> torch.Tensor:
+    a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, *, activation: str = "none",
+    batch_invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """activation(a @ b + bias) + residual; a linear layer is `matmul(x, weight.T, bias)`.
 
-    fp32 is rounded to tf32 where PyTorch is told to (`torch.set_float32_matmul_precision("high")`).
+    fp32 is rounded to tf32 where PyTorch is told to (`torch.set_float32_matmul_precision("high")`). With
+    `batch_invariant` a row's result, and its gradient, are the same bits whatever other rows there are, which cuBLAS
+    does not promise: the call is then always our kernel's, and an error where there is none.
     """
     check_activation(activation)
+    if batch_invariant:
+        given = (a, b, bias, residual, activation, allows_tf32(a))
+        if a.numel() and b.numel() and (reason := why_not_ours(*given)):
+            raise BadInput(f"batch_invariant=True needs our kernel, which does not take this product: {reason}")
+        return _invariant.call(*given)  # type: ignore[no-any-return]
     return _matmul.call(a, b, bias, residual, activation, allows_tf32(a))  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from sublight.backend.launch import Step
 from sublight.op import Buffer, Plan
 from sublight.ops.matmul import ladder, persistent, skinny, split_k, tensor_core
 from sublight.ops.matmul.product import Operand, Product, operands_of, product_of
-from sublight.ops.matmul.tiles import Split, persistent_tile, plain_tile, split_of
+from sublight.ops.matmul.tiles import INVARIANT_TILE, Split, persistent_tile, plain_tile, split_of
 
 Maybe = torch.Tensor | None
 LEAST_SPLIT = 2048  # of k: below, adding the parts up takes longer than is gained
@@ -72,10 +72,12 @@ def _coalesced(work: Work) -> Steps:
     return {}, [step]
 
 
-def _tiles(*, group: int, in_fp32: bool = False, is_persistent: bool = False) -> Callable[[Work], Steps]:
+def _tiles(*, group: int, in_fp32: bool = False, is_persistent: bool = False, rows: int = 0) -> Callable[[Work], Steps]:
+    """`rows`: the tile is that of so many rows, whatever there are."""
+
     def steps(work: Work) -> Steps:
         p, is_ieee = work.product, work.is_ieee or in_fp32
-        tile = plain_tile(p.m, p.n, work.dtype.itemsize, work.gpu, is_ieee=is_ieee)
+        tile = plain_tile(rows or p.m, p.n, work.dtype.itemsize, work.gpu, is_ieee=is_ieee)
         constants = work.epilogue | tile.options() | {
             "GROUP": group, "EVEN": p.k % tile.bk == 0, "IN_FP32": in_fp32, "PRECISION": "ieee" if is_ieee else "tf32",
         }  # fmt: skip
@@ -225,6 +227,13 @@ def why_no_engine(work: Work) -> str:
     return ""
 
 
+def _invariant(work: Work) -> Steps:
+    """By n and k alone: which tile, in which order along k. So a row's sums are the same bits in any batch."""
+    if why_no_engine(work):
+        return _tiles(group=8, is_persistent=True, rows=INVARIANT_TILE.bm)(work)
+    return by_engine(work, Split(tile=INVARIANT_TILE))
+
+
 LADDER: dict[str, tuple[Callable[[Work], Steps], str]] = {
     "naive": (_naive, "every element of A and B from memory, one step of k at a time"),
     "coalesced": (_coalesced, "lanes of a warp read neighbours along k: sectors are used in full"),
@@ -235,6 +244,9 @@ LADDER: dict[str, tuple[Callable[[Work], Steps], str]] = {
     "persistent": (_persistent, "one program a multiprocessor, tile after tile, loaded by Hopper's copy engine"),
     "split_k": (_split_k, "the last round's tiles in pieces along k, where few are left for it"),
 }
+
+INVARIANT = "batch_invariant: one tile for every number of rows, so that a row's bits do not depend on its batch"
+WAYS = {**LADDER, "invariant": (_invariant, INVARIANT)}
 
 
 def why_not_skinny(a: torch.Tensor, b: torch.Tensor, *_: Any) -> str:
@@ -267,7 +279,7 @@ def plan_by(
         },
         is_ieee=a.dtype == torch.float32 and not tf32,
     )
-    steps_of, summary = LADDER[provider]
+    steps_of, summary = WAYS[provider]
     buffers, steps = steps_of(work)
     return Plan(
         provider=provider,

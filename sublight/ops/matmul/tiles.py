@@ -57,6 +57,7 @@ class Split:
 # in blocks of 128 x 256 x 64, about 0.66 µs on an H200
 FILL_BLOCKS = 4.0  # until the first block has come, and the last one is stored
 PIECES_BLOCKS = 14.0  # to write pieces of tiles, and to add them up in a launch of its own
+INVARIANT_TILE = Tile(bm=128, bn=128, bk=64, warps=8, stages=4)  # of `batch_invariant`: for one row, or for thousands
 TRIED: ContextVar[Tile | None] = ContextVar("TRIED", default=None)  # what `benchmarks/products.py` tries
 TRIED_SPLIT: ContextVar[Split | None] = ContextVar("TRIED_SPLIT", default=None)
 
