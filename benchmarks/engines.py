@@ -3,11 +3,11 @@
     python benchmarks/engines.py --json engines.json          everything
     python benchmarks/engines.py --tiny --device cpu          tiny models, to see that it runs
 
-Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is the
-engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same without
-graphs, `int4` with weights of four bits. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops over a
-contiguous cache, under torch.compile(mode="reduce-overhead"). Every part runs in a process of its own with a time limit:
-what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
+Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is
+the engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same
+without graphs, `int4` with weights of four bits. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops
+over a contiguous cache, under torch.compile(mode="reduce-overhead"). Every part runs in a process of its own with a
+time limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.matmul.scaled_matmul import SCALED_MATMUL
 from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
@@ -47,6 +48,7 @@ from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 OPS = (
     ADD,
     MATMUL,
+    SCALED_MATMUL,
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
     MOE_EXPERTS,
