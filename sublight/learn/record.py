@@ -112,7 +112,9 @@ class Exercise:
 
     @property
     def signature(self) -> str:
-        return f"{self.name}({', '.join((*self.arguments, *self.outputs))})"
+        """A kernel's launch writes into outputs that it is given; a paper step returns them."""
+        written = self.outputs if self.kind == "kernel" else ()
+        return f"{self.name}({', '.join((*self.arguments, *written))})"
 
     def starter(self) -> str:
         return (self.folder / "starter.py").read_text(encoding="utf-8")

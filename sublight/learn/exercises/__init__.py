@@ -9,6 +9,14 @@ from sublight.learn.exercises.attention.flash_backward import FLASH_BACKWARD
 from sublight.learn.exercises.attention.naive_attention import NAIVE_ATTENTION
 from sublight.learn.exercises.attention.online_attention import ONLINE_ATTENTION
 from sublight.learn.exercises.attention.paged_decode import PAGED_DECODE
+from sublight.learn.exercises.diagnosis.histogram import HISTOGRAM
+from sublight.learn.exercises.diagnosis.read_xray import READ_XRAY
+from sublight.learn.exercises.diagnosis.slow_columns import SLOW_COLUMNS
+from sublight.learn.exercises.diagnosis.slow_double import SLOW_DOUBLE
+from sublight.learn.exercises.diagnosis.slow_few import SLOW_FEW
+from sublight.learn.exercises.diagnosis.slow_passes import SLOW_PASSES
+from sublight.learn.exercises.diagnosis.slow_reread import SLOW_REREAD
+from sublight.learn.exercises.diagnosis.slow_spills import SLOW_SPILLS
 from sublight.learn.exercises.first.add import ADD
 from sublight.learn.exercises.first.add_2d import ADD_2D
 from sublight.learn.exercises.first.blocks import BLOCKS
@@ -38,7 +46,14 @@ from sublight.learn.exercises.rows.softmax import SOFTMAX
 from sublight.learn.exercises.rows.softmax_topk import SOFTMAX_TOPK
 from sublight.learn.record import Exercise
 
-CHAPTERS = {"first": "First kernels", "rows": "Rows", "movement": "Movement", "products": "Products", "attention": "Attention"}
+CHAPTERS = {
+    "first": "First kernels",
+    "rows": "Rows",
+    "movement": "Movement",
+    "products": "Products",
+    "attention": "Attention",
+    "diagnosis": "Diagnosis",
+}
 EXERCISES = (
     COPY, ADD, STRIDES, ADD_2D, MULTIPLY_ADD, BLOCKS,
     ROW_SUM, SOFTMAX, ONLINE_BY_HAND, ONLINE_SOFTMAX, LAYER_NORM, LAYER_NORM_BY_HAND, LAYER_NORM_BACKWARD, RMS_NORM,
@@ -46,6 +61,7 @@ EXERCISES = (
     TRANSPOSE, PERMUTE_ROWS, ROPE, COMPACT, EMBEDDING_BACKWARD,
     MATMUL, SWIZZLE, SPLIT_K, GEMV, DEQUANTIZE, SPARSE_24,
     NAIVE_ATTENTION, ONLINE_ATTENTION, ATTENTION_BY_HAND, FLASH_ATTENTION, FLASH_BACKWARD, PAGED_DECODE,
+    SLOW_PASSES, SLOW_FEW, SLOW_COLUMNS, READ_XRAY, SLOW_DOUBLE, SLOW_SPILLS, SLOW_REREAD, HISTOGRAM,
 )  # fmt: skip
 
 

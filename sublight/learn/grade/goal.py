@@ -43,6 +43,10 @@ def held_to_goal(verdict: Verdict) -> list[Fault]:
     if fraction > ABOVE_LIMIT:
         text = f"it would reach {fraction:.2f} of the limit, which cannot be: at this size it leaves out some work"
         return [Fault(kind="launch", text=text, case=case)]
+    for kernel in verdict.kernels:
+        if kernel.spill_bytes:
+            text = f"{kernel.name} spills {kernel.spill_bytes:,} bytes a thread, which the bound does not count"
+            return [Fault(kind="goal", text=f"{text}: take a smaller block, or more warps (num_warps=8)", case=case)]
     if fraction < verdict.goal_fraction:
         slowest = max(verdict.kernels, key=lambda kernel: kernel.seconds or 0.0)
         text = f"its code allows {fraction:.2f} of the {verdict.gpu}'s limit, the goal is {verdict.goal_fraction:g}"

@@ -14,9 +14,7 @@ def computed(function: Any, tensors: tuple[list[Any], list[Any]], names: tuple[s
     try:
         returned = function(*(x.tolist() for x in inputs))
         results = returned if len(outputs) > 1 else (returned,)
-        failure = _mismatch(results, len(outputs)) or next(
-            filter(None, map(_written, names, results, outputs)), None
-        )
+        failure = _mismatch(results, len(outputs)) or next(filter(None, map(_written, names, results, outputs)), None)
     except BaseException as error:  # the submission's; a MemoryError and a SystemExit, too
         failure = child.failure_of(error, file)
     return {"failure": failure, "launches": 0, "has_returned": True}

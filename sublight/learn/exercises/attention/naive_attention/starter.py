@@ -17,9 +17,7 @@ def scores_of(q, k_ptr, head, key, kv_len, scale, D: tl.constexpr):
 
 
 @triton.jit
-def naive_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, q_len, kv_len, scale, D: tl.constexpr, KEYS: tl.constexpr
-):
+def naive_attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, q_len, kv_len, scale, D: tl.constexpr, KEYS: tl.constexpr):
     query = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.arange(0, D)

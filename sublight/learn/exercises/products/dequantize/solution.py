@@ -25,7 +25,9 @@ def dequantize_kernel(
         part = tl.zeros([ROWS, GROUPS * words], dtype=tl.float32)
         for place in tl.static_range(EACH):
             code = (packed >> 4 * place) & 15
-            x = tl.load(x_ptr + word // words * GROUP + place * words + word % words, mask=inside, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + word // words * GROUP + place * words + word % words, mask=inside, other=0.0).to(
+                tl.float32
+            )
             part += (code - 8).to(tl.float32) * x[None, :]
         total += part * scale.to(tl.float32)
     tl.store(out_ptr + row, tl.sum(total, axis=1), mask=row < rows)

@@ -1,4 +1,4 @@
-"""A product of matrices. Read the page: `sublight learn show matmul`. Check your work: `sublight learn check matmul`."""
+"""A product of matrices. Page: `sublight learn show matmul`. Check: `sublight learn check matmul`."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Split-K with atomics. Read the page: `sublight learn show split_k`. Check your work: `sublight learn check split_k`."""
+"""Split-K with atomics. Page: `sublight learn show split_k`. Check: `sublight learn check split_k`."""
 
 import torch
 import triton
