@@ -92,15 +92,13 @@ def _ran(
         "launches": session.launches,
         "written": [_written(session, output) for output in outputs],
         "has_atomics": session.has_atomics,
+        "kernels": list(session.names),
         "torch": guard.noted,
         "has_returned": returned is not None,
     }  # fmt: skip
 
 
-def _written(session: Session, output: Any) -> list[dict[str, int]]:
-    """What each launch stored to an output, over the programs that ran."""
-    return [
-        {"total": each.total, "ran": len(each.counts), "stored": sum(each.counts),
-         "squares": sum(count * count for count in each.counts)}
-        for each in session.written.get(output.untyped_storage().data_ptr(), ())
-    ]  # fmt: skip
+def _written(session: Session, output: Any) -> list[dict[str, Any]]:
+    """What each program that ran stored to an output, by launches."""
+    launches = session.written.get(output.untyped_storage().data_ptr(), ())
+    return [{"total": each.total, "counts": each.counts} for each in launches]

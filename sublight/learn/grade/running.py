@@ -45,6 +45,7 @@ class Running:
     budget: Budget
     order: dict[str, Any]
     notes: dict[str, None] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)  # kernels that ran on the cases
     cpu_s: float = 0.0
 
     @property
@@ -90,6 +91,7 @@ class Running:
             for shared in outputs:
                 shared.poison()
             answer = task.ask(**_specs(inputs, outputs))
+            self.launched |= set(answer.get("kernels", ()))
             changed = [name for name, shared, digest in zip(self.exercise.arguments, inputs, before, strict=True)
                        if shared.digest() != digest]  # fmt: skip
             if faults := self._seen(answer, changed, str(case)):
@@ -207,7 +209,7 @@ class Running:
                     answer = task.ask(**_specs(inputs, outputs), sample=SAMPLE)
                     found = {each["id"] for each in answer.get("findings", ())}
                     if answer.get("has_atomics") or "uninitialised-read" in found:
-                        return self._all_programs()
+                        return self._all_programs(answer["kernels"])
                     if faults := self._seen(answer, [], str(self.goal)):
                         return faults
                     faults, errors = self._of_sample(outputs, *truths, answer["written"])
@@ -220,14 +222,19 @@ class Running:
                 return [Fault(kind="limit", text=str(ended), case=str(self.goal))]
         return faults
 
-    def _all_programs(self) -> list[Fault]:
-        """The whole launch, judged as at any other size."""
+    def _all_programs(self, kernels: list[str]) -> list[Fault]:
+        """The whole launch, judged as at any other size; where that takes too long, no kernel may be a new one."""
+        new = [name for name in kernels if name not in self.launched]
         with self.task("interpret") as task:
             try:
                 return _failed(task.answer(), "") or self._case(task, self.goal, GOAL_NUMBER)
             except Ended as ended:
                 text = "all its programs had to run, because they read or add to what others write"
-                return [Fault(kind="limit", text=f"{text}: {ended}", case=str(self.goal))]
+                faults = [Fault(kind="limit", text=f"{text}: {ended}", case=str(self.goal))]
+        if new:
+            text = f"{new[0]} runs at this size alone, where nobody sees whether it is right"
+            return [Fault(kind="launch", text=text, case=str(self.goal))]
+        return faults
 
     def _of_sample(
         self, outputs: list[Shared], theirs: Inputs, truth: Inputs, counts: list[Any]

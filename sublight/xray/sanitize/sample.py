@@ -1,4 +1,4 @@
-"""Some of a launch's programs: one of each of many equal parts, drawn by chance: no long stretch goes unseen."""
+"""Some of a launch's programs: the first, the last, and one of each of many equal parts, drawn by chance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class Written:
 
 @dataclass(slots=True)
 class Drawn:
-    """The programs of one launch that are run: parts in any order, each once. Gone through again, it gives the same."""
+    """The programs of one launch that are run: no long stretch goes unseen, and none runs twice.
+
+    Parts come in any order, after the first and the last, which have more or less to do than others where any have.
+    Gone through again, it gives the same.
+    """
 
     shape: Index
     sample: Sample
@@ -42,10 +46,11 @@ class Drawn:
         began = time.process_time()
         total = self.shape[0] * self.shape[1] * self.shape[2]
         luck, parts = random.SystemRandom(), min(self.sample.parts, total)
-        for part in luck.sample(range(parts), parts):
+        drawn = [luck.randrange(part * total // parts, (part + 1) * total // parts) for part in range(parts)]
+        luck.shuffle(drawn)
+        for at in dict.fromkeys((0, total - 1, *drawn)):
             if len(self.ran) >= self.sample.least and time.process_time() - began > self.sample.seconds:
                 return
-            at = luck.randrange(part * total // parts, (part + 1) * total // parts)
             index = at // (self.shape[1] * self.shape[2]), at // self.shape[2] % self.shape[1], at % self.shape[2]
             self.ran.append(index)
             yield index
