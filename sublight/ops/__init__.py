@@ -4,7 +4,10 @@ from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
+from sublight.ops.attention.kv_copy import KV_COPY
+from sublight.ops.attention.kv_gather import KV_GATHER
 from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.mla_decode import MLA_DECODE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
 from sublight.ops.attention.paged_prefill import PAGED_PREFILL
@@ -15,6 +18,7 @@ from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.matmul.scaled_matmul import SCALED_MATMUL
 from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
@@ -44,6 +48,7 @@ from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 OPS = (
     ADD,
     MATMUL,
+    SCALED_MATMUL,
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
     MOE_EXPERTS,
@@ -92,6 +97,9 @@ OPS = (
     PAGED_PREFILL,
     KV_WRITE,
     ROPE_KV_WRITE,
+    KV_COPY,
+    KV_GATHER,
+    MLA_DECODE,
 )
 
 
