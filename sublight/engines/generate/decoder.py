@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sublight.engines.generate.llama import Cache, Llama
+from sublight.engines.generate.sampling import largest
 from sublight.engines.generate.scheduler import Chunk, Text
 from sublight.fix.graph.backend import Backend, Captured
 
@@ -106,7 +107,7 @@ class Decoder:
         numbers = self._numbers_there[:, :size]
         table = self._table_there[: size * width].view(size, width)
         logits = self.model.decode(numbers[ID], numbers[POSITION], numbers[SLOT], table, numbers[LENGTH], self.cache)
-        return logits, logits.argmax(-1)
+        return logits, largest(logits)
 
     def _capture(self, graphs: Backend, size: int, width: int) -> Captured:
         """Once beside it first, so that kernels are compiled and workspaces there: that writes what the replay will."""

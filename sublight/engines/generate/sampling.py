@@ -15,6 +15,7 @@ import torch
 from sublight.errors import BadInput
 
 MOST_LOGPROBS = 20  # others that a token's chance is told beside
+PART = 256  # logits that `largest` looks at together
 COLDEST = 1e-5  # a temperature below takes the most likely token: logits divided by it would pass what fp32 holds
 
 
@@ -82,10 +83,10 @@ class Logprobs:
 class Draw:
     """What one request needs to choose: its random numbers, and how often it has which token."""
 
-    __slots__ = ("counts", "how", "random", "shift")
+    __slots__ = ("counts", "how", "is_greedy", "random", "shift")
 
     def __init__(self, how: Sampling, prompt: Sequence[int], vocab: int, device: torch.device) -> None:
-        self.how = how
+        self.how, self.is_greedy = how, how.is_greedy
         self.random = random.Random(how.seed)
         self.counts: torch.Tensor | None = None  # (2, vocab): in the text so far, in the prompt
         self.shift: torch.Tensor | None = None  # (vocab,): the bias
@@ -101,10 +102,21 @@ class Draw:
             self.shift = shift.to(device)
 
 
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """The place of each row's largest, the first of equals. In two steps: PyTorch gives a row to one multiprocessor,
+    which takes 30 µs for 128,256 logits."""
+    rows, vocab = logits.shape
+    if vocab % PART:
+        return logits.argmax(-1)
+    values, places = logits.view(rows, -1, PART).max(-1)
+    part = values.argmax(-1, keepdim=True)
+    return (part * PART + places.gather(-1, part))[:, 0]
+
+
 def choose(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[Logprobs | None]]:
     """One token a row, (rows, vocab) in; `best` are the rows' largest. The device is waited for once, at the end."""
     told: list[Logprobs | None] = [None] * len(draws)
-    if all(draw.how.is_greedy for draw in draws):
+    if all(draw.is_greedy for draw in draws):
         return best.tolist(), told
     tokens, scores = best.clone(), logits
     adjusted = [row for row, draw in enumerate(draws) if draw.counts is not None]
