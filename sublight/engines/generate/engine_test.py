@@ -208,14 +208,26 @@ def test_a_temperature_next_to_nothing_takes_the_likeliest() -> None:
 
 def test_logprobs_are_the_models_own(tiny: Llama) -> None:
     """Whatever the temperature, beside requests without."""
-    told = Request(PROMPTS[0], 3, Sampling(temperature=2.0, top_k=1, logprobs=2))
-    list(Engine(tiny, pages=40).run([Request(PROMPTS[1], 3), told, Request(PROMPTS[2], 3, Sampling(temperature=1.0))]))
+    request = Request(PROMPTS[0], 3, Sampling(temperature=2.0, top_k=1, logprobs=2))
+    list(
+        Engine(tiny, pages=40).run([Request(PROMPTS[1], 3), request, Request(PROMPTS[2], 3, Sampling(temperature=1.0))])
+    )
     engine = Engine(tiny, pages=40)
     text = engine.add(Request(PROMPTS[0], 1))
     (chunk,) = engine.scheduler.next_step()
     every = torch.log_softmax(engine._prefill(chunk), -1)
-    assert text.tokens == PROMPTS[0] and len(told.logprobs) == 3
+    assert text.tokens == PROMPTS[0] and len(request.logprobs) == 3
     values, places = every.topk(2)
-    assert [token for token, _ in told.logprobs[0].best] == places.tolist()
-    torch.testing.assert_close(torch.tensor([value for _, value in told.logprobs[0].best]), values)
-    assert told.new[0] == places[0] and told.logprobs[0].chosen == told.logprobs[0].best[0][1]
+    assert [token for token, _ in request.logprobs[0].best] == places.tolist()
+    torch.testing.assert_close(torch.tensor([value for _, value in request.logprobs[0].best]), values)
+    assert request.new[0] == places[0] and request.logprobs[0].chosen == request.logprobs[0].best[0][1]
+
+
+def test_a_batch_that_cannot_be_captured_is_launched(tiny: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Request(PROMPTS[0], 5)
+    list(Engine(tiny, pages=40).run([plain]))
+    monkeypatch.setattr(Fake, "capture", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    engine, request = Engine(tiny, pages=40, graphs=Fake()), Request(PROMPTS[0], 5)
+    with pytest.warns(RuntimeWarning, match="no CUDA graph for a batch of 1: out of memory") as seen:
+        list(engine.run([request]))
+    assert request.new == plain.new and len(seen) == 1 and engine.decoder.graph_count == 0
