@@ -8,6 +8,7 @@ GPU the next step is launched before the one before it has ended.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
