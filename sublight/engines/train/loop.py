@@ -70,10 +70,10 @@ class Trainer:
         self.run, self.settings, self.data, self.device, self.watch = run, settings, data, device, watch
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
-        if settings.deterministic:
-            torch.use_deterministic_algorithms(
-                True, warn_only=True
-            )  # attention's gradient is the one that matters here
+        if settings.deterministic:  # attention's gradient is what this is for: only told to fail does it obey
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch asks for it
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
         self.model = Gpt2(
             run.shape,
             mode=settings.mode,

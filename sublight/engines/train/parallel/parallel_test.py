@@ -1,6 +1,6 @@
 """Each way of sharing a model out gives the losses of one process; another number of ranks goes on with a checkpoint.
 
-The rule is `correct`'s: over a run of twelve steps no loss is further from float64's than twice the plain process's own.
+The rule is `correct`'s: over twelve steps no loss is further from float64's than twice the plain process's own.
 """
 
 from __future__ import annotations
