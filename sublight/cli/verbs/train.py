@@ -34,6 +34,7 @@ def train(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and dropout.")] = None,
     mode: Annotated[str, typer.Option(metavar="NAME", help="ours, eager or compile.")] = "",
     attention: Annotated[str, typer.Option(metavar="NAME", help="ours, naive, torch, flash or cudnn.")] = "",
+    parallel: Annotated[str, typer.Option(metavar="HOW", help="Under torchrun: ddp, fsdp, tp or pp.")] = "",
     graph: Annotated[bool, typer.Option("--graph/--no-graph", help="Mode ours as a CUDA graph, on a GPU.")] = True,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bits every time.")] = False,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16 on a GPU, fp32 on a CPU, unless told.")] = "",
@@ -52,6 +53,7 @@ def train(
     sublight train my-texts/ --depth 6 --tokens bpe
     sublight train train.bin --size gpt2 --batch 512 --accumulate 16 --steps 20000
     sublight train --resume --out runs/001
+    torchrun --nproc-per-node 8 -m sublight train train.bin --size gpt2 --parallel fsdp
     """
     from sublight.cli import train as cli_train
 
@@ -78,6 +80,7 @@ def train(
             seed=seed,
             mode=mode,
             attention=attention,
+            parallel=parallel,
             graph=graph,
             deterministic=deterministic,
             dtype=dtype,

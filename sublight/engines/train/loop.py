@@ -73,7 +73,7 @@ class Trainer:
         if settings.deterministic:  # attention's gradient is what this is for: only told to fail does it obey
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch asks for it
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.model = Gpt2(
             run.shape,
             mode=settings.mode,
@@ -188,6 +188,10 @@ class Trainer:
                     left_s=(self.settings.steps - self.step) * self.settings.tokens_per_step / rate,
                 )
             )
+
+    def whole_model(self) -> Gpt2 | None:
+        """To sample from and to save."""
+        return self.model
 
     @property
     def tokens_per_s(self) -> float:
