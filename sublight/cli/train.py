@@ -72,10 +72,11 @@ class Request:
     prompt: str = ""
     device: str = ""
     html: str = ""
+    explain: bool = False
     json: str = ""
 
 
-WITH_RESUME = ("resume", "out", "device", "prompt", "html", "json")
+WITH_RESUME = ("resume", "out", "device", "prompt", "html", "explain", "json")
 
 
 def command(request: Request) -> None:
@@ -115,6 +116,8 @@ def _shared(request: Request, device: str) -> int:
     if not is_torchrun():
         example = f"torchrun --nproc-per-node 2 -m sublight train --parallel {request.parallel}"
         raise BadInput(f"--parallel {request.parallel} is for processes that torchrun starts: {example} …")
+    if request.explain:
+        raise BadInput("--explain is for one process: `sublight explain` takes a folder with a trace of each rank")
     from sublight.engines.train import data
     from sublight.engines.train import run as runs
     from sublight.engines.train.parallel import ranks as processes
@@ -313,6 +316,10 @@ def train(run: Run, data: Data, device: str, prompt: str, request: Request, rank
     notes = [f"loss curve: {page}", *document["notes"]]
     if not is_done:
         notes.append(f"to go on: sublight train --resume --out {run.folder}")
+    if request.explain:
+        from sublight.cli.train_explain import explained
+
+        notes += explained(trainer, run.folder / "explain.html")
     document["notes"] = notes
     output.show(report.page(document), document, request.json)
     return INTERRUPTED if trainer.stop_wanted else 0
@@ -360,9 +367,15 @@ def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: st
     ids = tokenizer.encode(prompt).tolist()
     drawn = sample(model, ids, SAMPLE_TOKENS, vocab=tokenizer.vocab, seed=run.settings.seed)
     notes = []
+    best = trainer.best_model()
     with contextlib.suppress(BadInput):  # without safetensors the checkpoint still has the weights
         huggingface.save(model, run.folder / "model")
         notes.append(f"weights for Hugging Face: {run.folder / 'model'}")
+        if best is not None:
+            huggingface.save(best, run.folder / "best")
+            notes.append(
+                f"held-out loss was {trainer.best.loss:.3f} after {trainer.best.step} steps: {run.folder / 'best'}"
+            )
         if document_of := tokenizer.to_json().get("document"):
             from sublight.results import write_file
 
@@ -372,6 +385,7 @@ def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: st
         "first_loss": trainer.first_loss,
         "loss": trainer.last_loss,
         "held_out_loss": trainer.held_out_loss,
+        "best": asdict(trainer.best),
         "tokens_per_s": trainer.tokens_per_s,
         "memory_bytes": trainer.memory_bytes,
         "sample": tokenizer.decode(drawn),

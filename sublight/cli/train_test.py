@@ -50,6 +50,13 @@ def test_a_run_leaves_all_that_it_promises(say: Say, tmp_path: Path) -> None:
     assert status == 2 and "holds a run" in err
 
 
+def test_explain_ends_with_a_page(say: Say, tmp_path: Path) -> None:
+    status, out, err = say("text.txt", *TINY, "--steps", "2", "--explain")
+    assert status == 0, err
+    assert "a step of" in out and "where its time goes: runs/001/explain.html" in out.replace("\n", " ")
+    assert "matmul" in (tmp_path / "runs/001/explain.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -44,6 +44,9 @@ def train(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the sample at the end begins with.")] = "",
     device: Device = "",
     html: Annotated[str, typer.Option(metavar="FILE", help="The loss curve; in the run's folder unless told.")] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="At the end: where a step's time goes, as a page.")
+    ] = False,
     json: Json = "",
 ) -> None:
     """Train a GPT-2 from scratch, on this machine's GPU or CPU; kill it at any time and --resume.
@@ -90,6 +93,7 @@ def train(
             prompt=prompt,
             device=device,
             html=html,
+            explain=explain,
             json=json,
         )
     )
