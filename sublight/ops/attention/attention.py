@@ -26,7 +26,7 @@ from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.attention import delta, flash, flash_backward, hopper, naive, online
+from sublight.ops.attention import delta, flash, flash_backward, hopper, hopper_backward, naive, online
 from sublight.ops.attention.extended import (
     attention_extended,
     check_extras,
@@ -90,8 +90,14 @@ WAYS = {
     ),
     "hopper": Way(
         forward=hopper.plan,
-        backward=flash_backward.plan_backward,
-        kernels=(Kernel(jit=hopper._hopper_kernel, targets=(90,)), *BACKWARD_KERNELS),
+        backward=hopper_backward.plan,
+        kernels=(
+            Kernel(jit=hopper._hopper_kernel, targets=(90,)),
+            Kernel(jit=hopper_backward._begin_kernel),
+            Kernel(jit=hopper_backward._backward_kernel, targets=(90,), spills="some words around its loops"),
+            Kernel(jit=hopper_backward._end_kernel),
+            *BACKWARD_KERNELS,
+        ),
         summary="written for one GPU: a warp that copies, two warpgroups, softmax under the products",
         why_not=hopper.why_not,
     ),
@@ -230,9 +236,11 @@ class _BackwardOf:
 
     def call(self, *args: Any) -> Any:
         dout, dlse = (args[0], None) if self.results == 1 else args[:2]
-        q, k, v, out, *rest = args[self.results :]
+        q, k, v, out, *rest, provider = args[self.results :]
+        if provider == "hopper" and torch.are_deterministic_algorithms_enabled():
+            provider = "flash"  # hopper's adds up the gradient of q in whatever order its programs come by
         dout = torch.zeros_like(out) if dout is None else dout
-        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest)
+        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest, provider)
 
 
 def _gradient(results: int) -> Gradient:
