@@ -7,10 +7,8 @@ read here; what is right is computed here, after the submission has answered. Th
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from sublight.learn.grade.crew import Crew, Ended, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.grade.scan import branches, runnable, scan, words_between_blocks
+from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise, Problem
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
 from sublight.results import Limit, Limits
@@ -290,8 +289,7 @@ def check(
     problem, largest = exercise.problem(), Case(shape=goal.shape, dtype=goal.dtype)
     goal_specs = _without_data(problem, largest)  # while the crew gets ready
     began = time.process_time()
-    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="sublight-learn-", dir=room) as name:
+    with crew.folder() as name:
         folder = Path(name)
         script = folder / f"{exercise.name}.py"
         script.write_text(runnable(source), encoding="utf-8")
@@ -313,7 +311,7 @@ def check(
             faults = running.refusals() + faults
             for line in words_between_blocks(source):
                 running.notes[f"line {line}: `and` and `or` are for single numbers: {_JOIN}"] = None
-        printed = (folder / "printed").read_bytes()[-PRINTED_BYTES:].decode(errors="replace")
+        printed = tail(folder / "printed", PRINTED_BYTES).decode(errors="replace")
         paths = name + "/"
         cost = exercise.least_cost(goal.shape, goal.dtype)
         floor_s = cost.bytes / _memory_rate(gpu, cost.read_bytes, cost.write_bytes)
