@@ -35,6 +35,7 @@ from sublight.ops.attention.parts import (
 from sublight.ops.attention.slots import slot_of
 
 QUERIES, KEYS = 128, 128
+MIN_TILES, MIN_KEYS = 2048, 4096  # from which on it was timed to be faster than cuDNN
 EVEN = 0.95  # of the longest program's work, the mean: below it tiles are programs of their own
 STAGES = {64: 4, 128: 2}  # blocks of keys and values on their way, by the size of a head
 
@@ -308,6 +309,18 @@ def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softc
     return "" if has_copy_engine(facts(q), *sources) else "rows at 16-byte boundaries"
 
 
+def is_faster(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float
+) -> bool:  # fmt: skip
+    """Whether this step was faster than cuDNN on an H200, without a gradient, at such sizes."""
+    if torch.compiler.is_compiling() or why_not(q, k, v, mask, softcap, scale):
+        return False
+    sizes = sizes_of(q, k)
+    is_causal = mask.needed(sizes.q_len, sizes.kv_len).causal
+    tiles = cdiv(sizes.q_len, QUERIES) * sizes.batch * sizes.heads
+    return (is_causal or sizes.head_dim == 128) and tiles >= MIN_TILES and sizes.kv_len >= MIN_KEYS
+
+
 def dealt(sizes: Sizes, blocks: int, is_causal: bool, multiprocessors: int) -> tuple[int, int, int]:
     """How many programs run, how many heads take turns, and how many tiles are dealt out at a time.
 
@@ -377,7 +390,8 @@ def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap:
     )  # fmt: skip
     return Plan(
         provider="hopper",
-        reason="one warp copies, two warpgroups multiply, softmax under the products",
+        reason="one warp copies, two warpgroups multiply, softmax under the products: on an H200 1.03 to 1.16 times as "
+        "fast as cuDNN from 4096 keys on (heads of 128, or causal ones of 64)",
         copies=copies_of(q=q, k=k, v=v),
         buffers={"out": out, **sums_buffers(q)},
         steps=(step,),
