@@ -140,7 +140,7 @@ def check(
         shapes = f"qkv {tuple(qkv.shape)}, k_cache {tuple(k_cache.shape)}"
         raise BadInput(f"{shapes}: use (tokens, heads + 2 * kv_heads, head_dim) and (pages, size, kv_heads, head_dim)")
     kv_heads, half = k_cache.shape[2], qkv.shape[2] // 2
-    writing.check(qkv[:, -kv_heads:], qkv[:, -kv_heads:], k_cache, v_cache, slots, "")
+    writing.check(qkv[:, -kv_heads:], qkv[:, -kv_heads:], k_cache, v_cache, slots, None, None, "")
     if cos.shape != sin.shape or cos.dim() != 2 or cos.shape[1] != half:
         raise BadInput(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)}: use (max_len, {half}) for both")
     if cos.dtype != sin.dtype or cos.dtype not in (qkv.dtype, torch.float32) or cos.device != qkv.device:
