@@ -50,7 +50,7 @@ def reference(
     **mods: Any,
 ) -> torch.Tensor:
     own = check_mods(q, len(cu_seqlens_q) - 1, causal, window or 0, **mods)
-    extras = (alibi_slopes, sinks, seed, *own, dropout)
+    extras = (alibi_slopes, sinks, seed, *own, False, dropout)
     how = (causal, window or 0, softcap, scale_of(q[None], scale))
     return composed_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *extras, *how)[0]
 
