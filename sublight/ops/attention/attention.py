@@ -33,6 +33,7 @@ from sublight.ops.attention.extended import (
     composed,
     extended_backward,
     extras_of,
+    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.extras import NONE, Extras
@@ -311,6 +312,7 @@ def _decided(
     **mods: Any,
 ) -> tuple[Registered, tuple[Any, ...]]:  # fmt: skip
     """The op that a call goes to, and its arguments."""
+    q, k, v = under_autocast(q, k, v)
     if deterministic or batch_invariant:
         provider = _fixed(provider, q, k, v, "batch_invariant" if batch_invariant else "deterministic")
     if (

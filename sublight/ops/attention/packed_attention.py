@@ -26,6 +26,7 @@ from sublight.ops.attention.extended import (
     composed_packed,
     packed,
     packed_backward,
+    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.mods import check_mods
@@ -61,6 +62,7 @@ def _arguments(
     alibi_slopes: torch.Tensor | None = None, sinks: torch.Tensor | None = None, dropout: float = 0.0,
     seed: torch.Tensor | int | None = None, provider: str = "", **mods: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
+    q, k, v = under_autocast(q, k, v)
     cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
