@@ -16,6 +16,15 @@ from sublight.fix.patch.rules.rope import ROPE
 from sublight.fix.patch.rules.softmax import SOFTMAX
 
 RULES: tuple[Rule, ...] = (
-    *(LM_HEAD, RESIDUAL_NORM, ROPE, MLP, NORM, ACTIVATION, SOFTMAX, EMBEDDING, LOSS, ATTENTION),
+    LM_HEAD,
+    RESIDUAL_NORM,
+    ROPE,
+    MLP,
+    NORM,
+    ACTIVATION,
+    SOFTMAX,
+    EMBEDDING,
+    LOSS,
+    ATTENTION,
     CAUSAL_MASK,
 )
