@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sublight.cost.dtypes import matmul_limit
 from sublight.cost.record import Cost, Direction, Shape, in_direction
+from sublight.cost.rotary import TURN
 from sublight.cost.tensor import Tensor, dense, over
 
 BACKWARD = 2.5  # five products where the forward has two
@@ -141,6 +142,15 @@ def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Read new keys, values and their places, write them into the cache."""
     new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])
     return over([new, new, dense("int64", shape["tokens"])], [new, new])
+
+
+def rope_kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Read q, k, v, each token's angles, position and place; write q, and k and v into the cache."""
+    tokens, head_dim = shape["tokens"], shape["head_dim"]
+    q, new = dense(dtype, tokens, shape["heads"], head_dim), dense(dtype, tokens, shape["kv_heads"], head_dim)
+    angles, number = dense(dtype, tokens, head_dim), dense("int64", tokens)
+    operations = TURN * (q.numel + new.numel)
+    return over([q, new, new, angles, number, number], [q, new, new], operations=operations, dtype=dtype)
 
 
 def kv_copy(shape: Shape, dtype: str, direction: Direction) -> Cost:
