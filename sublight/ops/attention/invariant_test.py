@@ -99,7 +99,6 @@ def test_decoding_is_cut_alike_in_every_batch(device: str) -> None:
 def test_deterministic_goes_to_flash_whose_backward_writes_no_place_twice(device: str) -> None:
     q, k, v, dout = tensors((1, 2, 1, 40, 40, 16), "float16", device)
     assert plan(q, k, v, causal=True, deterministic=True).provider == "flash"
-    assert plan(q, k, v, causal=True).provider == "torch"
 
     def call(*x: Any) -> Any:
         return attention(*x, causal=True, deterministic=True)
