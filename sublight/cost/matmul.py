@@ -63,6 +63,14 @@ def low_bit_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     )
 
 
+def rms_norm_linear(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One row, normed on its way into a product; a gated weight has two rows for each result."""
+    n, k = shape["n"], shape["k"]
+    x, weight, y = dense(dtype, 1, k), dense(dtype, n * (2 if shape.get("gated") else 1), k), dense(dtype, 1, n)
+    # read x, the norm's weight and the product's, write y
+    return over([x, dense(dtype, k), weight], [y], flops={matmul_limit(dtype): 2.0 * weight.numel})
+
+
 def scaled_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """8-bit codes with scales in fp32: one of each row and column, or of each `block` of k in them; out in 16 bits."""
     m, n, k, block = shape["m"], shape["n"], shape["k"], shape["block"]
