@@ -66,9 +66,7 @@ def _begin_kernel(
     tl.store(room, tl.where(lse == -float("inf"), float("inf"), lse * 1.4426950408889634))
     tl.store(room + plane, -delta)
     sums = sum_ptr + entry.to(tl.int64) * q_len * HEAD_DIM
-    store_rows(
-        sums, tl.zeros([QUERIES, HEAD_DIM], tl.float32), first, HEAD_DIM, q_len, HEAD_DIM, QUERIES, HEAD_DIM
-    )
+    store_rows(sums, tl.zeros([QUERIES, HEAD_DIM], tl.float32), first, HEAD_DIM, q_len, HEAD_DIM, QUERIES, HEAD_DIM)
 
 
 @triton.jit
