@@ -65,7 +65,7 @@ def page(run: Run | None) -> str:
     for ladder in LADDERS:
         parts += [f"## {escape(ladder.name)}", f"Computes {ladder.summary}: "
                   f"[{ladder.source}](../sublight/extensions/kernels/{ladder.source})."]  # fmt: skip
-        figures = kept.get(ledger.key_of(ladder, TARGET), {})
+        figures = kept.get(ledger.key_of(ladder.source, TARGET), {})
         rows = []
         for rung in ladder.rungs:
             registers = [figures[name].registers for name in rung.kernels if name in figures]
