@@ -8,7 +8,7 @@ from sublight.extensions.scan import COMPACT, SCAN
 from sublight.extensions.transformer.attention import ATTENTION, ATTENTION_BACKWARD
 from sublight.extensions.transformer.embed import CLASSIFIER, ENCODER, ENCODER_BACKWARD
 from sublight.extensions.transformer.linear import LINEAR, LINEAR_BACKWARD
-from sublight.extensions.transformer.norm import NORM_BACKWARD
+from sublight.extensions.transformer.norm import NORM, NORM_BACKWARD
 from sublight.extensions.transformer.pointwise import ADAMW, GELU, GELU_BACKWARD, RESIDUAL
 from sublight.extensions.transpose import TRANSPOSE
 
@@ -22,6 +22,7 @@ LADDERS: tuple[Ladder, ...] = (
     MATMUL,
     ENCODER,
     ENCODER_BACKWARD,
+    NORM,
     NORM_BACKWARD,
     ATTENTION,
     ATTENTION_BACKWARD,

@@ -1,4 +1,4 @@
-"""Layer norm's way back; its way there has a ladder of its own (rows.py)."""
+"""Layer norm by a warp a row, and its way back; rows.py has the ladder of its way there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from sublight.extensions.transformer.ladder import drawn, gradients, of_transfor
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+SHAPES = {"float32": ({"rows": 8192, "cols": 768},)}
+TESTS = ({"rows": 1, "cols": 1}, {"rows": 3, "cols": 33}, {"rows": 21, "cols": 70})
 
 
 def _norm(x: Tensor, weight: Tensor, bias: Tensor, *kept: Tensor) -> Tensor:
@@ -45,6 +49,32 @@ def _norm_backward(
     return launch.norm_backward(runner, d_y, x, weight, means, scales, atomics=atomics)
 
 
+def _norm_kept(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    import torch
+
+    y, means, scales = torch.native_layer_norm(x, (x.shape[-1],), weight, bias, launch.EPS)
+    return y, means.flatten(), scales.flatten()
+
+
+NORM = Ladder(
+    **of_transformer("layer_norm_kept", "layer norm of each row, and its mean and scale, which the way back needs"),
+    reference=_norm_kept,
+    inputs=lambda shape, dtype, device, seed: _norm_backward_inputs(shape, dtype, device, seed)[1:4],
+    cost=lambda shape, dtype: words(
+        shape["rows"] * shape["cols"] + 2 * shape["cols"], shape["rows"] * (shape["cols"] + 2)
+    ),
+    shapes=SHAPES,
+    test_shapes=TESTS,
+    rungs=(
+        Rung(
+            name="warp",
+            kernels=("norm_forward",),
+            launch=launch.norm,
+            change="A warp takes a row, so that no barrier is needed, and shuffles make its sums: for rows of some "
+            "thousand bytes, of which a block of eight warps has eight at hand.",
+        ),
+    ),
+)
 NORM_BACKWARD = Ladder(
     **of_transformer("layer_norm_backward", "the gradients of layer norm's input, weight and bias"),
     reference=gradients(_norm, 3),
@@ -53,8 +83,8 @@ NORM_BACKWARD = Ladder(
         2 * shape["rows"] * shape["cols"] + shape["cols"] + 2 * shape["rows"],
         shape["rows"] * shape["cols"] + 2 * shape["cols"],
     ),
-    shapes={"float32": ({"rows": 8192, "cols": 768},)},
-    test_shapes=({"rows": 1, "cols": 1}, {"rows": 3, "cols": 33}, {"rows": 21, "cols": 70}),
+    shapes=SHAPES,
+    test_shapes=TESTS,
     rungs=(
         Rung(
             name="atomics",
