@@ -12,6 +12,7 @@ from sublight import __version__
 from sublight.cli.options import INTERRUPTED, bare_threads
 from sublight.cli.verbs import (
     bench,
+    board,
     demo,
     doctor,
     explain,
@@ -19,13 +20,16 @@ from sublight.cli.verbs import (
     gpus,
     learn,
     limits,
+    mcp,
     memory,
     new,
     predict,
     pyprof,
+    serve,
     timers,
     top,
     train,
+    why,
     xray,
 )
 
@@ -56,10 +60,11 @@ def start(
     pass
 
 
-_MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
+_MEASURE = (gpus.gpus, limits.limits, bench.bench, why.why, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-_ENGINES = (train.train, generate.generate)
-for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, demo.demo, new.new, top.top, doctor.doctor):
+_ENGINES = (train.train, generate.generate, serve.serve)
+_LEARN = (learn.learn, demo.demo, board.board)
+for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, *_LEARN, mcp.mcp, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 

@@ -88,6 +88,8 @@ BY_HAND = (
     ("batched_matmul", {"batch": 5, "m": 2, "n": 3, "k": 4}, "fwd", 200, 60, 240),
     ("batched_matmul", {"batch": 5, "m": 2, "n": 3, "k": 4}, "bwd", 260, 200, 480),
     ("low_bit_matmul", {"m": 1, "n": 3, "k": 8, "bits": 4, "group": 4}, "fwd", 16 + 12 + 12, 6, 48),
+    ("rms_norm_linear", {"n": 3, "k": 8, "gated": 0}, "fwd", 16 + 16 + 48, 6, 48),
+    ("rms_norm_linear", {"n": 3, "k": 8, "gated": 1}, "fwd", 16 + 16 + 96, 6, 96),
     ("grouped_matmul", {"m": 6, "n": 3, "k": 4, "groups": 2}, "fwd", 48 + 48, 36, 144),
     ("moe_routing", {"tokens": 4, "experts": 8, "top_k": 2}, "fwd", 64, 8 * (4 + 4), 5 * 32),
     ("moe_experts", {"tokens": 4, "hidden": 8, "inner": 16, "experts": 16, "top_k": 2}, "fwd",
@@ -104,7 +106,17 @@ BY_HAND = (
     ("paged_prefill", ATTENTION, "fwd", 2 * 192 + 2 * 2 * 160, 2 * 192, 2 * 8 * 12 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1}, "fwd", 2 * 64 + 2 * 2 * 160, 2 * 64, 2 * 8 * 5 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1, "ragged": 1}, "fwd", 2 * 64 + 2 * 2 * 96, 2 * 64, 2 * 8 * 3 * 16),
+    ("mla_decode", {"batch": 3, "heads": 4, "kv_len": 5, "value_dim": 16, "rope_dim": 8, "page": 4, "ragged": 0}, "fwd",
+     2 * 24 * (3 * 4 + 15), 2 * 16 * 12, 2 * 15 * 4 * (24 + 16)),
+    ("kv_copy", {"pairs": 3, "kv_heads": 2, "head_dim": 8, "page": 4}, "fwd", 2 * 2 * 192 + 2 * 24, 2 * 2 * 192, 0),
+    *(
+        ("kv_gather", {"batch": 3, "kv_heads": 2, "kv_len": 5, "head_dim": 8, "page": 4, "ragged": ragged}, "fwd",
+         2 * 2 * 16 * keys, 2 * 2 * 16 * 24, 0)
+        for ragged, keys in ((0, 15), (1, 9))
+    ),
     ("kv_write", {"tokens": 3, "kv_heads": 2, "head_dim": 8}, "fwd", 2 * 2 * 48 + 8 * 3, 2 * 2 * 48, 0),
+    ("rope_kv_write", {"tokens": 3, "heads": 4, "kv_heads": 2, "head_dim": 8}, "fwd",
+     2 * (96 + 2 * 48 + 24) + 2 * 8 * 3, 2 * (96 + 2 * 48), 3 * 3 * 6 * 8),
     ("conv2d", {"batch": 2, "in_channels": 3, "out_channels": 4, "size": 5, "taps": 3, "padding": 1}, "fwd",
      2 * (150 + 108), 2 * 200, 2 * 200 * 27),
     ("conv2d", {"batch": 2, "in_channels": 3, "out_channels": 4, "size": 5, "taps": 3, "padding": 1}, "bwd",

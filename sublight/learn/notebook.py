@@ -23,7 +23,7 @@ def check(function: Callable[..., Any], *, exercise: str = "", gpu: str = "") ->
     chosen = find(exercise or function.__name__)
     source = source_of(function)
     if function.__name__ != chosen.name:
-        source += f"\n\ndef {chosen.signature}:\n    {function.__name__}({chosen.signature.partition('(')[2]}\n"
+        source += f"\n\ndef {chosen.signature}:\n    return {function.__name__}({chosen.signature.partition('(')[2]}\n"
     with Crew() as crew:
         verdict = grade(chosen, source, crew=crew, gpu=target(gpu), file="the notebook")
     Progress().add(verdict, source)

@@ -8,10 +8,10 @@ memory: `add(x, y, out)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sublight.correct import Call, Inputs
 from sublight.cost import Cost, Shape
@@ -19,6 +19,7 @@ from sublight.cost import find as find_cost
 
 EXERCISES_FOLDER = Path(__file__).parent / "exercises"
 DTYPES = ("float32", "bfloat16")
+Kind = Literal["kernel", "paper"]  # what a submission is: a kernel and its launch, or arithmetic in plain Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +38,40 @@ class Problem:
         return results if isinstance(results, tuple) else (results,)
 
 
-def problem_of(op: str, arrange: Call = lambda *inputs: inputs, **options: Any) -> Problem:
-    """The problem of an op's record; `arrange` changes how its inputs lie, `options` go to its reference."""
+def problem_of(
+    op: str,
+    arrange: Call = lambda *inputs: inputs,
+    shape_of: Callable[[Shape], Shape] = lambda shape: shape,
+    around: Callable[[Call], Call] = lambda reference: reference,
+    **options: Any,
+) -> Problem:
+    """The problem of an op's record; `arrange` changes how its inputs lie, `shape_of` names the dimensions as the op
+    does, `around` goes around its reference, `options` go to it."""
     from sublight import ops
 
     record = ops.find(op)
 
     def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
-        return tuple(arrange(*record.inputs(shape, dtype, device, seed)))
+        return tuple(arrange(*record.inputs(shape_of(shape), dtype, device, seed)))
 
-    return Problem(reference=partial(record.reference, **options), inputs=inputs)
+    return Problem(reference=around(partial(record.reference, **options)), inputs=inputs)
+
+
+def rounded_once(reference: Call) -> Call:
+    """As PyTorch computes 16-bit products on a GPU: sums in float32, rounded once. On a CPU it is slow at them, and
+    some of its kernels round more often."""
+
+    def call(*inputs: Any) -> Any:
+        import torch
+
+        kinds = [x.dtype for x in inputs if x.is_floating_point()]
+        narrow = next((kind for kind in kinds if kind in (torch.float16, torch.bfloat16)), None)
+        if narrow is None:
+            return reference(*inputs)
+        results = reference(*(x.float() if x.dtype == narrow else x for x in inputs))
+        return tuple(y.to(narrow) for y in results) if isinstance(results, tuple) else results.to(narrow)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +95,16 @@ class Exercise:
     outputs: tuple[str, ...]  # of the function, after the inputs
     sizes: Mapping[str, tuple[int, int]]  # smallest and largest of each dimension that a check draws
     shown: Shape  # that the texts name
-    goal: Goal
+    goal: Goal | None  # None: a paper step is right or not
     needs: tuple[str, ...] = ()  # exercises to do before
+    kind: Kind = "kernel"
+    dtypes: tuple[str, ...] = DTYPES  # that a check draws, the first for every shape
+    answers: Mapping[str, str | int] = field(default_factory=dict)  # names in the submission, and their right values
+
+    @property
+    def sizes_on(self) -> str:
+        """The device of tensors that are made for their sizes alone."""
+        return "meta" if self.kind == "kernel" else "cpu"
 
     @property
     def folder(self) -> Path:
@@ -79,7 +112,9 @@ class Exercise:
 
     @property
     def signature(self) -> str:
-        return f"{self.name}({', '.join((*self.arguments, *self.outputs))})"
+        """A kernel's launch writes into outputs that it is given; a paper step returns them."""
+        written = self.outputs if self.kind == "kernel" else ()
+        return f"{self.name}({', '.join((*self.arguments, *written))})"
 
     def starter(self) -> str:
         return (self.folder / "starter.py").read_text(encoding="utf-8")

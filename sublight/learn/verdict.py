@@ -22,6 +22,7 @@ Kind = Literal[
     "kernel",  # bounds, races, uninitialised reads: what the watched interpreter notes
     "compile",  # the compiler refuses it
     "goal",  # right, but too slow
+    "answer",  # a question of the exercise is not answered, or wrongly
 ]
 
 
@@ -65,6 +66,7 @@ class Verdict:
     kernels: tuple[KernelFigures, ...] = ()
     least_bytes: int = 0  # that any implementation moves at the goal's shape
     floor_s: float | None = None
+    is_by_data: bool = False  # whole numbers say what is read, as in a gather: the bound may count too little of it
     notes: tuple[str, ...] = ()  # worth knowing, nothing to mend
     source: str = ""
     printed: str = ""  # what the submission printed
@@ -73,7 +75,7 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        return all(fault.kind == "goal" for fault in self.faults)
+        return all(fault.kind in ("goal", "answer") for fault in self.faults)
 
     @property
     def has_passed(self) -> bool:
@@ -89,16 +91,22 @@ class Verdict:
     def fraction(self) -> float | None:
         """Of the GPU's limit, that this code allows at best: a bound read off the compiled code, no measurement."""
         predicted = self.predicted_s
-        return self.floor_s / predicted if self.floor_s and predicted else None
+        if not self.floor_s or not predicted:
+            return None
+        fraction = self.floor_s / predicted
+        return min(1.0, fraction) if self.is_by_data else fraction
 
     @property
     def sentence(self) -> str:
+        if self.has_passed and self.fraction is None:
+            return f"{self.exercise}: passed"
         if self.has_passed:
             return (
                 f"{self.exercise}: passed, and its code allows {units.percent(self.fraction)} of the {self.gpu}'s limit"
             )
         if self.is_right:
-            return f"{self.exercise}: right, but not yet fast enough"
+            lacks = "not yet fast enough" if any(fault.kind == "goal" for fault in self.faults) else "not yet answered"
+            return f"{self.exercise}: right, but {lacks}"
         return f"{self.exercise}: not yet right"
 
     def line(self, fault: Fault) -> str:

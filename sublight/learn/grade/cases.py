@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from sublight.cost import Shape
-from sublight.learn.record import DTYPES, Exercise
+from sublight.learn.record import Exercise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ def cases_of(exercise: Exercise, luck: random.Random) -> list[Case]:
     shapes: list[Shape] = [exercise.shown, smallest]
     for pick in (_near_power, _odd, _odd):
         shapes.append({name: pick(low, high, luck) for name, (low, high) in exercise.sizes.items()})
-    first, *others = DTYPES
+    first, *others = exercise.dtypes
     return [Case(shape=shape, dtype=first) for shape in shapes] + [
         Case(shape=shapes[-1], dtype=other) for other in others
     ]

@@ -22,11 +22,15 @@ from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.grade import check as checking
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.fakes import CHEATS, COMPILED, HEAD, HONEST, OTHERS, RUN, SCANNED, Cheat
+from sublight.learn.grade.goal import ABOVE_LIMIT
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.progress import Progress
 from sublight.learn.verdict import Verdict
 
-SLOW = ("multiply_add", "blocks", "transpose")  # their starters are right: to make them fast is the exercise
+SLOW = (  # their starters are right: to make them fast is the exercise
+    *("multiply_add", "blocks", "transpose", "matmul", "split_k", "slow_passes", "slow_few", "slow_columns"),
+    *("read_xray", "slow_double", "slow_spills", "slow_reread"),
+)
 SHORT = Budget(cpu_s=1, wall_s=300)
 
 
@@ -60,15 +64,17 @@ def test_every_starter_fails_and_its_faults_have_words(crew: Crew, name: str) ->
 @pytest.mark.parametrize("name", SLOW)
 def test_a_starter_that_is_right_fails_by_its_speed(crew: Crew, name: str) -> None:
     verdict = checked(crew, name, find(name).starter())
-    assert [fault.kind for fault in verdict.faults] == ["goal"]
-    assert verdict.fraction is not None and verdict.fraction < find(name).goal.fraction
+    assert [fault.kind for fault in verdict.faults] == ["goal", *("answer" for _ in find(name).answers)]
+    goal, spills = find(name).goal, any(kernel.spill_bytes for kernel in verdict.kernels)
+    assert goal and verdict.fraction is not None and (verdict.fraction < goal.fraction or spills)
 
 
 @pytest.mark.parametrize("name", [exercise.name for exercise in EXERCISES])
 def test_every_solution_passes(crew: Crew, name: str) -> None:
     verdict = checked(crew, name, find(name).solution())
     assert verdict.has_passed, str(verdict)
-    assert verdict.fraction is not None and find(name).goal.fraction <= verdict.fraction <= checking.ABOVE_LIMIT
+    if goal := find(name).goal:
+        assert verdict.fraction is not None and goal.fraction <= verdict.fraction <= ABOVE_LIMIT
     assert all(kernel.registers and not kernel.spill_bytes for kernel in verdict.kernels)
 
 

@@ -76,6 +76,10 @@ SCANNED = (  # refused before anything runs
     Cheat(name="threads", kinds=("scan",), word="threading", source=_add("pass", "import threading\n")),
     Cheat(name="names put together", kinds=("scan",), word="getattr",
           source=_add("getattr(torch, 'a' + 'dd')(x, y, out=out)")),
+    Cheat(name="attributes by a pattern", kinds=("scan",), word="match",
+          source=_add("g = None\nmatch launch:\n    case object(__globals__=g):\n        g['__builtins__']['open']")),
+    Cheat(name="frames of a generator in a kernel", kinds=("scan",), word="gi_frame",
+          source=_kernel("g = (i for i in ())\ng.gi_frame.f_builtins['open']('/x')")),
     Cheat(name="through Python's own classes", kinds=("scan",), word="__class__",
           source=_add("().__class__.__base__.__subclasses__()")),
     Cheat(name="eval", kinds=("scan",), word="eval", source=_add("eval('torch.add(x, y, out=out)')")),
@@ -157,6 +161,19 @@ COMPILED = (  # refused by the compiler, or at the goal's size: about a second e
     Cheat(name="work left out at the timed size", kinds=("launch",), word="leaves out some work",
           source=_add("n = out.numel()\nif n > 100000:\n    n = n // 2\n"
                       "add_kernel[(triton.cdiv(n, 1024),)](x, y, out, n, BLOCK=1024)")),
+    Cheat(name="1.5 % of the programs left out at the timed size", kinds=("launch",), word="the rest is left out",
+          source=_add("n = out.numel()\nblocks = triton.cdiv(n, 1024)\nif n > 100000:\n"
+                      "    blocks = blocks * 985 // 1000\nadd_kernel[(blocks,)](x, y, out, n, BLOCK=1024)")),
+    Cheat(name="1.5 % left out, and what is there stored twice", kinds=("launch",), word="the rest is left out",
+          source=_kernel("mask = place < n\nx = tl.load(x_ptr + place, mask=mask)\n"
+                         "y = tl.load(y_ptr + place, mask=mask)\ntl.store(out_ptr + place, x + y, mask=mask)\n"
+                         "tl.store(out_ptr + place, x + y, mask=mask)",
+                         "n = out.numel()\n    blocks = triton.cdiv(n, 1024)\n"
+                         "    add_kernel[(blocks - blocks // 60,)](x, y, out, n, BLOCK=1024)")),
+    Cheat(name="programs that stop early at the timed size", kinds=("launch",), word="less than their share",
+          source=_kernel("mask = (place < n) & ((n < 100000) | (place < n // 1000 * 985))\n"
+                         "x = tl.load(x_ptr + place, mask=mask)\ny = tl.load(y_ptr + place, mask=mask)\n"
+                         "tl.store(out_ptr + place, x + y, mask=mask)")),
     Cheat(name="another kernel at the timed size", kinds=("launch",), word="writes other numbers", exercise="transpose",
           source=HEAD + "@triton.jit\ndef copy(x_ptr, out_ptr, rows, cols, FAR: tl.constexpr, BLOCK: tl.constexpr):\n"
           "    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    mask = place < rows * cols\n"

@@ -37,6 +37,7 @@ from sublight.ops.attention.extended import (
 )
 from sublight.ops.attention.extras import NONE, Extras
 from sublight.ops.attention.masks import Mask
+from sublight.ops.attention.mods import are_given, check_mods, leaning, same_document
 from sublight.ops.attention.parts import result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
 from sublight.ops.kernels.rows import generator_for
@@ -117,11 +118,13 @@ def reference(
     sinks: torch.Tensor | None = None,
     dropout: float = 0.0,
     seed: torch.Tensor | None = None,
+    **mods: Any,
 ) -> torch.Tensor:
-    if alibi_slopes is None and sinks is None and not dropout:
+    if alibi_slopes is None and sinks is None and not dropout and not mods:
         return attend(q, k, v, Mask(causal=causal, window=window or 0), softcap, scale_of(q, scale))
-    how = causal, window or 0, softcap, scale_of(q, scale)
-    return composed(q, k, v, alibi_slopes, sinks, seed, dropout, *how)[0]
+    own = check_mods(q, q.shape[0], causal, window or 0, **mods)
+    how: tuple[Any, ...] = (*own, dropout, causal, window or 0, softcap, scale_of(q, scale))
+    return composed(q, k, v, alibi_slopes, sinks, seed, *how)[0]
 
 
 def scale_of(q: torch.Tensor, scale: float | None) -> float:
@@ -133,6 +136,8 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, softca
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise BadInput(f"{name} has {x.dim()} dimensions: use 4, (batch, heads, length, head_dim)")
+        if not x.is_floating_point():
+            raise BadInput(f"{name} is {x.dtype}: attention takes floating-point numbers")
         if x.dtype != q.dtype or x.device != q.device:
             raise BadInput(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them alike")
     if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
@@ -304,15 +309,16 @@ def _decided(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, window: int | None = None,
     softcap: float = 0.0, scale: float | None = None, alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None, dropout: float = 0.0, seed: torch.Tensor | int | None = None,
-    provider: str = "", return_lse: bool = False,
+    provider: str = "", return_lse: bool = False, **mods: Any,
 ) -> tuple[Registered, tuple[Any, ...]]:  # fmt: skip
     """The op that a call goes to, and its arguments."""
-    if alibi_slopes is None and sinks is None and not dropout and seed is None:
+    if alibi_slopes is None and sinks is None and not dropout and seed is None and not are_given(mods):
         op = _attention_lse if return_lse else _attention
         return op, _arguments(q, k, v, causal, window, softcap, scale, provider)
-    extras = extras_of(alibi_slopes, sinks, dropout)
+    own = check_mods(q, q.shape[0], bool(causal), window or 0, **mods)
+    extras = extras_of(*(alibi_slopes, sinks, None, *own, dropout))
     q, k, v, *how, _ = _arguments(q, k, v, causal, window, softcap, scale, provider, extras)
-    return attention_extended, (q, k, v, *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed), *how)
+    return attention_extended, (q, k, v, *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed, own), *how)
 
 
 def attention(
@@ -328,6 +334,11 @@ def attention(
     sinks: torch.Tensor | None = None,
     dropout: float = 0.0,
     seed: torch.Tensor | int | None = None,
+    prefix: torch.Tensor | int | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    score_mod_grad: Any = None,
+    mod_tensors: tuple[torch.Tensor, ...] = (),
     provider: str = "",
     return_lse: bool = False,
 ) -> Any:
@@ -341,11 +352,15 @@ def attention(
 
     `alibi_slopes` (heads,) take slope · distance from every score; `sinks` (heads,), which have a gradient, are scores
     of a key without a value; `dropout` is the share of weights that are dropped, by draws that depend on `seed` (a
-    number, or int64 (1,) on the device; else one is drawn) alone. These run on `flash` alone.
+    number, or int64 (1,) on the device; else one is drawn) alone. With `prefix`, a number or int32 (batch,), every
+    query sees the keys before it, whatever `causal` hides (prefix-LM). `mask_mod` and `score_mod` are functions of your
+    own under @triton.jit (`ops/attention/mods.py`), `score_mod_grad` the derivative of the second by the score where it
+    is beyond us, `mod_tensors` up to two tensors that they read. All these run on `flash` alone.
     """
     op, args = _decided(
-        q, k, v, causal, window, softcap, scale, alibi_slopes, sinks, dropout, seed, provider, return_lse
-    )
+        q, k, v, causal, window, softcap, scale, alibi_slopes, sinks, dropout, seed, provider, return_lse,
+        prefix=prefix, score_mod=score_mod, mask_mod=mask_mod, score_mod_grad=score_mod_grad, mod_tensors=mod_tensors,
+    )  # fmt: skip
     results = op.call(*args)
     return results[0] if op is attention_extended and not return_lse else results
 
@@ -369,6 +384,13 @@ def _with_extras(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: A
     slopes, sinks = (torch.zeros(q.shape[1], device=q.device) for _ in range(2))
     extras = {"alibi_slopes": slopes, "sinks": sinks, "dropout": 0.1, "seed": 1}
     return launch_backward(torch.empty_like(q), q, k, v, **options, **extras)
+
+
+def _with_functions(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Inputs:
+    """A caller's functions, and a prefix, for whoever compiles the kernels."""
+    documents = torch.zeros(q.shape[2], dtype=torch.int32, device=q.device)
+    own = {"mask_mod": same_document, "score_mod": leaning, "mod_tensors": (documents,), "prefix": 1, "causal": True}
+    return launch_backward(torch.empty_like(q), q, k, v, **(options | own))
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -413,7 +435,7 @@ ATTENTION = Op(
             why_not=partial(why_not, name),
             kernels=way.kernels,
             summary=way.summary,
-            variants=(_with_extras,) if name == "flash" else (),
+            variants=(_with_extras, _with_functions) if name == "flash" else (),
         )
         for name, way in WAYS.items()
     },

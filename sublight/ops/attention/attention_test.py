@@ -238,6 +238,7 @@ X = torch.zeros(1, 4, 8, 16)
         ((X[0], X, X), {}, "4, \\(batch"),
         ((X, X, X[:, :, :4]), {}, "do not fit"),
         ((X, X.half(), X), {}, "make them alike"),
+        ((X.int(), X.int(), X.int()), {}, "floating-point"),
         ((X, X, X), {"provider": "flsh"}, "flash"),
         ((X, X, X), {"window": 0}, "hide every key"),
         ((X, X, X), {"window": -3}, "positive"),
@@ -292,3 +293,15 @@ def test_a_named_step_can_be_differentiated_twice(device: str) -> None:
     truth = second(lambda *x: reference(*x, causal=True), *(x.double() for x in (q, k, v)))
     for one, other in zip(ours, truth, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)  # PyTorch's ops in fp32: no rule to hold
+
+
+@pytest.mark.parametrize("provider", ["online", "flash"])
+def test_a_score_has_the_same_bits_in_every_pass_of_fp32(provider: str, device: str) -> None:
+    """The compiler may not fuse a score's last product into the difference that follows, here but not there."""
+    q, k, v, dout = tensors((1, 2, 1, 17, 33, 16), "float32", device)
+    with watching() as steps:
+        launch_backward(dout, q, k, v, provider=provider)
+    assert len(steps) == 3 and all(step.constants["enable_fp_fusion"] is False for step in steps)
+    with watching() as steps:
+        launch_backward(*(x.half() for x in (dout, q, k, v)), provider=provider)
+    assert all("enable_fp_fusion" not in step.constants for step in steps)

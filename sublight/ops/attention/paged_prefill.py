@@ -24,7 +24,7 @@ from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention import flash
 from sublight.ops.attention.attention import scale_of
-from sublight.ops.attention.extended import composed
+from sublight.ops.attention.extended import NO_EXTRAS, composed
 from sublight.ops.attention.extras import sequence_at
 from sublight.ops.attention.masks import is_seen, keys_seen
 from sublight.ops.attention.packed_attention import check_starts
@@ -79,7 +79,8 @@ def gathered(
             for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
         )
         own = q[rows].transpose(0, 1)[None]
-        out[rows] = composed(own, k, v, None, None, None, 0.0, True, window, softcap, scale)[0][0].transpose(0, 1)
+        how: tuple[Any, ...] = (*NO_EXTRAS, True, window, softcap, scale)
+        out[rows] = composed(own, k, v, *how)[0][0].transpose(0, 1)
     return out
 
 

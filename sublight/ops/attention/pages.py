@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import tl, triton
 from sublight.errors import BadInput
 from sublight.ops.attention.parts import why_no_head
 from sublight.ops.kernels.rows import why_no_kernel
+from sublight.ops.quantize.codes import FP8_CAPABILITY
 
 MAX_PAGE = 256
 CODES = (torch.int8, torch.float8_e4m3fn)
@@ -43,8 +45,16 @@ def gathered_rows(
     return (rows.to(wide) * scales[place].flatten(1, 2).to(wide)[..., None]).to(dtype)
 
 
+def why_no_fp8(cache: torch.Tensor) -> str:
+    if cache.dtype == CODES[1] and not is_interpreted() and facts(cache).capability < FP8_CAPABILITY:
+        return f"fp8 on a GPU before sm_{FP8_CAPABILITY}, which does not convert it"
+    return ""
+
+
 def why_no_way(q: torch.Tensor, k_cache: torch.Tensor) -> str:
     if reason := why_no_kernel(q):
+        return reason
+    if reason := why_no_fp8(k_cache):
         return reason
     if not q.numel() or not k_cache.numel():
         return "nothing to do for a tensor without elements"

@@ -11,10 +11,9 @@ import dataclasses
 import inspect
 import itertools
 import math
-import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +31,7 @@ from sublight.xray.sanitize.memory import Argument, Memory
 from sublight.xray.sanitize.notes import Notes, Stack
 from sublight.xray.sanitize.offset import Offsets
 from sublight.xray.sanitize.order import LockKept
+from sublight.xray.sanitize.sample import Drawn, Index, Sample, Written
 from sublight.xray.sanitize.tuned import Tuned, changed_again, kept
 from sublight.xray.sanitize.undefined import Lanes
 
@@ -50,7 +50,9 @@ class Session:
     replaced: set[str] = field(default_factory=set)  # names of --at that some launch had
     pretended: set[str] = field(default_factory=set)  # kernels that were run at pretended sizes
     tuned: dict[Any, Tuned] = field(default_factory=dict)  # by function: autotune would have tried it just now
-    sample: int = 0  # of each launch only so many programs, drawn by chance, where it has more; 0: all of them
+    sample: Sample | None = None  # of each launch only some programs; None: all of them
+    written: dict[int, list[Written]] = field(default_factory=dict)  # by a storage's address, an entry for each launch
+    has_atomics: bool = False  # some program added to what others may add to, too
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.notes)
@@ -61,13 +63,18 @@ class Session:
         self.kernels.clear()
         self.launches = 0
 
-    def programs(self, shape: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    def programs(self, shape: Index) -> Iterable[Index]:
         """Those of a launch that are run."""
-        total = math.prod(shape)
-        if not self.sample or total <= self.sample:
-            return list(itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
-        drawn = sorted(random.SystemRandom().sample(range(total), self.sample))
-        return [(at // (shape[1] * shape[2]), at // shape[2] % shape[1], at % shape[2]) for at in drawn]
+        if self.sample:
+            return Drawn(shape, self.sample)
+        return list(itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
+
+    def count(self, launch: Launch, total: int, ran: int) -> None:
+        """What a launch has stored, program by program."""
+        self.has_atomics = self.has_atomics or launch.has_atomics
+        for address, lanes in launch.stored_lanes.items():
+            counts = tuple(lanes.get(program, 0) for program in range(ran))
+            self.written.setdefault(address, []).append(Written(total=total, counts=counts))
 
     def told(self) -> tuple[Any, ...]:
         """What `hear` takes in another process."""
@@ -235,11 +242,15 @@ class _Run:
             }
             builder = interpreter.interpreter_builder
             builder.set_grid_dim(*shape)
+            ran = 0
             for number, index in enumerate(programs):
                 builder.set_grid_idx(*index)
                 launch.begin(0 if plan else number, index)
                 fn(**args)
+                ran += 1
             launch.end()
+            if plan is None:
+                watch.session.count(launch, math.prod(shape), ran)
         except Enough:
             pass
         except LockKept as error:

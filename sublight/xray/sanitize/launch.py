@@ -46,6 +46,8 @@ class Launch:
     program_of: Array = field(default_factory=lambda: np.zeros(1024, np.int32))
     kinds: list[Kind] = field(default_factory=lambda: ["load"])
     places: list[Place | None] = field(default_factory=lambda: [None])
+    stored_lanes: dict[int, dict[int, int]] = field(default_factory=dict)  # a storage's address -> program -> lanes
+    has_atomics: bool = False  # that write
     has_many_warps: bool = True  # one warp's lanes see each other's stores
     order: Order = field(init=False)
     barriers: Barriers = field(init=False)
@@ -238,6 +240,7 @@ class Launch:
         if met.any():
             self._write_meets(access, group, met, writers, each)
         if access.kind in ("store", "atomic", "atomic store"):
+            self._count(access, storage.address, group.lanes.size)
             for readers in (last_read[granules], first_read[granules]):
                 met = self._meets(readers)
                 if met.any() and not (access.is_atomic and self._all_atomic(readers[met])):
@@ -256,6 +259,11 @@ class Launch:
             fresh = granules[first_read[granules] == 0]
             first_read[fresh] = self.event
             last_read[granules] = self.event
+
+    def _count(self, access: Access, address: int, lanes: int) -> None:
+        self.has_atomics = self.has_atomics or access.kind == "atomic"
+        programs = self.stored_lanes.setdefault(address, {})
+        programs[self.program] = programs.get(self.program, 0) + lanes
 
     def _check_written(self, access: Access, group: Group, granules: Array, each: int) -> None:
         storage = group.storage

@@ -37,5 +37,5 @@ ADD_2D = Exercise(
     sizes={"rows": (1, 70), "cols": (1, 300)},
     shown={"rows": 50, "cols": 200},
     goal=Goal(shape={"rows": 4096, "cols": 4096}, fraction=0.8),
-    needs=("add",),
+    needs=("add", "strides"),
 )

@@ -1,0 +1,48 @@
+"""Flash attention. Page: `sublight learn show flash_attention`. Check: `sublight learn check flash_attention`."""
+
+import torch
+import triton
+import triton.language as tl
+
+QUERIES, KEYS = 128, 64
+
+
+@triton.jit
+def flash_attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, log_sum_ptr, length, scale,
+    D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * QUERIES
+    head = tl.program_id(1)
+    query = first + tl.arange(0, QUERIES)
+    dim = tl.arange(0, D)
+    here = (head * length + query[:, None]) * D + dim[None, :]
+    q = tl.load(q_ptr + here, mask=query[:, None] < length, other=0.0)
+    top = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    result = tl.zeros([QUERIES, D], tl.float32)
+    for start in range(0, tl.minimum(first + QUERIES, length), KEYS):
+        key = start + tl.arange(0, KEYS)
+        there = (head * length + key[:, None]) * D + dim[None, :]
+        k = tl.load(k_ptr + there, mask=key[:, None] < length, other=0.0)
+        v = tl.load(v_ptr + there, mask=key[:, None] < length, other=0.0)
+        score = tl.zeros([QUERIES, KEYS], tl.float32)  # TODO 1: every query with every key, scaled
+        score = tl.where(key[None, :] < length, score, -float("inf"))  # TODO 2: no query sees a later key
+        new_top = tl.maximum(top, tl.max(score, axis=1))
+        mend = tl.exp(top - new_top)
+        weight = tl.exp(score - new_top[:, None])
+        total = total * mend + tl.sum(weight, axis=1)
+        # TODO 3: mend the result so far, and add the weights' product with v
+        top = new_top
+    tl.store(out_ptr + here, result / total[:, None], mask=query[:, None] < length)
+    tl.store(log_sum_ptr + head * length + query, top + tl.log(total), mask=query < length)
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor
+) -> None:
+    heads, length, head_dim = q.shape
+    grid = (triton.cdiv(length, QUERIES), heads)
+    flash_attention_kernel[grid](
+        q, k, v, out, log_sum, length, head_dim**-0.5, D=head_dim, QUERIES=QUERIES, KEYS=KEYS, num_warps=4
+    )

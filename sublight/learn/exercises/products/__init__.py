@@ -1,0 +1,1 @@
+"""Products: from a loop over k to tensor cores, then shapes and weights that need something else."""
