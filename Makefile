@@ -46,6 +46,7 @@ gpu:
 	PYTHONPATH=. $(PYTHON) benchmarks/end_to_end.py --json benchmarks/end_to_end_$$key.json && \
 	PYTHONPATH=. $(PYTHON) benchmarks/cuda_ladders.py --json benchmarks/cuda_ladders_$$key.json && \
 	PYTHONPATH=. $(PYTHON) benchmarks/ways_to_ship.py --json benchmarks/ways_to_ship_$$key.json
+	$(PYTHON) -m sublight demo --all --json sublight/extensions/demos/recorded.json
 
 # Every kernel for every GPU that it declares; needs no GPU.
 check-compile:
@@ -61,6 +62,8 @@ LADDERS ?= benchmarks/cuda_ladders_h200.json
 docs: $(READY)
 	$(BIN)/python -m sublight.report.pictures $(RUN) docs
 	$(BIN)/python -m sublight.report.ladders docs $(LADDERS)
+	$(BIN)/python -m sublight.report.demo docs
+	$(BIN)/python examples/debugging/page.py docs/debugging.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,13 +1,11 @@
-"""Both engines on a GPU in one call, in under four minutes: tokens a second of training and decoding, beside limits.
+"""Decoding on a GPU in one call, in under four minutes: tokens a second beside the limit (training: train_step.py).
 
     python benchmarks/engines.py --json engines.json          everything
-    python benchmarks/engines.py --only train                 or decode
     python benchmarks/engines.py --tiny --device cpu          tiny models, to see that it runs
 
-Training is GPT-2 (124M), 32 x 1024 tokens a step, bf16: eager, torch.compile, ours. Decoding has the shape of
-Llama-3-8B with random weights, 1024 tokens of context, batch 1 and 64: eager and compiled over a contiguous cache, ours
-over pages, ours as CUDA graphs. Every part runs in a process of its own with a time limit: what hangs or fails costs
-its own rows.
+Decoding has the shape of Llama-3-8B with random weights, 1024 tokens of context, batch 1 and 64: eager and compiled
+over a contiguous cache, ours over pages, ours as CUDA graphs. Every part runs in a process of its own with a time
+limit: what hangs or fails costs its own rows.
 """
 
 from __future__ import annotations
@@ -32,21 +30,16 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 LIMIT_S = {  # of each process, 239 s together; what compiles needs the most
-    "train": {"eager": 25.0, "compile": 50.0, "ours": 30.0},
     "decode": {"eager": 20.0, "ours": 22.0, "graphs": 22.0, "compile": 70.0},
 }
 WARMUP = 10  # steps: some until a graph is captured
 MEASURED_S = 4.0  # of steps, after those that warm up
-LOSS_STEP = 8  # whose loss is told, so that modes can be compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Of a run for figures, or of one that shows that the script works."""
 
-    depth: int = 12
-    vocab: int = 50304
-    train_batch: int = 32
     context: int = 1024
     layers: int = 32
     dim: int = 4096
@@ -59,7 +52,7 @@ class Sizes:
 
 
 TINY = Sizes(
-    depth=1, vocab=64, train_batch=2, context=16, layers=1, dim=64, inner=64, heads=2, kv_heads=1, llama_vocab=64,
+    context=16, layers=1, dim=64, inner=64, heads=2, kv_heads=1, llama_vocab=64,
     batches=(1, 3), room=200,
 )  # fmt: skip
 
@@ -84,48 +77,6 @@ def timed(step: Callable[[], Any], device: str, *, warmup: int, most: int) -> tu
         step()
     wait()
     return count, time.perf_counter() - begin
-
-
-def train(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
-    """Forward, backward, clipping and AdamW on random tokens: the same ones in every mode."""
-    import torch
-
-    from sublight.engines.train.gpt2 import Gpt2
-    from sublight.engines.train.limit import product_limit
-    from sublight.engines.train.loop import optimizer_of
-    from sublight.engines.train.settings import Settings
-    from sublight.engines.train.shape import by_depth
-
-    shape = by_depth(sizes.depth, context=sizes.context, vocab=sizes.vocab)
-    dtype = "bfloat16" if device == "cuda" else "float32"
-    attention: Any = "ours" if mode == "ours" else "flash"
-    how: Any = mode
-    model = Gpt2(shape, mode=how, attention=attention, device=device, compute=getattr(torch, dtype)).initialize(1)
-    model.to(device)
-    settings = Settings(
-        steps=100, batch=sizes.train_batch, context=sizes.context, lr=6e-4, warmup=0, mode=how, dtype=dtype
-    )
-    optimizer = optimizer_of(model, settings)
-    forward: Callable[..., torch.Tensor] = torch.compile(model) if mode == "compile" else model
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, sizes.vocab, (sizes.train_batch, sizes.context + 1), generator=generator).to(device)
-    losses: list[torch.Tensor] = []
-
-    def step() -> None:
-        loss = forward(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-        loss.backward()
-        if mode != "ours":
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-
-    count, seconds = timed(step, device, warmup=LOSS_STEP, most=40)
-    known = product_limit(device, dtype, torch.get_num_threads())
-    floor = known.flops_per_s / shape.train_flops_per_token if known else None
-    row = {"part": "train", "mode": mode, "batch": sizes.train_batch, "context": sizes.context, "dtype": dtype}
-    tokens_per_s = count * settings.tokens_per_step / seconds
-    yield row | _figures(tokens_per_s, floor, device) | {"loss": float(losses[LOSS_STEP - 1]), "steps": count}
 
 
 def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
@@ -312,7 +263,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.part:
         part, mode = given.part
-        measure = {"train": train, "decode": decode}[part]
+        measure = {"decode": decode}[part]
         found: list[Row] = []
         for row in measure(mode, given.device, TINY if given.tiny else Sizes()):
             found.append(row)

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -133,10 +134,20 @@ def _run(project: Project, folder: Path, *command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(f"{Path(command[0]).name}: {error}") from None
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["failed without a word"]
-        wrong = [line for line in lines if "error" in line.lower()]
-        raise BadInput((wrong or lines)[-1].strip()[:300])
+        raise BadInput(complaint(done.stdout + "\n" + done.stderr))
     return done.stdout
+
+
+def complaint(report: str) -> str:
+    """The compiler's, pip's or Python's own line, not make's or ninja's that something failed.
+
+    >>> complaint("a.cpp:3: error: no such file\\nninja: build stopped: subcommand failed.\\nmake: *** [build] Error 1")
+    'a.cpp:3: error: no such file'
+    """
+    lines = [line.strip() for line in report.splitlines() if line.strip()]
+    own = [line for line in lines if not re.match(r"(g?make(\[\d+\])?|ninja|FAILED|subprocess\.\w+Error)\b", line)]
+    wrong = [line for line in own if re.search(r"\berror\b|Error:", line, re.IGNORECASE)]
+    return (wrong[:1] or own[-1:] or lines[-1:] or ["failed without a word"])[0][:300]
 
 
 def rows(ways: Sequence[str], likes: Sequence[str], folder: Path, jobs: int) -> tuple[list[Row], str]:

@@ -64,3 +64,12 @@ def test_bad_words_are_one_line(ways: ModuleType, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["ways_to_ship.py", "--ways", "wheel"])
     assert ways.main() == 2
     assert "unknown way 'wheel'" in capsys.readouterr().err
+
+
+def test_the_complaint_is_the_compilers(ways: ModuleType) -> None:
+    report = (
+        "a.cpp:3: error: no such file\nninja: build stopped: subcommand failed.\nmake: *** [Makefile:6: build] Error 1"
+    )
+    assert ways.complaint(report) == "a.cpp:3: error: no such file"
+    assert ways.complaint("make: *** [build] Error 1") == "make: *** [build] Error 1"
+    assert ways.complaint("") == "failed without a word"

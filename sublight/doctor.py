@@ -49,6 +49,7 @@ def examine() -> tuple[Check, ...]:
         *(_tool(*row) for row in TOOLS),
         _counters(),
         _compiler(),
+        _cpp_compiler(),
         *_extensions(),
         *_backend(),
         _cache(),
@@ -185,7 +186,7 @@ def _driver() -> Check:
 
 
 def _tool(command: str, arguments: Sequence[str], needed_for: str, fix: str) -> Check:
-    path = shutil.which(command)
+    path = shutil.which(command) or (_nvcc_elsewhere() if command == "nvcc" else None)
     if path is None:
         return Check(name=command, state="missing", needed_for=needed_for, fix=fix)
     try:
@@ -196,6 +197,17 @@ def _tool(command: str, arguments: Sequence[str], needed_for: str, fix: str) -> 
         )
     versions = _VERSION.findall(done.stdout + done.stderr)
     return Check(name=command, state="ok", found=versions[0] if versions else path, needed_for=needed_for)
+
+
+def _nvcc_elsewhere() -> str | None:
+    """Where builds find it although it is not on the PATH: CUDA_HOME, the toolkit's usual folder."""
+    from sublight.errors import BadInput
+    from sublight.extensions import build
+
+    try:
+        return build.nvcc()
+    except BadInput:
+        return None
 
 
 def _counters() -> Check:
@@ -250,27 +262,47 @@ def _tool_named(name: str, path: str, needed_for: str) -> Check:
     return Check(name=name, state=check.state, found=found, needed_for=needed_for, fix=check.fix)
 
 
+def _cpp_compiler() -> Check:
+    """Beside the C compiler: many a machine has gcc and no g++."""
+    from sublight.errors import BadInput
+    from sublight.extensions import build
+
+    needed_for = "nvcc, `new op`, our CUDA C++ played on the CPU"
+    try:
+        return _tool_named("C++ compiler", build.host_compiler(), needed_for)
+    except BadInput as error:
+        fix = str(error).partition(": ")[2]
+        return Check(name="C++ compiler", state="missing", needed_for=needed_for, fix=fix)
+
+
 def _extensions() -> list[Check]:
     """What would keep a CUDA extension from being built here, or from running; nothing where there is no nvcc."""
     from sublight.errors import BadInput
     from sublight.extensions import build, toolchain
 
     needed_for = "building CUDA C++ extensions"
+    gpu = gpus.detect()
+    major, minor = (gpu.compute_capability if gpu else None) or (0, 0)
+    capability = 10 * major + minor or None
     found = []
     if words := os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
-        gpu = gpus.detect()
-        major, minor = (gpu.compute_capability if gpu else None) or (0, 0)
-        wrong = toolchain.arch_list_trouble(words, 10 * major + minor or None)
-        found.append(("TORCH_CUDA_ARCH_LIST", wrong, words))
+        found.append(("TORCH_CUDA_ARCH_LIST", toolchain.arch_list_trouble(words, capability), words))
     try:
         torch_cuda = getattr(getattr(_load("torch"), "version", None), "cuda", None)
         release = build.nvcc_release(build.nvcc())
     except (BadInput, OSError):
         torch_cuda = release = None  # either has a row of its own
+    driver_cuda = nvml.cuda_version()
     if torch_cuda and release:
         found.append(
             ("nvcc and torch", toolchain.cuda_trouble(torch_cuda, release), f"CUDA {release} and {torch_cuda}")
         )
+    if release and driver_cuda:
+        wrong = toolchain.driver_trouble(driver_cuda, release)
+        found.append(("nvcc and driver", wrong, f"CUDA {release} and up to {driver_cuda}"))
+    if release and capability:
+        wrong = toolchain.gpu_trouble(capability, release)
+        found.append(("nvcc and GPU", wrong, f"CUDA {release} and {major}.{minor}"))
     return [
         Check(name=name, state="broken", found=wrong.problem, needed_for=needed_for, fix=wrong.fix)
         if wrong

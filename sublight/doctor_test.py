@@ -164,3 +164,37 @@ def test_versions_of_cuda_that_do_not_match_are_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(build, "nvcc_release", lambda path: "12.4")
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
     assert [(check.state, check.found) for check in doctor._extensions()] == [("ok", "CUDA 12.4 and 12.8")]
+
+
+def test_an_nvcc_that_driver_or_gpu_do_not_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(doctor, "_load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda=None)))
+    monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
+    monkeypatch.setattr(build, "nvcc_release", lambda path: "13.0")
+    monkeypatch.setattr(doctor.nvml, "cuda_version", lambda: "12.8")
+    monkeypatch.setattr(doctor.gpus, "detect", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    driver, gpu = doctor._extensions()
+    assert (driver.state, driver.found) == ("broken", "nvcc is of CUDA 13.0, the driver takes up to 12.8")
+    assert "newer driver" in driver.fix and (gpu.state, gpu.found) == ("ok", "CUDA 13.0 and 9.0")
+    monkeypatch.setattr(build, "nvcc_release", lambda path: "11.4")
+    driver, gpu = doctor._extensions()
+    assert driver.state == "ok" and gpu.state == "broken" and "11.8 or later" in gpu.fix
+
+
+def test_a_missing_cpp_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name, **more: None)
+    check = doctor._cpp_compiler()
+    assert check.state == "missing" and "apt install g++" in check.fix
+
+
+def test_nvcc_is_found_where_builds_find_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not on the PATH, but in CUDA_HOME."""
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "nvcc"
+    tool.write_text("#!/bin/sh\necho 'release 13.0, V13.0.88'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    check = doctor._tool("nvcc", ("--version",), "x", "y")
+    assert (check.state, check.found) == ("ok", "13.0")

@@ -186,6 +186,7 @@ def listed(folder: str, name: str) -> set[str]:
         ("fix/cure", "Cure", "CURES"),
         ("learn/exercises", "Exercise", "EXERCISES"),
         ("extensions", "Ladder", "LADDERS"),
+        ("extensions/demos", "Demo", "DEMOS"),
     ],
 )
 def test_every_record_is_listed(folder: str, record: str, name: str) -> None:

@@ -107,6 +107,12 @@ def state() -> State | None:
     return State(clock_mhz=clock, throttle=tuple(name for bit, name in THROTTLE.items() if (bits or 0) & bit))
 
 
+def cuda_version() -> str | None:
+    """The newest CUDA that the driver takes: '13.0'."""
+    number = _ask(lambda pynvml, handle: int(pynvml.nvmlSystemGetCudaDriverVersion_v2()))
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
 def energy_j() -> float | None:
     """Energy since the driver was loaded."""
     millijoules = _ask(lambda nvml, handle: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))

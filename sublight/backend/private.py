@@ -66,6 +66,7 @@ PARTS = {
     "math_sdp": Part("torch._C:_get_math_sdp_enabled", "settings that a captured graph depends on"),
     "parse_to": Part("torch._C._nn:_parse_to", "what Tensor.to was asked for"),
     "foreach_add_": Part("torch:_foreach_add_", "counters of many tensors, by numbers that a graph's capture allows"),
+    "foreach_copy_": Part("torch:_foreach_copy_", "many weights written in another data type"),
     "foreach_mul": Part("torch:_foreach_mul", "many gradients scaled by one number on the device"),
     "fused_adamw_": Part("torch:_fused_adamw_", "PyTorch's own AdamW in one launch, which ours is judged against"),
     "saved_tensors_hooks": Part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ class Request:
     by: str = ""
     language: str = ""
     gpu: str = ""
+    question: str = ""
+    out: str = ""
     json: str = ""
 
     @property
@@ -47,10 +50,12 @@ def command(request: Request) -> int:
     """The exit status: 1 where a check has not passed."""
     if request.what in {each.name for each in EXERCISES} and not request.name:
         request = replace(request, what="show", name=request.what)  # `sublight learn copy`
-    if request.anyway and request.what != "solution":
-        raise BadInput("--anyway goes with `sublight learn solution NAME`: leave it out")
+    if request.anyway and request.what not in ("solution", "submit"):
+        raise BadInput("--anyway goes with `sublight learn solution NAME` or `submit NAME`: leave it out")
     if request.by and request.what != "goal":
         raise BadInput("--by goes with `sublight learn goal NAME`: leave it out")
+    if (request.question or request.out) and request.what != "ask":
+        raise BadInput("--question and --out go with `sublight learn ask NAME`: leave them out")
     if request.what:
         one_of("word", request.what, tuple(filter(None, COMMANDS)))
     return COMMANDS[request.what](request)
@@ -186,6 +191,70 @@ def _solution(request: Request) -> int:
     return 0
 
 
+def _ask(request: Request) -> int:
+    """The prompt goes to the address that the environment names, unless there is none, or a file is named."""
+    from rich.text import Text as RichText
+
+    from sublight.learn import ask
+    from sublight.learn.grade.crew import Crew
+    from sublight.learn.target import target
+    from sublight.results import write_file
+
+    exercise = _chosen(request)
+    file = _file(request, exercise)
+    address = None if request.out else ask.address_of()
+    output.check_writable(request.out)
+    output.check_apart((request.out, request.json), [str(file)])
+    source, verdict, note = _read(file), None, ""
+    try:
+        gpu = target(request.gpu)
+        with Crew() as crew:
+            verdict = _checked(exercise, source, file, crew, gpu)
+    except (BadInput, ModuleNotFoundError) as error:  # no Linux, no Triton: the question can be asked all the same
+        note = f"it could not be checked here: {error}"
+    text = text_of(exercise, request.lang)
+    prompt = ask.prompt_of(exercise, text, source, verdict, question=request.question, note=note)
+    data: dict[str, object] = {"exercise": exercise.name, "prompt": prompt, "sent_to": None, "answer": None}
+    if request.out:
+        write_file(prompt, Path(request.out))
+        output.show(f"written to {request.out}: give it to your assistant", data, request.json)
+    elif address is None:
+        output.show(RichText(prompt), data, request.json, whole_lines=True)
+        if request.json != "-":
+            print(f"sublight: paste this to your assistant, or set {ask.URL} to send it", file=sys.stderr)
+    else:
+        print(f"sublight: {address.model} at {address.url} is asked", file=sys.stderr)
+        answer = output.stream(ask.answer_of(address, prompt), silent=request.json == "-")
+        data |= {"sent_to": address.url, "answer": answer}
+        output.show("", data, request.json)
+    return 0
+
+
+def _submit(request: Request) -> int:
+    """What has passed here goes to the board; 1 where it has not passed there."""
+    from sublight.learn.grade.crew import Crew
+    from sublight.learn.submit import board_of
+    from sublight.learn.target import target
+    from sublight.report.draw import console
+
+    board = board_of()
+    exercise = _chosen(request)
+    file, gpu = _file(request, exercise), target(request.gpu)
+    source = _read(file)
+    with Crew() as crew:
+        verdict = _checked(exercise, source, file, crew, gpu)
+    if not verdict.has_passed and not request.anyway:
+        output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
+        raise BadInput(f"{exercise.name} has not passed here, so nothing was sent: --anyway sends it all the same")
+    sent = board.send(verdict, source)
+    with console.progress("board") as progress:
+        entry = board.outcome(sent["id"], progress=progress and (lambda state: progress(state, 0, 1)))
+    output.show(
+        report.entry_page(entry, board.url), {**entry, "page": f"{board.url}/entry/{entry['id']}"}, request.json
+    )
+    return 1 if entry["state"] == "rejected" else 0
+
+
 def _next(request: Request) -> int:
     if request.name:
         raise BadInput("`sublight learn next` takes no name: `sublight learn start NAME` does")
@@ -243,6 +312,8 @@ COMMANDS: dict[str, Callable[[Request], int]] = {
     "watch": _watch,
     "hint": _hint,
     "solution": _solution,
+    "ask": _ask,
+    "submit": _submit,
     "next": _next,
     "goal": _goal,
     "export": _export,

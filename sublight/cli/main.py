@@ -9,15 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from sublight import __version__
-from sublight.cli.options import INTERRUPTED
+from sublight.cli.options import INTERRUPTED, bare_threads
 from sublight.cli.verbs import (
     bench,
+    board,
+    demo,
     doctor,
     explain,
     generate,
     gpus,
     learn,
     limits,
+    mcp,
     memory,
     new,
     predict,
@@ -25,6 +28,7 @@ from sublight.cli.verbs import (
     timers,
     top,
     train,
+    why,
     xray,
 )
 
@@ -55,10 +59,11 @@ def start(
     pass
 
 
-_MEASURE = (gpus.gpus, limits.limits, bench.bench, timers.timers)
+_MEASURE = (gpus.gpus, limits.limits, bench.bench, why.why, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
 _ENGINES = (train.train, generate.generate)
-for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, learn.learn, new.new, top.top, doctor.doctor):
+_LEARN = (learn.learn, demo.demo, board.board)
+for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, *_LEARN, mcp.mcp, new.new, top.top, doctor.doctor):
     app.command()(_verb)
 
 
@@ -69,6 +74,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from sublight.trace.capture.profile import set_up_profiler
 
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["xray"]:
+        words = bare_threads(words)
     set_up_profiler()
     try:
         status = typer.main.get_command(app)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)

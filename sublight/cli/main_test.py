@@ -21,7 +21,7 @@ from sublight.limits import run as limits_run
 from sublight.report import fakes
 from sublight.results import write_json
 
-HEAVY = ("torch", "triton", "numpy", "pandas")
+HEAVY = ("torch", "triton", "numpy", "pandas", "mcp", "fastapi", "starlette")
 HELP_S = 0.3
 ROOT = Path(__file__).parents[2]  # processes start here, so that a bare checkout needs no install
 Say = Callable[..., tuple[int, str, str]]

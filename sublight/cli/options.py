@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +55,12 @@ def way_names(incomplete: str) -> list[str]:
     return [way.name for way in WAYS if way.name.startswith(incomplete)]
 
 
+def demo_names(incomplete: str) -> list[str]:
+    from sublight.extensions.demos import DEMOS
+
+    return [demo.name for demo in DEMOS if demo.name.startswith(incomplete)]
+
+
 def like_names(incomplete: str) -> list[str]:
     from sublight.extensions.projects import STARTS
 
@@ -72,6 +78,23 @@ def op_and_file_names(incomplete: str) -> list[str]:
 
 Json = Annotated[str, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE; - prints JSON alone.")]
 Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="The GPU where there is one, unless told.")]
+
+
+def bare_threads(words: Sequence[str]) -> list[str]:
+    """`xray KERNEL --threads` asks which thread holds what, which is --lanes; with a number it is a block's size.
+
+    >>> bare_threads(["xray", "a.cu", "--threads"]), bare_threads(["xray", "a.cu", "--threads", "32x8", "--threads"])
+    (['xray', 'a.cu', '--lanes'], ['xray', 'a.cu', '--threads', '32x8', '--lanes'])
+    >>> bare_threads(["xray", "--threads", "a.py", "--", "--threads"])
+    ['xray', '--lanes', 'a.py', '--', '--threads']
+    """
+    end = words.index("--") if "--" in words else len(words)
+    following = [*words[1:end], ""]
+    named = [
+        "--lanes" if word == "--threads" and not after[:1].isdigit() else word
+        for word, after in zip(words[:end], following, strict=True)
+    ]
+    return [*named, *words[end:]]
 
 
 def kind_of(device: str) -> Any:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -69,6 +69,19 @@ def stdout_kept() -> Iterator[None]:
         os.close(kept)
 
 
+def stream(pieces: Iterable[str], *, silent: bool) -> str:
+    """Text that comes piece by piece, printed as it comes unless `silent`; all of it."""
+    whole = []
+    try:
+        for piece in pieces:
+            whole.append(piece)
+            if not silent:
+                print(piece, end="", flush=True)
+    except BrokenPipeError:
+        _give_up()
+    return "".join(whole)
+
+
 def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool = False) -> None:
     """The result for people, or as JSON alone; the file first, so that a closed pipe does not lose it.
 
@@ -88,5 +101,10 @@ def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool 
         console.stdout().print(renderable, soft_wrap=whole_lines)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich leaves with SystemExit where the pipe is closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
-        raise typer.Exit(BROKEN_PIPE) from None
+        _give_up()
+
+
+def _give_up() -> NoReturn:
+    """Nobody reads stdout any more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+    raise typer.Exit(BROKEN_PIPE) from None

@@ -50,12 +50,15 @@ class Request:
     steps: int | None = None
     lr: float | None = None
     warmup: int | None = None
+    beta2: float | None = None
     dropout: float | None = None
     clip: float | None = None
     weight_decay: float | None = None
     seed: int | None = None
     mode: str = ""
     attention: str = ""
+    graph: bool = True
+    deterministic: bool = False
     dtype: str = ""
     eval_every: int | None = None
     save_every: int | None = None
@@ -205,8 +208,21 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
         threads=busy.threads(),
         time_limit_s=limit_s,
     )
-    told = ("accumulate", "lr", "warmup", "dropout", "clip", "weight_decay", "seed", "eval_every", "save_every")
-    given: dict[str, Any] = {name: getattr(request, name) for name in (*told, "mode", "attention")}
+    told = (
+        "accumulate",
+        "lr",
+        "warmup",
+        "beta2",
+        "dropout",
+        "clip",
+        "weight_decay",
+        "seed",
+        "eval_every",
+        "save_every",
+    )
+    given: dict[str, Any] = {
+        name: getattr(request, name) for name in (*told, "mode", "attention", "graph", "deterministic")
+    }
     return replace(plain, **{name: value for name, value in given.items() if value is not None and value != ""})
 
 

@@ -121,7 +121,7 @@ def test_lanes_of_cuda_are_read_off_its_addresses(
     assert (status, err) == (0, "")
     assert "each lane 8 bytes behind the last" in " ".join(out.split()) and "+128 16··17··18" in out
     assert "Where the lanes of a warp go" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    status, out, _ = say("xray", "k.cu", "--lanes", "--json", "-")
+    status, out, _ = say("xray", "k.cu", "--threads", "--json", "-")  # a bare --threads is --lanes
     assert status == 0 and "--arg n=" in json.loads(out)["notes"][0]
 
 

@@ -92,6 +92,14 @@ def compiled(source: str, capability: int) -> tuple[bytes, Mapping[str, Usage]]:
         return out.read_bytes(), usages(report)
 
 
+def ptx(source: str, capability: int) -> str:
+    """The kernels of a file in PTX, which the driver compiles for its GPU when it loads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "kernels.ptx"
+        _run([nvcc(), "-std=c++17", "-ptx", f"-arch=compute_{capability}", "-o", str(out), str(FOLDER / source)])
+        return out.read_text(encoding="utf-8")
+
+
 def usages(report: str) -> dict[str, Usage]:
     """By kernel, from what `ptxas -v` prints.
 

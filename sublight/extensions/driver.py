@@ -41,6 +41,11 @@ def _check(result: int, what: str) -> None:
         raise DriverError(f"{what}: {(name.value or b'unknown error').decode()} ({result})")
 
 
+def call(function: str, *arguments: Any) -> None:
+    """A function of the driver by its name in libcuda (cuMemAlloc_v2): ctypes passes a plain int as 32 bits."""
+    _check(getattr(_library(), function)(*arguments), function)
+
+
 def pointers_to(arguments: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     """What a launch takes: an array of pointers to the arguments, and the arguments, to be kept until it is made.
 

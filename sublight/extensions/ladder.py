@@ -74,6 +74,11 @@ class Ladder:
         return tuple(dict.fromkeys(name for rung in self.rungs for name in rung.kernels))
 
     @property
+    def spilling(self) -> frozenset[str]:
+        """Kernels whose spills a step explains."""
+        return frozenset(name for rung in self.rungs if rung.spills for name in rung.kernels)
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(dtype for rung in self.rungs for dtype in rung.dtypes))
 

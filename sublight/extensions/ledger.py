@@ -11,19 +11,39 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from sublight.extensions import LADDERS, build
 from sublight.extensions.build import TARGETS, Usage
-from sublight.extensions.ladder import Ladder
+from sublight.extensions.demos import DEMOS
 from sublight.results import write_file
 
 FILE = Path(__file__).with_name("compiled.json")
+
+
+class Compiled(Protocol):
+    """A file of kernels and what it should hold: a ladder, or a demonstration."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def kernels(self) -> tuple[str, ...]: ...
+    @property
+    def spilling(self) -> frozenset[str]: ...  # kernels whose spills are explained
+
+
+def files() -> tuple[Compiled, ...]:
+    """Each file once: two demonstrations may share one."""
+    every: tuple[Compiled, ...] = (*LADDERS, *DEMOS)
+    return tuple({each.source: each for each in every if each.source}.values())
+
+
 Figures = dict[str, dict[str, Usage]]  # key -> kernel -> what it takes
 
 
-def key_of(ladder: Ladder, target: int) -> str:
-    given = hashlib.sha256(build.text_of(ladder.source).encode()).hexdigest()[:16]
-    return f"{ladder.source} sm_{target} {given}"
+def key_of(file: Compiled, target: int) -> str:
+    given = hashlib.sha256(build.text_of(file.source).encode()).hexdigest()[:16]
+    return f"{file.source.removeprefix('../')} sm_{target} {given}"
 
 
 def read(path: Path = FILE) -> tuple[str, Figures]:
@@ -49,16 +69,15 @@ def write(release: str, figures: Mapping[str, Mapping[str, Usage]], path: Path =
     write_file(f'{{"nvcc": {json.dumps(release)}, "compiled": {{\n' + ",\n".join(lines) + "\n}}\n", path)
 
 
-def problems(ladder: Ladder, target: int, kernels: Mapping[str, Usage]) -> list[str]:
-    """What must not ship: a spill that no step explains, a kernel that the file lacks or that no step names."""
-    explained = {name for rung in ladder.rungs if rung.spills for name in rung.kernels}
+def problems(file: Compiled, target: int, kernels: Mapping[str, Usage]) -> list[str]:
+    """What must not ship: a spill that nothing explains, a kernel that the file lacks or that is not listed."""
     found = [
         f"{name} sm_{target}: spills {used.spill_bytes} bytes a thread"
         for name, used in kernels.items()
-        if used.spill_bytes and name not in explained
+        if used.spill_bytes and name not in file.spilling
     ]
-    found += [f"{ladder.source} sm_{target}: has no {name}" for name in ladder.kernels if name not in kernels]
-    found += [f"{ladder.source} sm_{target}: {name} is no step's" for name in kernels if name not in ladder.kernels]
+    found += [f"{file.source} sm_{target}: has no {name}" for name in file.kernels if name not in kernels]
+    found += [f"{file.source} sm_{target}: {name} is not listed" for name in kernels if name not in file.kernels]
     return found
 
 
@@ -67,14 +86,14 @@ def main() -> None:
     mine = build.nvcc_release(build.nvcc())
     figures: Figures = {}
     wrong: list[str] = []
-    for ladder, target in itertools.product(LADDERS, TARGETS):
-        key = key_of(ladder, target)
-        figures[key] = kept[key] if key in kept and release == mine else dict(build.compiled(ladder.source, target)[1])
+    for file, target in itertools.product(files(), TARGETS):
+        key = key_of(file, target)
+        figures[key] = kept[key] if key in kept and release == mine else dict(build.compiled(file.source, target)[1])
         for name, used in figures[key].items():
             print(
                 f"sm_{target:<4} {name:<30} {used.registers:>3} registers {used.shared_bytes:>6} B shared", flush=True
             )
-        wrong += problems(ladder, target, figures[key])
+        wrong += problems(file, target, figures[key])
     write(mine, figures)
     print("\n".join(wrong) or f"{sum(map(len, figures.values()))} kernels, none spills")
     raise SystemExit(bool(wrong))

@@ -24,6 +24,14 @@ NAMES = {
     "Hopper": (90,),
     "Blackwell": (100, 103, 120),
 }
+FIRST_RELEASE = (
+    (120, "12.8"),
+    (103, "12.9"),
+    (100, "12.8"),
+    (89, "11.8"),
+    (86, "11.1"),
+    (80, "11.0"),
+)  # of CUDA, by GPU
 _ENTRY = re.compile(r"(\d+)\.(\d)a?f?(\+PTX)?")
 
 
@@ -84,6 +92,45 @@ def cuda_trouble(torch_cuda: str | None, nvcc_release: str | None) -> Trouble | 
         fix=f"set CUDA_HOME to a toolkit of CUDA {torch_cuda.split('.')[0]}, or install torch for "
         f"CUDA {nvcc_release.split('.')[0]}; our own kernels, which need no torch to build, are not affected",
     )
+
+
+def gpu_trouble(capability: int | None, nvcc_release: str | None) -> Trouble | None:
+    """A GPU that this nvcc is older than.
+
+    >>> gpu_trouble(90, "11.8") is None, gpu_trouble(None, "11.0") is None, gpu_trouble(75, "10.0") is None
+    (True, True, True)
+    >>> gpu_trouble(100, "12.4").problem
+    'nvcc of CUDA 12.4 makes no code for this GPU, which is 10.0'
+    """
+    if not capability or not nvcc_release:
+        return None
+    first = next((release for known, release in FIRST_RELEASE if capability >= known), None)
+    if first is None or _number(nvcc_release) >= _number(first):
+        return None
+    return Trouble(
+        problem=f"nvcc of CUDA {nvcc_release} makes no code for this GPU, which is {capability / 10:.1f}",
+        fix=f"install the CUDA toolkit {first} or later, and set CUDA_HOME to it",
+    )
+
+
+def driver_trouble(driver_cuda: str | None, nvcc_release: str | None) -> Trouble | None:
+    """Within a major version any driver runs what any nvcc made for its GPU; across, only an older nvcc's.
+
+    >>> driver_trouble("13.0", "12.8") is None, driver_trouble("12.2", "12.8") is None
+    (True, True)
+    >>> driver_trouble("12.8", "13.0").problem
+    'nvcc is of CUDA 13.0, the driver takes up to 12.8'
+    """
+    if not driver_cuda or not nvcc_release or _number(driver_cuda)[0] >= _number(nvcc_release)[0]:
+        return None
+    return Trouble(
+        problem=f"nvcc is of CUDA {nvcc_release}, the driver takes up to {driver_cuda}",
+        fix=f"install a newer driver, or set CUDA_HOME to a toolkit of CUDA {_number(driver_cuda)[0]}",
+    )
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 def torch_cuda() -> str | None:

@@ -140,6 +140,14 @@ def cached(machine: Machine) -> Limits | None:
     return limits and dataclasses.replace(limits, source=f"cached, measured {limits.date}")
 
 
+def kept(kind: Kind | None = None) -> Limits:
+    """What was measured on this machine before."""
+    machine = this_machine(kind)
+    if (limits := cached(machine)) is None:
+        raise BadInput(f"nothing was measured on {machine.device} yet: `sublight limits --quick` does, in 20 s")
+    return limits
+
+
 def _marked(found: Iterable[Limit], kind: Kind) -> Iterable[Limit]:
     """What others kept from the machine is noted with each figure of the host's."""
     watch = busy.Watch()

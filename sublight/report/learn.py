@@ -172,3 +172,18 @@ def goal_page(goal: tuple[str, str], way: Sequence[Exercise], language: str) -> 
     lines = [f"to {name}{f' by {due}' if due else ''}: {len(way)} left"]
     lines += [f"  {number}. {each.name}: {text_of(each, language).title}" for number, each in enumerate(way, 1)]
     return "\n".join([*lines, f"sublight learn start {way[0].name}"])
+
+
+def entry_page(entry: Mapping[str, Any], url: str) -> RenderableType:
+    """What became of an entry on a board; what the board says is shown as text."""
+    from rich.text import Text as Line
+
+    from sublight.learn.address import plain
+
+    state, fraction = str(entry["state"]), entry.get("fraction")
+    said = {
+        "verified": f"the board has run it: {units.percent(fraction)} of the {entry.get('gpu')}'s limit",
+        "rejected": f"the board has run it, and it has not passed: {entry.get('reason')}",
+        "not_rerun": f"kept, but not run and not ranked: {entry.get('reason')}",
+    }.get(state, f"it still waits ({state}): the page shows what becomes of it")
+    return Line(plain(f"{entry.get('exercise')}: {said}\n{url}/entry/{entry['id']}"))

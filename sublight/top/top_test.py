@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import statistics
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,21 @@ def test_where_nobody_measured_a_share_of_the_vendors_figure_counts(share: float
     assert found.is_well is is_well
 
 
+def busy_share(batch: Callable[[], None], seconds: float) -> float:
+    """Runs batches, one after the other is done, and returns the share of the time in which the GPU had one: the host
+    may need long between two of them."""
+    torch = pytest.importorskip("torch")
+    begin, busy_ms = time.perf_counter(), 0.0
+    while time.perf_counter() - begin < seconds:
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        batch()
+        last.record()
+        torch.cuda.synchronize()
+        busy_ms += first.elapsed_time(last)
+    return busy_ms / 1e3 / (time.perf_counter() - begin)
+
+
 @pytest.mark.gpu
 def test_tensor_activity_is_what_the_products_own_count_says() -> None:
     """FLOP/s over what the tensor cores do at this clock, within five points; GPM's only, so from Hopper on."""
@@ -250,17 +266,22 @@ def test_tensor_activity_is_what_the_products_own_count_says() -> None:
     first = reader.read().gpus[0]
     if isinstance(first.activity.tensor_share, Unavailable):
         pytest.skip(first.activity.tensor_share.reason)
-    begin, flops = time.perf_counter(), 0.0
-    while time.perf_counter() - begin < 3:
+    clocks_hz, flops = [], 0.0
+
+    def batch() -> None:
+        nonlocal flops
         load.start()
-        state = read.this_gpu()  # the clock under load
+        if (state := read.this_gpu()) and (clock_hz := known(state.clocks.sm_clock_hz)):  # under load
+            clocks_hz.append(clock_hz)
         flops += load.finish()
+
+    begin = time.perf_counter()
+    busy = busy_share(batch, 3)
     rate, seen = flops / (time.perf_counter() - begin), reader.read().gpus[0]
-    clock_hz = known(state.clocks.sm_clock_hz) if state else None
-    assert clock_hz and load.is_right()
-    expected = rate / (kind.sms * kind.flops_per_clock_per_sm["bf16"] * clock_hz)
+    assert clocks_hz and load.is_right()
+    expected = rate / (kind.sms * kind.flops_per_clock_per_sm["bf16"] * statistics.median(clocks_hz))
     assert known(seen.activity.tensor_share) == pytest.approx(expected, abs=0.05)
-    assert known(seen.activity.sm_share) == pytest.approx(1.0, abs=0.05)
+    assert known(seen.activity.sm_share) == pytest.approx(busy, abs=0.05)
 
 
 @pytest.mark.gpu
@@ -276,10 +297,12 @@ def test_sm_activity_of_a_kernel_on_half_the_sms_is_half() -> None:
     reader = read.Reader()
     if isinstance(reader.read().gpus[0].activity.sm_share, Unavailable):
         pytest.skip("no GPM here")
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < 2:
-        multiply_add(x, 100_000, sms // 2)  # one program an SM: they are spread before any SM gets a second
-        torch.cuda.synchronize()
+
+    def batch() -> None:
+        for _ in range(20):  # one program an SM: they are spread before any SM gets a second
+            multiply_add(x, 100_000, sms // 2)
+
+    busy = busy_share(batch, 2)
     activity = reader.read().gpus[0].activity
-    assert known(activity.sm_share) == pytest.approx(0.5, abs=0.05)
-    assert (known(activity.gpu_share) or 0) > 0.9
+    assert known(activity.sm_share) == pytest.approx(busy / 2, abs=0.05)
+    assert busy > 0.6 and (known(activity.gpu_share) or 0) > 0.9

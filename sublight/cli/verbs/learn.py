@@ -15,7 +15,7 @@ def learn(
         str,
         typer.Argument(
             metavar="[WHAT]",
-            help="show, start, check, watch, hint, solution, next, goal, export, import; the map unless told.",
+            help="show, start, check, watch, hint, solution, ask, submit, next, goal, export or import; else the map.",
             autocompletion=learn_words,
         ),
     ] = "",
@@ -27,7 +27,7 @@ def learn(
             autocompletion=learn_words,
         ),
     ] = "",
-    anyway: Annotated[bool, typer.Option("--anyway", help="With solution: before having passed.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="With solution or submit: before having passed.")] = False,
     by: Annotated[str, typer.Option(metavar="2027-01-31", help="With goal: until when.")] = "",
     lang: Annotated[str, typer.Option(metavar="en|zh", help="The texts' language; from LANG unless told.")] = "",
     gpu: Annotated[
@@ -36,6 +36,8 @@ def learn(
             metavar="h200", help="Compile for this GPU; else this machine's, or h200.", autocompletion=gpu_names
         ),
     ] = "",
+    question: Annotated[str, typer.Option(metavar="TEXT", help="With ask: what you would like to know.")] = "",
+    out: Annotated[str, typer.Option(metavar="FILE", help="With ask: write the prompt there; send nothing.")] = "",
     json: Json = "",
 ) -> None:
     """Learn to write GPU kernels, with or without a GPU: the map, and what to do next.
@@ -47,12 +49,16 @@ def learn(
     sublight learn watch copy       check again whenever you save
     sublight learn hint copy        one hint more, of three
     sublight learn solution copy    once you have passed
+    sublight learn ask copy         a prompt for your own assistant, or its answer (SUBLIGHT_ASK_URL)
+    sublight learn submit copy      to a leaderboard (SUBLIGHT_BOARD_URL, SUBLIGHT_BOARD_TOKEN)
     sublight learn goal softmax --by 2027-01-31
     """
     from sublight.cli import learn as cli_learn
 
     cli_output.check_writable(json)
-    request = cli_learn.Request(what=what, name=name, anyway=anyway, by=by, language=lang, gpu=gpu, json=json)
+    request = cli_learn.Request(
+        what=what, name=name, anyway=anyway, by=by, language=lang, gpu=gpu, question=question, out=out, json=json
+    )
     status = cli_learn.command(request)
     if status:
         raise typer.Exit(status)

@@ -9,6 +9,7 @@ import typer
 
 from sublight.cli import output as cli_output
 from sublight.cli.options import INTERRUPTED, Device, Json, kind_of, split
+from sublight.errors import BadInput
 
 
 def limits(
@@ -17,6 +18,7 @@ def limits(
         list[str] | None, typer.Option(metavar="NAME", help="Only this limit or family; again for more.")
     ] = None,
     device: Device = "",
+    kept: Annotated[bool, typer.Option("--kept", help="Show what was measured before; measure nothing.")] = False,
     html: Annotated[str, typer.Option(metavar="FILE", help="Also write a page with the table and the curves.")] = "",
     json: Json = "",
 ) -> None:
@@ -26,9 +28,14 @@ def limits(
     from sublight.report.draw import console, page
 
     cli_output.check_writable(html, json)
-    cli_output.say_what_is_passed_over(device)
-    with console.progress("limits") as progress:
-        found = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
+    if kept and (quick or only):
+        raise BadInput("--kept measures nothing: leave out --quick and --only")
+    if kept:
+        found = run.kept(kind_of(device))
+    else:
+        cli_output.say_what_is_passed_over(device)
+        with console.progress("limits") as progress:
+            found = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
     if html:
         page.write(page.limits(found), Path(html))
     cli_output.show(report.page(found), found.to_json(), json)

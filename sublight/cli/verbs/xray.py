@@ -35,7 +35,9 @@ def xray(
         list[str] | None, typer.Option(metavar="NAME=NUMBER", help="The launch's n=4096; of PTX by place: 0=4096.")
     ] = None,
     grid: Annotated[str, typer.Option(metavar="N[xN]", help="The launch's blocks.")] = "",
-    threads: Annotated[str, typer.Option(metavar="N[xN]", help="A block's threads, where CUDA does not say.")] = "",
+    threads: Annotated[
+        str, typer.Option(metavar="N[xN]", help="A block's threads, where CUDA does not say; bare: --lanes.")
+    ] = "",
     shared: Annotated[str, typer.Option(metavar="BYTES", help="Its dynamic shared memory: 48KiB.")] = "",
     nvcc: Annotated[str, typer.Option(metavar="FLAGS", help="For a .cu: '-std=c++20 -Iinclude'.")] = "",
     lanes: Annotated[
@@ -65,7 +67,7 @@ def xray(
     sublight xray train.py --record -- --steps 2
     sublight xray kernels.py:copy --sig 'x:*bf16, y:*bf16, n:i32' --const BLOCK=1024
     sublight xray kernel.cu --threads 256 --grid 16 --arg n=4096
-    sublight xray examples/kernels/transpose.py --record --lanes
+    sublight xray examples/kernels/transpose.py --record --threads
     sublight xray --run script.py
     """
     from sublight.cli import xray as cli_xray

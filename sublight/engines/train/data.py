@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,10 +123,30 @@ class Order:
         return torch.from_numpy(np.stack([self.sequence(position + each) for each in range(size)]))
 
 
-def to_device(batch: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their labels; from pinned memory, so that the copy runs beside the step before it."""
-    if device.type == "cuda":
-        batch = batch.pin_memory().to(device, non_blocking=True)
+class Ahead:
+    """Batches one after another; a thread makes the next while the device computes, in pinned memory for a GPU."""
+
+    def __init__(self, order: Order, size: int, device: torch.device) -> None:
+        self.order, self.size, self.device = order, size, device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._coming: dict[int, Future[torch.Tensor]] = {}
+
+    def batch(self, position: int) -> torch.Tensor:
+        """On the device; the copy runs beside the step before it."""
+        found = self._coming.pop(position, None) or self._thread.submit(self._made, position)
+        self._coming = {position + self.size: self._thread.submit(self._made, position + self.size)}
+        return found.result().to(self.device, non_blocking=True)
+
+    def _made(self, position: int) -> torch.Tensor:
+        batch = self.order.batch(position, self.size)
+        return batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def split_labels(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and the one behind each."""
     return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
 

@@ -20,15 +20,15 @@ PLAIN = Settings(
 )  # fmt: skip
 
 
-def tiny_trainer(folder: Path, **changes: Any) -> Trainer:
+def tiny_trainer(folder: Path, device: str = "cpu", **changes: Any) -> Trainer:
     """Of the run in the folder, or of a new one."""
     if (folder / run.NAME).exists():
         found = run.opened(folder)
-        return Trainer(found, data.opened(found.tokens), torch.device("cpu"))
+        return Trainer(found, data.opened(found.tokens), torch.device(device))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     tokens = data.prepare(folder / "text.txt", "char", folder / "tokens")
     shape = Shape(layers=2, dim=32, heads=2, context=16, vocab=64)
     new = run.Run(folder=folder, shape=shape, settings=replace(PLAIN, **changes))
     new.write()
-    return Trainer(new, tokens, torch.device("cpu"))
+    return Trainer(new, tokens, torch.device(device))

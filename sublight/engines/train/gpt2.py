@@ -13,11 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sublight.engines.train.layers import Attention, Mode, attention_by, layers_of
+from sublight.engines.train.layers import Attend, Attention, Layers, Mode, attention_by, layers_of
 from sublight.engines.train.shape import Shape
 
 EPS = 1e-5
 INIT_STD, INIT_DIM = 0.02, 768  # GPT-2's; narrower models begin with larger weights, so that products stay as large
+
+
+def cast(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in the type that is computed in: the copy that a run holds of it, or one that is made for this use."""
+    held: torch.Tensor | None = getattr(parameter, "held", None)
+    return held if held is not None and held.dtype == dtype else parameter.to(dtype)
+
+
+def hold(model: nn.Module, dtype: torch.dtype) -> dict[torch.Tensor, torch.Tensor]:
+    """Copies of all weights that `cast` gives from now on: gradients go to them, an optimizer keeps them up to date."""
+    copies: dict[torch.Tensor, torch.Tensor] = {}
+    for parameter in model.parameters():
+        parameter.held = copies[parameter] = parameter.detach().to(dtype).requires_grad_()  # type: ignore[attr-defined]
+    return copies
 
 
 class Norm(nn.Module):
@@ -29,46 +43,48 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def cast(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.weight.to(dtype), self.bias.to(dtype)
+        return cast(self.weight, dtype), cast(self.bias, dtype)
 
 
 class Linear(nn.Linear):
-    """A product whose weight takes the data type of what it is multiplied with."""
+    """Weights of a product, in the data type of what it is multiplied with."""
+
+    def cast(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return cast(self.weight, dtype), cast(self.bias, dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return F.linear(x, *self.cast(x.dtype))
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape, mode: Mode, attention: Attention, device: str, dropout: float) -> None:
+    def __init__(self, shape: Shape, layers: Layers, attend: Attend, dropout: float) -> None:
         super().__init__()
         dim = shape.dim
         self.heads, self.dropout = shape.heads, dropout
         self.norm_1, self.norm_2 = Norm(dim), Norm(dim)
         self.qkv, self.out = Linear(dim, 3 * dim), Linear(dim, dim)
         self.up, self.down = Linear(dim, 4 * dim), Linear(4 * dim, dim)
-        self._layers, self._attention = layers_of(mode), attention_by(attention, device)
+        self._layers, self._attention = layers, attend
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What is to be added to the residual, and the residual; the first block has none yet."""
+        layers, dtype = self._layers, x.dtype
         if residual is None:
             residual = x
-            x = self._layers.layer_norm(x, *self.norm_1.cast(x.dtype), EPS)
+            x = layers.layer_norm(x, *self.norm_1.cast(dtype), EPS)
         else:
-            x, residual = self._layers.add_layer_norm(x, residual, *self.norm_1.cast(x.dtype), EPS)
+            x, residual = layers.add_layer_norm(x, residual, *self.norm_1.cast(dtype), EPS)
         x = self._drop(self.attend(x))
-        x, residual = self._layers.add_layer_norm(x, residual, *self.norm_2.cast(x.dtype), EPS)
-        wide = F.linear(x, self.up.weight.to(x.dtype))
-        x = self.down(self._layers.bias_gelu(wide, self.up.bias.to(x.dtype)))
-        return self._drop(x), residual
+        x, residual = layers.add_layer_norm(x, residual, *self.norm_2.cast(dtype), EPS)
+        return self._drop(self.feed(x)), residual
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, dim = x.shape
-        split = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads)
-        q, k, v = split.permute(2, 0, 3, 1, 4)  # each (b, h, t, d)
-        mixed = self._attention(q, k, v).transpose(1, 2).reshape(batch, length, dim)
-        return self.out(mixed)  # type: ignore[no-any-return]
+        q, k, v = self._layers.heads_of(x, *self.qkv.cast(x.dtype), self.heads)  # each (b, h, t, d)
+        mixed = self._attention(q, k, v, self.dropout if self.training else 0.0).transpose(1, 2).reshape(x.shape)
+        return self._layers.linear(mixed, *self.out.cast(x.dtype))
+
+    def feed(self, x: torch.Tensor) -> torch.Tensor:
+        return self._layers.mlp(x, self.up.cast(x.dtype), self.down.cast(x.dtype))
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -84,20 +100,21 @@ class Gpt2(nn.Module):
         device: str = "cpu",
         dropout: float = 0.0,
         compute: torch.dtype = torch.float32,
+        deterministic: bool = False,
+        block: type[Block] = Block,
     ) -> None:
         super().__init__()
+        self._layers = layers_of(mode, deterministic=deterministic)
         self.shape, self.dropout, self.compute = shape, dropout, compute
         self.tokens = nn.Parameter(torch.empty(shape.vocab, shape.dim))
         self.positions = nn.Parameter(torch.empty(shape.context, shape.dim))
-        self.blocks = nn.ModuleList(Block(shape, mode, attention, device, dropout) for _ in range(shape.layers))
+        attend = attention_by(attention, device)
+        self.blocks = nn.ModuleList(block(shape, self._layers, attend, dropout) for _ in range(shape.layers))
         self.norm = Norm(shape.dim)
-        self._layers = layers_of(mode)
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """What the output head is multiplied with, (batch, length, dim)."""
-        length = ids.shape[1]
-        x = self._layers.embedding(ids, self.tokens.to(self.compute)) + self.positions[:length].to(self.compute)
-        x = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        x = self.embed(ids)
         residual: torch.Tensor | None = None
         for block in self.blocks:
             x, residual = block(x, residual)
@@ -105,13 +122,18 @@ class Gpt2(nn.Module):
         normed, _ = self._layers.add_layer_norm(x, residual, *self.norm.cast(x.dtype), EPS)
         return normed
 
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        places = cast(self.positions, self.compute)[: ids.shape[1]]
+        x = self._layers.embedding(ids, cast(self.tokens, self.compute)) + places
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.linear(self.hidden(ids), self.tokens.to(self.compute))
+        return F.linear(self.hidden(ids), cast(self.tokens, self.compute))
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss in fp32; the output head is tied to the table of tokens."""
         hidden = self.hidden(ids)
-        return self._layers.loss(hidden.view(-1, self.shape.dim), self.tokens.to(self.compute), labels.reshape(-1))
+        return self._layers.loss(hidden.view(-1, self.shape.dim), cast(self.tokens, self.compute), labels.reshape(-1))
 
     @torch.no_grad()
     def initialize(self, seed: int) -> Gpt2:
@@ -133,7 +155,7 @@ class Gpt2(nn.Module):
         return self
 
 
-def parameter_groups(model: Gpt2, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not."""
     named = list(model.parameters())
     return [

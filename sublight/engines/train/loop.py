@@ -17,14 +17,12 @@ from typing import Any
 import torch
 
 from sublight.engines.train import checkpoint, huggingface, log
-from sublight.engines.train.data import Data, Order, evaluation_batches, to_device
-from sublight.engines.train.gpt2 import Gpt2, parameter_groups
+from sublight.engines.train.data import Ahead, Data, Order, evaluation_batches, split_labels
+from sublight.engines.train.gpt2 import Block, Gpt2
 from sublight.engines.train.run import Run
-from sublight.engines.train.settings import Settings
+from sublight.engines.train.update import Update
 from sublight.errors import BadInput
-from sublight.ops.adamw.optimizer import AdamW
 
-BETAS = (0.9, 0.95)
 READ_EVERY = 8  # steps on a GPU between two waits for their losses
 
 
@@ -71,6 +69,10 @@ class Trainer:
         self.run, self.settings, self.data, self.device, self.watch = run, settings, data, device, watch
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
+        if settings.deterministic:
+            torch.use_deterministic_algorithms(
+                True, warn_only=True
+            )  # attention's gradient is the one that matters here
         self.model = Gpt2(
             run.shape,
             mode=settings.mode,
@@ -78,15 +80,14 @@ class Trainer:
             device=device.type,
             dropout=settings.dropout,
             compute=getattr(torch, settings.dtype),
+            deterministic=settings.deterministic,
+            block=self._block(),
         ).initialize(settings.seed)
         if run.weights:
             huggingface.load(self.model, run.folder / run.weights)
         self.model.to(device).train()
-        self.optimizer = optimizer_of(self.model, settings)
-        self.forward: Callable[..., torch.Tensor] = self.model
-        if settings.mode == "compile":
-            self.forward = torch.compile(self.model)
-        self.order = Order(data.train, settings.context, settings.seed)
+        self.update: Any = self._updated()
+        self.batches = Ahead(Order(data.train, settings.context, settings.seed), settings.batch, device)
         self.step, self.held_out_loss = 0, math.nan
         self.first_loss: float | None = None
         self.last_loss: float | None = None
@@ -94,15 +95,26 @@ class Trainer:
         self._pending: list[tuple[int, torch.Tensor, torch.Tensor, float]] = []
         self._clock, self._begin = _Clock(), time.perf_counter()
         self._restore()
+        self.update.prepare()
         self.first_step = self.step
-        self.log = log.Log(run.folder / log.NAME, from_step=self.step)
+        self.log = self._new_log()
+
+    def _block(self) -> type[Block]:
+        return Block
+
+    def _updated(self) -> Any:
+        """What changes the weights by a batch."""
+        return Update(self.model, self.settings, self.device)
+
+    def _new_log(self) -> log.Log:
+        return log.Log(self.run.folder / log.NAME, from_step=self.step)
 
     def _restore(self) -> None:
         state = checkpoint.load(self.run.checkpoints)
         if state is None:
             return
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.update.optimizer.load_state_dict(state["optimizer"])
         checkpoint.restore_random(state["random"])
         self.step = state["step"]
         if state["position"] != self.position:
@@ -130,6 +142,7 @@ class Trainer:
             self.evaluate()
         finally:
             self.log.close()
+            self.batches.close()
 
     def _is_over(self) -> bool:
         return self.stop_wanted or time.perf_counter() - self._begin > self.settings.time_limit_s
@@ -137,31 +150,12 @@ class Trainer:
     def _update(self) -> None:
         """One step: its batch in parts, one change of the weights."""
         settings, lr = self.settings, self.settings.lr_at(self.step)
-        size = settings.batch // settings.accumulate
-        total = torch.zeros((), device=self.device)
-        for part in range(settings.accumulate):
-            batch = self.order.batch(self.position + part * size, size)
-            loss = self.forward(*to_device(batch, self.device)) / settings.accumulate
-            loss.backward()
-            total += loss.detach()
-        norm = self._change_weights(lr)
-        self._pending.append((self.step, total, norm, lr))
+        batch = self.batches.batch(self.position)
+        loss, norm = self.update(batch.view(settings.accumulate, -1, settings.context + 1), lr)
+        self._pending.append((self.step, loss, norm, lr))
         self.step += 1
         if len(self._pending) >= (READ_EVERY if self.device.type == "cuda" else 1):
             self._read_losses()
-
-    def _change_weights(self, lr: float) -> torch.Tensor:
-        """Gives the norm of the gradients before they were clipped."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        norm = torch.zeros((), device=self.device)
-        if self.settings.clip and not isinstance(self.optimizer, AdamW):  # ours clips in its own launch
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.optimizer.step()
-        if isinstance(self.optimizer, AdamW) and self.optimizer.grad_norm is not None:
-            norm = self.optimizer.grad_norm.clone()  # the next step writes over it
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def _read_losses(self) -> None:
         """Steps that are launched, into the log; waits for them."""
@@ -213,17 +207,23 @@ class Trainer:
     def evaluate(self) -> float:
         """The mean loss of held-out text."""
         self._read_losses()
-        self.model.eval()
+        self._train_mode(False)
         settings, total, count = self.settings, 0.0, 0
         size = settings.batch // settings.accumulate
         for batch in evaluation_batches(self.data.held_out, settings.context, size, settings.eval_batches):
-            total += float(self.model(*to_device(batch, self.device))) * len(batch)
+            total += self._loss_of(batch.to(self.device)) * len(batch)
             count += len(batch)
-        self.model.train()
+        self._train_mode(True)
         self.held_out_loss = total / count
         self.log.add({"step": self.step, "held_out_loss": self.held_out_loss})
         self._clock.restart()
         return self.held_out_loss
+
+    def _loss_of(self, batch: torch.Tensor) -> float:
+        return float(self.model(*split_labels(batch)))
+
+    def _train_mode(self, is_training: bool) -> None:
+        self.model.train(is_training)
 
     def save(self) -> None:
         """A checkpoint, once for each step; what is logged is never behind it."""
@@ -234,15 +234,8 @@ class Trainer:
             "step": self.step,
             "position": self.position,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.update.optimizer.state_dict(),
             "random": checkpoint.random_states(),
         }
         checkpoint.save(state, self.run.checkpoints, self.step)
         self._clock.restart()
-
-
-def optimizer_of(model: Gpt2, settings: Settings) -> torch.optim.Optimizer:
-    groups = parameter_groups(model, settings.weight_decay)
-    if settings.mode == "ours":
-        return AdamW(groups, lr=settings.lr, betas=BETAS, max_norm=settings.clip)
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=BETAS)

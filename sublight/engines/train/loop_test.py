@@ -18,7 +18,6 @@ import torch
 from sublight import correct
 from sublight.engines.train import checkpoint, log
 from sublight.engines.train.fakes import tiny_trainer
-from sublight.engines.train.loop import Trainer
 from sublight.engines.train.sample import sample
 from sublight.errors import BadInput
 
@@ -101,9 +100,9 @@ def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:
 
     kept: list[torch.Tensor] = []
 
-    def keep(trainer: Trainer, lr: float) -> torch.Tensor:
-        kept.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
-        return torch.zeros(())
+    def keep(optimizer: torch.optim.Optimizer) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        kept.append(torch.cat([p.grad.flatten() for p in params if p.grad is not None]))
 
     def draw(seed: int, parts_seed: int | None = None) -> list[correct.Error]:
         truth, whole = (gradients(seed, dtype, 1) for dtype in (torch.float64, torch.float32))
@@ -111,7 +110,7 @@ def test_a_batch_in_parts_is_the_batch(tmp_path: Path) -> None:
         return [correct.error("gradients", parts, whole, truth)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_change_weights", keep)
+        patch.setattr(torch.optim.AdamW, "step", keep)
         assert correct.settled(draw).ok
         assert not draw(100, parts_seed=101)[0].ok
 
@@ -177,3 +176,25 @@ def test_half_a_line_of_the_log_is_dropped(tmp_path: Path) -> None:
     kept.add({"step": 1, "loss": 2.0})
     kept.close()
     assert [row["loss"] for row in log.read(path)] == [1.0, 2.0]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_deterministic_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph from its fifth step on, wherever it began; with dropout, in bf16."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    how: dict[str, Any] = {"mode": "ours", "attention": "ours", "dtype": "bfloat16", "deterministic": True}
+    try:
+        whole, broken = tmp_path / "whole", tmp_path / "broken"
+        trainer = tiny_trainer(whole, "cuda", **how)
+        trainer.train()
+        assert trainer.update.graph is not None and not trainer.update.why_no_graph()
+        trainer = tiny_trainer(broken, "cuda", **how)
+        trainer.watch = lambda now: setattr(trainer, "stop_wanted", now.step >= 17)
+        trainer.train()
+        assert 17 <= trainer.step < 40
+        tiny_trainer(broken, "cuda").train()
+        assert curve(broken) == curve(whole)
+        assert_same_end(broken, whole)
+    finally:
+        torch.use_deterministic_algorithms(before)

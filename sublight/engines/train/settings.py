@@ -34,6 +34,10 @@ class Settings:
     mode: Mode = "ours"
     attention: Attention = "ours"
     dtype: str = "float32"
+    beta2: float = 0.95  # of AdamW's average of squares
+    graph: bool = True  # a step of ours as one CUDA graph, on a GPU
+    deterministic: bool = False  # on a GPU sums in a fixed order: slower, and a resumed run is the same bits
+    parallel: str = ""  # ddp, fsdp, tp or pp: how the ranks that torchrun starts share the work
     threads: int = 1  # of the CPU: sums over threads round otherwise with another number of them
     eval_every: int = 100
     eval_batches: int = 8
@@ -52,6 +56,8 @@ class Settings:
                 f"--dropout {self.dropout}, --clip {self.clip}, --weight-decay {self.weight_decay}: "
                 "give 0 or more, and a dropout below 1"
             )
+        if not 0 <= self.beta2 < 1:
+            raise BadInput(f"--beta2 {self.beta2}: give a number from 0 to below 1")
         if self.batch % self.accumulate:
             raise BadInput(f"--accumulate {self.accumulate} does not divide --batch {self.batch}: choose one that does")
         if not 0 <= self.warmup <= self.steps:

@@ -45,6 +45,8 @@ static inline float __half2float(__half x) { return static_cast<float>(x); }
 static inline __half __float2half(float x) { return static_cast<__half>(x); }
 static inline float2 __half22float2(__half2 x) { return {static_cast<float>(x.x), static_cast<float>(x.y)}; }
 static inline __half2 __floats2half2_rn(float x, float y) { return {static_cast<__half>(x), static_cast<__half>(y)}; }
+template <class T>
+static inline void __stcs(T* to, T value) { *to = value; }
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __ffs(unsigned x) { return __builtin_ffs(x); }

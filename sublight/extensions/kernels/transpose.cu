@@ -35,8 +35,9 @@ extern "C" __global__ void transpose_swizzled(const float* x, float* y, long lon
 
 // 256 threads, a tile of 64 x 64, 16 bytes an access on both sides; rows and cols are multiples of 4. The tile's 16
 // chunks of a row are swapped by the row's number over four, so that four rows of a column are read in 2 turns of the
-// banks, not 16.
-extern "C" __global__ void transpose_vectorised(const float* x, float* y, long long rows, long long cols) {
+// banks, not 16. STREAMED: what is written will not be read again soon, and is the first to leave the L2.
+template <bool STREAMED>
+__device__ void by_chunks(const float* x, float* y, long long rows, long long cols) {
     constexpr int SIDE = 64, CHUNKS = SIDE / 4;
     __shared__ float4 tile[SIDE][CHUNKS];
     long long first_col = blockIdx.x * (long long)SIDE, first_row = blockIdx.y * (long long)SIDE;
@@ -55,8 +56,16 @@ extern "C" __global__ void transpose_vectorised(const float* x, float* y, long l
             const float* words = reinterpret_cast<const float*>(tile);
             int from = 4 * ((line + j) / 4 ^ chunk) + (line + j) % 4;  // rows 4 chunk to 4 chunk + 3 share a swap
             const float* first = words + 4 * chunk * SIDE + from;
-            *reinterpret_cast<float4*>(y + col * rows + row) =
-                make_float4(first[0], first[SIDE], first[2 * SIDE], first[3 * SIDE]);
+            float4* to = reinterpret_cast<float4*>(y + col * rows + row);
+            float4 out = make_float4(first[0], first[SIDE], first[2 * SIDE], first[3 * SIDE]);
+            if (STREAMED) __stcs(to, out);
+            else *to = out;
         }
     }
+}
+extern "C" __global__ void transpose_vectorised(const float* x, float* y, long long rows, long long cols) {
+    by_chunks<false>(x, y, rows, cols);
+}
+extern "C" __global__ void transpose_streamed(const float* x, float* y, long long rows, long long cols) {
+    by_chunks<true>(x, y, rows, cols);
 }

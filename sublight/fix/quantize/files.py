@@ -15,7 +15,7 @@ from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
 
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
-VERSION = 2  # of the packing: 1 had its words and scales in another order
+VERSION = 3  # of the packing: 1 and 2 had their values, words or scales in another order
 
 
 def save(model: torch.nn.Module, file: str | Path) -> None:

@@ -6,11 +6,14 @@ A child knows a tensor by its file, shape, strides and data type. What is right 
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+
+from sublight.learn.grade.scratch import made
 
 POISON = 0xFF  # in every byte: NaN in each floating-point type, -1 in integers
 
@@ -44,9 +47,11 @@ class Shared:
     def like(cls, tensor: Any, file: Path) -> Shared:
         """Room for such a tensor, its strides kept; gaps between its rows are poisoned, as everything is."""
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        file.write_bytes(bytes([POISON]) * max(reach * tensor.element_size(), 1))
+        descriptor = made(file, bytes([POISON]) * max(reach * tensor.element_size(), 1))
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return mapped(Spec(file=str(file), shape=tuple(tensor.shape), strides=tuple(tensor.stride()), dtype=dtype))
+        spec = Spec(file=str(file), shape=tuple(tensor.shape), strides=tuple(tensor.stride()), dtype=dtype)
+        with os.fdopen(descriptor, "r+b") as pages:
+            return mapped(spec, pages)
 
     def poison(self) -> None:
         self.pages[...] = POISON
@@ -63,10 +68,10 @@ class Shared:
         return hashlib.blake2b(self.pages.tobytes()).digest()
 
 
-def mapped(spec: Spec) -> Shared:
-    """The tensor on its pages."""
+def mapped(spec: Spec, file: IO[bytes] | None = None) -> Shared:
+    """The tensor on its pages; of the file that is open, where the name is not to be trusted."""
     import torch
 
-    pages = np.memmap(spec.file, np.uint8, mode="r+")
+    pages = np.memmap(file or spec.file, np.uint8, mode="r+")
     flat = torch.from_numpy(pages).view(getattr(torch, spec.dtype))
     return Shared(spec=spec, pages=pages, tensor=flat.as_strided(spec.shape, spec.strides))

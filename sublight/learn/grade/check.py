@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from sublight.learn.grade.goal import floor_s, held_to_goal
 from sublight.learn.grade.running import Running
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.grade.scan import branches, runnable, scan, words_between_blocks
+from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise
 from sublight.learn.verdict import Verdict
 
@@ -46,8 +45,7 @@ def check(
     shown = problem.inputs(exercise.shown, exercise.dtypes[0], exercise.sizes_on, 0)
     problem.outputs(shown)  # loads more of torch, while the crew gets ready
     began = time.process_time()
-    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="sublight-learn-", dir=room) as name:
+    with crew.folder() as name:
         running = Running(exercise=exercise, problem=problem, crew=crew, folder=Path(name), gpu=gpu,
                           budget=budget or Budget(), order=_order(exercise, source, Path(name), gpu))  # fmt: skip
         cases = cases_of(exercise, secrets.SystemRandom())
@@ -62,7 +60,7 @@ def check(
             verdict = _at_goal(verdict, running, exercise, cases[0])
         if verdict.is_right:
             verdict = replace(verdict, faults=(*verdict.faults, *wrong_answers(exercise, source)))
-        printed = (Path(name) / "printed").read_bytes()[-PRINTED_BYTES:].decode(errors="replace")
+        printed = tail(Path(name) / "printed", PRINTED_BYTES).decode(errors="replace")
         paths = name + "/"
     return replace(
         verdict,

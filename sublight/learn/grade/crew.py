@@ -10,16 +10,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sublight.errors import BadInput
 from sublight.learn.grade.sandbox import Budget
 
 Mode = Literal["interpret", "compile"]
+ANSWER_BYTES = 1 << 24
 READY_S = 300.0  # for torch and Triton to load, on a machine that is busy
 _DEATHS = {
     signal.SIGXCPU: "it took more than {cpu_s:g} s of processor time: does a loop never end, or go element by element?",
@@ -31,6 +34,19 @@ _DEATHS = {
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # no threads, no GPU
 
 _FLAGS = ("-P", "-W", "ignore::DeprecationWarning")  # modules of the learner's folder are not ours; forks are meant
+
+
+class Sandbox(Protocol):
+    """What a server puts around the processes: a file system, a network and a user of their own."""
+
+    @property
+    def room(self) -> str:
+        """A folder that they and the grader see."""
+
+    def around(self, command: list[str]) -> list[str]: ...
+
+    def admit(self, folder: str) -> None:
+        """Let them write to a folder in the room."""
 
 
 class Ended(Exception):
@@ -54,11 +70,11 @@ class Task:
             self.end()
             raise Ended(f"nothing came back for {self.budget.wall_s:g} s: does it wait for something?")
         try:
-            reply = json.loads(self.channel.recv_bytes())
-        except (EOFError, ConnectionError, ValueError):
+            reply = json.loads(self.channel.recv_bytes(ANSWER_BYTES))
+            self.cpu_s += float(reply["cpu_s"])
+            return dict(reply)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError):  # gone, or no answer of ours
             raise Ended(self._death()) from None
-        self.cpu_s += float(reply["cpu_s"])
-        return dict(reply)
 
     def ask(self, **order: Any) -> dict[str, Any]:
         try:
@@ -68,7 +84,8 @@ class Task:
         return self.answer()
 
     def _death(self) -> str:
-        status = self.crew.request(self.mode, {"wait": self.child})
+        self.channel.close()
+        status = self.crew.request(self.mode, {"wait": self.child, "end": True})  # it may live, and have hung up
         self.child = 0
         if status >= 0:
             return "its process ended before the function had returned"
@@ -79,16 +96,15 @@ class Task:
         """Whatever it does, and whatever it started."""
         self.channel.close()
         if self.child:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.child, signal.SIGKILL)
-            self.crew.request(self.mode, {"wait": self.child})
+            self.crew.request(self.mode, {"wait": self.child, "end": True})
             self.child = 0
 
 
 class Crew:
     """The two processes that stand ready. They load torch while the grader does."""
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        self.sandbox = sandbox
         if sys.platform != "linux":
             raise BadInput("checks run on Linux alone, as Triton does: use a Linux machine, a container or WSL")
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
@@ -97,8 +113,9 @@ class Crew:
         kept = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         theirs = [pair[1].fileno() for pair in pairs]
+        command = [sys.executable, *_FLAGS, "-m", "sublight.learn.grade.worker", *map(str, theirs)]
         self._process = subprocess.Popen(
-            [sys.executable, *_FLAGS, "-m", "sublight.learn.grade.worker", *map(str, theirs)],
+            sandbox.around(command) if sandbox else command,
             env={**kept, "PYTHONPATH": path, **_ALONE},
             start_new_session=True,  # Ctrl-C is the grader's to hear
             pass_fds=theirs,
@@ -120,6 +137,15 @@ class Crew:
         if not reply:
             raise BadInput("the process that runs submissions ended: `sublight doctor` says whether Triton works here")
         return int(json.loads(reply))
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[str]:
+        """A folder of one check, in memory where that can be."""
+        room = self.sandbox.room if self.sandbox else "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="sublight-learn-", dir=room) as name:
+            if self.sandbox:
+                self.sandbox.admit(name)
+            yield name
 
     def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
         """A process that has loaded the submission, or has failed to: its first answer says."""

@@ -11,6 +11,7 @@ import math
 import platform
 import resource
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ FILE_BYTES = 64 * 2**20  # a compiler writes its intermediate files
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2  # prctl's names for them
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
 _CLONE_THREAD = 0x00010000
+_NOT_A_THREAD = 0  # in place of flags to refuse: all clones without _CLONE_THREAD
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CALLS = {  # numbers of system calls
@@ -72,7 +74,11 @@ def _data_bytes() -> int:
 def _filter(machine: str, *, programs: bool) -> None:
     if machine not in _CALLS:
         raise BadInput(f"no filter of system calls is known for {machine}: submissions run on x86_64 and aarch64")
-    code = filter_code(machine, programs=programs)
+    apply(filter_code(machine, programs=programs))
+
+
+def apply(code: bytes) -> None:
+    """Put a filter of system calls on this process and all that it starts."""
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
@@ -84,18 +90,26 @@ def _filter(machine: str, *, programs: bool) -> None:
 
 
 def filter_code(machine: str, *, programs: bool) -> bytes:
-    """The filter: refuse another architecture's calls, those listed, and clones that are no threads."""
+    """A submission's: refuse those listed, and where no program may start, clones that are no threads."""
     calls = _CALLS[machine]
     refused = [calls[name] for name in (*_NEVER, *(() if programs else _PROGRAMS)) if name in calls]
+    return refusing(machine, refused, clone_flags=None if programs else _NOT_A_THREAD)
+
+
+def refusing(machine: str, numbers: Iterable[int], *, clone_flags: int | None) -> bytes:
+    """A filter that refuses another architecture's calls, these, and clones with any of these flags."""
+    calls = _CALLS[machine]
     code = [_step(_LOAD, 4), _step(_JUMP_EQUAL, _AUDIT[machine], 1, 0), _step(_RETURN, _EPERM), _step(_LOAD, 0)]
-    for number in refused:
+    for number in numbers:
         code += [_step(_JUMP_EQUAL, number, 0, 1), _step(_RETURN, _EPERM)]
     if machine == "x86_64":  # numbers from 2**30 on are the same calls once more
         code += [_step(0x35, 0x40000000, 0, 1), _step(_RETURN, _EPERM)]
-    if not programs:
+    if clone_flags is not None:
         code += [_step(_JUMP_EQUAL, calls["clone3"], 0, 1), _step(_RETURN, _ENOSYS)]  # glibc then takes clone
+        is_set, is_clear = (1, 0) if clone_flags == _NOT_A_THREAD else (0, 1)
         code += [_step(_JUMP_EQUAL, calls["clone"], 0, 3), _step(_LOAD, 16)]  # its first argument: flags
-        code += [_step(_JUMP_SET, _CLONE_THREAD, 1, 0), _step(_RETURN, _EPERM)]
+        wanted = _CLONE_THREAD if clone_flags == _NOT_A_THREAD else clone_flags
+        code += [_step(_JUMP_SET, wanted, is_set, is_clear), _step(_RETURN, _EPERM)]
     return b"".join([*code, _step(_RETURN, _ALLOW)])
 
 

@@ -42,6 +42,7 @@ BUILTINS = {
     *("KeyError", "ZeroDivisionError", "ArithmeticError", "object", "__name__"),
 }
 FLAGS = {"shape", "dtype", "device", "is_cuda", "ndim", "T", "mT", "multi_processor_count", "name", "major", "minor"}
+FRAMES = ("gi_", "cr_", "ag_", "tb_", "f_", "co_")  # of generators, tracebacks and code: they lead to everything
 _WORK = "the kernel must do the work"
 
 
@@ -179,6 +180,8 @@ class _Scanner(ast.NodeVisitor):
             self.refuse(node, f"`.{node.attr}`: names that begin with _ are not for a submission")
         elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
             self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
+        elif node.attr.startswith(FRAMES):
+            self.refuse(node, f"`.{node.attr}`: a submission has no use for Python's frames")
         elif not self.in_kernel and not self._is_plain(node):
             self.refuse(node, f"`.{node.attr}` is not for a submission: {_WORK}")
         self.generic_visit(node)
@@ -199,6 +202,9 @@ class _Scanner(ast.NodeVisitor):
     def _is_value(self, dotted: str) -> bool:
         """Whether this is no module: its attributes are judged as those of any value."""
         return dotted in {f"torch.{name}" for name in OF_TORCH - {"cuda"}} | {"triton.jit", "functools.partial"}
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.refuse(node, "`match`: its patterns read attributes by any name; use `if`")
 
     def generic_visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Await | ast.Yield | ast.YieldFrom):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from multiprocessing.connection import Connection
@@ -48,6 +49,9 @@ def _stand_ready(descriptor: int, serve: Serve) -> None:
             return
         order = json.loads(data)
         if "wait" in order:
+            if order.get("end"):  # here, where its number means it: a sandbox has numbers of its own
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(order["wait"], signal.SIGKILL)
             _, status = os.waitpid(order["wait"], 0)
             requests.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
             continue

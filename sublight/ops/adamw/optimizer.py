@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sublight.backend.private import foreach_copy_
 from sublight.backend.state import is_capturing
 from sublight.correct import Inputs
 from sublight.errors import BadInput
@@ -41,7 +42,9 @@ class AdamW(torch.optim.Optimizer):
 
     `max_norm` clips all gradients by their common norm (0: never), which `grad_norm` tells, on the device, of the last
     step. `state_dtype` is the averages' (None: the parameter's); `stochastic_rounding` rounds bf16 parameters up or
-    down by chance, right on average, so that updates too small for their digits are not lost.
+    down by chance, right on average, so that updates too small for their digits are not lost. `copies` has for a
+    parameter a copy of it in another data type, which a model computes with: the gradient is the copy's where the
+    parameter has none, and a step writes both.
     """
 
     def __init__(
@@ -57,10 +60,12 @@ class AdamW(torch.optim.Optimizer):
         state_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
         seed: int = 0,
+        copies: Mapping[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         Settings(lr=lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay, max_norm=max_norm)
         self.max_norm, self.state_dtype = max_norm, state_dtype
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
+        self.copies = dict(copies or {})
         self.grad_norm: torch.Tensor | None = None
         self._tables: dict[int, Table] = {}  # by the number of the parameter group
         like_torch = {"amsgrad": False, "foreach": None, "capturable": True, "differentiable": False, "fused": None}
@@ -81,7 +86,22 @@ class AdamW(torch.optim.Optimizer):
             self._by_torch(work)
         else:
             self._by_ours(work, tables)
+        self._write_copies([five[0] for _, fives in work for five in fives])
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of parameters and of their copies."""
+        super().zero_grad(set_to_none)
+        for copy in self.copies.values():
+            if set_to_none:
+                copy.grad = None
+            elif copy.grad is not None:
+                copy.grad.zero_()
+
+    def _write_copies(self, changed: Sequence[torch.Tensor]) -> None:
+        pairs = [(self.copies[p], p) for p in changed if p in self.copies]
+        if pairs:
+            foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Ours or torch.optim.AdamW's; averages keep to `state_dtype`, where PyTorch would cut them."""
@@ -115,14 +135,16 @@ class AdamW(torch.optim.Optimizer):
         """Parameter, gradient, averages and step of what has a gradient."""
         found: list[Inputs] = []
         for p in group["params"]:
-            if p.grad is None:
+            copy = self.copies.get(p)
+            grad = copy.grad if p.grad is None and copy is not None else p.grad
+            if grad is None:
                 continue
-            if p.grad.is_sparse:
+            if grad.is_sparse:
                 raise BadInput("a gradient is sparse: AdamW takes dense ones (embedding with sparse=False)")
             state = self.state[p]
             if not state:
                 state.update(self._new_state(p))
-            found.append((p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]))
+            found.append((p, grad, state["exp_avg"], state["exp_avg_sq"], state["step"]))
         return found
 
     def _new_state(self, p: torch.Tensor) -> dict[str, torch.Tensor]:

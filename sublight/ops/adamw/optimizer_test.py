@@ -375,3 +375,25 @@ def test_a_group_without_gradients_waits_for_them(device: str, kernels: None) ->
     optimizer.step()  # the first group has none at its very first step
     assert all(torch.equal(p, old) for p, old in zip(params[:2], before[:2], strict=True))
     assert not any(torch.equal(p, old) for p, old in zip(params[2:], before[2:], strict=True))
+
+
+def test_copies_give_gradients_and_are_written(kernels: None, device: str) -> None:
+    """As if the parameter had had the gradient, widened; what has one of its own keeps to it."""
+    start = params_like(device)
+    ours, theirs = copies(start, torch.float32), copies(start, torch.float32)
+    narrow = {p: p.detach().half().requires_grad_() for p in ours[:-1]}
+    optimizer, plain = AdamW(ours, max_norm=0.05, copies=narrow), AdamW(theirs, max_norm=0.05)
+    for step in range(3):
+        for i, (p, other) in enumerate(zip(ours, theirs, strict=True)):
+            grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i)).to(p.device).half()
+            other.grad = grad.float()
+            if p in narrow and not (step == 1 and i == 0):
+                narrow[p].grad = grad
+            else:
+                p.grad = grad.float()
+        optimizer.step()
+        plain.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in ours) and all(copy.grad is None for copy in narrow.values())
+    assert all(torch.equal(p, other) for p, other in zip(ours, theirs, strict=True))
+    assert all(torch.equal(copy, p.half()) for p, copy in narrow.items())

@@ -133,6 +133,8 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, softca
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise BadInput(f"{name} has {x.dim()} dimensions: use 4, (batch, heads, length, head_dim)")
+        if not x.is_floating_point():
+            raise BadInput(f"{name} is {x.dtype}: attention takes floating-point numbers")
         if x.dtype != q.dtype or x.device != q.device:
             raise BadInput(f"{name} is {x.dtype} on {x.device}, q is {q.dtype} on {q.device}: make them alike")
     if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:

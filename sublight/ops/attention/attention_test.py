@@ -238,6 +238,7 @@ X = torch.zeros(1, 4, 8, 16)
         ((X[0], X, X), {}, "4, \\(batch"),
         ((X, X, X[:, :, :4]), {}, "do not fit"),
         ((X, X.half(), X), {}, "make them alike"),
+        ((X.int(), X.int(), X.int()), {}, "floating-point"),
         ((X, X, X), {"provider": "flsh"}, "flash"),
         ((X, X, X), {"window": 0}, "hide every key"),
         ((X, X, X), {"window": -3}, "positive"),

@@ -25,14 +25,12 @@ from sublight.ops.cross_entropy import options as options_of_loss
 from sublight.ops.cross_entropy.batch import loss_buffers
 from sublight.ops.cross_entropy.cross_entropy import random_labels
 from sublight.ops.cross_entropy.finished import Finished, scaled
-from sublight.ops.cross_entropy.linear_plan import ChunkedPlan, alpha_of, loss_dtype, plan_loss
+from sublight.ops.cross_entropy.linear_plan import CHUNK_BYTES, ChunkedPlan, alpha_of, loss_dtype, plan_loss
 from sublight.ops.cross_entropy.options import OPTIONS_SCHEMA, Options, Reduction, is_late
 from sublight.ops.kernels.rows import generator_for, why_torch
 from sublight.ops.record.library import Registered, peer
 from sublight.ops.softmax.plans import in_python
 from sublight.timing import Thunk
-
-CHUNK_BYTES = 1280 * 2**20  # of logits held at once: two chunks for 8192 tokens of today's largest vocabularies
 
 
 def reference(
@@ -213,7 +211,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """The loss of hidden (…, features) times weight (classes, features) against labels (…); see `cross_entropy`.
 
-    At most `chunk_bytes` of logits are held at once (or 128 rows of them). Where that makes more than two chunks, or
+    At most `chunk_bytes` of logits are held at once (or 128 rows of them): half of them or less, unless you allow more
+    than the default and all of them fit, which is the fastest. Where that makes more than two chunks, or
     256 MiB hold it, the gradient of a 16-bit weight is added up in fp32, in twice its memory. A `wide` loss is
     given in float32 where hidden is of 16 bits, as that of logits cast to float32 is.
     """

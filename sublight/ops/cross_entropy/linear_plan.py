@@ -23,7 +23,8 @@ from sublight.ops.kernels.rows import Rows, copies_of, rows_of
 # Of the weight's gradient as it grows by chunks; past that, or where there is room, it is fp32. On an H200 in bf16 four
 # roundings have 1.45 to over 2 times PyTorch's largest error, eight 2.03; two have 0.99 to 1.04.
 MOST_ROUNDINGS = 2
-HELD_BYTES = 256 * 2**20  # logits that are held at once, if they are all
+CHUNK_BYTES = 1280 * 2**20  # of logits held at once: two chunks for 8192 tokens of today's largest vocabularies
+HELD_BYTES = 256 * 2**20  # logits that are held at once, if they are all; unless more than CHUNK_BYTES are allowed
 ROW_STEP, TILE_FEATURES = 128, 256  # what a tile of a matrix product takes; rows of a chunk are a multiple
 EVEN = 64  # a vocabulary that 8 does not divide is cut where this does
 WAVE_COST = 3  # a wave of tiles, in passes over the weight's gradient: 1.5 ms against 0.5 for 4096 features on an H200
@@ -41,10 +42,13 @@ def chunks_of(
     [256, 256, 256, 232]
     >>> {chunk.stop - chunk.start for chunk in chunks_of(8192, 2 * 128256, 1280 * 2**20, features=4096)}
     {4096}
+    >>> [chunk.stop - chunk.start for chunk in chunks_of(32768, 2 * 50304, 2**40, features=768)]
+    [32768]
     """
     most = max(1, chunk_bytes // (row_bytes * ROW_STEP))
     steps, across = cdiv(rows, ROW_STEP), cdiv(features, TILE_FEATURES)
-    fewest = max(cdiv(steps, most), min(steps, 2) if rows * row_bytes > HELD_BYTES else 1)
+    is_held = rows * row_bytes <= HELD_BYTES or chunk_bytes > CHUNK_BYTES
+    fewest = max(cdiv(steps, most), 1 if is_held else min(steps, 2))
 
     def cost(count: int) -> int:
         each = (steps * (i + 1) // count - steps * i // count for i in range(count))

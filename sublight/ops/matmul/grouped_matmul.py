@@ -30,6 +30,8 @@ from sublight.ops.record.library import Registered
 def reference(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: bool = False) -> torch.Tensor:
     """PyTorch's products one by one: reads `ends` on the host; rows after the last end are zeros."""
     stops = [0, *ends.tolist()]
+    if stops != sorted(stops) or stops[-1] > a.shape[0]:
+        raise BadInput(f"ends {stops[1:]}: they rise, to at most the {a.shape[0]} rows of a")
     parts = [a[begin:end] @ b[group] for group, (begin, end) in enumerate(pairwise(stops))]
     return torch.cat([*parts, a.new_zeros(a.shape[0] - stops[-1], b.shape[-1])])
 
@@ -190,7 +192,8 @@ def grouped_matmul(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torc
     """a (rows, k), whose rows lie group by group, times b (groups, k, n): c (rows, n).
 
     `ends` (groups,) holds the row after each group's last, in rising order; what lies after the last end is zero. It is
-    not looked at on the host, so that nothing waits for it: ends beyond the rows are taken for the last row.
+    not looked at on the host where our kernels run, so that nothing waits for it: ends beyond the rows are taken for
+    the last row there, and are an error elsewhere.
     """
     if a.dim() != 2 or b.dim() != 3 or ends.dim() != 1 or ends.dtype not in (torch.int32, torch.int64):
         raise BadInput(

@@ -59,6 +59,8 @@ def test_bad_input_is_refused_in_one_line(device: str) -> None:
         (lambda: grouped_matmul(a[:, :8], b, ends), "do not fit together"),
         (lambda: grouped_matmul(a, b, ends[:1]), "do not fit together"),
         (lambda: grouped_matmul(a[0], b, ends), "takes a"),
+        (lambda: reference(a, b, ends.flip(0)), "they rise"),
+        (lambda: reference(a, b, ends + 1), "at most the 8 rows"),
     ):
         with pytest.raises(BadInput, match=words):
             call()

@@ -2,7 +2,8 @@
 
 A value of a few bits costs an instruction to be a float: at bit b of a word, masked, with the exponent of 2**(23 - b)
 put in front of it, it is the float 2**(23 - b) + value. What was added is taken off again where it is cheap: of one
-row, once for all values of a word, by the sum of x. A group's scale is applied to its sums, not to its values.
+row, once for all values of a word, by the sum of x. A group's scale is applied to its sums, not to its values. "Place"
+is one in half a word: the value in the other half, a neighbour along k, is at place + HALF (`packing.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _group_of(block, PART: tl.constexpr, PER_SCALE: tl.constexpr, BITS: tl.const
     if GROUP == 0:
         return block * 0
     else:
-        return (block * (32 // BITS) + PART * PER_SCALE) * _WORDS // GROUP  # of what fills a block up: none
+        return (block * (16 // BITS) + PART * PER_SCALE) * 2 * _WORDS // GROUP  # of what fills a block up: none
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def _row_kernel(
     EVEN: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One row of A, in one piece. EVEN: n, k, blocks are whole tiles; EXACT: what was added is taken off first."""
-    PLACES: tl.constexpr = 32 // BITS
+    HALF: tl.constexpr = 16 // BITS
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     word = tl.arange(0, _WORDS)
     acc = tl.zeros([BN, BB, _WORDS], tl.float32)
@@ -92,18 +93,18 @@ def _row_kernel(
             packed_ptr + (col[:, None] * blocks + block[None, :])[:, :, None] * _WORDS + word[None, None, :],
             mask=is_here[:, :, None], other=0, eviction_policy="evict_first",
         )  # fmt: skip
-        for part in tl.static_range(PLACES // PER_SCALE):
+        for part in tl.static_range(HALF // PER_SCALE):
             sums = tl.zeros([BN, BB, _WORDS], tl.float32)
             added = tl.zeros([BB, _WORDS], tl.float32)
             plain = tl.zeros([BB, _WORDS], tl.float32)
-            for i in tl.static_range(PER_SCALE):
-                at = (block[:, None] * PLACES + part * PER_SCALE + i) * _WORDS + word[None, :]
+            for i in tl.static_range(2 * PER_SCALE):
+                at = ((block[:, None] * HALF + part * PER_SCALE + i // 2) * _WORDS + word[None, :]) * 2 + i % 2
                 a = tl.load(a_ptr + at, mask=(at < k) | EVEN, other=0.0).to(tl.float32)
-                value = _value(packed, part * PER_SCALE + i, BITS)
+                value = _value(packed, part * PER_SCALE + i // 2 + HALF * (i % 2), BITS)
                 if EXACT:
-                    value -= _added(part * PER_SCALE + i, BITS)
+                    value -= _added(part * PER_SCALE + i // 2 + HALF * (i % 2), BITS)
                 else:
-                    added += a * _added(part * PER_SCALE + i, BITS)
+                    added += a * _added(part * PER_SCALE + i // 2 + HALF * (i % 2), BITS)
                 sums += value * a[None, :, :]
                 plain += a
             group = tl.minimum(_group_of(block, part, PER_SCALE, BITS, GROUP), groups - 1)
@@ -117,63 +118,66 @@ def _row_kernel(
 
 @triton.constexpr_function
 def _two_at_once(place, bits, mantissa, bias):
-    """PTX that makes the values at this place of two words two 16-bit floats in one register: a value's bits become the
+    """PTX that makes the values at this place of both halves of a word two 16-bit floats: a value's bits become the
     highest of the mantissa of 2**bits, which makes it 2**bits + value."""
-    per_half = 16 // bits
-    halves = "0x5410" if place < per_half else "0x7632"  # the lower halves of both words, or the upper ones
-    left = mantissa - bits - place % per_half * bits
-    shift = f"shl.b32 t, t, {left}" if left >= 0 else f"shr.u32 t, t, {-left}"
+    left = mantissa - bits - place * bits
+    shift = f"shl.b32 t, $2, {left}" if left >= 0 else f"shr.u32 t, $2, {-left}"
     mask, one = ((1 << bits) - 1) << (mantissa - bits), (bias + bits) << mantissa
-    return (
-        f"{{ .reg .b32 t; prmt.b32 t, $1, $2, {halves}; {shift}; "
-        f"lop3.b32 $0, t, {mask * 0x10001}, {one * 0x10001}, 0xEA; }}"
-    )
+    return f"{{ .reg .b32 t; {shift}; lop3.b32 t, t, {mask * 0x10001}, {one * 0x10001}, 0xEA; mov.b32 {{$0, $1}}, t; }}"
 
 
 @triton.jit
 def _pair(words, PLACE: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Values at a place as 16-bit floats, 2**BITS too large, and exact."""
+    """Values at a place as 16-bit floats, 2**BITS too large, and exact: of the lower halves, and of the upper ones."""
     if dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            _two_at_once(PLACE, BITS, 7, 127), "=r,r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
+            _two_at_once(PLACE, BITS, 7, 127), "=h,=h,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
+            pack=1,
+        )  # fmt: skip
     else:
         return tl.inline_asm_elementwise(
-            _two_at_once(PLACE, BITS, 10, 15), "=r,r,r", [words], dtype=tl.float16, is_pure=True, pack=2
+            _two_at_once(PLACE, BITS, 10, 15), "=h,=h,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=1
         )
+
+
+@triton.jit
+def _one(words, zero, PLACE: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Values at a place of a whole word, less their zeros."""
+    if dtype.primitive_bitwidth == 32:
+        return (_value(words, PLACE, BITS) - _added(PLACE, BITS)) - zero
+    else:  # a 16-bit zero leaves bits enough to take both off at once
+        return (_value(words, PLACE, BITS) - (zero + _added(PLACE, BITS))).to(dtype)
 
 
 @triton.jit
 def _in_order(
     words, zero, FIRST: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr, PAIRS: tl.constexpr
 ):
-    """Values at COUNT places: (rows, words, 2, 2, …), the last 2 for the highest bit of the place; less their zeros, or
-    with PAIRS as `_pair` makes them."""
+    """Values at COUNT places: (rows, words, halves, 2, 2, …), the last 2 for the highest bit of the place; less their
+    zeros, or with PAIRS as `_pair` makes them."""
     if COUNT > 1:
         low = _in_order(words, zero, FIRST, COUNT // 2, BITS, dtype, PAIRS)
         return tl.join(low, _in_order(words, zero, FIRST + COUNT // 2, COUNT // 2, BITS, dtype, PAIRS))
     elif PAIRS:
-        return _pair(words, FIRST, BITS, dtype)
-    elif dtype.primitive_bitwidth == 32:
-        return (_value(words, FIRST, BITS) - _added(FIRST, BITS)) - zero
-    else:  # a 16-bit zero leaves bits enough to take both off at once
-        return (_value(words, FIRST, BITS) - (zero + _added(FIRST, BITS))).to(dtype)
+        lower, upper = _pair(words, FIRST, BITS, dtype)
+        return tl.join(lower, upper)
+    else:
+        lower = _one(words, zero, FIRST, BITS, dtype)
+        return tl.join(lower, _one(words, zero, FIRST + 16 // BITS, BITS, dtype))
 
 
 @triton.jit
 def _along_k(values, COUNT: tl.constexpr):
-    """The same as (rows, COUNT * words)."""
+    """The same as (rows, COUNT * words * 2)."""
     if COUNT == 2:
-        values = tl.permute(values, (0, 2, 1))
+        values = tl.permute(values, (0, 3, 1, 2))
     elif COUNT == 4:
-        values = tl.permute(values, (0, 3, 2, 1))
+        values = tl.permute(values, (0, 4, 3, 1, 2))
     elif COUNT == 8:
-        values = tl.permute(values, (0, 4, 3, 2, 1))
+        values = tl.permute(values, (0, 5, 4, 3, 1, 2))
     elif COUNT == 16:
-        values = tl.permute(values, (0, 5, 4, 3, 2, 1))
-    elif COUNT == 32:
-        values = tl.permute(values, (0, 6, 5, 4, 3, 2, 1))
-    return tl.reshape(values, (values.shape[0], COUNT * _WORDS))
+        values = tl.permute(values, (0, 6, 5, 4, 3, 1, 2))
+    return tl.reshape(values, (values.shape[0], COUNT * _WORDS * 2))
 
 
 @triton.jit
@@ -187,8 +191,8 @@ def _rows_kernel(
     With PAIRS the tensor cores get values that are too large by a known number: what that and the zeros add is as many
     times the sum of A's row, which a product with ones gives. So no value is touched by plain arithmetic.
     """
-    PLACES: tl.constexpr = 32 // BITS
-    SPAN: tl.constexpr = PER_SCALE * _WORDS  # of k that share a scale
+    HALF: tl.constexpr = 16 // BITS
+    SPAN: tl.constexpr = PER_SCALE * _WORDS * 2  # of k that share a scale
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     row = tl.program_id(2).to(tl.int64) * BM + tl.arange(0, BM)
     begin = tl.program_id(1) * per_split
@@ -198,9 +202,9 @@ def _rows_kernel(
     for block in range(begin, end):
         words = (col[:, None] * blocks + block) * _WORDS + tl.arange(0, _WORDS)[None, :]
         packed = tl.load(packed_ptr + words, mask=(col < n)[:, None], other=0)
-        for part in tl.static_range(PLACES // PER_SCALE):
+        for part in tl.static_range(HALF // PER_SCALE):
             scale, zero = _scale_of(scales_ptr, zeros_ptr, col, n, block, groups, part, PER_SCALE, BITS, GROUP)
-            at = (block * PLACES + part * PER_SCALE) * _WORDS + tl.arange(0, SPAN)
+            at = (block * HALF + part * PER_SCALE) * (2 * _WORDS) + tl.arange(0, SPAN)
             a = tl.load(a_ptr + row[None, :] * am + at[:, None], mask=(at < k)[:, None] & (row < m)[None, :], other=0.0)
             values = _in_order(packed, zero[:, None], part * PER_SCALE, PER_SCALE, BITS, a.dtype, PAIRS)
             sums = tl.dot(_along_k(values, PER_SCALE), a, input_precision=PRECISION)
@@ -220,16 +224,16 @@ def _unpack_kernel(
     BITS: tl.constexpr, PER_SCALE: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """One block of the weight, made whole."""
-    PLACES: tl.constexpr = 32 // BITS
+    HALF: tl.constexpr = 16 // BITS
     block = tl.program_id(0) % blocks
     col = tl.program_id(0).to(tl.int64) // blocks * BN + tl.arange(0, BN)
     words = (col[:, None] * blocks + block) * _WORDS + tl.arange(0, _WORDS)[None, :]
     packed = tl.load(packed_ptr + words, mask=(col < n)[:, None], other=0)
-    for part in tl.static_range(PLACES // PER_SCALE):
+    for part in tl.static_range(HALF // PER_SCALE):
         scale, zero = _scale_of(scales_ptr, zeros_ptr, col, n, block, groups, part, PER_SCALE, BITS, GROUP)
         values = _in_order(packed, zero[:, None], part * PER_SCALE, PER_SCALE, BITS, tl.float32, False)
         weight = _along_k(values, PER_SCALE) * scale[:, None]
-        at = (block * PLACES + part * PER_SCALE) * _WORDS + tl.arange(0, PER_SCALE * _WORDS)
+        at = (block * HALF + part * PER_SCALE) * (2 * _WORDS) + tl.arange(0, PER_SCALE * _WORDS * 2)
         tl.store(
             weight_ptr + col[:, None] * weight_stride + at[None, :], weight.to(weight_ptr.dtype.element_ty),
             mask=(col < n)[:, None] & (at < k)[None, :],

@@ -1,8 +1,9 @@
 """A @ weight.T with a weight of 1, 2, 4 or 8 bits, packed, with a scale and a zero for each group along k.
 
-Of up to 128 rows the tensor cores get values that a few integer instructions have made of the words, two at a time; of
-one row of wider values, plain arithmetic multiplies them; of more rows the weight is made whole first, which each row
-then pays a small part of. All three read the same packing (`packing.py`).
+Of up to 128 rows the tensor cores get values that a few integer instructions have made of the words, two at a time: of
+up to 8 rows straight from registers, of more by way of shared memory. Of one row of wider values, plain arithmetic
+multiplies them; of more than 128 rows the weight is made whole first, which each row then pays a small part of. All
+four read the same packing (`packing.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-from sublight.backend.device import facts, takes_ptx
-from sublight.backend.jit import cdiv, next_power_of_2
+from sublight.backend.device import facts, is_interpreted, takes_ptx
+from sublight.backend.jit import cdiv, next_power_of_2, why_no_gluon
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
 from sublight.cost import Shape
@@ -22,13 +23,14 @@ from sublight.cost.matmul import low_bit_matmul as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.matmul import low_bit, matmul, skinny
+from sublight.ops.matmul import fragments, low_bit, matmul, skinny
 from sublight.ops.matmul.packing import WORDS, block_of, check_bits, check_group, dequantize, quantize_weight, words_of
 from sublight.ops.matmul.product import Operand, Product
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
 SAVED = ("packed", "scales", "zeros", "bits", "k")
+FRAGMENT_ROWS = 8  # of A beside a tile of the weight
 MOST_ROWS = 128  # beyond, the weight is made whole
 MOST_SPLITS = 8  # of k …
 LEAST_BLOCKS = 8  # … each of so many blocks
@@ -49,9 +51,9 @@ class Low:
         self.blocks, self.groups = packed.shape[1] // WORDS, scales.shape[1]
         self.group, self.block = self.k // self.groups, block_of(bits)
         is_shared = self.groups == 1 or self.group >= self.block  # by all places of a word
-        per_scale = 32 // bits if is_shared else self.group // WORDS
+        per_scale = 16 // bits if is_shared else self.group // (2 * WORDS)  # places
         if a.element_size() == 4:
-            per_scale = min(per_scale, 2)  # plain multiply-adds: short chains, as PyTorch's are
+            per_scale = 1  # plain multiply-adds: short chains, as PyTorch's are
         self.constants = {"BITS": bits, "PER_SCALE": per_scale, "GROUP": 0 if self.groups == 1 else self.group}
 
 
@@ -64,6 +66,34 @@ def _by_row(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
         num_warps=2, **low.constants,
     )  # fmt: skip
     return {}, [step]
+
+
+def _by_fragments(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
+    tiles, many = cdiv(low.n, 16), 6 * facts(a).multiprocessors
+    # few tiles: more warps share one; where all tiles run at once, few words each leave room for them
+    warps, at_once = (8, 4) if tiles < many else (4, 2) if tiles <= many * 7 // 6 else (4, 4)
+    rounds = cdiv(low.blocks, warps * at_once)
+    step = Step(
+        fragments._fragments_kernel, (tiles,), low.m, low.n, low.blocks, low.groups, rounds,
+        on="a packed scales zeros c", tile=(16, warps), BITS=low.constants["BITS"],
+        PER_GROUP=low.constants["GROUP"] // low.block, AT_ONCE=at_once,
+        EVEN=low.n % 16 == 0 and rounds * warps * at_once == low.blocks, num_warps=warps,
+    )  # fmt: skip
+    return {}, [step]
+
+
+def why_no_fragments(a: torch.Tensor, scales: torch.Tensor, bits: int) -> str:
+    """Why words cannot go straight into the tensor cores' registers, or ""."""
+    k, block = a.shape[-1], block_of(bits)
+    if not has_pairs(a, bits):
+        return "values become 16-bit floats two at a time: on NVIDIA's GPUs, of 16-bit activations and up to 4 bits"
+    if why_no_gluon or is_interpreted():
+        return why_no_gluon or "Gluon is not interpreted"
+    if a.numel() > FRAGMENT_ROWS * k:
+        return f"it is for at most {FRAGMENT_ROWS} rows"
+    if k % block or (k // scales.shape[1] % block and scales.shape[1] > 1):
+        return f"k and groups are not whole blocks of {block}"
+    return "" if a.is_contiguous() and a.data_ptr() % 16 == 0 else "rows of A do not begin at 16 bytes"
 
 
 def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
@@ -120,6 +150,11 @@ def _by_whole_weight(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list
 
 WAYS: dict[str, tuple[Callable[[Low, torch.Tensor], tuple[dict[str, Buffer], list[Step]]], str, int]] = {
     "row": (_by_row, "one row: words taken apart in registers, sums by plain multiply-adds", 1),
+    "fragments": (
+        _by_fragments,
+        "up to 8 rows: values become floats two at a time, in the registers that the tensor cores read",
+        FRAGMENT_ROWS,
+    ),
     "rows": (
         _by_rows,
         "few rows: values become floats two at a time on their way to the tensor cores",
@@ -147,9 +182,15 @@ def plan_by(
 
 
 def plan_product(a: torch.Tensor, *rest: Any) -> Plan:
+    _, scales, _, bits, _ = rest
     rows = a.numel() // max(1, a.shape[-1])
-    way = next(name for name, (_, _, most) in WAYS.items() if rows <= most)
-    return plan_by("rows" if way == "row" and has_pairs(a, rest[-2]) else way, a, *rest)
+    if not why_no_fragments(a, scales, bits):
+        way = "fragments"
+    elif rows == 1 and not has_pairs(a, bits):
+        way = "row"
+    else:
+        way = "rows" if rows <= MOST_ROWS else "whole"
+    return plan_by(way, a, *rest)
 
 
 def why_torch(
@@ -227,9 +268,11 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return a, *quantize_weight(weight, 4, shape["group"])
 
 
-def _why_not(most: int) -> Callable[..., str]:
-    def why_not(a: torch.Tensor, *_: Any) -> str:
+def _why_not(name: str, most: int) -> Callable[..., str]:
+    def why_not(a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: Any, bits: int = 4) -> str:
         rows = a.numel() // max(1, a.shape[-1])
+        if name == "fragments":
+            return why_no_fragments(a, scales, bits)
         return "" if rows <= most else f"it is for at most {most} row{'s' * (most > 1)}"
 
     return why_not
@@ -237,6 +280,7 @@ def _why_not(most: int) -> Callable[..., str]:
 
 KERNELS = {
     "row": (low_bit.ROW,),
+    "fragments": (fragments.FRAGMENTS,),
     "rows": (low_bit.ROWS, skinny.ADD_PARTS),
     "whole": (low_bit.UNPACK, *matmul.KERNELS["persistent"]),
 }
@@ -247,7 +291,7 @@ LOW_BIT_MATMUL = Op(
     call=low_bit_matmul,
     plan=lambda a, packed, scales, zeros, bits=4: _low_bit.decide(a, packed, scales, zeros, bits, a.shape[-1]),
     providers={
-        name: Provider(launch=launched_by(name), kernels=KERNELS[name], why_not=_why_not(most), summary=summary)
+        name: Provider(launch=launched_by(name), kernels=KERNELS[name], why_not=_why_not(name, most), summary=summary)
         for name, (_, summary, most) in WAYS.items()
     },
     inputs=inputs,

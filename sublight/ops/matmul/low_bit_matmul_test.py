@@ -16,11 +16,20 @@ from hypothesis import strategies as st
 from sublight import correct
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
+from sublight.ops.matmul.fragments import _added, _two_values
 from sublight.ops.matmul.low_bit import _two_at_once
-from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL, WAYS, launched_by, low_bit_matmul, reference
+from sublight.ops.matmul.low_bit_matmul import (
+    LOW_BIT_MATMUL,
+    WAYS,
+    launched_by,
+    low_bit_matmul,
+    reference,
+    why_no_fragments,
+)
 from sublight.ops.matmul.packing import BITS, dequantize, pack, quantize_weight, unpack
 
-ROWS = {"row": 1, "rows": 9, "whole": 20}
+ROWS = {"row": 1, "fragments": 5, "rows": 9, "whole": 20}
+GROUPS = [(128, 32), (256, 64), (384, 128), (512, 256), (100, 100), (130, 130), (1536, 512)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -32,7 +41,7 @@ def test_what_is_packed_comes_back(bits: int, n: int, k: int, seed: int) -> None
 
 @pytest.mark.parametrize("provider", WAYS)
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(("k", "group"), [(128, 32), (256, 64), (384, 128), (512, 256), (100, 100), (130, 130)])
+@pytest.mark.parametrize(("k", "group"), GROUPS)
 @pytest.mark.parametrize("symmetric", (False, True))
 def test_products_of_every_width_and_group(
     provider: str, bits: int, k: int, group: int, symmetric: bool, device: str
@@ -42,6 +51,8 @@ def test_products_of_every_width_and_group(
         made: dict[str, Any] = {"generator": generator, "dtype": torch.float16}
         a, weight = (torch.randn(rows, k, **made).to(device) for rows in (ROWS[provider], 19))
         quantized = quantize_weight(weight, bits, group, symmetric=symmetric)
+        if provider == "fragments" and (reason := why_no_fragments(a, quantized[1], bits)):
+            pytest.skip(reason)
 
         def truth(a: Any, packed: Any, scales: Any, zeros: Any) -> Any:
             return reference(a, packed, scales, zeros, bits)
@@ -52,27 +63,55 @@ def test_products_of_every_width_and_group(
     assert error.ok, error
 
 
-@pytest.mark.parametrize(("dtype", "mantissa", "bias"), [(torch.bfloat16, 7, 127), (torch.float16, 10, 15)])
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize(("m", "n", "k", "group"), [(1, 4096, 4096, 128), (8, 1000, 1536, 1536), (3, 16, 14336, 256)])
+def test_a_few_rows_straight_into_the_tensor_cores(dtype: Any, m: int, n: int, k: int, group: int) -> None:
+    """Whole tiles and others, one warp's blocks and many, by the plan; the same bits each time."""
+
+    def draw(seed: int) -> list[correct.Error]:
+        made: dict[str, Any] = {
+            "generator": torch.Generator("cuda").manual_seed(seed),
+            "dtype": dtype,
+            "device": "cuda",
+        }
+        a, weight = torch.randn(m, k, **made), torch.randn(n, k, **made)
+        inputs = (a, *quantize_weight(weight, 4, group))
+        assert LOW_BIT_MATMUL.plan(*inputs).provider == "fragments"
+        assert torch.equal(low_bit_matmul(*inputs), low_bit_matmul(*inputs))
+        return correct.forward_errors(low_bit_matmul, reference, inputs)
+
+    error = correct.settled(draw)
+    assert error.ok, error
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("bits", (1, 2, 4))
-def test_the_instructions_that_make_two_floats_at_once(dtype: Any, mantissa: int, bias: int, bits: int) -> None:
+def test_the_instructions_that_make_two_floats_at_once(dtype: Any, bits: int) -> None:
     """NVIDIA's assembly, played here: the interpreter knows none, so without a GPU no product runs it."""
-    generator = torch.Generator().manual_seed(bits)
-    words = torch.randint(2**32, (2, 500), generator=generator)
-    for place in range(32 // bits):
-        ptx = _two_at_once(place, bits, mantissa, bias)
-        parts = re.fullmatch(
-            r"{ \.reg \.b32 t; prmt\.b32 t, \$1, \$2, 0x(\d+); sh([lr])\.\w32 t, t, (\d+); "
-            r"lop3\.b32 \$0, t, (\d+), (\d+), 0xEA; }",
-            ptx,
+    words = torch.randint(2**32, (500,), generator=torch.Generator().manual_seed(bits))
+    is_bf16 = dtype == torch.bfloat16
+    for place in range(16 // bits):
+        wanted = torch.stack([(words >> place * bits + half) & (2**bits - 1) for half in (0, 16)])
+        assert torch.equal(
+            played(_two_at_once(place, bits, *((7, 127) if is_bf16 else (10, 15))), words, dtype), wanted + 2**bits
         )
-        assert parts, ptx
-        chosen, direction, by, mask, one = parts.groups()
-        both = words[0] | (words[1] << 32)
-        register = sum(((both >> 8 * int(byte)) & 255) << 8 * i for i, byte in enumerate(reversed(chosen)))
-        register = register << int(by) if direction == "l" else register >> int(by)
-        register = (register & 0xFFFFFFFF & int(mask)) | int(one)  # what 0xEA stands for
-        halves = torch.stack([register & 0xFFFF, register >> 16]).to(torch.uint16).view(dtype)
-        assert torch.equal(halves.double(), (2**bits + ((words >> place * bits) & (2**bits - 1))).double())
+        found = played(_two_values(place, bits, is_bf16), words, dtype)
+        assert torch.equal(found, wanted + int(_added(place, bits, is_bf16)))
+
+
+def played(ptx: str, words: Any, dtype: Any) -> Any:
+    """The two floats of each word."""
+    parts = re.fullmatch(
+        r"{ \.reg \.b32 t; sh([lr])\.\w32 t, \$[12], (\d+); lop3\.b32 (?:t|\$0), t, (\d+), (\d+), 0xEA; "
+        r"(?:mov\.b32 {\$0, \$1}, t; )?}",
+        ptx,
+    )
+    assert parts, ptx
+    direction, by, mask, one = parts.groups()
+    register = words << int(by) if direction == "l" else words >> int(by)
+    register = (register & 0xFFFFFFFF & int(mask)) | int(one)  # what 0xEA stands for
+    return torch.stack([register & 0xFFFF, register >> 16]).to(torch.uint16).view(dtype).long()
 
 
 def test_rounding_is_to_the_nearest(device: str) -> None:

@@ -1,8 +1,9 @@
 """Weights of 1 to 8 bits: how they are packed, rounded, and made whole again. One packing serves every kernel.
 
-A word of 32 bits holds 32 / bits values. Along k a weight comes in blocks of 16 words: a word's values lie 16 apart. So
-for any one place in their words, neighbouring words have neighbouring k: a kernel that takes its words apart place by
-place meets x in contiguous pieces. A value is shifted into the mantissa of a float by one instruction (`low_bit.py`).
+A word of 32 bits holds 32 / bits values. Along k a weight comes in blocks of 16 words. At the same place of a word's
+lower and upper half lie two neighbours along k, which one instruction makes two 16-bit floats in one register; at the
+same place of a block's words lie 32 of them. So a kernel that takes its words apart place by place meets x in
+contiguous pieces, whatever the number of bits (`low_bit.py`, `fragments.py`).
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def check_group(k: int, group: int, bits: int) -> None:
 def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Whole numbers (n, k) from 0 to 2**bits - 1, as int32 words (n, words); k is filled up with 0.
 
-    >>> pack(torch.arange(128)[None] % 16, 4)[0, :2].tolist()  # every 16th value: all 0, all 1
-    [0, 286331153]
+    >>> [hex(word) for word in pack(torch.arange(128)[None] % 16, 4)[0, :3].tolist()]  # neighbours are 16 bits apart
+    ['0x11110000', '0x33332222', '0x55554444']
     """
     check_bits(bits)
     if values.dim() != 2 or values.is_floating_point():
@@ -61,9 +62,8 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     if values.numel() and (int(values.min()) < 0 or int(values.max()) >= 2**bits):
         raise BadInput(f"values of {bits} bits are 0 to {2**bits - 1}, not {int(values.min())} to {int(values.max())}")
     n, k = values.shape
-    filled = F.pad(values.to(torch.int64), (0, -k % block_of(bits))).view(n, -1, 32 // bits, WORDS)
-    places = bits * torch.arange(32 // bits, device=values.device)
-    words = (filled << places[:, None]).sum(2).view(n, -1)
+    filled = F.pad(values.to(torch.int64), (0, -k % block_of(bits))).view(n, -1, 16 // bits, WORDS, 2)
+    words = (filled << _places(bits, values.device)).sum((2, 4)).view(n, -1)
     return torch.where(words >= 2**31, words - 2**32, words).int()
 
 
@@ -73,10 +73,15 @@ def unpack(packed: torch.Tensor, bits: int, k: int) -> torch.Tensor:
     n = packed.shape[0]
     if packed.dtype != torch.int32 or packed.dim() != 2 or packed.shape[1] != words_of(k, bits):
         raise BadInput(f"{packed.dtype} {tuple(packed.shape)} is not packed from k = {k} of {bits} bits")
-    places = bits * torch.arange(32 // bits, device=packed.device, dtype=torch.int32)
-    words = packed.view(n, -1, 1, WORDS)
-    values: torch.Tensor = (words >> places[:, None]) & (2**bits - 1)
+    words = packed.view(n, -1, 1, WORDS, 1)
+    values: torch.Tensor = (words >> _places(bits, packed.device)) & (2**bits - 1)
     return values.reshape(n, -1)[:, :k]
+
+
+def _places(bits: int, device: torch.device) -> torch.Tensor:
+    """The bits of a word where values begin: (places in a half, 1, half)."""
+    in_half = bits * torch.arange(16 // bits, device=device, dtype=torch.int32)
+    return in_half[:, None, None] + torch.tensor([0, 16], device=device, dtype=torch.int32)
 
 
 def quantize_weight(

@@ -1,0 +1,270 @@
+"""Matrix products by cuBLASLt, by its fastest kernel for a size, with what follows them in the same launch.
+
+PyTorch multiplies by the same library, takes the kernel that a heuristic puts first, and offers neither gelu that
+keeps its input nor gelu's gradient. Here `tune` times the heuristic's first kernels against what the caller would do
+otherwise, and `product` takes the fastest. The C interface is called by ctypes, on PyTorch's own handle and stream.
+cuBLASLt counts by columns: a row-major product is asked for as its transpose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+WORKSPACE_BYTES = 32 * 2**20  # what PyTorch gives it on Hopper
+_COMPUTE_32F, _SCALE_32F, _TRANSPOSED = 68, 0, 1
+_TRANS_A, _TRANS_B, _EPILOGUE, _BIAS, _AUX, _AUX_LD = 3, 4, 7, 8, 11, 12  # of a product's description
+_MOST_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
+_KINDS = {torch.bfloat16: 14, torch.float16: 2}
+CANDIDATES = 16  # of the heuristic, which are timed
+ROUNDS, CALLS = 3, 3  # of each: the best round counts, since others may be disturbed
+_LOCK = threading.Lock()  # a description's pointers are set, then read by the launch
+
+
+class Epilogue(IntEnum):
+    """cublasLtEpilogue_t. With a bias's gradient in the launch gelu's is four times as slow on an H200: not here."""
+
+    NONE = 1
+    BIAS = 4  # a @ b + bias
+    GELU_BIAS = 164  # gelu(a @ b + bias), by tanh; what gelu was taken of goes to aux
+    GELU_GRADIENT = 192  # a @ b times gelu's slope at aux
+
+
+class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("status", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A matrix as it lies in memory."""
+
+    rows: int
+    cols: int
+    apart: int  # elements between two rows, or between two columns where it lies by columns
+    by_columns: bool
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Factor | None:
+        """None where neither rows nor columns lie together."""
+        rows, cols = x.shape
+        if x.stride(1) == 1 and x.stride(0) >= cols:
+            return cls(rows=rows, cols=cols, apart=x.stride(0), by_columns=False)
+        if x.stride(0) == 1 and x.stride(1) >= rows:
+            return cls(rows=rows, cols=cols, apart=x.stride(1), by_columns=True)
+        return None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The one that PyTorch has loaded; None without CUDA."""
+    if not torch.version.cuda:
+        return None
+    try:
+        return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
+    except OSError:
+        return None
+
+
+def why_not(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Why `product` does not take these; empty where it does."""
+    if not a.is_cuda or a.device != b.device:
+        return "cuBLASLt is for NVIDIA GPUs"
+    if a.dtype not in _KINDS or b.dtype != a.dtype:
+        return "cuBLASLt's epilogues are for bf16 and fp16"
+    if Factor.of(a) is None or Factor.of(b) is None or a.shape[1] != b.shape[0]:
+        return "the factors do not lie by rows or columns, or do not fit"
+    if any(size % 8 for x in (a, b) for size in x.shape):
+        return "cuBLASLt's epilogues need sizes that 8 divides"
+    return "" if _library() is not None else "libcublasLt is not there"
+
+
+class _Product:
+    """One kind of product: its description, the algorithms that cuBLASLt's heuristic puts first, and which to take."""
+
+    choice: int | None = None  # none until `tune` has found one that is worth it
+
+    def __init__(self, a: Factor, b: Factor, dtype: torch.dtype, epilogue: Epilogue, alignment: int) -> None:
+        library = _library()
+        assert library is not None
+        self._lt = library
+        rows, cols = a.rows, b.cols
+        self.description = self._made("cublasLtMatmulDescCreate", _COMPUTE_32F, _SCALE_32F)
+        # its A is our b, its B our a: both transposed, as is the result
+        self._describe(_TRANS_A, ctypes.c_int32(_TRANSPOSED if b.by_columns else 0))
+        self._describe(_TRANS_B, ctypes.c_int32(_TRANSPOSED if a.by_columns else 0))
+        self._describe(_EPILOGUE, ctypes.c_uint32(epilogue))
+        if epilogue in (Epilogue.GELU_BIAS, Epilogue.GELU_GRADIENT):
+            self._describe(_AUX_LD, ctypes.c_int64(cols))
+        self._kind = _KINDS[dtype]
+        self._layouts = (self._layout(b), self._layout(a), self._layout_of(cols, rows, cols))
+        preference = self._made("cublasLtMatmulPreferenceCreate")
+        self._prefer(preference, _MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
+        for each in _ALIGNMENTS:
+            self._prefer(preference, each, ctypes.c_uint32(alignment))
+        # the heuristic looks at pointers for their alignment alone
+        if epilogue in (Epilogue.BIAS, Epilogue.GELU_BIAS):
+            self._describe(_BIAS, ctypes.c_uint64(256))
+        if epilogue in (Epilogue.GELU_BIAS, Epilogue.GELU_GRADIENT):
+            self._describe(_AUX, ctypes.c_uint64(256))
+        self.algorithms = (_Algorithm * CANDIDATES)()
+        count = ctypes.c_int(0)
+        left, right, out = self._layouts
+        status = library.cublasLtMatmulAlgoGetHeuristic(
+            ctypes.c_void_p(torch.cuda.current_blas_handle()), self.description, left, right, out, out, preference,
+            CANDIDATES, self.algorithms, ctypes.byref(count),
+        )  # fmt: skip
+        library.cublasLtMatmulPreferenceDestroy(preference)
+        self.count = 0 if status else count.value  # none: cuBLASLt has no kernel for this
+
+    def _made(self, name: str, *args: int) -> ctypes.c_void_p:
+        found = ctypes.c_void_p()
+        _checked(name, getattr(self._lt, name)(ctypes.byref(found), *args))
+        return found
+
+    def _layout(self, x: Factor) -> ctypes.c_void_p:
+        rows, cols = (x.rows, x.cols) if x.by_columns else (x.cols, x.rows)
+        return self._layout_of(rows, cols, x.apart)
+
+    def _layout_of(self, rows: int, cols: int, apart: int) -> ctypes.c_void_p:
+        found = ctypes.c_void_p()
+        sizes = (ctypes.c_uint64(rows), ctypes.c_uint64(cols), ctypes.c_int64(apart))
+        name = "cublasLtMatrixLayoutCreate"
+        _checked(name, self._lt.cublasLtMatrixLayoutCreate(ctypes.byref(found), self._kind, *sizes))
+        return found
+
+    def _describe(self, attribute: int, value: Any) -> None:
+        name = "cublasLtMatmulDescSetAttribute"
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        _checked(name, self._lt.cublasLtMatmulDescSetAttribute(self.description, attribute, ctypes.byref(value), size))
+
+    def _prefer(self, preference: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        name = "cublasLtMatmulPreferenceSetAttribute"
+        _checked(name, self._lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size))
+
+    def launch(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, aux: torch.Tensor | None,
+        choice: int,
+    ) -> None:  # fmt: skip
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        stream = torch.cuda.current_stream(a.device).cuda_stream
+        workspace = _workspace(a.device, stream)
+        left, right, result = self._layouts
+        with _LOCK:
+            if bias is not None:
+                self._describe(_BIAS, ctypes.c_uint64(bias.data_ptr()))
+            if aux is not None:
+                self._describe(_AUX, ctypes.c_uint64(aux.data_ptr()))
+            status = self._lt.cublasLtMatmul(
+                ctypes.c_void_p(torch.cuda.current_blas_handle()), self.description,
+                ctypes.byref(one), ctypes.c_void_p(b.data_ptr()), left, ctypes.c_void_p(a.data_ptr()), right,
+                ctypes.byref(zero), ctypes.c_void_p(out.data_ptr()), result, ctypes.c_void_p(out.data_ptr()), result,
+                ctypes.byref(self.algorithms[choice]), ctypes.c_void_p(workspace.data_ptr()),
+                ctypes.c_size_t(WORKSPACE_BYTES), ctypes.c_void_p(stream),
+            )  # fmt: skip
+        _checked("cublasLtMatmul", status)
+
+
+def _checked(name: str, status: int) -> None:
+    if status:
+        raise RuntimeError(f"{name} failed with status {status}")
+
+
+@functools.cache
+def _product(
+    a: Factor, b: Factor, dtype: torch.dtype, epilogue: Epilogue, alignment: int, device: torch.device
+) -> _Product:
+    return _Product(a, b, dtype, epilogue, alignment)
+
+
+@functools.cache
+def _workspace(device: torch.device, stream: int) -> torch.Tensor:
+    """One a stream: two products at once must not share it. Never let go, since graphs may hold it."""
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def _known(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, bias: torch.Tensor | None, aux: torch.Tensor | None
+) -> _Product | None:
+    left, right = Factor.of(a), Factor.of(b)
+    if left is None or right is None or why_not(a, b):
+        return None
+    places = [x.data_ptr() for x in (a, b, bias, aux) if x is not None]
+    alignment = next(size for size in (256, 128, 64, 32, 16, 8, 4, 2) if all(place % size == 0 for place in places))
+    return _product(left, right, a.dtype, epilogue, alignment, a.device)
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    epilogue: Epilogue = Epilogue.NONE,
+    *,
+    bias: torch.Tensor | None = None,
+    aux: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """a @ b, row-major; bias and aux are read or written as the epilogue says. None where no timing chose it."""
+    known = _known(a, b, epilogue, bias, aux)
+    if known is None or known.choice is None:
+        return None
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    known.launch(a, b, out, bias, aux, known.choice)
+    return out
+
+
+def tune(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    epilogue: Epilogue = Epilogue.NONE,
+    *,
+    bias: torch.Tensor | None = None,
+    aux: torch.Tensor | None = None,
+    rival: Callable[[], object],
+    beside: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Choose for products like this one: the fastest of the heuristic's first, with what must run `beside` it, if that
+    is faster than the `rival`. Waits for the device; gives what was measured, in seconds."""
+    known = _known(a, b, epilogue, bias, aux)
+    if known is None:
+        return {"choice": None, "why": why_not(a, b)}
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+
+    def launch(choice: int) -> None:
+        known.launch(a, b, out, bias, aux, choice)
+        beside()
+
+    calls: list[Callable[[], object]] = [rival]
+    calls += [functools.partial(launch, choice) for choice in range(known.count)]
+    best_s = [float("inf")] * len(calls)
+    for _ in range(ROUNDS):
+        for i, call in enumerate(calls):
+            best_s[i] = min(best_s[i], _elapsed_s(call))
+    best = min(range(len(calls)), key=best_s.__getitem__)
+    known.choice = best - 1 if best else None
+    return {"choice": known.choice, "rival_s": best_s[0], "first_s": best_s[1] if known.count else None,
+            "best_s": best_s[best]}  # fmt: skip
+
+
+def _elapsed_s(call: Callable[[], object]) -> float:
+    call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3 / CALLS

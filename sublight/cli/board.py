@@ -1,0 +1,93 @@
+"""What `sublight board` does: find a sandbox that works, start the graders, serve pages until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sublight.cli import output
+from sublight.errors import BadInput
+from sublight.learn.board.store import Store
+
+MOST_GRADERS = 64
+
+
+def add_account(db: str, name: str, json: str) -> None:
+    token = _store(db).add_account(name)
+    words = f"{name}'s token, which is not shown again: {token}"
+    output.show(words, {"name": name, "token": token}, json, whole_lines=True)
+
+
+def serve(db: str, *, host: str, port: int, graders: int, is_open: bool, sandbox: str) -> None:
+    try:
+        import uvicorn
+
+        from sublight.learn.board.app import make_app
+    except ImportError:
+        raise BadInput("this needs FastAPI and uvicorn: pip install 'sublight[board]'") from None
+    from sublight.learn.board import jail
+    from sublight.learn.board.runner import Runner
+
+    if not 1 <= graders <= MOST_GRADERS:
+        raise BadInput(f"--graders {graders}: give 1 to {MOST_GRADERS}")
+    store, listener = _store(db), _listener(host, port)
+    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    home = Path(tempfile.mkdtemp(prefix="sublight-board-", dir=room))
+    home.chmod(0o711)
+    runner: Runner | None = None
+    try:
+        way, reason = jail.usable(home, sandbox)
+        why_not = f"no sandbox can be had here ({reason})" if way is None else why_not_graded()
+        if way is not None and not why_not:
+            runner = Runner(store, way, home, graders=graders)
+            runner.start()
+        address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+        ran = f"entries are run in {way}, {graders} at a time" if runner else f"no code is run: {why_not}"
+        print(f"sublight: {address}; {ran}", file=sys.stderr, flush=True)
+        app = make_app(store, why_not_run=why_not, is_open=is_open)
+        config = uvicorn.Config(app, log_level="warning", server_header=False, limit_concurrency=256)
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        if runner is not None:
+            runner.stop()
+        listener.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def why_not_graded() -> str:
+    """What the grader needs and is not installed; found without loading it."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "triton") if find_spec(name) is None]
+    return f"the grader needs {' and '.join(missing)}, which this server has not" if missing else ""
+
+
+def _store(db: str) -> Store:
+    from sublight.learn.board import jail
+
+    file = Path(db).expanduser().resolve()
+    if jail.is_shown(file):
+        raise BadInput(f"--db {db}: code in a sandbox could read it there; name a file outside of Python's folders")
+    if file.is_dir() or not file.parent.is_dir():
+        raise BadInput(f"--db {db}: name a file in a folder that is there")
+    before = os.umask(0o077)  # tokens' hashes and everybody's code
+    try:
+        return Store(file)
+    finally:
+        os.umask(before)
+
+
+def _listener(host: str, port: int) -> Any:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"cannot listen on {host}, port {port}: {error}; use --host and --port") from None
+    return listener

@@ -1,0 +1,113 @@
+"""Each way of sharing a model out gives the losses of one process; another number of ranks goes on with a checkpoint.
+
+The rule is `correct`'s: over a run of twelve steps no loss is further from float64's than twice the plain process's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+from sublight import correct
+from sublight.engines.train import data, log
+from sublight.engines.train.loop import Trainer
+from sublight.engines.train.parallel import fakes
+
+ROOT = Path(__file__).parents[4]
+MOST_S = 300  # processes start slowly on a busy machine
+
+
+def torchrun(folder: Path, how: str, ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(ranks),
+        "--master-port",
+        str(port),
+    ]
+    command += ["-m", fakes.__name__, str(folder), how, *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=MOST_S)
+
+
+def losses(folder: Path) -> torch.Tensor:
+    """Of steps and evaluations, in order."""
+    rows = log.read(folder / log.NAME)
+    return torch.tensor([row.get("loss", row.get("held_out_loss")) for row in rows], dtype=torch.float64)
+
+
+def alone(folder: Path, dtype: torch.dtype) -> torch.Tensor:
+    """The same run in one process."""
+    made = fakes.made(folder, "", 12)
+    trainer = Trainer(made, data.opened(made.tokens), torch.device("cpu"))
+    trainer.model.to(dtype).compute = dtype
+    trainer.train()
+    return losses(folder)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
+    """One process's losses, in fp32 and in fp64."""
+    folder = tmp_path_factory.mktemp("alone")
+    torch.set_num_threads(1)
+    return alone(folder / "32", torch.float32), alone(folder / "64", torch.float64)
+
+
+def assert_as_alone(folder: Path, known: tuple[torch.Tensor, torch.Tensor]) -> None:
+    found = losses(folder)
+    assert len(found) == 15  # twelve steps, three evaluations
+    error = correct.error("losses", found.float(), known[0].float(), known[1])
+    assert error.ok, error
+
+
+CASES = [(how, ranks) for how in ("fsdp", "ddp", "tp", "pp") for ranks in (2, 4)]
+
+
+@pytest.mark.parametrize(("how", "ranks"), CASES)
+def test_losses_are_those_of_one_process(
+    how: str, ranks: int, tmp_path: Path, known: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    done = torchrun(tmp_path, how, ranks, "12")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_as_alone(tmp_path, known)
+    state = torch.load(tmp_path / "whole.pt")
+    assert len(state) == 52 and all(x.isfinite().all() for x in state.values())
+
+
+@pytest.mark.parametrize("how", ["fsdp", "ddp", "tp", "pp"])
+def test_a_rank_that_dies_is_reported_and_another_number_goes_on(
+    how: str, tmp_path: Path, known: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    broken = torchrun(tmp_path, how, 2, "12", "1", "6")
+    assert broken.returncode != 0 and "exitcode  : 9" in broken.stderr
+    assert max(row["step"] for row in log.read(tmp_path / log.NAME)) >= 4
+    done = torchrun(tmp_path, how, 4, "12")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_as_alone(tmp_path, known)
+
+
+def test_a_wrong_share_would_be_seen(known: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """What a rank that read another's sequences would give: losses of another run."""
+    other = known[0] * (1 + 1e-4)
+    assert not correct.error("losses", other.float(), known[0].float(), known[1]).ok
+
+
+def test_settings_travel(tmp_path: Path) -> None:
+    made = fakes.made(tmp_path, "pp", 12)
+    assert json.loads((tmp_path / "run.json").read_text())["settings"]["parallel"] == "pp"
+    assert replace(made.settings, parallel="") == fakes.made(tmp_path / "other", "", 12).settings
