@@ -129,14 +129,22 @@ def _start(request: Request) -> int:
 
 
 def _check(request: Request) -> int:
+    from sublight.learn.grade import standing
     from sublight.learn.grade.crew import Crew
     from sublight.learn.target import target
 
     exercise = _chosen(request)
-    file, gpu = _file(request, exercise), target(request.gpu)
+    file = _file(request, exercise)
     source = _read(file)
-    with Crew() as crew:
-        verdict = _checked(exercise, source, file, crew, gpu)
+    try:
+        if not standing.is_wanted():
+            raise standing.Unreachable
+        verdict = standing.check(exercise, source, gpu=request.gpu, file=str(file))
+        Progress().add(verdict, source)
+    except standing.Unreachable:
+        gpu = target(request.gpu)
+        with Crew() as crew:
+            verdict = _checked(exercise, source, file, crew, gpu)
     output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
     return 0 if verdict.has_passed else 1
 

@@ -118,7 +118,7 @@ def _card(exercise: Exercise, state: State, language: str, *, is_next: bool, is_
     if state.has_passed and state.best:
         foot.append(f"{units.percent(state.best)} of the limit")
     elif state.attempts:
-        foot.append(f"{len(state.attempts)} checks")
+        foot.append(f"{len(state.attempts)} check{'s' * (len(state.attempts) > 1)}")
     elif exercise.needs:
         foot.append(f"after {', '.join(exercise.needs)}")
     fractions = [each.fraction for each in state.attempts if each.fraction is not None]
