@@ -18,6 +18,7 @@ from sublight.engines.generate.engine import Engine, Request
 from sublight.engines.generate.layers import Mode
 from sublight.engines.generate.llama import Llama
 from sublight.engines.generate.sampling import Draw, Sampling, choose, largest
+from sublight.engines.generate.scheduler import Chunk, Text
 from sublight.errors import BadInput
 from sublight.fix.graph.fake import Fake
 
@@ -231,3 +232,14 @@ def test_a_batch_that_cannot_be_captured_is_launched(tiny: Llama, monkeypatch: p
     with pytest.warns(RuntimeWarning, match="no CUDA graph for a batch of 1: out of memory") as seen:
         list(engine.run([request]))
     assert request.new == plain.new and len(seen) == 1 and engine.decoder.graph_count == 0
+
+
+def test_a_text_that_began_anew_has_its_new_pages(tiny: Llama) -> None:
+    """After preemption: as many pages in the same row, and others."""
+    decoder = Engine(tiny, pages=40, page=4).decoder
+    text = Text([1] * 6, 20, pages=[3, 4], cached=5, begun=1)
+    decoder._write([Chunk(text, 5, 1)], 1, 2)
+    text.pages, text.begun = [7, 9], 2
+    decoder._write([Chunk(text, 5, 1)], 1, 2)
+    assert decoder._table_there[:2].tolist() == [7, 9]
+    assert decoder._numbers_there[:, 0].tolist() == [1, 5, 9 * 4 + 1, 6]
