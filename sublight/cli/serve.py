@@ -74,8 +74,20 @@ def command(request: Request) -> None:
         room = engine.scheduler.pages.count * engine.scheduler.pages.size
         served = replace(served, longest=min(served.longest, room))  # a text that the cache does not hold never ends
 
+        workers: list[Worker] = []
+
         def worker(**how: Any) -> Worker:
-            return Worker(engine, served.words, most_waiting=request.queue, most_s=request.time_limit_s, **how)
+            limits = {"most_waiting": request.queue, "most_s": request.time_limit_s}
+            workers.append(Worker(engine, served.words, **limits, **how))
+            return workers[-1]
+
+        class Server(uvicorn.Server):
+            """Told to end (Ctrl-C, SIGTERM), it ends what streams; uvicorn alone would wait, then log a traceback."""
+
+            def handle_exit(self, sig: int, frame: Any) -> None:
+                for each in workers:
+                    each.end()
+                super().handle_exit(sig, frame)
 
         app = app_of(served, worker, key=request.key)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S, access_log=False)
@@ -84,7 +96,7 @@ def command(request: Request) -> None:
         print(f"{served.name} on {where}, {served.longest} tokens a text, {room} in the cache", flush=True)
         if host not in ("127.0.0.1", "::1") and not request.key:
             print("sublight: other machines may use it, and there is no --api-key", file=sys.stderr)
-        uvicorn.Server(config).run(sockets=[listening])
+        Server(config).run(sockets=[listening])
 
 
 def served_of(request: Request) -> Served:

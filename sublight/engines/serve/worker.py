@@ -87,10 +87,14 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """What runs is cancelled."""
+    def end(self) -> None:
+        """What runs is cancelled, and told so; nothing is waited for."""
         self._is_ending = True
         self._inbox.put(None)
+
+    def stop(self) -> None:
+        """The same, and the thread has ended."""
+        self.end()
         if self._thread.is_alive():
             self._thread.join(30)
 

@@ -44,9 +44,9 @@ def job_of(prompt: list[int], new: int, how: Sampling | None = None, **more: Any
     return Job(prompt, new, how or Sampling(), listener, **more), listener
 
 
-@pytest.mark.parametrize("count", (32, 512))
-def test_a_load_with_cancels(count: int) -> None:
-    """Half of them drawn, a third begins alike, an eighth goes away at some moment."""
+def test_a_load_with_cancels() -> None:
+    """Half of them drawn, a third begins alike, an eighth goes away; benchmarks/serve_load.py sends 512."""
+    count = 32
     chance = random.Random(count)
     engine = tiny_engine(MODEL, pages=30)
     worker = Worker(engine, Letters(), most_waiting=count)
@@ -143,6 +143,22 @@ def test_an_engine_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     assert "the engine failed" in worker.failure and worker.gauges["up"] == 0
     with pytest.raises(Failure, match="the engine failed"):
         worker.submit([job_of([1], 5)[0]])
+
+
+def test_what_runs_is_told_when_the_server_ends() -> None:
+    engine = tiny_engine(MODEL)
+    worker = Worker(engine, Letters())
+    running, waiting = job_of([1, 2], 90), job_of([3], 5)
+    worker.submit([running[0]])
+    worker._take_in(wait=False)
+    worker._step()
+    worker.submit([waiting[0]])
+    worker.end()
+    worker.start()
+    assert all(heard.is_done.wait(60) for _, heard in (running, waiting))
+    assert all(heard.failure is not None and heard.failure.status == 503 for _, heard in (running, waiting))
+    worker._thread.join(60)
+    assert engine.scheduler.pages.free == 24 and not worker.failure
 
 
 def test_a_job_that_the_engine_refuses_is_told_why() -> None:
