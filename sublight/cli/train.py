@@ -113,19 +113,21 @@ def shared(request: Request, device: str) -> int:
 
 
 def _shared(request: Request, device: str) -> int:
+    from sublight.engines.train.settings import PARALLEL
+
+    if request.parallel:
+        one_of("parallel", request.parallel, PARALLEL)
     if not is_torchrun():
         example = f"torchrun --nproc-per-node 2 -m sublight train --parallel {request.parallel}"
         raise BadInput(f"--parallel {request.parallel} is for processes that torchrun starts: {example} …")
     if request.explain:
         raise BadInput("--explain is for one process: `sublight explain` takes a folder with a trace of each rank")
+    if not request.resume and not request.parallel:
+        raise BadInput("torchrun starts several processes: say how they share the work, as in --parallel ddp")
     from sublight.engines.train import data
     from sublight.engines.train import run as runs
     from sublight.engines.train.parallel import ranks as processes
 
-    if not request.resume:
-        if not request.parallel:
-            raise BadInput("torchrun starts several processes: say how they share the work, as in --parallel ddp")
-        one_of("parallel", request.parallel, processes.HOWS)
     with processes.joined(device) as ranks:
         make = resumed if request.resume else partial(started, device=device)
         folder = ranks.first_does(lambda: str(make(request)[0].folder))
