@@ -183,9 +183,13 @@ class _Product:
         _checked("cublasLtMatmul", status)
 
 
+class LaunchFailed(RuntimeError):
+    """cuBLASLt's word for it is a number."""
+
+
 def _checked(name: str, status: int) -> None:
     if status:
-        raise RuntimeError(f"{name} failed with status {status}")
+        raise LaunchFailed(f"{name} failed with status {status}")
 
 
 class Kind(NamedTuple):
@@ -281,9 +285,15 @@ def tune(
     calls: list[Callable[[], object]] = [rival]
     calls += [functools.partial(launch, choice) for choice in range(known.count)]
     best_s = [float("inf")] * len(calls)
+    refused: set[int] = set()
     for _ in range(ROUNDS):
         for i, call in enumerate(calls):
-            best_s[i] = min(best_s[i], _elapsed_s(call))
+            if i in refused:
+                continue
+            try:
+                best_s[i] = min(best_s[i], _elapsed_s(call))
+            except LaunchFailed:  # what the heuristic proposes need not run on every GPU
+                refused.add(i)
     best = min(range(len(calls)), key=best_s.__getitem__)
     _chosen().pop(kind, None)
     if best:
