@@ -208,7 +208,7 @@ def check_words(request: Request, device: str) -> None:
     ):
         if word:
             one_of(what, word, known)
-    layers.attention_by(request.attention or "ours", device)  # type: ignore[arg-type]
+    layers.attention_by(request.attention or "ours", device, deterministic=request.deterministic)  # type: ignore[arg-type]
 
 
 def dtype_named(words: str) -> str:
