@@ -231,12 +231,6 @@ def test_tl_debug_barrier_is_a_barrier_of_the_block() -> None:
     assert rows["bar.sync"] == (0, 1) and rows["atom.global"] == (0, 0)
 
 
-def test_no_two_spans_of_a_lane_overlap_unseen() -> None:
-    one, two = (Span(lane="kernel", name=str(i), start_s=i, elapsed_s=1.0) for i in range(2))
-    late = Span(lane="kernel", name="2", start_s=1.5, elapsed_s=1.0)
-    assert not overlap.overlapping((two, one)) and overlap.overlapping((one, two, late))
-
-
 def test_a_record_is_read_as_written(tmp_path: Path) -> None:
     table = Table(title="t", columns=(("a", "s"), ("b", "")), rows=((1e-6, "x"), (None, "y")), note="n")
     lane = Timeline(title="l", spans=(Span(lane="copy", name="0", start_s=0.0, elapsed_s=1.0),))
