@@ -188,7 +188,7 @@ NCU = """==PROF== Connected to process 7
 def test_counters_become_a_row() -> None:
     table = occupancy.counter_table(ncu.parse(NCU), [("one_in_flight", 4, 0)])
     name, *figures, waits = table.rows[0]
-    assert name == "one_in_flight, 16 warps" and waits == "device memory, L2 (90%)"
+    assert name == "one, 16 warps" and waits == "device memory, L2 (90%)"
     assert figures == pytest.approx([0.25, 0.245, 3.9, 3.8, 0.1, 0.08])
     with pytest.raises(BadInput, match="1 launches of 2"):
         occupancy.counter_table(ncu.parse(NCU), [("one_in_flight", 4, 0), ("four_in_flight", 4, 0)])
