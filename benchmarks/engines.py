@@ -3,9 +3,11 @@
     python benchmarks/engines.py --json engines.json          everything
     python benchmarks/engines.py --tiny --device cpu          tiny models, to see that it runs
 
-Decoding has the shape of Llama-3-8B with random weights, 1024 tokens of context, batch 1 and 64: eager and compiled
-over a contiguous cache, ours over pages, ours as CUDA graphs. Every part runs in a process of its own with a time
-limit: what hangs or fails costs its own rows.
+Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is
+the engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same
+without graphs, `int4` with weights of four bits. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops
+over a contiguous cache, under torch.compile(mode="reduce-overhead"). Every part runs in a process of its own with a
+time limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from sublight.results import write_json
 if TYPE_CHECKING:
     import torch
 
-    from sublight.engines.generate.llama import Cache, Llama
+    from sublight.engines.generate.config import Config
+    from sublight.engines.generate.llama import Weights
 
 Row = dict[str, Any]
-LIMIT_S = {  # of each process, 239 s together; what compiles needs the most
-    "decode": {"eager": 20.0, "ours": 22.0, "graphs": 22.0, "compile": 70.0},
+LIMIT_S = {  # of each process; what compiles needs the most
+    "decode": {"graphs": 35.0, "int4": 30.0, "launches": 20.0, "compile": 115.0},
 }
+BASE = {"train": "eager", "decode": "compile"}  # what the others are compared with
+PROFILED = 3  # steps
 WARMUP = 10  # steps: some until a graph is captured
 MEASURED_S = 4.0  # of steps, after those that warm up
 
@@ -52,7 +57,7 @@ class Sizes:
 
 
 TINY = Sizes(
-    context=16, layers=1, dim=64, inner=64, heads=2, kv_heads=1, llama_vocab=64,
+    context=16, layers=1, dim=128, inner=128, heads=2, kv_heads=1, llama_vocab=64,
     batches=(1, 3), room=200,
 )  # fmt: skip
 
@@ -85,7 +90,6 @@ def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
 
     from sublight.engines.generate import weights
     from sublight.engines.generate.config import Config
-    from sublight.engines.generate.llama import Cache, Llama
 
     config = Config(
         layers=sizes.layers, dim=sizes.dim, inner=sizes.inner, heads=sizes.heads, kv_heads=sizes.kv_heads,
@@ -93,41 +97,69 @@ def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
         theta=5e5,
     )  # fmt: skip
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    made = weights.random(config, dtype=dtype, device=device)
-    for batch in sizes.batches:
+    made = weights.random(config, dtype=dtype, device=device, how="w4a16" if mode == "int4" else "")
+    rate = _memory_rate(device)
+    for batch in sizes.batches if mode in ("graphs", "int4") else sizes.batches[:1]:  # compiling takes a minute
         if device == "cuda":
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        model = Llama(config, made, mode="eager" if mode in ("eager", "compile") else "ours")
-        page = 16
-        width = -(-config.longest // page)
-        cache = Cache(config, batch * width, page, made.tokens)
-        cache.k.normal_()
-        cache.v.normal_()
-        step, wrapped = decode_step(model, cache, mode, batch, width, device, sizes)
-        count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - WARMUP - 1)
-        read = sum(x.numel() * x.element_size() for block in made.blocks for x in _tensors(block))
-        read += made.head.numel() * made.head.element_size()
-        keys = batch * sizes.context * 2 * config.kv_heads * config.head_dim * config.layers * cache.k.element_size()
-        floor = _memory_rate(device)
+        begin = time.perf_counter()
+        step, note = (by_compile if mode == "compile" else by_engine)(config, made, mode, batch, device, sizes)
+        ready_s = time.perf_counter() - begin
+        count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - batch // 2 - WARMUP - PROFILED - 8)
+        keys = batch * sizes.context * 2 * config.kv_heads * config.head_dim * config.layers * made.tokens.itemsize
+        floor = rate and rate * batch / (made.read_bytes + keys)
         row = {"part": "decode", "mode": mode, "batch": batch, "context": sizes.context, "dtype": str(dtype)[6:]}
-        figures = _figures(count * batch / seconds, floor and floor * batch / (read + keys), device)
-        yield row | figures | {"steps": count, "note": wrapped()}
+        kernels = by_kernel(step) if device == "cuda" else []
+        more = {"steps": count, "step_s": seconds / count, "kernels": kernels, "ready_s": ready_s, **note()}
+        yield row | _figures(count * batch / seconds, floor, device) | more
 
 
-def decode_step(
-    model: Llama, cache: Cache, mode: str, batch: int, width: int, device: str, sizes: Sizes
-) -> tuple[Callable[[], None], Callable[[], str]]:
-    """One token for every text, all on the device; and what a graph has to say of itself."""
+def by_engine(
+    config: Config, made: Weights, mode: str, batch: int, device: str, sizes: Sizes
+) -> tuple[Callable[[], None], Callable[[], Row]]:
+    """The engine's own step, from when every prompt is in the cache."""
+    import random
+
+    from sublight.engines.generate.engine import PAGE, Engine, Request
+    from sublight.engines.generate.llama import Llama
+
+    chance = random.Random(1)  # prompts that differ: pages are not shared
+    model = Llama(config, made, mode="ours" if device == "cuda" else "eager")
+    pages = batch * -(-config.longest // PAGE)
+    engine = Engine(model, pages=pages, most_texts=batch, most_tokens=2048, graphs=mode != "launches")
+    prompts = [[chance.randrange(config.vocab) for _ in range(sizes.context)] for _ in range(batch)]
+    texts = [engine.add(Request(prompt, sizes.room)) for prompt in prompts]
+    while any(text.cached < sizes.context for text in texts):
+        engine.step()
+    decoder = engine.decoder
+
+    def note() -> Row:
+        return {"graphs": decoder.graph_count, "graph_bytes": decoder.graph_bytes}
+
+    def step() -> None:
+        if len(engine.step()) != batch:
+            raise RuntimeError("a text ended while the batch was timed: give it more room")
+
+    return step, note
+
+
+def by_compile(
+    config: Config, made: Weights, mode: str, batch: int, device: str, sizes: Sizes
+) -> tuple[Callable[[], None], Callable[[], Row]]:
+    """One token for every text, all on the device; the host never looks at one."""
     import torch
 
-    import sublight
-    from sublight.fix.graph.callable import Graph
+    from sublight.engines.generate.llama import Cache, Llama
 
-    page = cache.k.shape[2]
-    if mode in ("eager", "compile"):
-        model.layers = contiguous(model.layers, batch)
-    elif device == "cuda":
-        model.layers = our_kernels(model.layers)
+    page = 16
+    width = -(-config.longest // page)
+    model = Llama(config, made, mode="eager")
+    model.layers = contiguous(model.layers, batch)
+    cache = Cache(config, batch * width, page, made.tokens)
+    for x in (cache.k, cache.v):
+        x.normal_()
+        torch._dynamo.mark_static_address(x)  # else its graphs refuse a cache that is written in place
     table = torch.arange(batch * width, dtype=torch.int32, device=device).view(batch, width)
     first = torch.arange(batch, device=device) * width * page
     ids = torch.arange(batch, device=device) % sizes.llama_vocab
@@ -137,26 +169,39 @@ def decode_step(
         lengths = (positions + 1).to(torch.int32)
         return model.decode(ids, positions, first + positions, table, lengths, cache).argmax(-1)
 
-    call: Callable[..., torch.Tensor] = forward
-    if mode == "compile":
-        for x in (cache.k, cache.v):
-            torch._dynamo.mark_static_address(x)  # else its graphs refuse a cache that is written in place
-        call = torch.compile(forward, mode="reduce-overhead", dynamic=False)
-    elif mode == "graphs":
-        call = sublight.graph(forward)
+    call = torch.compile(forward, mode="reduce-overhead", dynamic=False)
 
     def step() -> None:
         nonlocal ids
         ids = call(ids, positions).clone()
         positions.add_(1)
 
-    return step, lambda: str(call.report())[:400] if isinstance(call, Graph) else ""
+    return step, dict
+
+
+def by_kernel(step: Callable[[], None]) -> list[Row]:
+    """What runs on the GPU in a step, the dearest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        for _ in range(PROFILED):
+            step()
+        torch.cuda.synchronize()
+    rows = [
+        {"kernel": each.key[:90], "count": each.count / PROFILED, "us": each.self_device_time_total / PROFILED}
+        for each in seen.key_averages()
+        if each.self_device_time_total > 0 and str(each.device_type).endswith("CUDA")
+    ]
+    return sorted(rows, key=lambda row: -row["us"])[:20]
 
 
 def contiguous(layers: Any, batch: int) -> Any:
     """PyTorch's way: each text has a row of one large cache, and attention is the fused one under a mask."""
     import torch
     import torch.nn.functional as F
+
+    from sublight.engines.generate.layers import turn_then
 
     def write(
         k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
@@ -177,30 +222,18 @@ def contiguous(layers: Any, batch: int) -> Any:
         out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
         return out[:, :, 0]
 
-    return replace(layers, kv_write=write, paged_attention=attend)
-
-
-def our_kernels(layers: Any) -> Any:
-    """By name: a call without one goes to PyTorch's where ours were never timed."""
-    from functools import partial
-
-    return replace(
-        layers,
-        kv_write=partial(layers.kv_write, provider="sublight"),
-        paged_attention=partial(layers.paged_attention, provider="sublight"),
-    )
-
-
-def _tensors(block: Any) -> list[Any]:
-    return [x for x in (getattr(block, name) for name in block.__slots__) if x is not None]
+    return replace(layers, rope_kv_write=turn_then(write), paged_attention=attend)
 
 
 def _memory_rate(device: str) -> float | None:
-    """Bytes a second: as measured here, else the vendor's."""
+    """Bytes a second that can be read: as measured on this machine, else on one like it, else the vendor's."""
     from sublight.limits import run
+    from sublight.results import read_limits_file
 
     machine = run.this_machine("cuda" if device == "cuda" else "cpu")
     found = run.cached(machine)
+    if found is None and machine.gpu and machine.gpu.key == "h200":
+        found = read_limits_file(Path(__file__).parents[1] / "examples/recorded/h200/limits.json")
     if found and (rate := found.memory_rate(1.0, 0.0)):
         return rate
     return machine.gpu.memory_bytes_per_s if machine.gpu else None
@@ -228,7 +261,7 @@ def run_part(part: str, mode: str, words: Sequence[str]) -> list[Row]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
             if done.returncode:
-                error = (done.stderr.strip().splitlines() or ["no word"])[-1][:300]
+                error = " | ".join(done.stderr.strip().splitlines()[-4:] or ["no word"])[-900:]
         except subprocess.TimeoutExpired:
             error = f"not done within {limit_s:.0f} s"
         rows: list[Row] = json.loads(out.read_text()) if out.exists() else []
@@ -237,25 +270,34 @@ def run_part(part: str, mode: str, words: Sequence[str]) -> list[Row]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line a row, against the first mode of its part and batch."""
-    lines = [f"{'part':8}{'mode':9}{'batch':>6}{'tokens/s':>12}{'of eager':>10}{'of limit':>10}{'memory':>10}"]
+    lines = [f"{'part':8}{'mode':9}{'batch':>6}{'tokens/s':>12}{'of base':>10}{'of limit':>10}{'memory':>10}"]
     for row in rows:
         head = f"{row['part']:8}{row['mode']:9}"
         if "error" in row:
             lines.append(f"{head}  {row['error']}")
             continue
         same = (each for each in rows if each["part"] == row["part"] and each.get("batch") == row["batch"])
-        eager = next((each["tokens_per_s"] for each in same if each["mode"] == "eager"), None)
-        ratio = f"{row['tokens_per_s'] / eager:.2f}" if eager else "–"
+        base = next((each["tokens_per_s"] for each in same if each["mode"] == BASE[row["part"]]), None)
+        ratio = f"{row['tokens_per_s'] / base:.2f}" if base else "–"
         share = f"{100 * row['fraction']:.0f} %" if row["fraction"] else "–"
         memory = f"{row['memory_bytes'] / 1e9:.1f} GB" if row["memory_bytes"] else "–"
         loss = f"  loss {row['loss']:.4f}" if "loss" in row else ""
         lines.append(f"{head}{row['batch']:>6}{row['tokens_per_s']:>12,.0f}{ratio:>10}{share:>10}{memory:>10}{loss}")
+    for row in rows:
+        if kernels := row.get("kernels"):
+            busy = sum(each["us"] for each in kernels)
+            whole = f"{1e6 * row['step_s']:.0f} µs a step, {busy:.0f} of them in kernels"
+            lines.append(f"\n{row['mode']}, batch {row['batch']}: {whole}")
+            lines += [
+                f"  {each['us']:>8.1f} µs {each['count']:>6.0f} x  {each['kernel'][:70]}" for each in kernels[:14]
+            ]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(LIMIT_S), help="one of the two")
+    parser.add_argument("--modes", default="", help="of them, these alone: graphs,int4")
     parser.add_argument("--tiny", action="store_true", help="tiny models: shows that it runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
@@ -270,14 +312,15 @@ def main() -> None:
             write_json(found, Path(given.json))  # whole at any moment: the next row may never come
         return
     words = ["--device", given.device, *["--tiny"] * given.tiny]
-    parts = [(part, mode) for part in LIMIT_S if given.only in (None, part) for mode in LIMIT_S[part]]
+    modes = given.modes.split(",") if given.modes else [mode for each in LIMIT_S.values() for mode in each]
+    parts = [(part, mode) for part in LIMIT_S if given.only in (None, part) for mode in LIMIT_S[part] if mode in modes]
     rows: list[Row] = []
     for part, mode in parts:
         rows += run_part(part, mode, words)
+        if given.json:
+            write_json(rows, Path(given.json))
         print(f"{part} {mode} done", file=sys.stderr, flush=True)
     print(table(rows))
-    if given.json:
-        write_json(rows, Path(given.json))
 
 
 if __name__ == "__main__":

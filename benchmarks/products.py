@@ -2,32 +2,38 @@
 
     python benchmarks/products.py choice low-bit --json benchmarks/products_h200.json     what the docs show
     python benchmarks/products.py tiles skinny rows --json products.json
+    python benchmarks/products.py splits epilogue fp8 --json splits.json     what tiles.py and choice.py go by
 
 Each part prints a table as it goes, and the file is written after each, so that a run that is cut short keeps what it
 has. `choice` holds what the plan decides against what is faster; `tiles` tries every tile on the shapes of Llama's
-layers; `rows` times log-spaced shapes, of which every fifth is marked as held back.
+layers, `splits` every way to share out what whole rounds leave over; `epilogue` holds a product with what follows it
+against cuBLAS and a kernel behind it; `rows` times log-spaced shapes, of which every fifth is marked as held back.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
-from sublight import bench, timing
+import sublight
+from sublight import bench, correct, timing
+from sublight.backend.device import Facts
 from sublight.ops.matmul import tiles
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
-from sublight.ops.matmul.tiles import Tile
+from sublight.ops.matmul.scaled_matmul import SCALED_MATMUL
+from sublight.ops.matmul.tiles import Split, Tile, split_of
 
 LAYERS = (
     (6144, 4096),
@@ -130,6 +136,131 @@ def choice() -> Iterator[Row]:
             print(f"{sizes} {theirs / ours:>6.2f}  {reason}", flush=True)
 
 
+def every_split() -> Iterator[Row]:
+    """Each way to share out the tiles of Llama's layers at 256 to 1024 rows, against cuBLAS."""
+    gpu = Facts()
+    print(f"{'m':>6} {'n':>7} {'k':>6} {'cuBLAS µs':>10} {'rule':>6} {'best':>6}  ratios; the best's rounds, pieces")
+    for m, (n, k) in itertools.product((256, 512, 1024), LAYERS):
+        inputs = sets_of(m, n, k)[:16]
+        before = seconds(torch.matmul, inputs, 0.03)
+        rule = split_of(m, n, k, gpu)
+        times: dict[Split, float | None] = {}
+        for split, stages in itertools.product(tiles.splits(m, n, k, gpu), (4,)):
+            tried = replace(split, tile=replace(split.tile, stages=stages)) if split.pieces > 1 else split
+            token = tiles.TRIED_SPLIT.set(tried)
+            try:
+                if tried not in times:
+                    times[tried] = seconds(MATMUL.providers["split_k"].launch, inputs, 0.02)
+                    if split.pieces > 1 and (m, n) in ((256, 6144), (256, 28672)):
+                        assert_right(inputs[0])
+            finally:
+                tiles.TRIED_SPLIT.reset(token)
+        theirs = min(filter(None, (before, seconds(torch.matmul, inputs, 0.03))))
+        for split, time_s in times.items():
+            yield {"m": m, "n": n, "k": k, "time_s": time_s, "torch_s": theirs, "rounds": split.rounds,
+                   "pieces": split.pieces, **asdict(split.tile), "is_rule": split == rule}  # fmt: skip
+        best = min((split for split, time_s in times.items() if time_s), key=lambda split: times[split] or math.inf)
+        print(
+            f"{m:>6} {n:>7} {k:>6} {1e6 * theirs:>10.1f} {theirs / (times[rule] or math.inf):>6.2f} "
+            f"{theirs / (times[best] or math.inf):>6.2f}  {best.rounds} {best.pieces} "
+            f"{best.tile.bm}x{best.tile.bn} stages {best.tile.stages}",
+            flush=True,
+        )
+
+
+def assert_right(inputs: tuple[Any, ...]) -> None:
+    error = correct.settled(
+        lambda seed: correct.forward_errors(MATMUL.providers["split_k"].launch, MATMUL.reference, inputs)
+    )
+    assert error.ok, error
+
+
+def with_epilogue() -> Iterator[Row]:
+    """A product and what follows it: one kernel of ours against cuBLAS and a pointwise kernel, the best of them."""
+    print(
+        f"{'m':>6} {'n':>7} {'k':>6} {'what':>14} {'ours µs':>9} {'cuBLAS + one':>13} {'as written':>11} {'ratio':>6}"
+    )
+    for m, (n, k) in itertools.product((512, 1024, 4096, 8192), ((4096, 4096), (14336, 4096), (4096, 14336))):
+        inputs = sets_of(m, n, k)[:8]
+        bias, residual = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((n,), (m, n)))
+        ways: dict[str, tuple[tuple[Any, ...], list[Callable[..., Any]]]] = {
+            "bias gelu": ((bias, None, "gelu"), [lambda a, b, h=bias: sublight.bias_gelu(a @ b, h)]),
+            "bias gelu_tanh": (
+                (bias, None, "gelu_tanh"),
+                [lambda a, b, h=bias: torch._addmm_activation(h, a, b, use_gelu=True)],
+            ),
+            "silu": ((None, None, "silu"), [lambda a, b: torch.nn.functional.silu(a @ b)]),
+            "bias residual": ((bias, residual, "none"), [lambda a, b, h=bias, r=residual: torch.addmm(h, a, b) + r]),
+            "residual": ((None, residual, "none"), [lambda a, b, r=residual: torch.addmm(r, a, b)]),
+        }
+        for name, (more, peers) in ways.items():
+            ours = seconds(lambda a, b, more=more: MATMUL.providers["split_k"].launch(a, b, *more), inputs, 0.03)
+            theirs = min(filter(None, (seconds(peer, inputs, 0.03) for peer in peers)), default=None)
+            written = seconds(lambda a, b, more=more: MATMUL.reference(a, b, *more), inputs, 0.02)
+            yield {"m": m, "n": n, "k": k, "what": name, "ours_s": ours, "torch_s": theirs, "written_s": written}
+            if ours and theirs and written:
+                times = f"{1e6 * ours:>9.1f} {1e6 * theirs:>13.1f} {1e6 * written:>11.1f}"
+                print(f"{m:>6} {n:>7} {k:>6} {name:>14} {times} {theirs / ours:>6.2f}", flush=True)
+
+
+CODES_SHAPES = (
+    *((8192, 8192, 8192), (4096, 4096, 4096), (4096, 14336, 4096), (8192, 28672, 4096), (4096, 4096, 14336)),
+    *((m, n, k) for m in (256, 512, 1024, 2048) for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (6144, 4096))),
+)
+CODES_TILES = (
+    Tile(bm=128, bn=128, bk=128, warps=8, stages=3),
+    Tile(bm=128, bn=128, bk=128, warps=8, stages=4),
+    Tile(bm=64, bn=128, bk=128, warps=4, stages=3),
+    Tile(bm=64, bn=256, bk=128, warps=8, stages=3),
+)
+
+
+def codes() -> Iterator[Row]:
+    """fp8: our kernels and PyTorch's, with sums of the tensor cores ("fast") and in fp32, scales of rows and blocks."""
+    row_sums = {"torch": False, "torch fast": True}
+    print(f"{'m':>6} {'n':>7} {'k':>6}  TFLOP/s of each")
+    for m, n, k in CODES_SHAPES:
+        count = max(1, min(16, math.ceil(2 * CACHE_BYTES / (m * k + n * k))))
+        shape = {"m": m, "n": n, "k": k}
+        by_row = [SCALED_MATMUL.inputs({**shape, "block": 0}, "float8_e4m3fn", "cuda", seed) for seed in range(count)]
+        by_block = [
+            SCALED_MATMUL.inputs({**shape, "block": 128}, "float8_e4m3fn", "cuda", seed) for seed in range(count)
+        ]
+        square = [(a, b, sa, sb[:, ::128].contiguous()) for a, b, sa, sb in by_block]
+        if (m, n, k) == CODES_SHAPES[1]:
+            for name, inputs in (
+                ("promoted", by_row),
+                ("persistent", by_row),
+                ("promoted", by_block),
+                ("promoted", square),
+            ):
+                truth = functools.partial(SCALED_MATMUL.reference, fast=name == "persistent")
+                errors = correct.forward_errors(SCALED_MATMUL.providers[name].launch, truth, inputs[0])
+                print(
+                    f"  {name} {tuple(inputs[0][3].shape)}: {'right' if errors[0].ok else f'WRONG {errors[0]}'}",
+                    flush=True,
+                )
+        times: dict[str, float | None] = {
+            name: seconds(functools.partial(SCALED_MATMUL.reference, fast=fast), by_row, 0.02)
+            for name, fast in row_sums.items()
+        }
+        times["ours fast"] = seconds(SCALED_MATMUL.providers["persistent"].launch, by_row, 0.02)
+        for tile in CODES_TILES if m in (8192, 512) else CODES_TILES[:2]:
+            token = tiles.TRIED.set(tile)
+            try:
+                name = f"{tile.bm}x{tile.bn} {tile.warps} warps {tile.stages} stages"
+                launch = SCALED_MATMUL.providers["promoted"].launch
+                times[f"rows {name}"] = seconds(launch, by_row, 0.02)
+                if tile.bn == 128:
+                    times[f"blocks {name}"] = seconds(launch, square, 0.02)
+                    times[f"columns {name}"] = seconds(launch, by_block, 0.02)
+            finally:
+                tiles.TRIED.reset(token)
+        yield {**shape, "seconds": times}
+        words = ", ".join(f"{name} {rate(m, n, k, time_s).strip()}" for name, time_s in times.items())
+        print(f"{m:>6} {n:>7} {k:>6}  {words}", flush=True)
+
+
 def few_rows() -> Iterator[Row]:
     """Of 1 to 64 rows: bytes of the weight a second."""
     print(f"{'m':>6} {'n':>7} {'k':>6} {'cuBLAS':>8} {'ours':>8} TB/s")
@@ -179,7 +310,16 @@ def log_spaced(count: int = 330) -> Iterator[Row]:
         made += 1
 
 
-PARTS = {"choice": choice, "tiles": every_tile, "skinny": few_rows, "low-bit": low_bit, "rows": log_spaced}
+PARTS = {
+    "choice": choice,
+    "tiles": every_tile,
+    "splits": every_split,
+    "epilogue": with_epilogue,
+    "fp8": codes,
+    "skinny": few_rows,
+    "low-bit": low_bit,
+    "rows": log_spaced,
+}
 
 
 def main() -> None:

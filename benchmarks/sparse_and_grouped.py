@@ -1,7 +1,7 @@
 """Grouped and sparse products, mixtures of experts and 8-bit layers on this GPU: right first, then timed against peers.
 
     python benchmarks/sparse_and_grouped.py moe sparse eight-bit --json sparse_and_grouped.json
-    python benchmarks/sparse_and_grouped.py tiles          which tile the grouped products want, about two minutes
+    python benchmarks/sparse_and_grouped.py tiles          which tile the grouped products want, about a minute
 
 `moe` is the layer at Qwen3-30B's and Mixtral's shapes against PyTorch's own grouped product and its loop over experts;
 `sparse` is 2:4 against the dense product, and the packing of W and its transpose; `eight-bit` the layers that
@@ -12,7 +12,7 @@ script itself on small shapes.
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -31,14 +31,16 @@ from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 
 Row = dict[str, Any]
-LEAST_TIME_S = 0.2
+LEAST_TIME_S = 0.06
 QUICK = {"tokens": 24, "hidden": 32, "inner": 16, "experts": 4, "top_k": 2}
-TILES = [
-    GroupTile(rows, cols, 128, warps, stages)
-    for (rows, cols, warps), stages in itertools.product(
-        ((64, 128, 4), (128, 128, 4), (128, 128, 8), (64, 256, 4), (128, 256, 8), (256, 128, 8)), (3, 4)
-    )
-]
+TILES = (
+    GroupTile(128, 256, 128, 8, 4),
+    GroupTile(128, 256, 128, 8, 3),
+    GroupTile(128, 128, 128, 4, 3),
+    GroupTile(64, 256, 128, 4, 2),
+)
+GATED_TILES = (GroupTile(128, 128, 128, 8, 4), GroupTile(128, 128, 128, 8, 3), GroupTile(64, 128, 128, 4, 2))
+WEIGHTS_TILES = (GroupTile(64, 128, 128, 4, 3), GroupTile(128, 128, 128, 8, 3), GroupTile(128, 256, 128, 8, 3))
 
 
 def seconds(call: Callable[..., Any], device: str) -> float | None:
@@ -95,24 +97,45 @@ def moe(device: str, quick: bool) -> Iterator[Row]:
 
 
 def tiles(device: str, quick: bool) -> Iterator[Row]:
-    """Each tile on each grouped shape, forward; then for the gradient of the weights."""
-    shapes = ({"m": 70, "n": 32, "k": 32, "groups": 3},) if quick else GROUPED_MATMUL.shapes
-    for shape, tile in itertools.product(shapes, TILES[:1] if quick else TILES):
-        a, b, ends = GROUPED_MATMUL.inputs(shape, "float32" if quick else "bfloat16", device, 0)
+    """Each tile on each grouped shape, for the gradient of the weights, and for the gated product of a whole layer."""
+    shapes = ({"m": 70, "n": 32, "k": 64, "groups": 3},) if quick else GROUPED_MATMUL.shapes
+    dtype = "float16" if quick else "bfloat16"
+    for shape in shapes:
+        a, b, ends = GROUPED_MATMUL.inputs(shape, dtype, device, 0)
         dc = torch.randn(shape["m"], shape["n"], device=device).to(a.dtype)
-        flops = GROUPED_MATMUL.cost(shape, "bfloat16", "fwd").total_flops
-        before = grouped.PRODUCT_TILE, grouped.WEIGHTS_TILE
-        grouped.PRODUCT_TILE = grouped.WEIGHTS_TILE = tile
-        try:
-            by = {
-                "product": seconds(lambda a=a, b=b, ends=ends: GROUPED_MATMUL.launch(a, b, ends), device),
-                "weights": seconds(
+        by = {} if quick else {"torch": seconds(lambda a=a, b=b, ends=ends: torch._grouped_mm(a, b, offs=ends), device)}
+        for tile in TILES[:1] if quick else TILES:
+            with tried("ENGINE_TILE", tile):
+                by[words_of(tile)] = seconds(lambda a=a, b=b, ends=ends: GROUPED_MATMUL.launch(a, b, ends), device)
+        for tile in WEIGHTS_TILES[:1] if quick else WEIGHTS_TILES:
+            with tried("WEIGHTS_TILE", tile):
+                by[f"weights {words_of(tile)}"] = seconds(
                     lambda a=a, dc=dc, e=ends: grouped._grouped_weights.by_kernels(a, dc, e, False), device
-                ),
-            }
-        finally:
-            grouped.PRODUCT_TILE, grouped.WEIGHTS_TILE = before
-        yield row("x".join(map(str, tile)), "x".join(map(str, shape.values())), flops, by)
+                )
+        flops = GROUPED_MATMUL.cost(shape, "bfloat16", "fwd").total_flops
+        yield row("grouped", "x".join(map(str, shape.values())), flops, by)
+    for shape in (QUICK,) if quick else MOE_EXPERTS.shapes[:2]:
+        inputs = MOE_EXPERTS.inputs(shape, dtype, device, 0)
+        by = {}
+        for tile in GATED_TILES[:1] if quick else GATED_TILES:
+            with tried("GATED_TILE", tile):
+                by[words_of(tile)] = seconds(lambda inputs=inputs: MOE_EXPERTS.launch(*inputs), device)
+        flops = MOE_EXPERTS.cost(shape, "bfloat16", "fwd").total_flops
+        yield row("layer by gated tile", "x".join(map(str, shape.values())), flops, by)
+
+
+@contextlib.contextmanager
+def tried(name: str, tile: GroupTile) -> Iterator[None]:
+    before = getattr(grouped, name)
+    setattr(grouped, name, tile)
+    try:
+        yield
+    finally:
+        setattr(grouped, name, before)
+
+
+def words_of(tile: GroupTile) -> str:
+    return f"{tile.rows}x{tile.cols} {tile.warps} warps {tile.stages} stages"
 
 
 def sparse(device: str, quick: bool) -> Iterator[Row]:

@@ -52,7 +52,8 @@ async_copy: Any = None
 copy_in: Any = None  # global to shared memory without passing through registers
 hopper: Any = None  # Gluon's words for Hopper: barriers, products of a warpgroup
 tile_in: Any = None  # by Hopper's copy engine: a block of a tensor to shared memory …
-tile_out: Any = None  # … and back
+tile_out: Any = None  # … and back …
+tile_add: Any = None  # … added to what is there
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
@@ -71,13 +72,24 @@ if AVAILABLE:
         copy_in = getattr(_async_copy, "async_load", None) or _async_copy.async_copy_global_to_shared
         tile_in = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
         tile_out = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
+        tile_add = getattr(_hopper.tma, "async_atomic_add", None)
+        if tile_add is None:  # up to Triton 3.6 the instruction has no name in Gluon
+            from triton._C.libtriton import ir as _ir
+
+            @_gl._core.builtin
+            def tile_add(desc: Any, coordinates: Any, source: Any, _semantic: Any = None) -> None:
+                places = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+                _semantic.builder.create_async_tma_reduce(
+                    _ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, places, source.handle
+                )
+
         gluon, gl, async_copy, hopper = _gluon, _gl, _async_copy, _hopper
     except (ImportError, AttributeError) as error:
         why_no_gluon = f"Gluon of triton {triton.__version__} has moved: {error}"
 
 __all__ = [
     *("AVAILABLE", "async_copy", "cdiv", "copy_in", "gl", "gluon", "hopper", "libdevice", "next_power_of_2", "tl"),
-    *("tile_in", "tile_out", "triton", "why_no_gluon"),
+    *("tile_add", "tile_in", "tile_out", "triton", "why_no_gluon"),
 ]
 
 

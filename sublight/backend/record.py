@@ -45,7 +45,8 @@ class Launch:
     @property
     def key(self) -> str:
         """The same for launches that share their compiled code."""
-        return f"{self.kernel} {dict(self.signature)} {dict(self.constants)} {self.aligned} {dict(self.options)}"
+        constants = {name: getattr(value, "cache_key", value) for name, value in self.constants.items()}  # of functions
+        return f"{self.kernel} {dict(self.signature)} {constants} {self.aligned} {dict(self.options)}"
 
     @property
     def size(self) -> int:

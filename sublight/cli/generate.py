@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sublight.cli import output
-from sublight.cli.train import device_named, dtype_named
-from sublight.errors import BadInput, one_of
+from sublight.cli.train import device_named
+from sublight.errors import BadInput
 
 if TYPE_CHECKING:
     from sublight.engines.generate.engine import Engine
@@ -33,12 +33,17 @@ class Request:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
     stop: Sequence[str] = ()
     batch: int = 64
     chunk: int = 512
     cache: int = 0
     mode: str = "ours"
     dtype: str = ""
+    weights: str = ""
+    graphs: bool = True
     device: str = ""
     json: str = ""
 
@@ -62,6 +67,9 @@ def command(request: Request) -> None:
         top_p=request.top_p,
         min_p=request.min_p,
         seed=request.seed,
+        repetition=request.repetition,
+        presence=request.presence,
+        frequency=request.frequency,
     )
     texts = texts_of(request)
     requests = [request_of(text, words, how, config.ends, request) for text in texts]
@@ -120,29 +128,25 @@ def request_of(text: str, words: Vocabulary, how: Sampling, ends: Sequence[int],
 
 def engine_of(folder: Path, requests: Sequence[TextRequest], request: Request) -> Engine:
     """With a cache for what was asked; weights are read last."""
-    from sublight.engines.generate import config as configs
-    from sublight.engines.generate import layers
-    from sublight.engines.generate import weights as reading
-    from sublight.engines.generate.engine import PAGE, Engine
-    from sublight.engines.generate.llama import Llama
-    from sublight.engines.train.settings import DTYPES
+    from sublight.engines.generate.build import Build, build
+    from sublight.engines.generate.engine import PAGE
 
-    if request.batch < 1 or request.chunk < 1 or request.cache < 0:
-        raise BadInput(f"--batch {request.batch}, --chunk {request.chunk}: give 1 or more")
-    mode: Any = one_of("mode", request.mode, layers.MODES)
-    device = device_named(request.device)
-    dtype = one_of("dtype", dtype_named(request.dtype) or ("bfloat16" if device == "cuda" else "float32"), DTYPES)
-    import torch
-
-    config = configs.read(folder)
     longest = max(len(each.prompt) + each.most_new for each in requests)
-    needed = sum(sorted(-(-(len(each.prompt) + each.most_new) // PAGE) for each in requests)[-request.batch :])
-    pages = -(-request.cache // PAGE) if request.cache else needed
-    if longest > config.longest:
-        raise BadInput(f"{longest} tokens are more than the model's {config.longest} positions: lower --max-new")
-    weights = reading.load(config, folder, dtype=getattr(torch, dtype), device=device)
-    model = Llama(config, weights, mode=mode, longest=longest)
-    return Engine(model, pages=pages, most_texts=request.batch, most_tokens=request.chunk)
+    most = max(1, request.batch)
+    needed = sum(sorted(-(-(len(each.prompt) + each.most_new) // PAGE) for each in requests)[-most:])
+    how = Build(
+        folder=folder,
+        device=device_named(request.device),
+        mode=request.mode,
+        dtype=request.dtype,
+        weights=request.weights,
+        batch=request.batch,
+        chunk=request.chunk,
+        cache=request.cache or needed * PAGE,
+        longest=longest,
+        graphs=request.graphs,
+    )
+    return build(how)
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ def test_prompts_of_a_file_and_of_the_command_are_answered(say: Say, tmp_path: P
         (["tiny", "--prompt", "99"], "token 99 is past the 50"),
         (["tiny", "--prompt", "1", "--max-new", "0"], "0 new tokens: give 1 or more"),
         (["tiny", "--prompt", "1", "--max-new", "900"], "more than the model's 64 positions"),
-        (["tiny", "--prompt", "1", "--temperature", "-1"], "--temperature -1.0"),
+        (["tiny", "--prompt", "1", "--temperature", "-1"], "temperature -1.0"),
         (["tiny", "--prompt", "1", "--max-new", "30", "--cache", "16"], "do not fit into a cache of 16"),
         (["tiny", "--prompts", "nowhere.txt"], "cannot read nowhere.txt"),
     ],

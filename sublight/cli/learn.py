@@ -247,8 +247,10 @@ def _submit(request: Request) -> int:
     from sublight.learn.target import target
     from sublight.report.draw import console
 
-    board = board_of()
     exercise = _chosen(request)
+    if exercise.goal is None:
+        raise BadInput(f"{exercise.name} is right or wrong, and has no ranking: `sublight learn check` says which")
+    board = board_of()
     file, gpu = _file(request, exercise), target(request.gpu)
     source = _read(file)
     with Crew() as crew:

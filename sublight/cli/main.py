@@ -25,6 +25,7 @@ from sublight.cli.verbs import (
     new,
     predict,
     pyprof,
+    serve,
     timers,
     top,
     train,
@@ -61,7 +62,7 @@ def start(
 
 _MEASURE = (gpus.gpus, limits.limits, bench.bench, why.why, timers.timers)
 _EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-_ENGINES = (train.train, generate.generate)
+_ENGINES = (train.train, generate.generate, serve.serve)
 _LEARN = (learn.learn, demo.demo, board.board)
 for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, *_LEARN, mcp.mcp, new.new, top.top, doctor.doctor):
     app.command()(_verb)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from sublight.cost.dtypes import matmul_limit
 from sublight.cost.record import Cost, Direction, Shape, in_direction
+from sublight.cost.rotary import TURN
 from sublight.cost.tensor import Tensor, dense, over
 
 BACKWARD = 2.5  # five products where the forward has two
@@ -121,7 +122,49 @@ def paged_prefill(shape: Shape, dtype: str, direction: Direction, kv_dtype: str 
     return forward(dense(dtype, queries, heads, head_dim), cache, cache, pairs)
 
 
+def mla_decode(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One new query a sequence over a latent cache in pages, which all heads share: read it once."""
+    batch, heads, kv_len, size = shape["batch"], shape["heads"], shape["kv_len"], shape["value_dim"] + shape["rope_dim"]
+    keys = batch * (1 + kv_len) // 2 if shape.get("ragged") and batch > 1 else batch * kv_len
+    return latent_forward(dense(dtype, batch, heads, size), dense(dtype, keys, size), shape["value_dim"], heads * keys)
+
+
+def cascade(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One new query a sequence over a prefix that all share, which is read once, and over keys of its own."""
+    own = paged_attention({**shape, "q_len": 1}, dtype, direction)
+    q = dense(dtype, shape["batch"], shape["heads"], shape["head_dim"])
+    prefix = dense(dtype, shape["prefix_len"], shape["kv_heads"], shape["head_dim"])
+    pairs = shape["batch"] * shape["heads"] * shape["prefix_len"]
+    return own + over([prefix, prefix], [], flops={matmul_limit(dtype): _operations(q, q, pairs)})
+
+
 def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Read new keys, values and their places, write them into the cache."""
     new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])
     return over([new, new, dense("int64", shape["tokens"])], [new, new])
+
+
+def rope_kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Read q, k, v, each token's angles, position and place; write q, and k and v into the cache."""
+    tokens, head_dim = shape["tokens"], shape["head_dim"]
+    q, new = dense(dtype, tokens, shape["heads"], head_dim), dense(dtype, tokens, shape["kv_heads"], head_dim)
+    angles, number = dense(dtype, tokens, head_dim), dense("int64", tokens)
+    operations = TURN * (q.numel + new.numel)
+    return over([q, new, new, angles, number, number], [q, new, new], operations=operations, dtype=dtype)
+
+
+def kv_copy(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """Read pages of keys and of values and the pairs' numbers, write the pages elsewhere."""
+    pages = dense(dtype, shape["pairs"], shape["page"], shape["kv_heads"], shape["head_dim"])
+    pairs = dense("int64", shape["pairs"])
+    return over([pages, pages, pairs, pairs], [pages, pages])
+
+
+def kv_gather(shape: Shape, dtype: str, direction: Direction, kv_dtype: str = "") -> Cost:
+    """Read the keys and values that there are; write as many as the longest sequence has, for each."""
+    heads, head_dim, batch = shape["kv_heads"], shape["head_dim"], shape["batch"]
+    keys = batch * (1 + shape["kv_len"]) // 2 if shape.get("ragged") and batch > 1 else batch * shape["kv_len"]
+    cache = dense(kv_dtype or dtype, keys, heads, head_dim)
+    room = -(-shape["kv_len"] // shape["page"]) * shape["page"]  # whole pages
+    out = dense(dtype, batch, room, heads, head_dim)
+    return over([cache, cache], [out, out])

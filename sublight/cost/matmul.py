@@ -63,6 +63,23 @@ def low_bit_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     )
 
 
+def rms_norm_linear(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One row, normed on its way into a product; a gated weight has two rows for each result."""
+    n, k = shape["n"], shape["k"]
+    x, weight, y = dense(dtype, 1, k), dense(dtype, n * (2 if shape.get("gated") else 1), k), dense(dtype, 1, n)
+    # read x, the norm's weight and the product's, write y
+    return over([x, dense(dtype, k), weight], [y], flops={matmul_limit(dtype): 2.0 * weight.numel})
+
+
+def scaled_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """8-bit codes with scales in fp32: one of each row and column, or of each `block` of k in them; out in 16 bits."""
+    m, n, k, block = shape["m"], shape["n"], shape["k"], shape["block"]
+    pieces = -(-k // block) if block else 1
+    scales = dense("float32", (m + n) * pieces)
+    # read a, b and their scales, write c
+    return product(dense(dtype, m, k), dense(dtype, n, k), dense("bfloat16", m, n), k, scales)
+
+
 def grouped_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Rows sorted by expert, each expert's with a matrix of its own: (m, k) @ (groups, k, n)."""
     m, n, k, groups = shape["m"], shape["n"], shape["k"], shape["groups"]

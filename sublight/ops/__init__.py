@@ -4,16 +4,22 @@ from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
+from sublight.ops.attention.cascade import CASCADE
+from sublight.ops.attention.kv_copy import KV_COPY
+from sublight.ops.attention.kv_gather import KV_GATHER
 from sublight.ops.attention.kv_write import KV_WRITE
+from sublight.ops.attention.mla_decode import MLA_DECODE
 from sublight.ops.attention.packed_attention import PACKED_ATTENTION
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION
 from sublight.ops.attention.paged_prefill import PAGED_PREFILL
+from sublight.ops.attention.rope_kv_write import ROPE_KV_WRITE
 from sublight.ops.cross_entropy.cross_entropy import CROSS_ENTROPY
 from sublight.ops.cross_entropy.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.matmul.scaled_matmul import SCALED_MATMUL
 from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
 from sublight.ops.movement.embedding import EMBEDDING
@@ -22,6 +28,7 @@ from sublight.ops.norm.add_layer_norm import ADD_LAYER_NORM
 from sublight.ops.norm.add_rms_norm import ADD_RMS_NORM
 from sublight.ops.norm.layer_norm import LAYER_NORM
 from sublight.ops.norm.rms_norm import RMS_NORM
+from sublight.ops.norm.rms_norm_linear import RMS_NORM_LINEAR
 from sublight.ops.pointwise.activation import GELU, GELU_TANH, RELU2
 from sublight.ops.pointwise.add import ADD
 from sublight.ops.pointwise.bias_dropout_residual import BIAS_DROPOUT_RESIDUAL
@@ -42,6 +49,7 @@ from sublight.ops.sparse.sparsify_24 import SPARSIFY_24
 OPS = (
     ADD,
     MATMUL,
+    SCALED_MATMUL,
     LOW_BIT_MATMUL,
     GROUPED_MATMUL,
     MOE_EXPERTS,
@@ -55,6 +63,7 @@ OPS = (
     RMS_NORM,
     ADD_LAYER_NORM,
     ADD_RMS_NORM,
+    RMS_NORM_LINEAR,
     EMBEDDING,
     ADAMW,
     ADAMW_CLIPPED,
@@ -88,6 +97,11 @@ OPS = (
     PAGED_ATTENTION,
     PAGED_PREFILL,
     KV_WRITE,
+    ROPE_KV_WRITE,
+    KV_COPY,
+    KV_GATHER,
+    MLA_DECODE,
+    CASCADE,
 )
 
 

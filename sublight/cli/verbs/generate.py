@@ -19,6 +19,11 @@ def generate(
     top_p: Annotated[float, typer.Option(metavar="P", help="Draw from the likeliest that make up P.")] = 1.0,
     min_p: Annotated[float, typer.Option(metavar="P", help="Leave out what is less likely than P of the best.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn.")] = 0,
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Above 1: tokens there already count less.")
+    ] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(metavar="X", help="Off the logit of a token the text has.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(metavar="X", help="The same, each time it has it.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text.")] = None,
     batch: Annotated[int, typer.Option(metavar="N", help="Texts at a time, at most.")] = 64,
     chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step: longer prompts are cut.")] = 512,
@@ -27,6 +32,8 @@ def generate(
     ] = 0,
     mode: Annotated[str, typer.Option(metavar="NAME", help="ours or eager.")] = "ours",
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16 on a GPU, fp32 on a CPU, unless told.")] = "",
+    weights: Annotated[str, typer.Option(metavar="WAY", help="Pack them: int4, int8, fp8, w4a16, w8a8 …")] = "",
+    graphs: Annotated[bool, typer.Option(help="Replay decoding as CUDA graphs.")] = True,
     device: Device = "",
     json: Json = "",
 ) -> None:
@@ -49,12 +56,17 @@ def generate(
             top_p=top_p,
             min_p=min_p,
             seed=seed,
+            repetition=repetition_penalty,
+            presence=presence_penalty,
+            frequency=frequency_penalty,
             stop=stop or (),
             batch=batch,
             chunk=chunk,
             cache=cache,
             mode=mode,
             dtype=dtype,
+            weights=weights,
+            graphs=graphs,
             device=device,
             json=json,
         )

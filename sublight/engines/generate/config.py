@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sublight.errors import BadInput
 
 TYPES = ("llama", "mistral", "qwen2")
+Packing = Literal["", "awq", "gptq", "gptq_v2"]  # gptq keeps zeros less one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Config:
     window: int | None = None
     scaling: tuple[float, float, float, float] | None = None  # Llama 3's: factor, low and high, original positions
     ends: tuple[int, ...] = ()  # tokens that end a text
+    packing: Packing = ""  # how the folder's products are packed, four bits a weight; "": they are not
 
     def frequencies(self) -> list[float]:
         """Radians a position, for each pair of a head."""
@@ -58,15 +60,22 @@ def read(folder: Path) -> Config:
         raise BadInput(f"cannot read {path}: {error.strerror}; give a model's folder") from None
     except ValueError:
         raise BadInput(f"{path} is no JSON: fetch the model again") from None
-    return of_json(data, str(path))
+    return replace(config := of_json(data, str(path)), ends=tuple(dict.fromkeys((*config.ends, *_more_ends(folder)))))
+
+
+def _more_ends(folder: Path) -> list[int]:
+    """Tokens that end a text by generation_config.json: a chat model has one for the end of a turn there."""
+    try:
+        ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)]
 
 
 def of_json(data: Mapping[str, Any], source: str) -> Config:
     kind = data.get("model_type")
     if kind not in TYPES:
         raise BadInput(f"{source} is of a {kind or 'nameless model'}: `generate` takes {', '.join(TYPES)}")
-    if data.get("quantization_config"):
-        raise BadInput(f"{source} has packed weights (quantization_config): take the model in bf16")
     if data.get("hidden_act", "silu") != "silu":
         raise BadInput(f"{source} has hidden_act {data['hidden_act']!r}: `generate` knows silu")
     missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads") if name not in data]
@@ -94,6 +103,7 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
         tied=bool(data.get("tie_word_embeddings", False)),
         window=data.get("sliding_window") if kind == "mistral" else None,
         scaling=_scaling(rope, source),
+        packing=_packing(data.get("quantization_config") or {}, source),
         ends=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
     )
 
@@ -107,3 +117,15 @@ def _scaling(rope: Mapping[str, Any], source: str) -> tuple[float, float, float,
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, original = (float(rope[name]) for name in names)
     return factor, low, high, original
+
+
+def _packing(how: Mapping[str, Any], source: str) -> Packing:
+    """AWQ's and GPTQ's, of four bits; others would be read as noise."""
+    if not how:
+        return ""
+    method, bits = how.get("quant_method"), how.get("bits", how.get("w_bit"))
+    if method not in ("awq", "gptq") or bits != 4:
+        raise BadInput(f"{source} is packed by {method} with {bits} bits: `generate` knows awq and gptq with 4")
+    if method == "awq" and str(how.get("version", "gemm")).lower() != "gemm":
+        raise BadInput(f"{source} is awq in version {how['version']!r}: `generate` knows gemm")
+    return "gptq_v2" if how.get("checkpoint_format") == "gptq_v2" else method

@@ -12,14 +12,14 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 import torch
 
-import sublight
 from sublight.engines.generate import config as configs
 from sublight.engines.generate import weights
 from sublight.engines.generate.engine import Engine, Request
 from sublight.engines.generate.layers import Mode
 from sublight.engines.generate.llama import Llama
-from sublight.engines.generate.sampling import Sampling, choose, probabilities
+from sublight.engines.generate.sampling import Draw, Sampling, choose
 from sublight.errors import BadInput
+from sublight.fix.graph.fake import Fake
 
 COMMON: dict[str, Any] = {
     **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -77,7 +77,7 @@ def model_of(folder: Path, mode: Mode = "eager") -> Llama:
         {"pages": 8, "page": 4, "most_texts": 8, "most_tokens": 64},  # too few pages: some are preempted
         {"pages": 40, "page": 3, "most_texts": 3, "most_tokens": 5},  # prefill in chunks
         {"pages": 9, "page": 5, "most_texts": 5, "most_tokens": 3},  # all of it
-        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64, "wrap_decode": sublight.graph},  # buckets
+        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64, "graphs": Fake()},  # buckets
     ],
     ids=["batched", "alone", "preempted", "chunked", "tight", "buckets"],
 )
@@ -168,11 +168,12 @@ def test_requests_that_cannot_be(tiny: Llama, prompt: list[int], new: int, words
     ],
 )
 def test_what_is_cut_off_is_never_drawn(how: dict[str, Any], kept: set[int]) -> None:
-    logits = torch.tensor([0.7, 0.18, 0.08, 0.04]).log()
-    chances = probabilities(logits, Sampling(temperature=1.0, **how))
-    assert set(chances.nonzero().flatten().tolist()) == kept
-    generator = torch.Generator().manual_seed(1)
-    drawn = Counter(choose(logits[None].expand(1000, 4), [Sampling(temperature=1.0, **how)] * 1000, [generator] * 1000))
+    chances = torch.tensor([0.7, 0.18, 0.08, 0.04])
+    draws = [Draw(Sampling(temperature=1.0, seed=seed, **how), [], 4, chances.device) for seed in range(1000)]
+    logits = chances.log().expand(1000, 4)
+    drawn = Counter(choose(logits, logits.argmax(-1), draws)[0])
     assert set(drawn) == kept
-    for token, chance in enumerate(chances.tolist()):
+    whole = sum(chances[token].item() for token in kept)
+    for token in kept:
+        chance = chances[token].item() / whole
         assert abs(drawn[token] - 1000 * chance) <= 5 * (1000 * chance * (1 - chance)) ** 0.5  # 5 sigma

@@ -13,11 +13,13 @@ from sublight.errors import one_of
 from sublight.ops.attention import kv_write as writing
 from sublight.ops.attention import paged_attention as paging
 from sublight.ops.attention.attention import attention
+from sublight.ops.attention.rope_kv_write import rope_kv_write
 from sublight.ops.gated.gated import swiglu
+from sublight.ops.matmul.matmul import matmul
 from sublight.ops.movement.embedding import embedding
 from sublight.ops.norm.add_rms_norm import add_rms_norm
 from sublight.ops.norm.rms_norm import rms_norm
-from sublight.ops.rotary.rope import rope
+from sublight.ops.norm.rms_norm_linear import rms_norm_linear
 
 Tensor = torch.Tensor
 Mode = Literal["eager", "ours"]
@@ -28,14 +30,20 @@ MODES: tuple[Mode, ...] = ("eager", "ours")
 class Layers:
     """The functions that one mode of the model calls."""
 
+    linear: Callable[..., Tensor]  # x, weight (out, in), bias, and what is added behind it
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
+    norm_linear: Callable[..., Tensor] | None  # of one row: norm, product and, where it is gated, SwiGLU in one launch
     swiglu: Callable[[Tensor], Tensor]  # gate and up side by side
     embedding: Callable[[Tensor, Tensor], Tensor]
-    rope: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Any]
+    rope_kv_write: Callable[..., Tensor]  # q, k and v side by side in; q turned out, k and v into the cache
     paged_attention: Callable[..., Tensor]
     prefill_attention: Callable[[Tensor, Tensor, Tensor, int | None], Tensor]  # the last query at the last key
+
+
+def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    y = F.linear(x, weight, bias)
+    return y if residual is None else y + residual
 
 
 def _torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,6 +71,21 @@ def _torch_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tenso
     return turned(q), turned(k)
 
 
+def turn_then(write: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Rope by PyTorch, then a function that writes k and v."""
+
+    def both(
+        qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    ) -> Tensor:
+        kv_heads = k_cache.shape[2]
+        q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+        q, k = (x[0] for x in _torch_rope(q[None], k[None], cos, sin, positions[None]))
+        write(k, v, k_cache, v_cache, slots)
+        return q
+
+    return both
+
+
 def _torch_prefill(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     place = torch.arange(queries, device=q.device)[:, None] + keys - queries
@@ -71,27 +94,36 @@ def _torch_prefill(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _our_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    return rope(q, k, cos, sin, positions)
+def _our_rope_kv_write(*tensors: Tensor) -> Tensor:
+    return rope_kv_write(*tensors)[0]
+
+
+def _our_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """`matmul` where it has a kernel of its own, which is for one row; else PyTorch's in one call, bias included."""
+    if x.shape[0] == 1:
+        return matmul(x, weight.T, bias, residual)
+    return _torch_linear(x, weight, bias, residual)
 
 
 TORCH = Layers(
+    linear=_torch_linear,
     rms_norm=_torch_rms_norm,
     add_rms_norm=_torch_add_rms_norm,
+    norm_linear=None,
     swiglu=_torch_swiglu,
     embedding=F.embedding,
-    rope=_torch_rope,
-    kv_write=writing.reference,
+    rope_kv_write=turn_then(writing.reference),
     paged_attention=paging.reference,
     prefill_attention=_torch_prefill,
 )
 OURS = Layers(
+    linear=_our_linear,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
+    norm_linear=rms_norm_linear,
     swiglu=swiglu,
     embedding=embedding,
-    rope=_our_rope,
-    kv_write=writing.kv_write,
+    rope_kv_write=_our_rope_kv_write,
     paged_attention=paging.paged_attention,
     prefill_attention=lambda q, k, v, window: attention(q, k, v, causal=True, window=window),
 )

@@ -1,22 +1,39 @@
 """A Llama over a cache in pages. Prefill takes one text's chunk, decode one token of each of many texts.
 
-q, k and v are one product, gate and up another. Nothing here knows of requests: tokens, positions, slots and tables in,
-logits out.
+q, k and v are one product, gate and up another; a product's weight is dense, or packed as `sublight.quantize` packs it.
+Nothing here knows of requests: tokens, positions, slots and tables in, logits out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from sublight.engines.generate.config import Config
 from sublight.engines.generate.layers import Mode, layers_of
+from sublight.fix.quantize.coded import CodedLinear
+from sublight.fix.quantize.linear import PackedLinear
 
 Maybe = torch.Tensor | None
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q and the layer's two caches
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A product's weight (out, in) as it is, and its bias."""
+
+    weight: torch.Tensor
+    bias: Maybe = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+Product = Dense | PackedLinear | CodedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +41,15 @@ class Block:
     """One layer's weights."""
 
     norm_1: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: Maybe
-    out: torch.Tensor
-    out_bias: Maybe
+    qkv: Product
+    out: Product
     norm_2: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: Maybe
-    down: torch.Tensor
-    down_bias: Maybe
+    gate_up: Product
+    down: Product
+
+    @property
+    def is_dense(self) -> bool:
+        return all(isinstance(each, Dense) for each in (self.qkv, self.out, self.gate_up, self.down))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +57,14 @@ class Weights:
     tokens: torch.Tensor
     blocks: tuple[Block, ...]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: Dense
+
+    @property
+    def read_bytes(self) -> int:
+        """What one step of decoding reads of them: all but the table of tokens, of which it takes some rows."""
+        products = [each for block in self.blocks for each in (block.qkv, block.out, block.gate_up, block.down)]
+        norms = sum(block.norm_1.nbytes + block.norm_2.nbytes for block in self.blocks) + self.norm.nbytes
+        return sum(each.nbytes for each in (*products, self.head)) + norms
 
 
 class Cache:
@@ -74,7 +98,7 @@ class Llama:
 
         positions = torch.arange(start, length, device=ids.device)
         hidden = self._hidden(ids, positions, slots, cache, attend)
-        return F.linear(hidden[-1], self.weights.head)
+        return self._product(hidden[-1:], self.weights.head)[0]
 
     @torch.no_grad()
     def decode(
@@ -91,28 +115,48 @@ class Llama:
         def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
             return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, window=self.config.window)
 
-        return F.linear(self._hidden(ids, positions, slots, cache, attend), self.weights.head)
+        return self._product(self._hidden(ids, positions, slots, cache, attend), self.weights.head)
+
+    def _product(self, x: torch.Tensor, by: Product) -> torch.Tensor:
+        if isinstance(by, Dense):
+            return self.layers.linear(x, by.weight, by.bias)
+        return by(x)  # type: ignore[no-any-return]
 
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: Cache, attend: Attend
     ) -> torch.Tensor:
-        config, layers, count = self.config, self.layers, len(ids)
+        layers, eps, count = self.layers, self.config.eps, len(ids)
         x = layers.embedding(ids, self.weights.tokens)
-        residual: Maybe = None
+        residual: Maybe = None  # what x is to be added to
+
+        def mix(number: int, qkv: torch.Tensor) -> torch.Tensor:
+            heads = qkv.view(count, -1, self.config.head_dim)
+            caches = cache.k[number], cache.v[number]
+            q = layers.rope_kv_write(heads, self.cos, self.sin, positions, *caches, slots)
+            return attend(q, *caches).reshape(count, -1)
+
         for number, block in enumerate(self.weights.blocks):
+            if count == 1 and residual is None and layers.norm_linear is not None and block.is_dense:
+                x = self._one_row(x, block, partial(mix, number))
+                continue
             if residual is None:
-                residual, x = x, layers.rms_norm(x, block.norm_1, config.eps)
+                residual, x = x, layers.rms_norm(x, block.norm_1, eps)
             else:
-                x, residual = layers.add_rms_norm(x, residual, block.norm_1, config.eps)
-            qkv = F.linear(x, block.qkv, block.qkv_bias).view(count, -1, config.head_dim)
-            q, k, v = qkv.split((config.heads, config.kv_heads, config.kv_heads), 1)
-            q, k = (each[0] for each in layers.rope(q[None], k[None], self.cos, self.sin, positions[None]))
-            k_cache, v_cache = cache.k[number], cache.v[number]
-            layers.kv_write(k, v, k_cache, v_cache, slots)
-            mixed = attend(q, k_cache, v_cache).reshape(count, -1)
-            x = F.linear(mixed, block.out, block.out_bias)
-            x, residual = layers.add_rms_norm(x, residual, block.norm_2, config.eps)
-            wide = layers.swiglu(F.linear(x, block.gate_up, block.gate_up_bias))
-            x = F.linear(wide, block.down, block.down_bias)
-        assert residual is not None
-        return layers.add_rms_norm(x, residual, self.weights.norm, config.eps)[0]
+                x, residual = layers.add_rms_norm(x, residual, block.norm_1, eps)
+            x = self._product(mix(number, self._product(x, block.qkv)), block.out)
+            x, residual = layers.add_rms_norm(x, residual, block.norm_2, eps)
+            x = self._product(layers.swiglu(self._product(x, block.gate_up)), block.down)
+        if residual is None:
+            return layers.rms_norm(x, self.weights.norm, eps)
+        return layers.add_rms_norm(x, residual, self.weights.norm, eps)[0]
+
+    def _one_row(self, x: torch.Tensor, block: Block, mix: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """The same with fewer launches: norms and SwiGLU inside of products, what is added behind them, too."""
+        norm_linear, linear, eps = self.layers.norm_linear, self.layers.linear, self.config.eps
+        qkv, out, gate_up, down = block.qkv, block.out, block.gate_up, block.down
+        assert norm_linear is not None and isinstance(qkv, Dense) and isinstance(out, Dense)
+        assert isinstance(gate_up, Dense) and isinstance(down, Dense)
+        mixed = mix(norm_linear(x, block.norm_1, qkv.weight, qkv.bias, eps=eps))
+        x = linear(mixed, out.weight, out.bias, x)
+        wide = norm_linear(x, block.norm_2, gate_up.weight, gate_up.bias, eps=eps, gated=True)
+        return linear(wide, down.weight, down.bias, x)

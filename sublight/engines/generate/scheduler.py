@@ -9,7 +9,6 @@ everyone ends. No torch here: the scheduler is tested by itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sublight.engines.generate.pages import Pages
@@ -24,6 +23,7 @@ class Text:
     most: int  # tokens that it may have in the end
     pages: list[int] = field(default_factory=list)
     cached: int = 0
+    begun: int = 0  # how often it got its first pages
     reused: int = 0  # tokens that were found in the cache, of all beginnings
     preempted: int = 0
     is_over: bool = False
@@ -41,6 +41,11 @@ class Chunk:
     def ends_the_text(self) -> bool:
         """Then its last token's logits give the next one."""
         return self.start + self.count == len(self.text.tokens)
+
+    @property
+    def is_decode(self) -> bool:
+        """One token, behind others: it joins those of other texts."""
+        return self.count == 1 and self.start > 0 and self.ends_the_text
 
 
 class Scheduler:
@@ -95,6 +100,7 @@ class Scheduler:
             count = min(room, len(text.tokens) - len(known) * self.pages.size)
             self.pages.share(known)
             text.pages, text.cached = known, len(known) * self.pages.size
+            text.begun += 1
             if not self._grow(text, text.cached + count):
                 self._give_back(text)
                 break
@@ -139,8 +145,3 @@ class Scheduler:
     def _give_back(self, text: Text) -> None:
         self.pages.release(text.pages)
         text.pages, text.cached = [], 0
-
-
-def tables(chunks: Sequence[Chunk], width: int) -> list[list[int]]:
-    """Each text's pages, padded to one width."""
-    return [[*chunk.text.pages, *[0] * (width - len(chunk.text.pages))] for chunk in chunks]

@@ -11,7 +11,9 @@ from sublight.errors import BadInput
 
 
 class Vocabulary(Protocol):
-    def encode(self, text: str) -> Sequence[int]: ...
+    def encode(self, text: str, *, is_whole: bool = False) -> Sequence[int]:
+        """A text that is whole has the tokens that begin one, as a chat template writes them."""
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
@@ -21,8 +23,8 @@ class Own:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def encode(self, text: str) -> list[int]:
-        return list(self.inner.encode(text).ids)
+    def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
+        return list(self.inner.encode(text, add_special_tokens=not is_whole).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.inner.decode(list(ids)))
@@ -34,7 +36,7 @@ class Plain:
     def __init__(self, vocab: int) -> None:
         self._numbers = Numbers(vocab)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
         return [int(number) for number in self._numbers.encode(text)]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -61,17 +61,36 @@ def quantize(
             return str(error)
         return why_too_coarse(weight, bits, group)
 
-    def packed(module: Any, weight: torch.Tensor) -> torch.nn.Module:
-        packed, scales, zeros = quantize_weight(weight, bits, group, rounds=rounds if bits < 8 else 0)
-        return PackedLinear(packed, scales, zeros, module.bias, bits=bits, in_features=weight.shape[1])
-
     return replace_layers(
         model,
-        by=packed,
+        by=lambda module, weight: _packed(weight, module.bias, bits, group, rounds),  # type: ignore[arg-type]
         why_left=why_left,
         words=lambda new: f"{bits} bits, groups of {group}",
         **given,
     )
+
+
+def pack_weight(
+    weight: torch.Tensor, bias: torch.Tensor | None, how: str, *, group: int = 128, rounds: int = 20
+) -> PackedLinear | CodedLinear:
+    """One weight (out, in) packed as `quantize` packs a layer's; what it would leave is refused."""
+    if how not in WAYS:
+        raise BadInput(f"unknown way {how!r}: {nearest(how, list(WAYS))}")
+    held = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    if how in CODED:
+        if reason := coded.why_left(weight):
+            raise BadInput(f"{how} does not take a weight {tuple(weight.shape)}: {reason}")
+        return CodedLinear.of(weight, held, CODED[how])
+    bits = PACKED[how]
+    check_group(weight.shape[1], group, bits)
+    if reason := why_too_coarse(weight, bits, group):
+        raise BadInput(f"{how} does not take a weight {tuple(weight.shape)}: {reason}")
+    return _packed(weight, held, bits, group, rounds)
+
+
+def _packed(weight: torch.Tensor, bias: Any, bits: int, group: int, rounds: int) -> PackedLinear:
+    packed, scales, zeros = quantize_weight(weight, bits, group, rounds=rounds if bits < 8 else 0)
+    return PackedLinear(packed, scales, zeros, bias, bits=bits, in_features=weight.shape[1])
 
 
 def why_too_coarse(weight: torch.Tensor, bits: int, group: int) -> str:

@@ -67,8 +67,8 @@ def index(counts: Mapping[str, Mapping[str, int]], status: Mapping[str, Any], vi
     body = [f'<p class="soft">{text(status["sentence"])}</p>']
     for chapter, title in CHAPTERS.items():
         rows = []
-        for exercise in (each for each in EXERCISES if each.chapter == chapter):
-            of = counts.get(exercise.name, {})
+        for exercise in (each for each in EXERCISES if each.chapter == chapter and each.name in counts):
+            of = counts[exercise.name]
             link = f'<a href="/exercise/{text(exercise.name)}">{text(exercise.name)}</a>'
             rows.append((link, text(text_of(exercise, "en").title), str(of.get("verified", 0)), str(sum(of.values()))))
         if rows:
@@ -87,15 +87,15 @@ def exercise_page(
     sees_code: bool,
 ) -> str:
     """Ranking, distribution, and what the server could not run."""
-    goal, asks = exercise.goal, "A step on paper: it is right or not, and nothing is ranked by speed. "
-    if goal:
-        at = f"{', '.join(f'{name} = {size}' for name, size in goal.shape.items())}, {goal.dtype}"
-        asks = f"The goal is {units.percent(goal.fraction)} of the limit at {text(at)}. "
+    goal = exercise.goal
+    assert goal is not None, f"{exercise.name} has no ranking"
+    at = f"{', '.join(f'{name} = {size}' for name, size in goal.shape.items())}, {goal.dtype}"
     links = " · ".join(
         f"<b>{text(each)}</b>" if each == gpu else f'<a href="?gpu={text(each)}">{text(each)}</a>' for each in gpus
     )
     body = [
-        f"<p>{text(text_of(exercise, 'en').title)}. {asks}"
+        f"<p>{text(text_of(exercise, 'en').title)}. The goal is {units.percent(goal.fraction)} of the limit at "
+        f"{text(at)}. "
         "Fractions are bounds that the server reads off the compiled code: no measurement.</p>",
         f"<p>{links or text(gpu)}</p>",
         "<h2>Ranking</h2>",
@@ -116,7 +116,7 @@ def exercise_page(
     ]
     headings = ("", "who", "of the limit", "sent from", "when", "entry")
     body.append(table(headings, rows, numbers=(0, 2)) if rows else "<p>Nobody has passed yet.</p>")
-    if ranking and goal:
+    if ranking:
         body += ["<h2>Distribution</h2>", distribution([entry.fraction or 0.0 for entry in ranking], goal.fraction)]
     if unranked:
         told = [

@@ -293,3 +293,31 @@ def test_a_named_step_can_be_differentiated_twice(device: str) -> None:
     truth = second(lambda *x: reference(*x, causal=True), *(x.double() for x in (q, k, v)))
     for one, other in zip(ours, truth, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)  # PyTorch's ops in fp32: no rule to hold
+
+
+@pytest.mark.parametrize("provider", ["online", "flash"])
+def test_a_score_has_the_same_bits_in_every_pass_of_fp32(provider: str, device: str) -> None:
+    """The compiler may not fuse a score's last product into the difference that follows, here but not there."""
+    q, k, v, dout = tensors((1, 2, 1, 17, 33, 16), "float32", device)
+    with watching() as steps:
+        launch_backward(dout, q, k, v, provider=provider)
+    assert len(steps) == 3 and all(step.constants["enable_fp_fusion"] is False for step in steps)
+    with watching() as steps:
+        launch_backward(*(x.half() for x in (dout, q, k, v)), provider=provider)
+    assert all("enable_fp_fusion" not in step.constants for step in steps)
+
+
+@pytest.mark.parametrize("provider", ["", "flash"])
+def test_autocast_chooses_the_data_type_as_for_pytorchs_own(provider: str, device: str) -> None:
+    """Keys that were turned in fp32 beside values in 16 bits are nothing to refuse there."""
+    q, k, v, dout = tensors((1, 2, 1, 6, 8, 16), "float32", device)
+    leaves = [x.requires_grad_() for x in (q, k, v.half())]
+    with torch.autocast(device, torch.float16):
+        out = attention(*leaves, causal=True, provider=provider)
+    assert out.dtype == torch.float16
+    grads = torch.autograd.grad(out, leaves, dout.half())
+    assert [x.dtype for x in grads] == [torch.float32, torch.float32, torch.float16]
+    halves = [x.detach().half() for x in leaves]
+    assert torch.equal(out, attention(*halves, causal=True, provider=provider))
+    with pytest.raises(BadInput, match="make them alike"):
+        attention(*leaves, causal=True, provider=provider)

@@ -20,25 +20,30 @@ from sublight.ops.attention import flash, flash_backward
 from sublight.ops.attention.delta import delta_step, sinks_step
 from sublight.ops.attention.extras import Extras, kept_by_torch
 from sublight.ops.attention.masks import Mask
+from sublight.ops.attention.mods import in_torch, mod_arguments, mods_named, slope_named
 from sublight.ops.attention.parts import Sizes, result_strides, why_no_head
 from sublight.ops.kernels.rows import why_no_kernel
+from sublight.ops.record.call import wants_grad
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.library import Registered
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-EXTRA_NAMES = ("alibi_slopes", "sinks", "seed")
-OPTION_NAMES = ("dropout", "causal", "window", "softcap", "scale")
+EXTRA_NAMES = ("alibi_slopes", "sinks", "seed", "prefix", "mod_a", "mod_b")
+OPTION_NAMES = ("mods", "invariant", "dropout", "causal", "window", "softcap", "scale")
 OPTIONS = (
-    "Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, "
-    "float dropout, bool causal, int window, float softcap, float scale"
+    "Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, Tensor? prefix, Tensor? mod_a, Tensor? mod_b, str mods, "
+    "bool invariant, float dropout, bool causal, int window, float softcap, float scale"
 )
+EXTRAS = len(EXTRA_NAMES) + 3  # with functions, mode and dropout: of an op's arguments, before the mask
+NO_EXTRAS: tuple[Any, ...] = (*(None,) * len(EXTRA_NAMES), "", False, 0.0)
 RESULTS = "(Tensor out, Tensor lse, Tensor sums)"
 GRADIENTS = "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 
 
 def composed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor | None, sinks: torch.Tensor | None,
-    seed: torch.Tensor | None, dropout: float, causal: bool, window: int, softcap: float, scale: float,
+    seed: torch.Tensor | None, prefix: torch.Tensor | None, mod_a: torch.Tensor | None, mod_b: torch.Tensor | None,
+    mods: str, invariant: bool, dropout: float, causal: bool, window: int, softcap: float, scale: float,
     sequence: int = 0,
 ) -> Pair:  # fmt: skip
     """The result and the logarithms of the sums, op by op; `sequence` is the number of the first in the batch."""
@@ -53,9 +58,22 @@ def composed(
     if slopes is not None:
         position, key = torch.arange(q_len, device=q.device) + (kv_len - q_len), torch.arange(kv_len, device=q.device)
         scores = scores - slopes.to(scores.dtype)[:, None, None] * (position[:, None] - key).abs()
+    own = mods_named(mods)
+    tensors = tuple(x for x in (mod_a, mod_b) if x is not None)
+    numbers = mod_arguments(batch, heads, q_len, kv_len, tensors, q.device, sequence) if mods else ()
+    if own.score is not None:
+        scores = in_torch(own.score, scores)(scores, *numbers)
     seen = mask.matrix(q_len, kv_len, q.device)
     seen = torch.ones(q_len, kv_len, dtype=torch.bool, device=q.device) if seen is None else seen
-    blind = ~seen.any(1, keepdim=True) if sinks is None else torch.zeros_like(seen[:, :1])
+    if prefix is not None:
+        first = prefix[sequence : sequence + batch, None, None, None]
+        seen = seen | (torch.arange(kv_len, device=q.device) < first)
+    if own.mask is not None:
+        seen = seen & in_torch(own.mask, scores)(*numbers)
+    seen = seen.broadcast_to(scores.shape)
+    if own.score is not None:
+        seen = seen & (scores != -torch.inf)
+    blind = ~seen.any(-1, keepdim=True) if sinks is None else torch.zeros_like(seen[..., :1])
     scores = scores.masked_fill(~seen & ~blind, -torch.inf).masked_fill(blind, 0.0)
     if sinks is not None:
         sink = sinks.to(scores.dtype)[:, None, None].expand(batch, heads, q_len, 1)
@@ -65,7 +83,7 @@ def composed(
         entries = torch.arange(batch * heads, device=q.device) + sequence * heads
         stays = kept_by_torch(seed, entries, q_len, kv_len, dropout).view(weights.shape)
         weights = torch.where(stays, weights * (1 / (1 - dropout)), 0.0)
-    lse = torch.logsumexp(scores, -1).masked_fill(blind[:, 0], -torch.inf) if kv_len else scores.sum(-1) - torch.inf
+    lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -torch.inf) if kv_len else scores.sum(-1) - torch.inf
     return weights.to(q.dtype) @ v, lse
 
 
@@ -88,26 +106,28 @@ def composed_packed(
     return torch.cat(outs), torch.cat(logs, 1)
 
 
-def extras_of(slopes: torch.Tensor | None, sinks: torch.Tensor | None, dropout: float, sequences: int = 0) -> Extras:
-    return Extras(sequences, slopes is not None, sinks is not None, dropout)
+def extras_of(
+    slopes: torch.Tensor | None, sinks: torch.Tensor | None, seed: torch.Tensor | None, prefix: torch.Tensor | None,
+    mod_a: torch.Tensor | None, mod_b: torch.Tensor | None, mods: str, invariant: bool,
+    dropout: float,
+) -> Extras:  # fmt: skip
+    tensors = sum(x is not None for x in (mod_a, mod_b))
+    return Extras(0, slopes is not None, sinks is not None, dropout, prefix is not None, mods, tensors, invariant)
 
 
-def plan_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor | None, sinks: torch.Tensor | None,
-    seed: torch.Tensor | None, dropout: float, causal: bool, window: int, softcap: float, scale: float,
-) -> Plan:  # fmt: skip
-    mask = Mask(causal=causal, window=window)
-    return flash.plan(q, k, v, mask, softcap, scale, extras_of(slopes, sinks, dropout))
+def plan_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Plan:
+    extras, (causal, window, softcap, scale) = extras_of(*rest[:EXTRAS]), rest[EXTRAS:]
+    if wants_grad((q, k, v)):
+        slope_named(extras.mods)  # one that there is not is refused now, not by the backward pass
+    return flash.plan(q, k, v, Mask(causal=causal, window=window), softcap, scale, extras)
 
 
 def plan_backward(
     dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor,
-    slopes: torch.Tensor | None, sinks: torch.Tensor | None, seed: torch.Tensor | None,
-    dropout: float, causal: bool, window: int, softcap: float, scale: float,
+    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor, *rest: Any,
 ) -> Plan:  # fmt: skip
+    extras, (causal, window, softcap, scale) = extras_of(*rest[:EXTRAS]), rest[EXTRAS:]
     mask = Mask(causal=causal, window=window)
-    extras = extras_of(slopes, sinks, dropout)
     return flash_backward.plan_backward(dout, dlse is not None, q, k, v, out, mask, softcap, scale, extras)
 
 
@@ -141,13 +161,14 @@ def _zeros(x: torch.Tensor) -> Buffer:
 
 
 def plan_packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
-    slopes: torch.Tensor | None, sinks: torch.Tensor | None,
-    seed: torch.Tensor | None, dropout: float, causal: bool, window: int, softcap: float, scale: float,
-) -> Plan:  # fmt: skip
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, *rest: Any
+) -> Plan:
+    causal, window, softcap, scale = rest[EXTRAS:]
     sizes, mask, sequences = _packed_sizes(q, k), Mask(causal=causal, window=window), cu_q.shape[0] - 1
-    extras = extras_of(slopes, sinks, dropout, sequences)
-    tile = flash.tile_for(sizes, q.element_size(), facts(q))
+    extras = extras_of(*rest[:EXTRAS])._replace(sequences=sequences)
+    if wants_grad((q, k, v)):
+        slope_named(extras.mods)
+    tile = flash.tile_with(extras, sizes, q.element_size(), facts(q))
     programs = (sizes.q_len // tile.rows + sequences) * sizes.heads
     _, heads, size = q.shape
     strides = (*_strides(q), *_strides(k), *_strides(v), 0, size, heads * size)
@@ -163,12 +184,11 @@ def plan_packed(
 
 def plan_packed_backward(
     dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
-    slopes: torch.Tensor | None, sinks: torch.Tensor | None, seed: torch.Tensor | None,
-    dropout: float, causal: bool, window: int, softcap: float, scale: float,
+    out: torch.Tensor, lse: torch.Tensor, sums: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, *rest: Any,
 ) -> Plan:  # fmt: skip
+    causal, window, softcap, scale = rest[EXTRAS:]
     sizes, mask, sequences = _packed_sizes(q, k), Mask(causal=causal, window=window), cu_q.shape[0] - 1
-    extras = extras_of(slopes, sinks, dropout, sequences)
+    extras = extras_of(*rest[:EXTRAS])._replace(sequences=sequences)
     tiles = flash_backward.tiles_for(sizes, q.element_size(), facts(q))
     programs = (
         (sizes.kv_len // tiles[0].rows + sequences) * sizes.kv_heads,
@@ -273,6 +293,15 @@ def _why_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) ->
     return why_no_way(q, k, v)
 
 
+def under_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As PyTorch's attention takes them there: in autocast's data type, so that they need not be alike before."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
 def why_no_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """Why our kernels do not take these; empty where they do."""
     if reason := why_no_kernel(q):
@@ -308,7 +337,7 @@ packed = Registered(
 
 def check_extras(
     q: torch.Tensor, heads: int, alibi_slopes: torch.Tensor | None, sinks: torch.Tensor | None, dropout: float,
-    seed: torch.Tensor | int | None,
+    seed: torch.Tensor | int | None, mods: tuple[Any, ...], invariant: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The extras as the ops take them, or one line on what is wrong."""
     for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
@@ -326,5 +355,6 @@ def check_extras(
         seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=q.device)
     elif isinstance(seed, int):
         seed = torch.full((1,), seed, dtype=torch.int64, device=q.device)
+    prefix, a, b, name = mods  # of `check_mods`
     slopes, sink = (None if x is None else x.float().contiguous() for x in (alibi_slopes, sinks))
-    return slopes, sink, seed, float(dropout)
+    return slopes, sink, seed, prefix, a, b, name, bool(invariant), float(dropout)

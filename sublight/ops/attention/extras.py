@@ -9,11 +9,12 @@ any tile of any pass draws the same, and nothing is kept.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sublight.backend.jit import tl, triton
+from sublight.ops.attention.mods import mods_named
 
 DRAWS = 2**31  # a weight's draw is a whole number below
 
@@ -25,29 +26,41 @@ class Extras(NamedTuple):
     has_slopes: bool = False
     has_sinks: bool = False
     dropout: float = 0.0
+    has_prefix: bool = False
+    mods: str = ""  # the caller's own functions, by name
+    mod_tensors: int = 0
+    is_invariant: bool = False  # the same bits as over pages, and whatever else is in the batch
 
     def names(self) -> str:
         """Of the kernels' pointers; one that is not there is never read, and any tensor may stand for it."""
         cu = "cu_seqlens_q cu_seqlens_k" if self.sequences else "lse lse"
         slopes, sinks = "alibi_slopes" if self.has_slopes else "lse", "sinks" if self.has_sinks else "lse"
-        return f"{cu} {slopes} {sinks} {'seed' if self.dropout else 'lse'}"
+        mods = (*("mod_a", "mod_b")[: self.mod_tensors], "lse", "lse")[:2]
+        prefix = "prefix" if self.has_prefix else "lse"
+        return f"{cu} {slopes} {sinks} {'seed' if self.dropout else 'lse'} {prefix} {' '.join(mods)}"
 
     def numbers(self) -> tuple[int, int, float]:
         return self.sequences, least_kept(self.dropout), 1 / (1 - self.dropout)
 
-    def flags(self) -> dict[str, bool]:
+    def flags(self) -> dict[str, Any]:
+        mods = mods_named(self.mods)
         return {
             "PACKED": self.sequences > 0,
             "ALIBI": self.has_slopes,
             "SINKS": self.has_sinks,
             "DROPOUT": self.dropout > 0,
+            "PREFIX": self.has_prefix,
+            "SCORE_MOD": mods.score,
+            "MASK_MOD": mods.mask,
+            "MOD_TENSORS": self.mod_tensors,
         }
 
     def words(self) -> str:
         """For a reason: what of all this the call has."""
         given = {
             "packed sequences": self.sequences, "ALiBi": self.has_slopes, "sinks": self.has_sinks,
-            "dropout": self.dropout,
+            "dropout": self.dropout, "a prefix": self.has_prefix, "own functions": self.mods,
+            "the batch-invariant mode": self.is_invariant,
         }  # fmt: skip
         return ", ".join(name for name, value in given.items() if value)
 

@@ -15,7 +15,7 @@ from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
 from sublight.ops.attention.attention import attention, launch_backward, plan, reference
 from sublight.ops.attention.attention_test import tensors
-from sublight.ops.attention.extended import composed
+from sublight.ops.attention.extended import NO_EXTRAS, composed
 from sublight.ops.attention.extras import kept_by_torch
 from sublight.ops.attention.packed_attention import packed_attention
 
@@ -104,7 +104,7 @@ def test_autograd_reaches_sinks_and_lse(device: str) -> None:
         return attention(q, k, v, sinks=sinks, causal=True, provider="flash", return_lse=True)
 
     def theirs(q: Any, k: Any, v: Any, sinks: Any) -> Any:
-        return composed(q, k, v, None, sinks, None, 0.0, True, 0, 0.0, 0.25)
+        return composed(q, k, v, None, sinks, *NO_EXTRAS[2:], True, 0, 0.0, 0.25)
 
     def draw(seed: int) -> list[correct.Error]:
         x = (*tensors((1, 2, 1, 4, 6, 16), "float32", device, seed)[:3], torch.tensor([0.3, -1.0], device=device))

@@ -7,6 +7,8 @@ run side by side, so that the L2 answers; on Hopper and later the copy engine br
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from sublight.backend.device import Facts, facts, is_interpreted
@@ -14,7 +16,8 @@ from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step, View
 from sublight.op import Plan
 from sublight.ops.attention.extras import NONE, Extras, in_units, kept, sequence_at, span_of
-from sublight.ops.attention.masks import Mask, is_seen, keys_seen
+from sublight.ops.attention.masks import Mask, keys_seen
+from sublight.ops.attention.mods import is_shown, modded
 from sublight.ops.attention.parts import (
     Sizes,
     begin_of,
@@ -25,6 +28,7 @@ from sublight.ops.attention.parts import (
     head_at,
     power,
     result_like,
+    rounding_of,
     scores_of,
     sizes_of,
     store_rows,
@@ -40,7 +44,8 @@ from sublight.ops.record.tuning import Tile
 @triton.jit
 def _attend_blocks(
     out, top, total, q, k, v, begin, end, position, batch, kv_head, k_stride, v_stride, kv_len, window, scale, softcap,
-    slope, seed, entry, row, least, growth, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
+    slope, seed, entry, row, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
+    PREFIX: tl.constexpr, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr,
     COPY_ENGINE: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -56,11 +61,20 @@ def _attend_blocks(
             scores, factor = scores_of(product, scale, softcap, SOFTCAP, EXACT), 1.0
         if ALIBI:
             scores -= slope * tl.abs(position[:, None] - key).to(tl.float32)
+        if SCORE_MOD is not None:
+            scores = modded(
+                scores, entry, heads, row[:, None], key, kv_len, a_ptr, b_ptr, SCORE_MOD, MOD_TENSORS, EXACT
+            )
         if MASKED:
-            seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
+            seen = is_shown(
+                position[:, None], row[:, None], key, kv_len, window, prefix, entry, heads, a_ptr, b_ptr, CAUSAL,
+                WINDOW, PREFIX, MASK_MOD, MOD_TENSORS,
+            ) & (key < kv_len)  # fmt: skip
             scores = tl.where(seen, scores, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
-        base = tl.where(new_top == -float("inf"), 0.0, new_top) if MASKED else new_top  # a query that saw nothing yet
+        base = new_top
+        if MASKED or SCORE_MOD is not None:
+            base = tl.where(new_top == -float("inf"), 0.0, new_top)  # a query that saw nothing yet
         weights = power(scores * factor - base[:, None], EXACT)
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
@@ -76,10 +90,12 @@ def _attend_blocks(
 @triton.jit
 def _flash_kernel(
     q, k, v, out_ptr, lse_ptr, sums_ptr, cu_q_ptr, cu_k_ptr, slopes_ptr, sinks_ptr, seed_ptr,
+    prefix_ptr, a_ptr, b_ptr,
     plane, q_len, kv_len, heads, share, blocks, together,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     window, scale, softcap, sequences, least, growth,
-    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
+    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr, PREFIX: tl.constexpr,
+    SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, FOLDED: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +130,13 @@ def _flash_kernel(
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     EXACT: tl.constexpr = queries.dtype == tl.float32
-    slope, seed = 0.0, 0
+    slope, seed, prefix = 0.0, 0, 0
+    if PREFIX:  # keys that all see
+        prefix = tl.minimum(tl.load(prefix_ptr + entry // heads).to(tl.int32), kv_len)
+        outer, end = tl.maximum(outer, tl.maximum(prefix, 0) // KEYS * KEYS), tl.maximum(end, prefix)
+    if MASK_MOD is not None:  # which block is whole nobody knows
+        inner, outer = begin, begin
+    query = tl.minimum(row, q_len - 1)  # that exists
     if ALIBI:
         slope = in_units(tl.load(slopes_ptr + head), EXACT)
     if SINKS:  # a key that every query sees, without a value
@@ -124,17 +146,20 @@ def _flash_kernel(
     if WINDOW:
         out, top, total = _attend_blocks(
             out, top, total, queries, k, v, begin, tl.minimum(inner, end), position, batch, kv_head, k_row, v_row,
-            kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
+            kv_len, window, scale, softcap, slope, seed, entry, query, least, growth, heads, prefix, a_ptr,
+        b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD, MASK_MOD, MOD_TENSORS,
             True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, inner, outer, position, batch, kv_head, k_row, v_row,
-        kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
+        kv_len, window, scale, softcap, slope, seed, entry, query, least, growth, heads, prefix, a_ptr,
+        b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD, MASK_MOD, MOD_TENSORS,
         False, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     out, top, total = _attend_blocks(
         out, top, total, queries, k, v, outer, end, position, batch, kv_head, k_row, v_row,
-        kv_len, window, scale, softcap, slope, seed, entry, row, least, growth, ALIBI, DROPOUT,
+        kv_len, window, scale, softcap, slope, seed, entry, query, least, growth, heads, prefix, a_ptr,
+        b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD, MASK_MOD, MOD_TENSORS,
         True, CAUSAL, WINDOW, SOFTCAP, FOLDED, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     some = tl.where(total == 0.0, 1.0, total)  # a query that sees nothing gets zeros
@@ -158,13 +183,21 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
     return Tile(rows=queries, block=keys, warps=4 if sizes.width <= 64 else 8, stages=2)
 
 
+def tile_with(extras: Extras, sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
+    """A caller's functions need registers of their own: fewer keys at once, or some words spill. The batch-invariant
+    mode has the blocks of `paged_prefill`."""
+    tile = tile_for(sizes, itemsize, gpu)
+    return replace(tile, block=min(64, tile.block)) if extras.mods or extras.is_invariant else tile
+
+
 def forward_step(
     q: torch.Tensor, sizes: Sizes, tile: Tile, programs: int, strides: tuple[int, ...], mask: Mask, scale: float,
     softcap: float, extras: Extras, views: dict[int, View],
 ) -> Step:  # fmt: skip
     """`strides` are those of q, k, v and the result: from one batch entry, head and row to the next."""
     blocks, exponent = cdiv(sizes.q_len, tile.rows), exponent_scale(q, scale, softcap)
-    is_folded = scale > 0 and not softcap and not extras.has_slopes and q.dtype != torch.float32
+    is_plain = not softcap and not extras.has_slopes and not extras.mods and not extras.is_invariant
+    is_folded = scale > 0 and is_plain and q.dtype != torch.float32
     return Step(
         _flash_kernel, (programs,),
         sizes.rows, sizes.q_len, sizes.kv_len, sizes.heads, sizes.share, blocks, sizes.together(),
@@ -172,6 +205,7 @@ def forward_step(
         on=f"q k v out lse sums {extras.names()}", views=views, tile=tile,
         **extras.flags(), **flags(mask, softcap), FOLDED=is_folded, COPY_ENGINE=bool(views), HEAD_DIM=sizes.head_dim,
         QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
+        **rounding_of(q, extras.is_invariant),
     )  # fmt: skip
 
 
@@ -180,7 +214,7 @@ def plan(
 ) -> Plan:
     sizes, gpu = sizes_of(q, k), facts(q)
     mask = mask.needed(sizes.q_len, sizes.kv_len)
-    tile = tile_for(sizes, q.element_size(), gpu)
+    tile = tile_with(extras, sizes, q.element_size(), gpu)
     blocks, out = cdiv(sizes.q_len, tile.rows), result_like(q)
     held = enumerate(((q, tile.rows), (k, tile.block), (v, tile.block)))
     by_engine = has_copy_engine(gpu, q, k, v)

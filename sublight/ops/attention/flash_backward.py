@@ -15,7 +15,8 @@ from sublight.backend.launch import Step, View
 from sublight.op import Buffer, Plan
 from sublight.ops.attention.delta import delta_step, sinks_step
 from sublight.ops.attention.extras import NONE, Extras, in_units, kept, sequence_at, span_of
-from sublight.ops.attention.masks import Mask, is_seen, keys_seen, queries_seeing
+from sublight.ops.attention.masks import Mask, keys_seen, queries_seeing
+from sublight.ops.attention.mods import is_shown, modded, slope_at, slope_named
 from sublight.ops.attention.parts import (
     Sizes,
     begin_of,
@@ -26,6 +27,7 @@ from sublight.ops.attention.parts import (
     head_at,
     load_sums,
     result_like,
+    rounding_of,
     scores_of,
     sizes_of,
     store_rows,
@@ -40,26 +42,37 @@ from sublight.ops.record.tuning import Tile
 
 @triton.jit
 def _weights(
-    product, top, total, scale, softcap, seen, bias, ALIBI: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr,
-    EXACT: tl.constexpr,
+    product, top, total, scale, softcap, seen, bias, entry, heads, query, key, kv_len, a_ptr, b_ptr,
+    ALIBI: tl.constexpr, SCORE_MOD: tl.constexpr, SLOPE_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr,
+    MASKED: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """exp(score - lse), and with a soft cap its slope; of what is not seen, zero."""
+    """exp(score - lse), and the same times the slope of a soft cap or of the caller's function; of what is not seen,
+    zero."""
     scores = scores_of(product, scale, softcap, SOFTCAP, EXACT)
-    weights = weights_of(scores - bias if ALIBI else scores, top, total, EXACT)
+    biased = scores - bias if ALIBI else scores
+    if SCORE_MOD is not None:
+        changed = modded(biased, entry, heads, query, key, kv_len, a_ptr, b_ptr, SCORE_MOD, MOD_TENSORS, EXACT)
+        weights = tl.where(changed == -float("inf"), 0.0, weights_of(changed, top, total, EXACT))
+    else:
+        weights = weights_of(biased, top, total, EXACT)
     if MASKED:
         weights = tl.where(seen, weights, 0.0)
     slope = weights
     if SOFTCAP:
         share = scores / softcap if EXACT else scores * (0.6931471805599453 / softcap)  # the hyperbolic tangent again
         slope = weights * (1.0 - share * share)
+    if SCORE_MOD is not None:
+        steep = slope_at(biased, entry, heads, query, key, kv_len, a_ptr, b_ptr, SLOPE_MOD, MOD_TENSORS, EXACT)
+        slope = tl.where(weights == 0.0, 0.0, slope * steep)  # where nothing is seen the slope may be anything
     return weights, slope
 
 
 @triton.jit
 def _add_queries(
     dk, dv, k, v, q_at, dout_at, sums_ptr, delta_ptr, plane, begin, end, key, batch, head, q_row, dout_row, q_len,
-    kv_len, window, scale, softcap, slope, seed, entry, least, growth, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
-    COPY_ENGINE: tl.constexpr,
+    kv_len, window, scale, softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr,
+    ALIBI: tl.constexpr, DROPOUT: tl.constexpr, PREFIX: tl.constexpr, SCORE_MOD: tl.constexpr,
+    SLOPE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr, COPY_ENGINE: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -71,11 +84,17 @@ def _add_queries(
         top, total = load_sums(sums_ptr, row, plane, row < q_len, EXACT)
         product = tl.dot(k, tl.trans(q), input_precision="ieee")
         position = row[None, :] + (kv_len - q_len)
-        seen = is_seen(position, key[:, None], window, CAUSAL, WINDOW)
+        query = tl.minimum(row, q_len - 1)[None, :]
+        seen = is_shown(
+            position, query, key[:, None], kv_len, window, prefix, entry, heads, a_ptr, b_ptr, CAUSAL, WINDOW, PREFIX,
+            MASK_MOD, MOD_TENSORS,
+        )  # fmt: skip
         bias = slope * tl.abs(position - key[:, None]).to(tl.float32)
         weights, steep = _weights(
-            product, top[None, :], total[None, :], scale, softcap, seen, bias, ALIBI, MASKED, SOFTCAP, EXACT
-        )
+            product, top[None, :], total[None, :], scale, softcap, seen, bias, entry, heads, query, key[:, None],
+            kv_len,
+            a_ptr, b_ptr, ALIBI, SCORE_MOD, SLOPE_MOD, MOD_TENSORS, MASKED, SOFTCAP, EXACT,
+        )  # fmt: skip
         if DROPOUT:
             weights = kept(weights, seed, entry, row[None, :], key[:, None], least, growth)
         dout = tile_at(dout_at, batch, head, start, dout_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
@@ -98,10 +117,11 @@ def _add_queries(
 @triton.jit
 def _keys_backward_kernel(
     q, k, v, dout, sums_ptr, delta_ptr, dk_ptr, dv_ptr, cu_q_ptr, cu_k_ptr, slopes_ptr, sinks_ptr, seed_ptr,
-    plane, q_len, kv_len, kv_heads, share, blocks,
+    prefix_ptr, a_ptr, b_ptr, plane, q_len, kv_len, kv_heads, share, blocks,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, dout_batch, dout_head, dout_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, window, exponent, scale, softcap, sequences, least, growth,
-    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
+    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr, PREFIX: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SLOPE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +149,12 @@ def _keys_backward_kernel(
     begin, inner, outer, end = queries_seeing(first, last, q_len, kv_len, window, CAUSAL, WINDOW, QUERIES)
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, WIDTH], tl.float32)
-    slope, seed = 0.0, 0
+    slope, seed, prefix, heads = 0.0, 0, 0, share * kv_heads
+    if PREFIX:  # keys that all see
+        prefix = tl.load(prefix_ptr + (sequence if PACKED else batch)).to(tl.int32)
+        begin, inner = tl.where(first < prefix, 0, begin), tl.where(last < prefix, 0, inner)
+    if MASK_MOD is not None:  # which block is whole nobody knows
+        inner, outer = end, end
     if DROPOUT:
         seed = tl.load(seed_ptr)
     for turn in tl.range(0, share):
@@ -137,33 +162,33 @@ def _keys_backward_kernel(
         q_at = begin_of(q, batch, head, q_batch, q_head, COPY_ENGINE)
         dout_at = begin_of(dout, batch, head, dout_batch, dout_head, COPY_ENGINE)
         if PACKED:
-            entry, rows = sequence * share * kv_heads + head, head.to(tl.int64) * tokens + q_start
+            entry, rows = sequence * heads + head, head.to(tl.int64) * tokens + q_start
             q_at, dout_at = q_at + q_start.to(tl.int64) * q_row, dout_at + q_start.to(tl.int64) * dout_row
         else:
-            entry = batch * share * kv_heads + head
+            entry = batch * heads + head
             rows = entry.to(tl.int64) * q_len
         if ALIBI:
             slope = in_units(tl.load(slopes_ptr + head), keys.dtype == tl.float32)
-        if CAUSAL or WINDOW:
+        if CAUSAL or WINDOW or MASK_MOD is not None:
             dk, dv = _add_queries(
                 dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, begin,
                 tl.minimum(inner, end), key, batch, head, q_row, dout_row, q_len, kv_len, window, exponent, softcap,
-                slope, seed, entry, least, growth, ALIBI, DROPOUT, COPY_ENGINE,
-                True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
+                slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD,
+                SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE, True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
             )  # fmt: skip
         # a block that the last queries only half fill needs no mask: their weights are zero
         dk, dv = _add_queries(
             dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, inner,
             outer if WINDOW else end, key, batch, head, q_row, dout_row, q_len, kv_len, window, exponent, softcap,
-            slope, seed, entry, least, growth, ALIBI, DROPOUT, COPY_ENGINE,
-            False, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
+            slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD,
+            SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE, False, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
         )  # fmt: skip
         if WINDOW:
             dk, dv = _add_queries(
                 dk, dv, keys, values, q_at, dout_at, sums_ptr + rows, delta_ptr + rows, plane, outer, end, key,
                 batch, head, q_row, dout_row, q_len, kv_len, window, exponent, softcap,
-                slope, seed, entry, least, growth, ALIBI, DROPOUT, COPY_ENGINE,
-                True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
+                slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD,
+                SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE, True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, QUERIES, WIDTH,
             )  # fmt: skip
     store_rows(dk_at, dk * scale, first, dk_row, kv_len, HEAD_DIM, KEYS, WIDTH)
     store_rows(dv_at, dv, first, dv_row, kv_len, HEAD_DIM, KEYS, WIDTH)
@@ -172,8 +197,10 @@ def _keys_backward_kernel(
 @triton.jit
 def _delta_of(
     q, dout, top, total, k_at, v_at, begin, end, row, position, batch, kv_head, k_row, v_row, kv_len, window, scale,
-    softcap, slope, seed, entry, least, growth, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
-    COPY_ENGINE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI: tl.constexpr,
+    DROPOUT: tl.constexpr, PREFIX: tl.constexpr, SCORE_MOD: tl.constexpr, SLOPE_MOD: tl.constexpr,
+    MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr, COPY_ENGINE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The sum of dout * out over a row as that of weight * dweight over keys. Where one weight is nearly 1, its
@@ -184,11 +211,16 @@ def _delta_of(
         v = tile_at(v_at, batch, kv_head, start, v_row, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, False)
         product = tl.dot(q, tl.trans(k), input_precision="ieee")
         key = start + tl.arange(0, KEYS)[None, :]
-        seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
+        query = row[:, None]
+        seen = is_shown(
+            position[:, None], query, key, kv_len, window, prefix, entry, heads, a_ptr, b_ptr, CAUSAL, WINDOW, PREFIX,
+            MASK_MOD, MOD_TENSORS,
+        ) & (key < kv_len)  # fmt: skip
         bias = slope * tl.abs(position[:, None] - key).to(tl.float32)
         weights, _ = _weights(
-            product, top[:, None], total[:, None], scale, softcap, seen, bias, ALIBI, True, SOFTCAP, True
-        )
+            product, top[:, None], total[:, None], scale, softcap, seen, bias, entry, heads, query, key, kv_len,
+            a_ptr, b_ptr, ALIBI, SCORE_MOD, SLOPE_MOD, MOD_TENSORS, True, SOFTCAP, True,
+        )  # fmt: skip
         dweights = tl.dot(dout, tl.trans(v), input_precision="ieee")
         if DROPOUT:
             dweights = kept(dweights, seed, entry, row[:, None], key, least, growth)
@@ -199,8 +231,9 @@ def _delta_of(
 @triton.jit
 def _add_keys(
     dq, q, dout, top, total, delta, k_at, v_at, begin, end, row, position, batch, kv_head, k_row, v_row, kv_len, window,
-    scale, softcap, slope, seed, entry, least, growth, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
-    COPY_ENGINE: tl.constexpr,
+    scale, softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI: tl.constexpr,
+    DROPOUT: tl.constexpr, PREFIX: tl.constexpr, SCORE_MOD: tl.constexpr, SLOPE_MOD: tl.constexpr,
+    MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr, COPY_ENGINE: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -209,11 +242,15 @@ def _add_keys(
         v = tile_at(v_at, batch, kv_head, start, v_row, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
         product = tl.dot(q, tl.trans(k), input_precision="ieee")
         key = start + tl.arange(0, KEYS)[None, :]
-        seen = is_seen(position[:, None], key, window, CAUSAL, WINDOW) & (key < kv_len)
+        query = row[:, None]
+        seen = is_shown(
+            position[:, None], query, key, kv_len, window, prefix, entry, heads, a_ptr, b_ptr, CAUSAL, WINDOW, PREFIX,
+            MASK_MOD, MOD_TENSORS,
+        ) & (key < kv_len)  # fmt: skip
         bias = slope * tl.abs(position[:, None] - key).to(tl.float32)
         _, steep = _weights(
-            product, top[:, None], total[:, None], scale, softcap, seen, bias, ALIBI, MASKED, SOFTCAP,
-            q.dtype == tl.float32,
+            product, top[:, None], total[:, None], scale, softcap, seen, bias, entry, heads, query, key, kv_len,
+            a_ptr, b_ptr, ALIBI, SCORE_MOD, SLOPE_MOD, MOD_TENSORS, MASKED, SOFTCAP, q.dtype == tl.float32,
         )  # fmt: skip
         dweights = tl.dot(dout, tl.trans(v), input_precision="ieee")
         if DROPOUT:
@@ -226,10 +263,11 @@ def _add_keys(
 @triton.jit
 def _queries_backward_kernel(
     q, k, v, dout, sums_ptr, delta_ptr, dlse_ptr, dq_ptr, cu_q_ptr, cu_k_ptr, slopes_ptr, sinks_ptr, seed_ptr,
-    plane, q_len, kv_len, heads, share, blocks, together,
+    prefix_ptr, a_ptr, b_ptr, plane, q_len, kv_len, heads, share, blocks, together,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, dout_batch, dout_head, dout_row,
     dq_batch, dq_head, dq_row, window, exponent, scale, softcap, sequences, least, growth, HAS_DLSE: tl.constexpr,
-    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
+    PACKED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr, PREFIX: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SLOPE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, MOD_TENSORS: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COPY_ENGINE: tl.constexpr,
     HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -265,16 +303,22 @@ def _queries_backward_kernel(
     position = row + (kv_len - q_len)
     last = tl.minimum(first + QUERIES, q_len) - 1 + kv_len - q_len
     begin, inner, outer, end = keys_seen(first + kv_len - q_len, last, kv_len, window, CAUSAL, WINDOW, KEYS)
-    slope, seed = 0.0, 0
+    slope, seed, prefix = 0.0, 0, 0
+    if PREFIX:
+        prefix = tl.minimum(tl.load(prefix_ptr + entry // heads).to(tl.int32), kv_len)
+        outer, end = tl.maximum(outer, tl.maximum(prefix, 0) // KEYS * KEYS), tl.maximum(end, prefix)
+    if MASK_MOD is not None:
+        inner, outer = begin, begin
+    query = tl.minimum(row, q_len - 1)  # that exists
     if ALIBI:
         slope = in_units(tl.load(slopes_ptr + head), queries.dtype == tl.float32)
     if DROPOUT:
         seed = tl.load(seed_ptr)
     if queries.dtype == tl.float32:
         delta = _delta_of(
-            queries, douts, top, total, k, v, begin, end, row, position, batch, kv_head, k_row, v_row, kv_len, window,
-            exponent, softcap, slope, seed, entry, least, growth, ALIBI, DROPOUT, COPY_ENGINE,
-            CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
+            queries, douts, top, total, k, v, begin, end, query, position, batch, kv_head, k_row, v_row, kv_len, window,
+            exponent, softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI, DROPOUT, PREFIX,
+            SCORE_MOD, SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
         if HAS_DLSE:
             delta -= tl.load(dlse_ptr + place, mask=row < q_len, other=0.0)
@@ -284,18 +328,22 @@ def _queries_backward_kernel(
     dq = tl.zeros([QUERIES, WIDTH], tl.float32)
     if WINDOW:
         dq = _add_keys(
-            dq, queries, douts, top, total, delta, k, v, begin, tl.minimum(inner, end), row, position, batch, kv_head,
-            k_row, v_row, kv_len, window, exponent, softcap, slope, seed, entry, least, growth, ALIBI, DROPOUT,
-            COPY_ENGINE, True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
+            dq, queries, douts, top, total, delta, k, v, begin, tl.minimum(inner, end), query, position, batch, kv_head,
+            k_row, v_row, kv_len, window, exponent, softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr,
+            b_ptr, ALIBI, DROPOUT, PREFIX, SCORE_MOD, SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE,
+            True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
         )  # fmt: skip
     dq = _add_keys(
-        dq, queries, douts, top, total, delta, k, v, inner, outer, row, position, batch, kv_head, k_row, v_row, kv_len,
-        window, exponent, softcap, slope, seed, entry, least, growth, ALIBI, DROPOUT, COPY_ENGINE,
+        dq, queries, douts, top, total, delta, k, v, inner, outer, query, position, batch, kv_head, k_row, v_row,
+        kv_len,
+        window, exponent, softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI, DROPOUT,
+        PREFIX, SCORE_MOD, SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE,
         False, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     dq = _add_keys(
-        dq, queries, douts, top, total, delta, k, v, outer, end, row, position, batch, kv_head, k_row, v_row, kv_len,
-        window, exponent, softcap, slope, seed, entry, least, growth, ALIBI, DROPOUT, COPY_ENGINE,
+        dq, queries, douts, top, total, delta, k, v, outer, end, query, position, batch, kv_head, k_row, v_row, kv_len,
+        window, exponent, softcap, slope, seed, entry, least, growth, heads, prefix, a_ptr, b_ptr, ALIBI, DROPOUT,
+        PREFIX, SCORE_MOD, SLOPE_MOD, MASK_MOD, MOD_TENSORS, COPY_ENGINE,
         True, CAUSAL, WINDOW, SOFTCAP, HEAD_DIM, KEYS, WIDTH,
     )  # fmt: skip
     store_rows(dq_at, dq * scale, first, dq_row, q_len, HEAD_DIM, QUERIES, WIDTH)
@@ -336,8 +384,9 @@ def backward_steps(
     dq, dk, dv = gradients
     numbers = (mask.window, exponent_scale(q, scale, softcap), scale, float(softcap), *extras.numbers())
     shape = {
-        **extras.flags(), **flags(mask, softcap), "COPY_ENGINE": bool(views[0]), "HEAD_DIM": sizes.head_dim,
-        "WIDTH": sizes.width,
+        **extras.flags(), "SLOPE_MOD": slope_named(extras.mods),
+        **flags(mask, softcap), "COPY_ENGINE": bool(views[0]), "HEAD_DIM": sizes.head_dim,
+        "WIDTH": sizes.width, **rounding_of(q),
     }  # fmt: skip
     keys = Step(
         _keys_backward_kernel, (programs[0],),

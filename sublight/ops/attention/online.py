@@ -20,6 +20,7 @@ from sublight.ops.attention.parts import (
     head_at,
     power,
     result_like,
+    rounding_of,
     rows_at,
     scores_of,
     sizes_of,
@@ -86,7 +87,7 @@ def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap:
         mask.window, exponent_scale(q, scale, softcap), float(softcap),
         on="q k v out lse sums", tile=tile, **flags(mask, softcap),
         HEAD_DIM=sizes.head_dim, QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width,
-        num_warps=4, num_stages=1,
+        num_warps=4, num_stages=1, **rounding_of(q),
     )  # fmt: skip
     return Plan(
         provider="online",

@@ -20,7 +20,16 @@ from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.attention import flash
 from sublight.ops.attention.attention import BACKWARD_KERNELS, check, scale_of
-from sublight.ops.attention.extended import check_extras, composed_packed, packed, packed_backward, why_no_way
+from sublight.ops.attention.extended import (
+    NO_EXTRAS,
+    check_extras,
+    composed_packed,
+    packed,
+    packed_backward,
+    under_autocast,
+    why_no_way,
+)
+from sublight.ops.attention.mods import check_mods
 from sublight.ops.kernels.rows import generator_for
 
 
@@ -39,8 +48,10 @@ def reference(
     sinks: torch.Tensor | None = None,
     dropout: float = 0.0,
     seed: torch.Tensor | None = None,
+    **mods: Any,
 ) -> torch.Tensor:
-    extras = (alibi_slopes, sinks, seed, dropout)
+    own = check_mods(q, len(cu_seqlens_q) - 1, causal, window or 0, **mods)
+    extras = (alibi_slopes, sinks, seed, *own, False, dropout)
     how = (causal, window or 0, softcap, scale_of(q[None], scale))
     return composed_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *extras, *how)[0]
 
@@ -49,8 +60,9 @@ def _arguments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor | None,
     causal: bool = False, window: int | None = None, softcap: float = 0.0, scale: float | None = None,
     alibi_slopes: torch.Tensor | None = None, sinks: torch.Tensor | None = None, dropout: float = 0.0,
-    seed: torch.Tensor | int | None = None, provider: str = "",
+    seed: torch.Tensor | int | None = None, provider: str = "", **mods: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
+    q, k, v = under_autocast(q, k, v)
     cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
@@ -70,7 +82,8 @@ def _arguments(
             check_starts(name, x, tokens)
     if len(cu_seqlens_q) != len(cu_k):
         raise BadInput(f"{len(cu_seqlens_q) - 1} sequences of queries, {len(cu_k) - 1} of keys: use as many of both")
-    extras = check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed)
+    own = check_mods(q, len(cu_k) - 1, bool(causal), window or 0, **mods)
+    extras = check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed, own)
     starts = (x.contiguous() for x in (cu_seqlens_q, cu_k))
     return q, k, v, *starts, *extras, bool(causal), window or 0, float(softcap), float(scale_of(q[None], scale))
 
@@ -99,6 +112,11 @@ def packed_attention(
     sinks: torch.Tensor | None = None,
     dropout: float = 0.0,
     seed: torch.Tensor | int | None = None,
+    prefix: torch.Tensor | int | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    score_mod_grad: Any = None,
+    mod_tensors: tuple[torch.Tensor, ...] = (),
     provider: str = "",
     return_lse: bool = False,
 ) -> Any:
@@ -111,7 +129,8 @@ def packed_attention(
     """
     args = _arguments(
         q, k, v, cu_seqlens_q, cu_seqlens_k, causal, window, softcap, scale, alibi_slopes, sinks, dropout, seed,
-        provider,
+        provider, prefix=prefix, score_mod=score_mod, mask_mod=mask_mod, score_mod_grad=score_mod_grad,
+        mod_tensors=mod_tensors,
     )  # fmt: skip
     out, lse = packed.call(*args)
     return (out, lse) if return_lse else out
@@ -160,7 +179,7 @@ def options_of(shape: Shape) -> Mapping[str, Any]:
 
 
 def _library_args(*tensors: Any, causal: bool = False) -> tuple[Any, ...]:
-    return *tensors, None, None, None, 0.0, causal, 0, 0.0, scale_of(tensors[0][None], None)
+    return *tensors, *NO_EXTRAS, causal, 0, 0.0, scale_of(tensors[0][None], None)
 
 
 PACKED_ATTENTION = Op(

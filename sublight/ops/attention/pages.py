@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import tl, triton
 from sublight.errors import BadInput
 from sublight.ops.attention.parts import why_no_head
 from sublight.ops.kernels.rows import why_no_kernel
+from sublight.ops.quantize.codes import FP8_CAPABILITY
 
 MAX_PAGE = 256
 CODES = (torch.int8, torch.float8_e4m3fn)
@@ -43,8 +45,16 @@ def gathered_rows(
     return (rows.to(wide) * scales[place].flatten(1, 2).to(wide)[..., None]).to(dtype)
 
 
+def why_no_fp8(cache: torch.Tensor) -> str:
+    if cache.dtype == CODES[1] and not is_interpreted() and facts(cache).capability < FP8_CAPABILITY:
+        return f"fp8 on a GPU before sm_{FP8_CAPABILITY}, which does not convert it"
+    return ""
+
+
 def why_no_way(q: torch.Tensor, k_cache: torch.Tensor) -> str:
     if reason := why_no_kernel(q):
+        return reason
+    if reason := why_no_fp8(k_cache):
         return reason
     if not q.numel() or not k_cache.numel():
         return "nothing to do for a tensor without elements"
@@ -96,13 +106,15 @@ def check_cache(
         raise BadInput(f"q is on {q.device}: caches, their scales, block_table and lengths must be there, too")
 
 
-def check_pages(k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor) -> None:
+def check_pages(k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, whose: str = "") -> None:
     """That every length fits the table, and every page that a length needs is there. On a GPU the host waits."""
     pages, page = k_cache.shape[:2]
     table, counts = block_table.cpu(), lengths.cpu()
     capacity = table.shape[1] * page
     for entry in ((counts < 0) | (counts > capacity)).nonzero().flatten().tolist():
-        raise BadInput(f"sequence {entry} has length {counts[entry]}: its row of the block table holds 0 to {capacity}")
+        name = whose or f"sequence {entry}"
+        raise BadInput(f"{name} has length {counts[entry]}: its row of the block table holds 0 to {capacity}")
     needed = torch.arange(table.shape[1]) * page < counts[:, None]
     for entry, place in (needed & ((table < 0) | (table >= pages))).nonzero().tolist():
-        raise BadInput(f"block_table[{entry}, {place}] is {table[entry, place]}: the cache has pages 0 to {pages - 1}")
+        where = f"page {place} of {whose}" if whose else f"block_table[{entry}, {place}]"
+        raise BadInput(f"{where} is {table[entry, place]}: the cache has pages 0 to {pages - 1}")

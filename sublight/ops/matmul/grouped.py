@@ -62,6 +62,66 @@ def _grouped_kernel(
 
 
 @triton.jit
+def _grouped_engine_kernel(
+    a_ptr, b_desc, ends_ptr, index_ptr, c_ptr, hidden_ptr, m, n, k, groups, share, am,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, INDEXED: tl.constexpr,
+    B_TURNED: tl.constexpr, GATED: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """The same on Hopper, whose copy engine loads the matrices: all groups' rows, one below the other.
+
+    GATED: each group's matrix is two, gate above up (2 * n columns of its product), and C is silu(gate) * up: both
+    products' tiles are in registers at once, so what they are made of goes to memory only where it is KEPT.
+    """
+    across = tl.cdiv(n, BN)
+    tile = tl.program_id(0)
+    before = 0  # tiles of the groups so far
+    begin = 0
+    step = tl.arange(0, BK)
+    for group in range(groups):
+        end = tl.maximum(begin, tl.minimum(tl.load(ends_ptr + group), m).to(tl.int32))  # never outside of A
+        down = tl.cdiv(end - begin, BM)
+        while tile < before + down * across:
+            place = tile - before
+            row = begin + (place % down) * BM + tl.arange(0, BM)
+            first_col = (place // down) * BN
+            if INDEXED:
+                place_a = (tl.load(index_ptr + row, mask=row < end, other=0) // share).to(tl.int64)
+            else:
+                place_a = row.to(tl.int64)
+            a_at = a_ptr + place_a[:, None] * am + step[None, :]
+            acc = tl.zeros([BM, BN], tl.float32)
+            up = tl.zeros([BM, BN], tl.float32)
+            for start in range(0, k, BK):
+                if EVEN:
+                    a = tl.load(a_at, mask=(row < end)[:, None], other=0.0)
+                else:
+                    a = tl.load(a_at, mask=(row < end)[:, None] & (step < k - start)[None, :], other=0.0)
+                if GATED:
+                    acc = tl.dot(a, b_desc.load([group * 2 * n + first_col, start]).T, acc)
+                    up = tl.dot(a, b_desc.load([(group * 2 + 1) * n + first_col, start]).T, up)
+                elif B_TURNED:  # (n, k) in memory
+                    acc = tl.dot(a, b_desc.load([group * n + first_col, start]).T, acc)
+                else:
+                    acc = tl.dot(a, b_desc.load([group * k + start, first_col]), acc)
+                a_at += BK
+            col = first_col + tl.arange(0, BN)
+            at = row.to(tl.int64)[:, None]
+            mask = (row < end)[:, None] & (col < n)[None, :]
+            if GATED:
+                # as rounded as what the backward pass reads
+                gate, up = acc.to(c_ptr.dtype.element_ty), up.to(c_ptr.dtype.element_ty)
+                if KEPT:
+                    tl.store(hidden_ptr + at * 2 * n + col[None, :], gate, mask=mask)
+                    tl.store(hidden_ptr + (at * 2 + 1) * n + col[None, :], up, mask=mask)
+                acc = gate.to(tl.float32)
+                acc = acc / (1.0 + tl.exp(-acc)) * up.to(tl.float32)
+            tl.store(c_ptr + at * n + col[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)
+            tile += tl.num_programs(0)
+        before += down * across
+        begin = end
+
+
+@triton.jit
 def _grouped_weights_kernel(
     a_ptr, dc_ptr, ends_ptr, index_ptr, db_ptr, m, n, k, groups, share, am, ak, dcm, dcn,
     BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, INDEXED: tl.constexpr, PRECISION: tl.constexpr,
@@ -106,4 +166,5 @@ def _grouped_weights_kernel(
 
 _ODD = "rows of odd width begin anywhere, so their elements move one by one"
 GROUPED = Kernel(jit=_grouped_kernel, narrow=_ODD)
+GROUPED_ENGINE = Kernel(jit=_grouped_engine_kernel, targets=(90,), narrow=_ODD)
 GROUPED_WEIGHTS = Kernel(jit=_grouped_weights_kernel, narrow=_ODD)

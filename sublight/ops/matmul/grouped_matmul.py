@@ -14,7 +14,7 @@ import torch
 
 from sublight.backend.device import Facts, facts
 from sublight.backend.jit import cdiv
-from sublight.backend.launch import Step
+from sublight.backend.launch import Step, View
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.matmul import grouped_matmul as cost
@@ -23,6 +23,7 @@ from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import grouped
 from sublight.ops.matmul.matmul import allows_tf32
+from sublight.ops.matmul.product import ENGINE_BYTES
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
@@ -46,9 +47,17 @@ class GroupTile(NamedTuple):
     stages: int
 
 
+BLOCK_K = 64
 IEEE_TILE = GroupTile(64, 64, 64, 8, 2)  # fp32 without tensor cores
 PRODUCT_TILE = GroupTile(64, 128, 128, 4, 4)
 WEIGHTS_TILE = GroupTile(64, 128, 128, 4, 3)
+
+
+# on Hopper, whose copy engine loads the matrices; gated, a program has two tiles of so many columns
+ENGINE_TILE = GroupTile(128, 256, 128, 8, 4)
+GATED_TILE = GroupTile(128, 128, 128, 8, 4)
+SMALL_ENGINE_TILE = GroupTile(64, 128, 128, 4, 4)
+FEW_ROWS = 96  # a group, on average: with fewer, most of a tall tile's rows would be nobody's
 
 
 def _at_once(gpu: Facts) -> int:
@@ -67,10 +76,12 @@ class Rows:
 
 def product_step(
     a: Rows, b: str, c: str, *, rows: int, dims: tuple[int, int, int], strides: tuple[int, ...], kind: torch.dtype,
-    tf32: bool, gpu: Facts,
+    tf32: bool, gpu: Facts, is_aligned: bool = False,
 ) -> Step:  # fmt: skip
     """The launch of a grouped product by b (groups, k, n) of these `strides`; `dims` are groups, k and n."""
     groups, k, n = dims
+    if not why_no_engine(a, dims, strides, kind, gpu, is_aligned=is_aligned):
+        return engine_step(a, b, c, rows=rows, dims=dims, kind=kind, gpu=gpu, is_turned=strides[2] != 1)
     is_ieee = kind == torch.float32 and not tf32
     bm, bn, k_bytes, warps, stages = IEEE_TILE if is_ieee else PRODUCT_TILE
     bk = k_bytes // kind.itemsize
@@ -80,6 +91,49 @@ def product_step(
         rows, n, k, groups, a.share, *a.strides, *strides,
         on=f"{a.name} {b} ends {a.index or 'ends'} {c}", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
         INDEXED=bool(a.index), PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def why_no_engine(
+    a: Rows, dims: tuple[int, int, int], strides: tuple[int, ...], kind: torch.dtype, gpu: Facts, *, is_aligned: bool
+) -> str:
+    """Why Hopper's copy engine does not load the matrices; empty where it does."""
+    _, k, n = dims
+    if gpu.capability != 90 or kind.itemsize != 2:
+        return "the copy engine's kernel is for 16 bits on Hopper"
+    if strides not in ((k * n, 1, k), (k * n, n, 1)) or not is_aligned:
+        return "matrices do not follow one another in memory"
+    inner = k if strides == (k * n, 1, k) else n
+    if inner * kind.itemsize % ENGINE_BYTES:
+        return "rows of the matrices begin at odd places"
+    if strides[2] == 1 and n > 1 and k % BLOCK_K:  # a block past a matrix's end would be the next one's beginning
+        return f"matrices that lie along n, with a k that is no multiple of {BLOCK_K}"
+    return "" if a.strides[1] == 1 else "A does not lie along k"
+
+
+def engine_step(
+    a: Rows, b: str, c: str, *, rows: int, dims: tuple[int, int, int], kind: torch.dtype, gpu: Facts,
+    is_turned: bool = True, is_gated: bool = False, hidden: str = "",
+) -> Step:  # fmt: skip
+    """The launch on Hopper; gated, b has 2 * n columns a group, and `hidden` is what they give, where it is kept."""
+    groups, k, n = dims
+    if rows < FEW_ROWS * groups:
+        tile = SMALL_ENGINE_TILE
+    else:
+        tile = GATED_TILE if is_gated else ENGINE_TILE
+    bm, bn, k_bytes, warps, stages = tile
+    bk, per_group = k_bytes // kind.itemsize, 2 * n if is_gated else n
+    most = (cdiv(rows, bm) + groups) * cdiv(n, bn)
+    at_once = gpu.multiprocessors * (1 if warps > 4 else 2)
+    if is_turned:
+        view = View((groups * per_group, k), (k, 1), (bn, bk))
+    else:
+        view = View((groups * k, n), (n, 1), (bk, bn))
+    return Step(
+        grouped._grouped_engine_kernel, (min(at_once, most),), rows, n, k, groups, a.share, a.strides[0],
+        on=f"{a.name} {b} ends {a.index or 'ends'} {c} {hidden or c}", views={1: view}, tile=tile,
+        BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0, INDEXED=bool(a.index), B_TURNED=is_turned, GATED=is_gated,
+        KEPT=bool(hidden), num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -106,6 +160,7 @@ def plan_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, tf32: boo
     step = product_step(
         Rows(name="a", strides=a.stride()), "b", "c",
         rows=a.shape[0], dims=(groups, k, n), strides=b.stride(), kind=a.dtype, tf32=tf32, gpu=facts(a),
+        is_aligned=b.data_ptr() % ENGINE_BYTES == 0,
     )  # fmt: skip
     return Plan(
         provider="sublight",
@@ -239,7 +294,9 @@ GROUPED_MATMUL = Op(
     plan=lambda a, b, ends: _grouped.decide(a, b, ends, allows_tf32(a)),
     providers={
         "sublight": Provider(
-            launch=launch, backward=launch_backward, kernels=(grouped.GROUPED, grouped.GROUPED_WEIGHTS)
+            launch=launch,
+            backward=launch_backward,
+            kernels=(grouped.GROUPED, grouped.GROUPED_ENGINE, grouped.GROUPED_WEIGHTS),
         )
     },
     inputs=inputs,

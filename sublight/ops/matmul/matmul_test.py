@@ -155,6 +155,41 @@ def test_few_rows_give_the_same_bits_every_time(device: str) -> None:
     assert torch.equal(launch(a, b), launch(a, b))
 
 
+@pytest.mark.parametrize("dtype", DTYPES if HAS_GPU else ("float16",))  # numpy's fp32 bits depend on a row's place
+def test_a_row_has_the_same_bits_in_any_batch(dtype: str, device: str) -> None:
+    """Forward and its gradient; 700 rows take other tiles than one where nobody asks."""
+    many = 700 if HAS_GPU else 140
+    made: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
+    a, b = along_k(many, 72, 136, **made)
+    a.requires_grad_()
+    dc = torch.randn(many, 72, **made)
+
+    def with_gradient(rows: Any, dc: Any) -> tuple[Any, Any]:
+        c = matmul(rows, b, batch_invariant=True)
+        return c, torch.autograd.grad(c, rows, dc)[0]
+
+    whole = with_gradient(a, dc)
+    # in the interpreter rows at the same place of their tile: numpy's bits depend on that
+    for first, last in ((0, 1), (128, 140), *([(683, 700)] if HAS_GPU else [])):
+        part = with_gradient(a[first:last].detach().requires_grad_(), dc[first:last])
+        assert all(torch.equal(one[first:last], other) for one, other in zip(whole, part, strict=True))
+    error = correct.settled(
+        lambda seed: correct.forward_errors(
+            lambda *given: matmul(*given, batch_invariant=True), reference, (a.detach()[:20], b)
+        )
+    )
+    assert error.ok, error
+
+
+def test_what_no_kernel_of_ours_takes_is_not_called_invariant(device: str) -> None:
+    a, b = along_k(4, 5, 6, device=device)
+    with pytest.raises(BadInput, match="batch_invariant=True needs our kernel"):
+        matmul(a.double(), b.double(), batch_invariant=True)
+    with pytest.raises(BadInput, match="broadcasts a bias"):
+        matmul(a, b, torch.zeros(1, 5, device=device), batch_invariant=True)
+    assert matmul(a[:0], b, batch_invariant=True).shape == (0, 5)
+
+
 @pytest.mark.skipif(HAS_GPU, reason="fills buffers on the CPU")
 def test_what_lies_behind_an_aligned_row_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = along_n(20, 16, 21, dtype=torch.float16)

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
-from sublight.ops.matmul.epilogue import finished
+from sublight.ops.matmul.epilogue import finished, scaled
 from sublight.ops.matmul.order import tile_of
 
 
 @triton.jit
 def _persistent_kernel(
-    a_desc, b_desc, c_desc, bias_ptr, residual_ptr, c_ptr, m, n, k,
+    a_desc, b_desc, c_desc, bias_ptr, residual_ptr, c_ptr, scale_a_ptr, scale_b_ptr, m, n, k,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
-    BY_ENGINE: tl.constexpr, FLAT: tl.constexpr,
+    BY_ENGINE: tl.constexpr, SCALED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(m, BM), tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=FLAT):
@@ -44,9 +44,9 @@ def _persistent_kernel(
         halves = tl.split(tl.permute(tl.reshape(acc, [BM, 2, BN // 2]), (0, 2, 1)))
         for half in tl.static_range(2):
             col = first_col + half * (BN // 2) + tl.arange(0, BN // 2)
-            part = finished(
-                halves[half], bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION
-            ).to(c_ptr.dtype.element_ty)
+            part = scaled(halves[half], scale_a_ptr, scale_b_ptr, row, col, m, n, SCALED)
+            part = finished(part, bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
+            part = part.to(c_ptr.dtype.element_ty)
             if BY_ENGINE:
                 c_desc.store([first_row, first_col + half * (BN // 2)], part)
             else:  # rows of C that begin anywhere

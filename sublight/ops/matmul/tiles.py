@@ -45,7 +45,21 @@ PERSISTENT = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the tiles of a product are shared out: whole rounds of them first, the others in pieces along k."""
+
+    tile: Tile
+    rounds: int = 0  # whole tiles that each multiprocessor takes before
+    pieces: int = 1  # of each tile that is left; 1: every tile is one program's
+
+
+# in blocks of 128 x 256 x 64, about 0.66 µs on an H200
+FILL_BLOCKS = 4.0  # until the first block has come, and the last one is stored
+PIECES_BLOCKS = 14.0  # to write pieces of tiles, and to add them up in a launch of its own
+INVARIANT_TILE = Tile(bm=128, bn=128, bk=64, warps=8, stages=4)  # of `batch_invariant`: for one row, or for thousands
 TRIED: ContextVar[Tile | None] = ContextVar("TRIED", default=None)  # what `benchmarks/products.py` tries
+TRIED_SPLIT: ContextVar[Split | None] = ContextVar("TRIED_SPLIT", default=None)
 
 
 def persistent_tile(m: int, n: int, gpu: Facts) -> Tile:
@@ -59,6 +73,40 @@ def persistent_tile(m: int, n: int, gpu: Facts) -> Tile:
         return cdiv(tile.count(m, n), gpu.multiprocessors) * tile.bm * tile.bn / PERSISTENT[tile]
 
     return TRIED.get() or min(PERSISTENT, key=time)
+
+
+def split_of(m: int, n: int, k: int, gpu: Facts) -> Split:
+    """The tile and the pieces that take the least time.
+
+    >>> split_of(512, 10240, 8192, Facts()).pieces, split_of(4096, 4096, 4096, Facts()).pieces
+    (4, 1)
+    """
+    if tried := TRIED_SPLIT.get():
+        return tried
+    return min(splits(m, n, k, gpu), key=lambda split: split_blocks(split, m, n, k, gpu))
+
+
+def splits(m: int, n: int, k: int, gpu: Facts) -> list[Split]:
+    """All ways that are worth a look: whole tiles, and those of the last round in as many pieces as find a program."""
+    tile, programs = next(iter(PERSISTENT)), gpu.multiprocessors
+    rounds, left = divmod(tile.count(m, n), programs)
+    most = min(programs // left, cdiv(k, tile.bk) // 4) if left else 1  # at least four blocks: else nothing overlaps
+    whole = Split(tile=persistent_tile(m, n, gpu))
+    return [whole, *(Split(tile=tile, rounds=rounds, pieces=pieces) for pieces in range(2, most + 1))]
+
+
+def split_blocks(split: Split, m: int, n: int, k: int, gpu: Facts) -> float:
+    """How long a product takes, in blocks of 128 x 256 x 64.
+
+    >>> whole, *_, split = splits(512, 10240, 8192, Facts())
+    >>> split_blocks(whole, 512, 10240, 8192, Facts()) > split_blocks(split, 512, 10240, 8192, Facts())
+    True
+    """
+    tile, steps = split.tile, cdiv(k, split.tile.bk)
+    a_block = tile.bm * tile.bn / (128 * 256) / PERSISTENT.get(tile, 1.0)
+    if split.pieces == 1:
+        return cdiv(tile.count(m, n), gpu.multiprocessors) * steps * a_block + FILL_BLOCKS
+    return (split.rounds * steps + cdiv(steps, split.pieces)) * a_block + FILL_BLOCKS + PIECES_BLOCKS
 
 
 def plain_tile(m: int, n: int, itemsize: int, gpu: Facts, *, is_ieee: bool) -> Tile:

@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,9 @@ from sublight.errors import BadInput
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import copies_of, generator_for, why_no_kernel
 from sublight.ops.matmul import grouped
-from sublight.ops.matmul.grouped_matmul import Rows, product_step, weights_step
+from sublight.ops.matmul.grouped_matmul import Rows, engine_step, product_step, weights_step, why_no_engine
 from sublight.ops.matmul.matmul import allows_tf32
+from sublight.ops.matmul.product import ENGINE_BYTES
 from sublight.ops.moe import rows as row_kernels
 from sublight.ops.moe import sorting
 from sublight.ops.moe.rows import tiles_of
@@ -58,39 +60,53 @@ def _combine(name: str, result: str, *, tokens: int, cols: int, top_k: int, is_w
 
 
 def plan_experts(
-    x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, tf32: bool
-) -> Plan:
+    x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, tf32: bool,
+    *, is_kept: bool = True,
+) -> Plan:  # fmt: skip
+    """`is_kept`: what the backward pass needs is handed out, too."""
     (tokens, hidden), top_k, experts, inner = x.shape, index.shape[1], down.shape[0], down.shape[2]
     pairs = tokens * top_k
     steps, buffers = sorting.sort_by_expert(pairs, experts)
     alike: dict[str, Any] = {"rows": pairs, "kind": x.dtype, "tf32": tf32, "gpu": facts(x)}
-    first = product_step(
-        Rows(name="x", strides=x.stride(), index="source", share=top_k), "gate_up", "hidden",
-        dims=(experts, hidden, 2 * inner), strides=_turned(gate_up), **alike,
-    )  # fmt: skip
-    tiles = tiles_of(pairs, inner)
-    gate = Step(
-        row_kernels._gate_kernel, (tiles.down * tiles.across,), pairs, tiles.across, inner,
-        on="hidden inner", tile=tiles, **tiles.options,
-    )  # fmt: skip
-    second = product_step(
-        Rows(name="inner", strides=(inner, 1)), "down", "out",
-        dims=(experts, inner, hidden), strides=_turned(down), **alike,
-    )  # fmt: skip
-    combine = _combine("out", "y", tokens=tokens, cols=hidden, top_k=top_k, is_weighted=True)
+    into = Rows(name="x", strides=x.stride(), index="source", share=top_k)
+    dims = experts, hidden, 2 * inner
+    is_aligned = gate_up.data_ptr() % ENGINE_BYTES == 0
     buffers |= {
-        "hidden": Buffer(shape=(pairs, 2 * inner), dtype=x.dtype),
         "inner": Buffer(shape=(pairs, inner), dtype=x.dtype),
         "out": Buffer(shape=(pairs, hidden), dtype=x.dtype),
         "y": Buffer(shape=(tokens, hidden), dtype=x.dtype),
     }
+    is_gated = not why_no_engine(into, dims, _turned(gate_up), x.dtype, facts(x), is_aligned=is_aligned)
+    if is_kept or not is_gated:
+        buffers["hidden"] = Buffer(shape=(pairs, 2 * inner), dtype=x.dtype)
+    if is_gated:
+        first = [
+            engine_step(
+                into, "gate_up", "inner", rows=pairs, dims=(experts, hidden, inner), kind=x.dtype, gpu=facts(x),
+                is_gated=True, hidden="hidden" if is_kept else "",
+            )
+        ]  # fmt: skip
+    else:
+        tiles = tiles_of(pairs, inner)
+        first = [
+            product_step(into, "gate_up", "hidden", dims=dims, strides=_turned(gate_up), **alike),
+            Step(
+                row_kernels._gate_kernel, (tiles.down * tiles.across,), pairs, tiles.across, inner,
+                on="hidden inner", tile=tiles, **tiles.options,
+            ),
+        ]  # fmt: skip
+    second = product_step(
+        Rows(name="inner", strides=(inner, 1)), "down", "out", dims=(experts, inner, hidden),
+        strides=_turned(down), is_aligned=down.data_ptr() % ENGINE_BYTES == 0, **alike,
+    )  # fmt: skip
+    combine = _combine("out", "y", tokens=tokens, cols=hidden, top_k=top_k, is_weighted=True)
     return Plan(
         provider="sublight",
         reason="sorted by prefix sums, one launch a product over all experts, no wait for the device",
         copies=copies_of(index=not index.is_contiguous(), weights=not weights.is_contiguous()),
         buffers=buffers,
-        steps=(*steps, first, gate, second, combine),
-        outputs=("y", "hidden", "place", "source", "ends"),
+        steps=(*steps, *first, second, combine),
+        outputs=("y", "hidden", "place", "source", "ends") if is_kept else ("y",),
     )
 
 
@@ -116,8 +132,8 @@ def plan_backward(
     }
     steps = [
         product_step(
-            Rows(name="dy", strides=dy.stride(), **through_index), "down", "dinner",
-            dims=(experts, width, inner), strides=down.stride(), **alike,
+            Rows(name="dy", strides=dy.stride(), **through_index), "down", "dinner", dims=(experts, width, inner),
+            strides=down.stride(), is_aligned=down.data_ptr() % ENGINE_BYTES == 0, **alike,
         ),
         Step(
             row_kernels._gate_back_kernel, (tiles.down,), inner, experts,
@@ -127,8 +143,8 @@ def plan_backward(
     if wants_x:
         buffers["dout"] = Buffer(shape=(pairs, width), dtype=x.dtype)
         into_x = product_step(
-            Rows(name="dhidden", strides=(2 * inner, 1)), "gate_up", "dout",
-            dims=(experts, 2 * inner, width), strides=gate_up.stride(), **alike,
+            Rows(name="dhidden", strides=(2 * inner, 1)), "gate_up", "dout", dims=(experts, 2 * inner, width),
+            strides=gate_up.stride(), is_aligned=gate_up.data_ptr() % ENGINE_BYTES == 0, **alike,
         )  # fmt: skip
         steps += [into_x, _combine("dout", "dx", tokens=tokens, cols=width, top_k=top_k, is_weighted=False)]
     if wants_gate_up:
@@ -235,6 +251,7 @@ _experts = Registered(
     theirs="a block an expert",
     why_torch=why_torch,
     plan=plan_experts,
+    plan_results=partial(plan_experts, is_kept=False),
     fake=_fake,
     results=1,
     gradient=Gradient(
@@ -290,7 +307,8 @@ def arguments(
 
 
 def launch(*inputs: torch.Tensor) -> torch.Tensor:
-    return _experts.by_kernels(*arguments(*inputs))[0].view(inputs[0].shape)  # type: ignore[no-any-return]
+    given = arguments(*inputs)
+    return _experts.runner(plan_experts(*given, is_kept=False))(*given).view(inputs[0].shape)  # type: ignore[no-any-return, union-attr]
 
 
 def launch_backward(dy: torch.Tensor, *inputs: torch.Tensor) -> Inputs:
@@ -327,7 +345,13 @@ MOE_EXPERTS = Op(
         "sublight": Provider(
             launch=launch,
             backward=launch_backward,
-            kernels=(*sorting.KERNELS, grouped.GROUPED, *row_kernels.KERNELS, grouped.GROUPED_WEIGHTS),
+            kernels=(
+                *sorting.KERNELS,
+                grouped.GROUPED,
+                grouped.GROUPED_ENGINE,
+                *row_kernels.KERNELS,
+                grouped.GROUPED_WEIGHTS,
+            ),
         )
     },
     inputs=inputs,

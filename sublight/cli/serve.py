@@ -1,0 +1,123 @@
+"""What `sublight serve` is asked, taken apart: everything is checked, and the port taken, before weights are read."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sublight.cli.train import device_named
+from sublight.errors import BadInput
+
+if TYPE_CHECKING:
+    from sublight.engines.serve.protocol import Served
+
+GRACE_S = 3  # for streams to end, once the server is told to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The command's words."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str = ""
+    key: str = ""
+    batch: int = 64
+    queue: int = 256
+    time_limit_s: float = 600.0
+    context: int = 0
+    cache: int = 0
+    chunk: int = 512
+    weights: str = ""
+    dtype: str = ""
+    mode: str = "ours"
+    graphs: bool = True
+    device: str = ""
+
+
+def command(request: Request) -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
+    try:
+        import uvicorn
+
+        from sublight.engines.serve.app import app_of
+    except ImportError as error:
+        raise BadInput(f"serve needs {error.name}: pip install 'sublight[serve]'") from None
+    from sublight.engines.generate.build import Build, build
+    from sublight.engines.serve.worker import Worker
+
+    if request.queue < 0 or not 0 < request.time_limit_s < math.inf:
+        raise BadInput(f"--queue {request.queue}, --time-limit {request.time_limit_s:g}: give 0 or more, and seconds")
+    served = served_of(request)
+    with taken(request.host, request.port) as listening:
+        engine = build(
+            Build(
+                folder=Path(request.model),
+                device=device_named(request.device),
+                mode=request.mode,
+                dtype=request.dtype,
+                weights=request.weights,
+                batch=request.batch,
+                chunk=request.chunk,
+                cache=request.cache,
+                longest=request.context,
+                graphs=request.graphs,
+            )
+        )
+
+        room = engine.scheduler.pages.count * engine.scheduler.pages.size
+        served = replace(served, longest=min(served.longest, room))  # a text that the cache does not hold never ends
+
+        def worker(**how: Any) -> Worker:
+            return Worker(engine, served.words, most_waiting=request.queue, most_s=request.time_limit_s, **how)
+
+        app = app_of(served, worker, key=request.key)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S, access_log=False)
+        host, port = listening.getsockname()[:2]
+        where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        print(f"{served.name} on {where}, {served.longest} tokens a text, {room} in the cache", flush=True)
+        if host not in ("127.0.0.1", "::1") and not request.key:
+            print("sublight: other machines may use it, and there is no --api-key", file=sys.stderr)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def served_of(request: Request) -> Served:
+    from sublight.engines.generate import config as configs
+    from sublight.engines.generate import vocabulary
+    from sublight.engines.serve import chat
+    from sublight.engines.serve.protocol import Served
+
+    folder = Path(request.model)
+    config = configs.read(folder)
+    return Served(
+        name=request.name or folder.resolve().name,
+        words=vocabulary.read(folder, config.vocab),
+        vocab=config.vocab,
+        longest=request.context or config.longest,
+        ends=frozenset(config.ends),
+        template=chat.read(folder),
+    )
+
+
+def taken(host: str, port: int) -> socket.socket:
+    """The port, listened to; a line where somebody else has it."""
+    if not 0 <= port < 65536:
+        raise BadInput(f"--port {port}: give a number from 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInput(f"--host {host}: {error.strerror or error}") from None
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart it is free at once
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise BadInput(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+    return listening

@@ -1,0 +1,1 @@
+"""`sublight serve`: the generate engine behind OpenAI's protocol."""

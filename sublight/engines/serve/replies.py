@@ -1,0 +1,125 @@
+"""Answers in OpenAI's form: whole, or in pieces as they come."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublight.engines.generate.sampling import Logprobs
+from sublight.engines.generate.vocabulary import Vocabulary
+from sublight.engines.serve.protocol import Ask
+from sublight.engines.serve.worker import Event
+
+DONE = "data: [DONE]\n\n"
+LEAST = -9999.0  # of a log-probability
+
+
+@dataclass(slots=True)
+class Choice:
+    """What has come of one choice so far."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    finish: str = ""
+
+
+class Reply:
+    """One request's answer. `add` takes an event and gives the piece that a stream sends for it."""
+
+    def __init__(self, ask: Ask, model: str, words: Vocabulary) -> None:
+        self.ask, self.words = ask, words
+        self.choices = [Choice() for _ in range(len(ask.prompts) * ask.n)]
+        self.is_chat = ask.kind == "chat"
+        self._head = {
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def first(self) -> list[dict[str, Any]]:
+        """Pieces that a stream begins with."""
+        if self.is_chat:
+            role = {"role": "assistant", "content": ""}
+            return [self._piece({"index": at, "delta": role, "finish_reason": None}) for at in range(len(self.choices))]
+        return [
+            self._piece({"index": at, "text": self._echo(at), "logprobs": None, "finish_reason": None})
+            for at in range(len(self.choices))
+            if self.ask.echoes
+        ]
+
+    def add(self, index: int, event: Event) -> dict[str, Any] | None:
+        choice = self.choices[index]
+        begin = len(choice.text)
+        choice.text += event.text
+        choice.tokens += event.tokens
+        choice.logprobs += event.logprobs
+        choice.finish = event.finish
+        if not event.text and not event.finish and not event.logprobs:
+            return None
+        told = self._logprobs(event.tokens, event.logprobs, begin)
+        row: dict[str, Any] = {"index": index, "logprobs": told, "finish_reason": event.finish or None}
+        row |= {"delta": {"content": event.text} if event.text else {}} if self.is_chat else {"text": event.text}
+        return self._piece(row)
+
+    def whole(self) -> dict[str, Any]:
+        rows = []
+        for at, choice in enumerate(self.choices):
+            row: dict[str, Any] = {"index": at, "finish_reason": choice.finish}
+            row["logprobs"] = self._logprobs(choice.tokens, choice.logprobs, 0)
+            if self.is_chat:
+                row["message"] = {"role": "assistant", "content": choice.text}
+            else:
+                row["text"] = self._echo(at) + choice.text
+            rows.append(row)
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": rows, "usage": self.usage}
+
+    def last(self) -> list[dict[str, Any]]:
+        return [{**self._piece(None), "usage": self.usage}] if self.ask.with_usage else []
+
+    @property
+    def usage(self) -> dict[str, int]:
+        new = sum(len(choice.tokens) for choice in self.choices)
+        prompt = self.ask.prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    def _echo(self, index: int) -> str:
+        return self.ask.echoes[index // self.ask.n] if self.ask.echoes else ""
+
+    def _piece(self, row: dict[str, Any] | None) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        return {**self._head, "object": kind, "choices": [] if row is None else [row]}
+
+    def _logprobs(self, tokens: Sequence[int], told: Sequence[Logprobs], begin: int) -> dict[str, Any] | None:
+        if self.ask.samplings[0].logprobs is None:
+            return None
+        words = [self.words.decode([token]) for token in tokens]
+        if self.is_chat:
+            rows = [
+                {**_named(word, each.chosen), "top_logprobs": [_named(self.words.decode([t]), p) for t, p in each.best]}
+                for word, each in zip(words, told, strict=True)
+            ]
+            return {"content": rows}
+        offsets = [begin + sum(map(len, words[:at])) for at in range(len(words))]
+        best = [{self.words.decode([token]): _finite(value) for token, value in each.best} for each in told]
+        chances = [_finite(each.chosen) for each in told]
+        return {"tokens": words, "token_logprobs": chances, "top_logprobs": best, "text_offset": offsets}
+
+
+def _named(word: str, value: float) -> dict[str, Any]:
+    return {"token": word, "logprob": _finite(value), "bytes": list(word.encode("utf-8", "replace"))}
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity, and no NaN."""
+    return max(value, LEAST) if value == value else LEAST
+
+
+def sent(piece: dict[str, Any]) -> str:
+    """As a stream of events has it."""
+    return f"data: {json.dumps(piece)}\n\n"
