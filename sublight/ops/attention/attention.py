@@ -33,6 +33,7 @@ from sublight.ops.attention.extended import (
     composed,
     extended_backward,
     extras_of,
+    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.extras import NONE, Extras
@@ -131,7 +132,7 @@ def reference(
     if alibi_slopes is None and sinks is None and not dropout and not mods:
         return attend(q, k, v, Mask(causal=causal, window=window or 0), softcap, scale_of(q, scale))
     own = check_mods(q, q.shape[0], causal, window or 0, **mods)
-    how: tuple[Any, ...] = (*own, dropout, causal, window or 0, softcap, scale_of(q, scale))
+    how: tuple[Any, ...] = (*own, False, dropout, causal, window or 0, softcap, scale_of(q, scale))
     return composed(q, k, v, alibi_slopes, sinks, seed, *how)[0]
 
 
@@ -324,16 +325,44 @@ def _decided(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, window: int | None = None,
     softcap: float = 0.0, scale: float | None = None, alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None, dropout: float = 0.0, seed: torch.Tensor | int | None = None,
-    provider: str = "", return_lse: bool = False, **mods: Any,
+    provider: str = "", return_lse: bool = False, deterministic: bool = False, batch_invariant: bool = False,
+    **mods: Any,
 ) -> tuple[Registered, tuple[Any, ...]]:  # fmt: skip
     """The op that a call goes to, and its arguments."""
-    if alibi_slopes is None and sinks is None and not dropout and seed is None and not are_given(mods):
+    q, k, v = under_autocast(q, k, v)
+    if deterministic or batch_invariant:
+        provider = _fixed(provider, q, k, v, "batch_invariant" if batch_invariant else "deterministic")
+    if (
+        not batch_invariant
+        and alibi_slopes is None
+        and sinks is None
+        and not dropout
+        and seed is None
+        and not are_given(mods)
+    ):
         op = _attention_lse if return_lse else _attention
         return op, _arguments(q, k, v, causal, window, softcap, scale, provider)
     own = check_mods(q, q.shape[0], bool(causal), window or 0, **mods)
-    extras = extras_of(*(alibi_slopes, sinks, None, *own, dropout))
+    extras = extras_of(*(alibi_slopes, sinks, None, *own, batch_invariant, dropout))
     q, k, v, *how, _ = _arguments(q, k, v, causal, window, softcap, scale, provider, extras)
-    return attention_extended, (q, k, v, *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed, own), *how)
+    return attention_extended, (
+        q,
+        k,
+        v,
+        *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed, own, batch_invariant),
+        *how,
+    )
+
+
+def _fixed(provider: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, word: str) -> str:
+    """The kernels whose passes write no place twice, and whose tiles do not depend on the batch."""
+    if provider not in ("", "flash"):
+        raise BadInput(f"{word}=True with provider={provider!r}: flash alone is, leave provider out")
+    if reason := why_no_way(q, k, v):
+        if word == "deterministic" and q.device.type == "cpu":
+            return ""  # PyTorch's ops, which are
+        raise BadInput(f"{word}=True, which flash alone is, does not take this ({reason}): use shapes that it takes")
+    return "flash"
 
 
 def attention(
@@ -354,6 +383,8 @@ def attention(
     mask_mod: Any = None,
     score_mod_grad: Any = None,
     mod_tensors: tuple[torch.Tensor, ...] = (),
+    deterministic: bool = False,
+    batch_invariant: bool = False,
     provider: str = "",
     return_lse: bool = False,
 ) -> Any:
@@ -371,10 +402,14 @@ def attention(
     query sees the keys before it, whatever `causal` hides (prefix-LM). `mask_mod` and `score_mod` are functions of your
     own under @triton.jit (`ops/attention/mods.py`), `score_mod_grad` the derivative of the second by the score where it
     is beyond us, `mod_tensors` up to two tensors that they read. All these run on `flash` alone.
+
+    With `deterministic` gradients have the same bits in every run; with `batch_invariant` a batch entry's result also
+    has those of any other batch, and of `paged_prefill` over the same keys in the same mode. Both run on `flash`.
     """
     op, args = _decided(
         q, k, v, causal, window, softcap, scale, alibi_slopes, sinks, dropout, seed, provider, return_lse,
-        prefix=prefix, score_mod=score_mod, mask_mod=mask_mod, score_mod_grad=score_mod_grad, mod_tensors=mod_tensors,
+        deterministic, batch_invariant, prefix=prefix, score_mod=score_mod, mask_mod=mask_mod,
+        score_mod_grad=score_mod_grad, mod_tensors=mod_tensors,
     )  # fmt: skip
     results = op.call(*args)
     return results[0] if op is attention_extended and not return_lse else results
