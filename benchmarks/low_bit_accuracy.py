@@ -101,13 +101,13 @@ def main() -> None:
         found: list[dict[str, Any]] = [{"how": "fp32", "loss": whole, "perplexity": math.exp(whole)}]
         for how, group, rounds in (
             ("w8a16", 128, 0), ("w4a16", 128, 0), ("w4a16", 128, 20), ("w4a16", 64, 20), ("w4a16", 32, 20),
-            ("w2a16", 32, 20),
+            ("w2a16", 32, 20), ("w8a8", 0, 0), ("fp8", 0, 0),
         ):  # fmt: skip
-            done = quantize(model, how, group=group, rounds=rounds)
+            done = quantize(model, how, **({"group": group, "rounds": rounds} if group else {}))
             loss = sum(float(loss_of(model, rows)) for rows in held_back) / len(held_back)
             unquantize(model)
             rise = math.exp(loss - whole) - 1
-            fitted = "fitted zeros" if rounds else "nearest"
+            fitted = "fitted zeros" if rounds else "nearest" if group else "a scale a row"
             size = units.text(done.after_bytes, "B")
             print(f"{how} group {group:>3}, {fitted:<12} perplexity {math.exp(loss):.3f} ({rise:+.2%}), {size}")
             found.append({"how": how, "group": group, "rounds": rounds, "loss": loss, "perplexity": math.exp(loss)})

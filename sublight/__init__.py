@@ -23,6 +23,7 @@ _ELSEWHERE = {  # what is no op with a record, by its module
     "AdamW": "sublight.ops.adamw.optimizer",
     "MoE": "sublight.ops.moe.layer",
     "einsum": "sublight.ops.matmul.einsum",
+    "fp8_linear": "sublight.ops.matmul.fp8_linear",
 }
 _MODULES = ("bench", "gpus", "learn", "limits", "ops", "results", "units", "xray")
 

@@ -77,6 +77,7 @@ COSTS: dict[str, CostFunction] = {
     "linear": matmul.linear,
     "batched_matmul": matmul.batched_matmul,
     "low_bit_matmul": matmul.low_bit_matmul,
+    "scaled_matmul": matmul.scaled_matmul,
     "rms_norm_linear": matmul.rms_norm_linear,
     "grouped_matmul": matmul.grouped_matmul,
     "sparsify_24": sparse.sparsify_24,

@@ -88,6 +88,8 @@ BY_HAND = (
     ("batched_matmul", {"batch": 5, "m": 2, "n": 3, "k": 4}, "fwd", 200, 60, 240),
     ("batched_matmul", {"batch": 5, "m": 2, "n": 3, "k": 4}, "bwd", 260, 200, 480),
     ("low_bit_matmul", {"m": 1, "n": 3, "k": 8, "bits": 4, "group": 4}, "fwd", 16 + 12 + 12, 6, 48),
+    ("scaled_matmul", {"m": 2, "n": 3, "k": 4, "block": 0}, "fwd", 2 * (8 + 12) + 4 * 5, 2 * 6, 48),
+    ("scaled_matmul", {"m": 2, "n": 3, "k": 4, "block": 2}, "fwd", 2 * (8 + 12) + 4 * 10, 2 * 6, 48),
     ("rms_norm_linear", {"n": 3, "k": 8, "gated": 0}, "fwd", 16 + 16 + 48, 6, 48),
     ("rms_norm_linear", {"n": 3, "k": 8, "gated": 1}, "fwd", 16 + 16 + 96, 6, 96),
     ("grouped_matmul", {"m": 6, "n": 3, "k": 4, "groups": 2}, "fwd", 48 + 48, 36, 144),

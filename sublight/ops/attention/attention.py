@@ -26,7 +26,7 @@ from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.attention import delta, flash, flash_backward, hopper, naive, online
+from sublight.ops.attention import delta, flash, flash_backward, hopper, hopper_backward, naive, online
 from sublight.ops.attention.extended import (
     attention_extended,
     check_extras,
@@ -42,12 +42,14 @@ from sublight.ops.attention.mods import are_given, check_mods, leaning, same_doc
 from sublight.ops.attention.parts import result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.record.call import wants_grad
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.library import Registered
 from sublight.timing import Thunk
 
 NOT_TIMED = "our kernels are timed on Hopper in 16 bits alone: name one, as provider='flash'"
-CUDNN = "cuDNN's: on an H200 ours reach 0.84 to 1.01 of it, with a gradient less; provider='hopper' takes ours"
+CUDNN = "cuDNN's: on an H200 ours are not faster at such sizes, or not timed; provider='hopper' takes ours"
+CUDNN_TRAINING = "cuDNN's: on an H200 ours with a gradient reach 0.94 to 1.01 of it; provider='hopper' takes ours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +94,14 @@ WAYS = {
     ),
     "hopper": Way(
         forward=hopper.plan,
-        backward=flash_backward.plan_backward,
-        kernels=(Kernel(jit=hopper._hopper_kernel, targets=(90,)), *BACKWARD_KERNELS),
+        backward=hopper_backward.plan,
+        kernels=(
+            Kernel(jit=hopper._hopper_kernel, targets=(90,)),
+            Kernel(jit=hopper_backward._begin_kernel),
+            Kernel(jit=hopper_backward._backward_kernel, targets=(90,), spills="some words around its loops"),
+            Kernel(jit=hopper_backward._end_kernel),
+            *BACKWARD_KERNELS,
+        ),
         summary="written for one GPU: a warp that copies, two warpgroups, softmax under the products",
         why_not=hopper.why_not,
     ),
@@ -171,9 +179,12 @@ def _why_torch(
     q_len, kv_len = q.shape[2], k.shape[2]
     mask = Mask(causal=causal, window=window).needed(q_len, kv_len)
     is_fused = not softcap and not mask.window and not (mask.causal and q_len != kv_len)
-    return _why_torch_with_lse(q, k, v, causal, window, softcap, scale, provider) or (
-        CUDNN if is_fused and not provider else ""
-    )
+    reason = _why_torch_with_lse(q, k, v, causal, window, softcap, scale, provider)
+    if reason or provider or not is_fused:
+        return reason
+    if wants_grad((q, k, v)):
+        return CUDNN_TRAINING
+    return "" if hopper.is_faster(q, k, v, mask, softcap, scale) else CUDNN
 
 
 def _why_torch_with_lse(
@@ -197,7 +208,9 @@ def plan_forward(
     provider: str,
 ) -> Plan:  # fmt: skip
     check(q, k, v, window, softcap, provider)
-    return WAYS[provider or "flash"].forward(q, k, v, Mask(causal=causal, window=window), softcap, scale)
+    how = Mask(causal=causal, window=window), softcap, scale
+    quickest = "hopper" if not provider and hopper.is_faster(q, k, v, *how) else "flash"
+    return WAYS[provider or quickest].forward(q, k, v, *how)
 
 
 def plan_backward(
@@ -236,9 +249,11 @@ class _BackwardOf:
 
     def call(self, *args: Any) -> Any:
         dout, dlse = (args[0], None) if self.results == 1 else args[:2]
-        q, k, v, out, *rest = args[self.results :]
+        q, k, v, out, *rest, provider = args[self.results :]
+        if provider == "hopper" and torch.are_deterministic_algorithms_enabled():
+            provider = "flash"  # hopper's adds up the gradient of q in whatever order its programs come by
         dout = torch.zeros_like(out) if dout is None else dout
-        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest)
+        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest, provider)
 
 
 def _gradient(results: int) -> Gradient:

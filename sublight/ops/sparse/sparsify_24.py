@@ -3,7 +3,7 @@
 The sparse tensor cores multiply a matrix of which every four neighbours along k hold two zeros. A training step needs W
 for the forward product and its transpose for the backward one, and both must be the same matrix: so of every 4x4 block
 the pattern with two in each row *and* each column is taken that keeps the largest sum of magnitudes. There are 90 such
-patterns, and all their sums are one small product of magnitudes with zeros and ones.
+patterns; a thread has a block in its registers and adds up each of them.
 
 Storage: `packed` (rows, cols / 2), and `meta` (rows, cols / 16) in int16, for each four columns the places of the two
 in 2 bits each, the first four lowest: what NVIDIA's instruction reads, before the reordering that CUTLASS adds.
@@ -26,11 +26,12 @@ from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import Registered
 
-TILES_DOWN, TILES_ACROSS = 4, 16  # of 4x4 elements that a program takes: 16 rows, which one number of `meta` holds
 ROW_MASKS = (0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100)  # two of four
-ALL_ROW_MASKS = tl.constexpr(sum(mask << 4 * place for place, mask in enumerate(ROW_MASKS)))
-ROWS_OF_THREE = tl.constexpr(len(ROW_MASKS) ** 3)  # choices for three rows of a block; the fourth is what is left
 LARGEST = {torch.float16: 65504.0, torch.bfloat16: 2.0**124, torch.float32: 2.0**124}  # eight of them add up in fp32
+
+
+ROWS, COLS = 4, 512  # that a program takes at once
+DOWN, ACROSS = 32, 16  # blocks of 4x4 that it takes: a thread has one
 
 
 def patterns() -> list[int]:
@@ -42,6 +43,12 @@ def patterns() -> list[int]:
             fourth = sum((2 - count) << col for col, count in enumerate(counts))
             found.append(first | second << 4 | third << 8 | fourth << 12)
     return found
+
+
+# for the kernel, which takes constants one by one out of whole numbers
+PATTERNS = tl.constexpr(len(patterns()))
+BITS = tl.constexpr(sum(bits << 16 * number for number, bits in enumerate(patterns())))
+PLACES = tl.constexpr(sum(place << 4 * mask for place, mask in enumerate(ROW_MASKS)))  # of a mask among ROW_MASKS
 
 
 def reference(w: torch.Tensor, both: bool = False) -> tuple[torch.Tensor, ...]:
@@ -89,103 +96,122 @@ def _pack(w: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 @triton.jit
-def _pattern(number):
-    """The 16 bits of a pattern by its number, and whether it has two in each column."""
-    first = (ALL_ROW_MASKS >> (number % 6) * 4) & 15
-    second = (ALL_ROW_MASKS >> (number // 6 % 6) * 4) & 15
-    third = (ALL_ROW_MASKS >> (number // 36 % 6) * 4) & 15
-    none = (first | second | third) != 15  # a column without one cannot get two from the fourth row
-    three = (first & second & third) != 0
-    fourth = 15 ^ ((first & second) | (first & third) | (second & third))  # columns that have one so far
-    fits = (number < ROWS_OF_THREE) & (none == 0) & (three == 0)
-    return first | (second << 4) | (third << 8) | (fourth << 12), fits
+def _fours(x):
+    """Each of every four neighbours along the columns of x (rows, 4 * n), as four tensors (rows, n)."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 4, 2, 2]))
+    one, three = tl.split(even)
+    two, four = tl.split(odd)
+    return one, two, three, four
 
 
 @triton.jit
-def _best_pattern(magnitude, T: tl.constexpr, PRECISION: tl.constexpr):
-    """Of each block (T, 16): the pattern with the largest sum, the first of equal ones."""
-    place = tl.arange(0, 16)
-    best = tl.full([T], -1.0, tl.float32)
-    chosen = tl.zeros([T], tl.int32)
-    for start in tl.static_range(0, 256, 64):
-        number = start + tl.arange(0, 64)
-        bits, fits = _pattern(number)
-        choices = ((bits[None, :] >> place[:, None]) & 1).to(magnitude.dtype)
-        sums = tl.dot(magnitude, choices, input_precision=PRECISION)
-        sums = tl.where(fits[None, :], sums, -1.0)
-        top = tl.max(sums, 1)
-        first = tl.min(tl.where(sums == top[:, None], number[None, :], 256), 1)
-        chosen = tl.where(top > best, first, chosen)
-        best = tl.maximum(best, top)
-    bits, _ = _pattern(chosen)
-    return ((bits[:, None] >> place[None, :]) & 1) != 0
+def _sizes(x, largest):
+    """In fp32; NaN counts for the largest number."""
+    x = x.to(tl.float32)
+    return tl.where(x != x, largest, tl.minimum(tl.abs(x), largest))
 
 
 @triton.jit
-def _two_of(x, mask, AXIS: tl.constexpr):
-    """Of blocks (T, 4, 4), along an axis: the two that are chosen, and their places in four bits."""
-    if AXIS == 2:
-        place = tl.arange(0, 4)[None, None, :]
-    else:
-        place = tl.arange(0, 4)[None, :, None]
-    first = tl.min(tl.where(mask, place, 4), AXIS)
-    second = tl.max(tl.where(mask, place, -1), AXIS)
-    one = tl.sum(tl.where(place == tl.expand_dims(first, AXIS), x, 0.0), AXIS)
-    other = tl.sum(tl.where(place == tl.expand_dims(second, AXIS), x, 0.0), AXIS)
-    return one, other, first | (second << 2)
+def _store_two(values, kept, packed_ptr, at, inside):
+    """The two of four that are kept, at `at` and behind it; gives their places, 2 bits each."""
+    first = tl.where(kept[0], values[0], tl.where(kept[1], values[1], values[2]))
+    second = tl.where(kept[3], values[3], tl.where(kept[2], values[2], values[1]))
+    both = tl.join(first, second)
+    to = tl.expand_dims(at, 2) + tl.arange(0, 2)[None, None, :]
+    tl.store(packed_ptr + to, both, mask=tl.broadcast_to(tl.expand_dims(inside, 2), both.shape))
+    one = tl.where(kept[0], 0, tl.where(kept[1], 1, 2))
+    other = tl.where(kept[3], 3, tl.where(kept[2], 2, 1))
+    return tl.where(inside, one | (other << 2), 0)
 
 
 @triton.jit
-def _sparsify_kernel(
-    w_ptr, packed_ptr, meta_ptr, packed_t_ptr, meta_t_ptr, rows, cols, row_stride, col_stride, words, words_t, largest,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, BOTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    T: tl.constexpr = DOWN * ACROSS
-    tile = tl.arange(0, T)
-    down = tl.program_id(1).to(tl.int64) * DOWN
-    across = tl.program_id(0).to(tl.int64) * ACROSS
-    inner = tl.arange(0, 16)
-    row = (down + tile // ACROSS)[:, None] * 4 + (inner // 4)[None, :]
-    col = (across + tile % ACROSS)[:, None] * 4 + (inner % 4)[None, :]
-    x = tl.load(w_ptr + row * row_stride + col * col_stride, mask=(row < rows) & (col < cols), other=0.0)
-    wide = x.to(tl.float32)
-    magnitude = tl.where(wide != wide, largest, tl.minimum(tl.abs(wide), largest))
-    block = tl.reshape(wide, [T, 4, 4])
-    if BOTH:
-        mask = tl.reshape(_best_pattern(magnitude.to(x.dtype), T, PRECISION), [T, 4, 4])
-    else:
-        size = tl.reshape(magnitude, [T, 4, 4])
-        place = tl.arange(0, 4)
-        one, other = tl.expand_dims(size, 3), tl.expand_dims(size, 2)  # (T, row, col, 1) and (T, row, 1, other)
-        is_before = (place[None, :] < place[:, None])[None, None, :, :]
-        beaten = (other > one) | ((other == one) & is_before)
-        mask = tl.sum(beaten.to(tl.int32), 3) < 2
-    first, second, fours = _two_of(block, mask, 2)  # (T, row)
-    four = tl.arange(0, 4)[None, :]
-    pair = tl.arange(0, 2)[None, None, :]
-    at_row = (down + tile // ACROSS)[:, None] * 4 + four
-    at_four = (across + tile % ACROSS)[:, None]
-    at = tl.expand_dims(at_row * (cols // 2) + at_four * 2, 2) + pair
-    inside = tl.expand_dims((at_row < rows) & (at_four * 4 < cols), 2) & (pair >= 0)
-    tl.store(packed_ptr + at, tl.join(first, second).to(x.dtype), mask=inside)
+def _words(fours, AXIS: tl.constexpr):
+    """Every four of them along an axis as one number of 16 bits, the first lowest."""
     shift = tl.arange(0, 4) * 4
-    fours = tl.where((at_row < rows) & (at_four * 4 < cols), fours, 0)
-    word = tl.sum(tl.reshape(fours, [DOWN, ACROSS // 4, 4, 4]) << shift[None, None, :, None], 2)  # (DOWN, words, row)
-    at_row = ((down + tl.arange(0, DOWN))[:, None, None] * 4) + tl.arange(0, 4)[None, None, :]
-    at_word = (across // 4 + tl.arange(0, ACROSS // 4))[None, :, None]
-    tl.store(meta_ptr + at_row * words + at_word, word.to(tl.int16), mask=(at_row < rows) & (at_word < words))
-    if BOTH:
-        first, second, fours = _two_of(block, mask, 1)  # (T, col)
-        at_col = (across + tile % ACROSS)[:, None] * 4 + four
-        at_four = (down + tile // ACROSS)[:, None]
-        at = tl.expand_dims(at_col * (rows // 2) + at_four * 2, 2) + pair
-        inside = tl.expand_dims((at_col < cols) & (at_four * 4 < rows), 2) & (pair >= 0)
-        tl.store(packed_t_ptr + at, tl.join(first, second).to(x.dtype), mask=inside)
-        fours = tl.where((at_col < cols) & (at_four * 4 < rows), fours, 0)
-        word = tl.sum(tl.reshape(fours, [DOWN // 4, 4, ACROSS, 4]) << shift[None, :, None, None], 1)
-        at_col = ((across + tl.arange(0, ACROSS))[None, :, None] * 4) + tl.arange(0, 4)[None, None, :]
-        at_word = (down // 4 + tl.arange(0, DOWN // 4))[:, None, None]
-        tl.store(meta_t_ptr + at_col * words_t + at_word, word.to(tl.int16), mask=(at_col < cols) & (at_word < words_t))
+    if AXIS == 1:
+        by_four = tl.reshape(fours, [fours.shape[0], fours.shape[1] // 4, 4])
+        return tl.sum(by_four << shift[None, None, :], 2).to(tl.int16)
+    else:
+        by_four = tl.reshape(fours, [fours.shape[0] // 4, 4, fours.shape[1]])
+        return tl.sum(by_four << shift[None, :, None], 1).to(tl.int16)
+
+
+@triton.jit
+def _rows_kernel(
+    w_ptr, packed_ptr, meta_ptr, rows, cols, row_stride, col_stride, words, largest,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Of every four along a row the two that beat two others; of equal ones the first."""
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+    x = tl.load(w_ptr + row * row_stride + col * col_stride, mask=(row < rows) & (col < cols), other=0.0)
+    a, b, c, d = _fours(_sizes(x, largest))
+    ab, ac, ad, bc, bd, cd = a >= b, a >= c, a >= d, b >= c, b >= d, c >= d
+    kept = (
+        (ab & ac) | (ab & ad) | (ac & ad),
+        (~ab & bc) | (~ab & bd) | (bc & bd),
+        (~ac & ~bc) | (~ac & cd) | (~bc & cd),
+        (~ad & ~bd) | (~ad & ~cd) | (~bd & ~cd),
+    )
+    four = tl.program_id(0) * (COLS // 4) + tl.arange(0, COLS // 4)[None, :]
+    inside = (row < rows) & (four * 4 < cols)
+    fours = _store_two(_fours(x), kept, packed_ptr, row * (cols // 2) + four * 2, inside)
+    word = tl.program_id(0) * (COLS // 16) + tl.arange(0, COLS // 16)[None, :]
+    tl.store(meta_ptr + row * words + word, _words(fours, 1), mask=(row < rows) & (word < words))
+
+
+@triton.jit
+def _pairs(x):
+    """The sums of two of four, in the order of ROW_MASKS."""
+    return x[0] + x[1], x[0] + x[2], x[1] + x[2], x[0] + x[3], x[1] + x[3], x[2] + x[3]
+
+
+@triton.jit
+def _blocks_kernel(
+    w_ptr, packed_ptr, meta_ptr, packed_t_ptr, meta_t_ptr, rows, cols, row_stride, col_stride, words, words_t, largest,
+    DOWN: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Of each 4x4 block the pattern with the largest sum, the first of equal ones; W and its transpose of it."""
+    down = tl.program_id(1).to(tl.int64) * DOWN + tl.arange(0, DOWN)[:, None]  # blocks of four rows
+    across = tl.program_id(0).to(tl.int64) * ACROSS + tl.arange(0, ACROSS)[None, :]
+    col = tl.program_id(0).to(tl.int64) * (4 * ACROSS) + tl.arange(0, 4 * ACROSS)[None, :]
+    at = w_ptr + down * 4 * row_stride + col * col_stride
+    within = (down * 4 < rows) & (col < cols)
+    x0 = tl.load(at, mask=within, other=0.0)
+    x1 = tl.load(at + row_stride, mask=within, other=0.0)
+    x2 = tl.load(at + 2 * row_stride, mask=within, other=0.0)
+    x3 = tl.load(at + 3 * row_stride, mask=within, other=0.0)
+    s0, s1 = _pairs(_fours(_sizes(x0, largest))), _pairs(_fours(_sizes(x1, largest)))
+    s2, s3 = _pairs(_fours(_sizes(x2, largest))), _pairs(_fours(_sizes(x3, largest)))
+    best = tl.full([DOWN, ACROSS], -1.0, tl.float32)
+    bits = tl.zeros([DOWN, ACROSS], tl.int32)
+    for number in tl.static_range(PATTERNS):  # rows in the order of ROW_MASKS, four bits of the pattern each
+        total = (
+            s0[(PLACES >> ((BITS >> 16 * number) & 15) * 4) & 15]
+            + s1[(PLACES >> ((BITS >> 16 * number + 4) & 15) * 4) & 15]
+        ) + (
+            s2[(PLACES >> ((BITS >> 16 * number + 8) & 15) * 4) & 15]
+            + s3[(PLACES >> ((BITS >> 16 * number + 12) & 15) * 4) & 15]
+        )
+        is_better = total > best
+        best = tl.where(is_better, total, best)
+        bits = tl.where(is_better, (BITS >> 16 * number) & 65535, bits)
+    inside = (down * 4 < rows) & (across * 4 < cols)
+    values = (_fours(x0), _fours(x1), _fours(x2), _fours(x3))
+    word = tl.program_id(0) * (ACROSS // 4) + tl.arange(0, ACROSS // 4)[None, :]
+    word_t = tl.program_id(1) * (DOWN // 4) + tl.arange(0, DOWN // 4)[:, None]
+    for i in tl.static_range(4):
+        of_row = ((bits >> 4 * i) & 1, (bits >> 4 * i + 1) & 1, (bits >> 4 * i + 2) & 1, (bits >> 4 * i + 3) & 1)
+        kept = (of_row[0] != 0, of_row[1] != 0, of_row[2] != 0, of_row[3] != 0)
+        row = down * 4 + i
+        fours = _store_two(values[i], kept, packed_ptr, row * (cols // 2) + across * 2, inside)
+        tl.store(meta_ptr + row * words + word, _words(fours, 1), mask=(row < rows) & (word < words))
+        of_col = ((bits >> i) & 1, (bits >> 4 + i) & 1, (bits >> 8 + i) & 1, (bits >> 12 + i) & 1)
+        kept = (of_col[0] != 0, of_col[1] != 0, of_col[2] != 0, of_col[3] != 0)
+        col = across * 4 + i
+        in_col = (values[0][i], values[1][i], values[2][i], values[3][i])
+        fours = _store_two(in_col, kept, packed_t_ptr, col * (rows // 2) + down * 2, inside)
+        tl.store(meta_t_ptr + col * words_t + word_t, _words(fours, 0), mask=(col < cols) & (word_t < words_t))
 
 
 def _storage(w: torch.Tensor, both: bool) -> dict[str, tuple[tuple[int, int], torch.dtype]]:
@@ -203,13 +229,17 @@ def plan_sparsify(w: torch.Tensor, both: bool) -> Plan:
     buffers = {name: Buffer(shape=shape, dtype=kind) for name, (shape, kind) in _storage(w, both).items()}
     if not both:
         buffers |= {"packed_t": Buffer(shape=(0,), dtype=w.dtype), "meta_t": Buffer(shape=(0,), dtype=torch.int16)}
-    step = Step(
-        _sparsify_kernel, (cdiv(cols, 4 * TILES_ACROSS), cdiv(rows, 4 * TILES_DOWN)),
-        rows, cols, *w.stride(), cdiv(cols, 16), cdiv(rows, 16), LARGEST[w.dtype],
-        on="w packed meta packed_t meta_t" if both else "w packed meta packed meta",
-        DOWN=TILES_DOWN, ACROSS=TILES_ACROSS, BOTH=both, PRECISION="ieee",
-        num_warps=8 if both and w.dtype == torch.float32 else 4,
-    )  # fmt: skip
+    numbers = rows, cols, *w.stride(), cdiv(cols, 16)
+    if both:
+        step = Step(
+            _blocks_kernel, (cdiv(cols, 4 * ACROSS), cdiv(rows, 4 * DOWN)), *numbers, cdiv(rows, 16), LARGEST[w.dtype],
+            on="w packed meta packed_t meta_t", DOWN=DOWN, ACROSS=ACROSS, num_warps=DOWN * ACROSS // 32,
+        )  # fmt: skip
+    else:
+        step = Step(
+            _rows_kernel, (cdiv(cols, COLS), cdiv(rows, ROWS)), *numbers, LARGEST[w.dtype],
+            on="w packed meta", ROWS=ROWS, COLS=COLS, num_warps=4,
+        )  # fmt: skip
     return Plan(
         provider="sublight",
         reason="one pass, W and its transpose with the same zeros" if both else "one pass",
@@ -288,6 +318,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return (w.to(getattr(torch, dtype)),)
 
 
+NARROW = "sixteen columns share one word of 16 bits, and rows of odd width begin anywhere"
 SPARSIFY_24 = Op(
     name="sparsify_24",
     summary="the two largest of every four weights, packed, and where they were",
@@ -297,7 +328,7 @@ SPARSIFY_24 = Op(
     providers={
         "sublight": Provider(
             launch=launch,
-            kernels=(Kernel(jit=_sparsify_kernel, narrow="sixteen columns share one word of 16 bits"),),
+            kernels=(Kernel(jit=_rows_kernel, narrow=NARROW), Kernel(jit=_blocks_kernel, narrow=NARROW)),
         )
     },
     inputs=inputs,
