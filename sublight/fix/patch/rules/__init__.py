@@ -6,6 +6,7 @@ from sublight.fix.patch.record import Rule
 from sublight.fix.patch.rules.activation import ACTIVATION
 from sublight.fix.patch.rules.causal_mask import CAUSAL_MASK
 from sublight.fix.patch.rules.embedding import EMBEDDING
+from sublight.fix.patch.rules.linear import LINEAR
 from sublight.fix.patch.rules.lm_head import LM_HEAD
 from sublight.fix.patch.rules.loss import LOSS
 from sublight.fix.patch.rules.mlp import MLP
@@ -14,4 +15,6 @@ from sublight.fix.patch.rules.residual_norm import RESIDUAL_NORM
 from sublight.fix.patch.rules.rope import ROPE
 from sublight.fix.patch.rules.softmax import SOFTMAX
 
-RULES: tuple[Rule, ...] = (LM_HEAD, RESIDUAL_NORM, ROPE, MLP, NORM, ACTIVATION, SOFTMAX, EMBEDDING, LOSS, CAUSAL_MASK)
+RULES: tuple[Rule, ...] = (
+    LM_HEAD, RESIDUAL_NORM, ROPE, MLP, NORM, ACTIVATION, SOFTMAX, EMBEDDING, LOSS, CAUSAL_MASK, LINEAR,
+)  # fmt: skip
