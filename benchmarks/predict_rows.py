@@ -1,6 +1,6 @@
 """Measures products and attention on this GPU, as `predict_fit.py` reads them, or holds predictions against them.
 
-    python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about four minutes
+    python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about two minutes
     python benchmarks/predict_rows.py --check --seed 1                         errors on shapes that are in no table
     python benchmarks/predict_rows.py --tiny                                   a few small shapes, on whatever there is
 
@@ -11,8 +11,10 @@ cache before it, as an engine runs it. Shapes are drawn evenly over the logarith
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from sublight.predict.operation import Operation
 PRODUCTS, PREFILLS, DECODES = 320, 120, 120
 MOST_BYTES = 12 << 30  # of one case
 MOST_FLOPS = 4e13
+EACH_S = 0.06  # of measuring, for a case
 BARS = {"product": (0.05, 0.12), "prefill attention": (0.05, 0.12), "decode attention": (0.05, 0.12)}
 
 
@@ -35,10 +38,14 @@ def main() -> None:
     options.add_argument("--check", action="store_true", help="print how far predictions are off")
     options.add_argument("--gpu", default="", help="of the predictions; this one unless told")
     options.add_argument("--tiny", action="store_true", help="a few small shapes")
+    options.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no shape after S seconds")
     given = options.parse_args()
     device, key = this_device()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    begin = time.monotonic()
     for kind, shape in cases(given.seed, tiny=given.tiny):
+        if time.monotonic() - begin > given.limit:
+            break
         rows.append(measured(kind, shape, device))
         if given.json:  # what there is, whatever happens next
             write(given.json, key, rows)
@@ -58,7 +65,7 @@ def this_device() -> tuple[str, str]:
 
 
 def cases(seed: int, *, tiny: bool = False) -> Iterator[tuple[str, dict[str, int]]]:
-    """Shapes that fit, those of one kind after the other."""
+    """Shapes that fit, kinds in turn: what is cut short has some of each."""
     draw = random.Random(f"sublight {seed}")
     counts = (3, 2, 2) if tiny else (PRODUCTS, PREFILLS, DECODES)
     drawn: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
@@ -66,6 +73,7 @@ def cases(seed: int, *, tiny: bool = False) -> Iterator[tuple[str, dict[str, int
         ("prefill attention", lambda: attention_shape(draw, tiny, decode=False)),
         ("decode attention", lambda: attention_shape(draw, tiny, decode=True)),
     )
+    found = []
     for (kind, shape_of), count in zip(drawn, counts, strict=True):
         seen: set[tuple[int, ...]] = set()
         while len(seen) < count:
@@ -73,7 +81,8 @@ def cases(seed: int, *, tiny: bool = False) -> Iterator[tuple[str, dict[str, int
             spent = cost_of(kind, shape)
             if spent.bytes <= MOST_BYTES and spent.total_flops <= MOST_FLOPS and tuple(shape.values()) not in seen:
                 seen.add(tuple(shape.values()))
-                yield kind, shape
+                found.append((len(seen) / count, kind, shape))
+    yield from ((kind, shape) for _, kind, shape in sorted(found, key=lambda each: each[0]))
 
 
 def power(draw: random.Random, low: float, high: float, multiple: int = 1) -> int:
@@ -105,7 +114,7 @@ def measured(kind: str, shape: dict[str, int], device: str) -> dict[str, Any]:
     sets = min(timing.sets_for(spent.bytes, cache_bytes), 8 if device == "cpu" else 64)
     sets = max(1, min(sets, MOST_BYTES // max(spent.bytes, 1)))
     make = product_call if kind == "product" else attention_call
-    samples = timing.measure([make(shape, device) for _ in range(sets)], device=device, time_limit_s=0.25)
+    samples = timing.measure([make(shape, device) for _ in range(sets)], device=device, time_limit_s=EACH_S)
     return {
         "op": "matmul" if kind == "product" else "attention",
         "direction": "fwd",

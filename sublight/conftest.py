@@ -28,7 +28,9 @@ SIDES = {  # one case of so many is drawn, and one of two tests that have no cas
     **{"sublight/fix/": 8, "trace/capture/": 4, "trace/fuzz_test": 4, "sublight/cli/": 4, "examples/": 3},
     "sublight/engines/": 4,
 }
-DEAR = {"fix/cure/run_test": 4, "cli/explain_fix_test": 4, "cli/interrupt_test": 6}  # one test of so many
+DEAR = {  # one test of so many
+    **{"fix/cure/run_test": 4, "cli/explain_fix_test": 4, "cli/interrupt_test": 6, "train/parallel/parallel_test": 14},
+}
 COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …
 EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
 if not HAS_GPU:

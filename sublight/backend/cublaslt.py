@@ -11,10 +11,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +26,7 @@ _MOST_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
 _KINDS = {torch.bfloat16: 14, torch.float16: 2}
 CANDIDATES = 16  # of the heuristic, which are timed
 ROUNDS, CALLS = 3, 3  # of each: the best round counts, since others may be disturbed
+WARM_S = 0.3  # of products before the first is timed: a GPU that has been busy has lower clocks, and other winners
 _LOCK = threading.Lock()  # a description's pointers are set, then read by the launch
 
 
@@ -35,6 +37,9 @@ class Epilogue(IntEnum):
     BIAS = 4  # a @ b + bias
     GELU_BIAS = 164  # gelu(a @ b + bias), by tanh; what gelu was taken of goes to aux
     GELU_GRADIENT = 192  # a @ b times gelu's slope at aux
+
+
+WITH_BIAS, WITH_AUX = (Epilogue.BIAS, Epilogue.GELU_BIAS), (Epilogue.GELU_BIAS, Epilogue.GELU_GRADIENT)
 
 
 class _Algorithm(ctypes.Structure):
@@ -94,11 +99,10 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str:
 
 
 class _Product:
-    """One kind of product: its description, the algorithms that cuBLASLt's heuristic puts first, and which to take."""
+    """One kind of product: its description, and the algorithms that cuBLASLt's heuristic puts first."""
 
-    choice: int | None = None  # none until `tune` has found one that is worth it
-
-    def __init__(self, a: Factor, b: Factor, dtype: torch.dtype, epilogue: Epilogue, alignment: int) -> None:
+    def __init__(self, kind: Kind) -> None:
+        a, b, dtype, epilogue, alignment, _ = kind
         library = _library()
         assert library is not None
         self._lt = library
@@ -108,7 +112,7 @@ class _Product:
         self._describe(_TRANS_A, ctypes.c_int32(_TRANSPOSED if b.by_columns else 0))
         self._describe(_TRANS_B, ctypes.c_int32(_TRANSPOSED if a.by_columns else 0))
         self._describe(_EPILOGUE, ctypes.c_uint32(epilogue))
-        if epilogue in (Epilogue.GELU_BIAS, Epilogue.GELU_GRADIENT):
+        if epilogue in WITH_AUX:
             self._describe(_AUX_LD, ctypes.c_int64(cols))
         self._kind = _KINDS[dtype]
         self._layouts = (self._layout(b), self._layout(a), self._layout_of(cols, rows, cols))
@@ -117,9 +121,9 @@ class _Product:
         for each in _ALIGNMENTS:
             self._prefer(preference, each, ctypes.c_uint32(alignment))
         # the heuristic looks at pointers for their alignment alone
-        if epilogue in (Epilogue.BIAS, Epilogue.GELU_BIAS):
+        if epilogue in WITH_BIAS:
             self._describe(_BIAS, ctypes.c_uint64(256))
-        if epilogue in (Epilogue.GELU_BIAS, Epilogue.GELU_GRADIENT):
+        if epilogue in WITH_AUX:
             self._describe(_AUX, ctypes.c_uint64(256))
         self.algorithms = (_Algorithm * CANDIDATES)()
         count = ctypes.c_int(0)
@@ -159,11 +163,10 @@ class _Product:
 
     def launch(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, aux: torch.Tensor | None,
-        choice: int,
+        choice: int, workspace: torch.Tensor,
     ) -> None:  # fmt: skip
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         stream = torch.cuda.current_stream(a.device).cuda_stream
-        workspace = _workspace(a.device, stream)
         left, right, result = self._layouts
         with _LOCK:
             if bias is not None:
@@ -185,28 +188,48 @@ def _checked(name: str, status: int) -> None:
         raise RuntimeError(f"{name} failed with status {status}")
 
 
+class Kind(NamedTuple):
+    """What a choice is made for."""
+
+    a: Factor
+    b: Factor
+    dtype: torch.dtype
+    epilogue: Epilogue
+    alignment: int
+    device: torch.device
+
+
 @functools.cache
-def _product(
-    a: Factor, b: Factor, dtype: torch.dtype, epilogue: Epilogue, alignment: int, device: torch.device
-) -> _Product:
-    return _Product(a, b, dtype, epilogue, alignment)
+def _chosen() -> dict[Kind, tuple[_Product, int]]:
+    """What `tune` has found, of this process."""
+    return {}
 
 
 @functools.cache
 def _workspace(device: torch.device, stream: int) -> torch.Tensor:
     """One a stream: two products at once must not share it. Never let go, since graphs may hold it."""
+    return _new_workspace(device)
+
+
+def _new_workspace(device: torch.device) -> torch.Tensor:
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def _known(
-    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, bias: torch.Tensor | None, aux: torch.Tensor | None
-) -> _Product | None:
+def kind_of(
+    a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, bias: torch.Tensor | None, aux: torch.Tensor | None,
+    out: torch.Tensor | None = None,
+) -> Kind | None:  # fmt: skip
+    """None where cuBLASLt does not take these."""
+    if (bias is not None) != (epilogue in WITH_BIAS) or (aux is not None) != (epilogue in WITH_AUX):
+        raise ValueError(f"{epilogue.name} takes another set of bias and aux")
     left, right = Factor.of(a), Factor.of(b)
     if left is None or right is None or why_not(a, b):
         return None
-    places = [x.data_ptr() for x in (a, b, bias, aux) if x is not None]
+    if out is not None and (out.dtype != a.dtype or not out.is_contiguous()):
+        return None
+    places = [x.data_ptr() for x in (a, b, bias, aux, out) if x is not None]
     alignment = next(size for size in (256, 128, 64, 32, 16, 8, 4, 2) if all(place % size == 0 for place in places))
-    return _product(left, right, a.dtype, epilogue, alignment, a.device)
+    return Kind(left, right, a.dtype, epilogue, alignment, a.device)
 
 
 def product(
@@ -216,13 +239,19 @@ def product(
     *,
     bias: torch.Tensor | None = None,
     aux: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """a @ b, row-major; bias and aux are read or written as the epilogue says. None where no timing chose it."""
-    known = _known(a, b, epilogue, bias, aux)
-    if known is None or known.choice is None:
+    """a @ b, row-major, in `out` if there is one; bias and aux are read or written as the epilogue says. None where no
+    timing chose it."""
+    if not _chosen() or (kind := kind_of(a, b, epilogue, bias, aux, out)) is None:
         return None
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-    known.launch(a, b, out, bias, aux, known.choice)
+    known, choice = _chosen().get(kind, (None, 0))
+    if known is None:
+        return None
+    if out is None:
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    workspace = _workspace(a.device, torch.cuda.current_stream(a.device).cuda_stream)
+    known.launch(a, b, out, bias, aux, choice, workspace)
     return out
 
 
@@ -238,13 +267,15 @@ def tune(
 ) -> dict[str, Any]:
     """Choose for products like this one: the fastest of the heuristic's first, with what must run `beside` it, if that
     is faster than the `rival`. Waits for the device; gives what was measured, in seconds."""
-    known = _known(a, b, epilogue, bias, aux)
-    if known is None:
+    kind = kind_of(a, b, epilogue, bias, aux)
+    if kind is None:
         return {"choice": None, "why": why_not(a, b)}
+    known = _Product(kind)
     out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    workspace = _new_workspace(a.device)
 
     def launch(choice: int) -> None:
-        known.launch(a, b, out, bias, aux, choice)
+        known.launch(a, b, out, bias, aux, choice, workspace)
         beside()
 
     calls: list[Callable[[], object]] = [rival]
@@ -254,9 +285,21 @@ def tune(
         for i, call in enumerate(calls):
             best_s[i] = min(best_s[i], _elapsed_s(call))
     best = min(range(len(calls)), key=best_s.__getitem__)
-    known.choice = best - 1 if best else None
-    return {"choice": known.choice, "rival_s": best_s[0], "first_s": best_s[1] if known.count else None,
+    _chosen().pop(kind, None)
+    if best:
+        _chosen()[kind] = known, best - 1
+    return {"choice": best - 1 if best else None, "rival_s": best_s[0], "first_s": best_s[1] if known.count else None,
             "best_s": best_s[best]}  # fmt: skip
+
+
+def warm(device: torch.device, dtype: torch.dtype) -> None:
+    """Large products for a while, before `tune`."""
+    a = torch.randn(8192, 8192, device=device, dtype=dtype)
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < WARM_S:
+        for _ in range(8):
+            torch.mm(a, a)
+        torch.cuda.synchronize(device)
 
 
 def _elapsed_s(call: Callable[[], object]) -> float:

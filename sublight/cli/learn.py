@@ -19,6 +19,8 @@ from sublight.learn.record import Exercise
 from sublight.learn.texts import HINTS, LANGUAGES, text_of
 from sublight.learn.verdict import Verdict
 from sublight.report import learn as report
+from sublight.report import roadmap
+from sublight.results import write_file
 
 FOLDER = Path("learn")
 LOOK_S = 0.3  # between two looks at a file that is watched
@@ -36,6 +38,7 @@ class Request:
     gpu: str = ""
     question: str = ""
     out: str = ""
+    html: str = ""
     json: str = ""
 
     @property
@@ -54,6 +57,8 @@ def command(request: Request) -> int:
         raise BadInput("--anyway goes with `sublight learn solution NAME` or `submit NAME`: leave it out")
     if request.by and request.what != "goal":
         raise BadInput("--by goes with `sublight learn goal NAME`: leave it out")
+    if request.html and request.what:
+        raise BadInput("--html goes with the map: `sublight learn --html roadmap.html`")
     if (request.question or request.out) and request.what != "ask":
         raise BadInput("--question and --out go with `sublight learn ask NAME`: leave them out")
     if request.what:
@@ -63,13 +68,11 @@ def command(request: Request) -> int:
 
 def _map(request: Request) -> int:
     progress = Progress()
-    states, goal = progress.states(), progress.goal()
-    following = path.next_one(states, goal[0] if goal else "")
-    output.show(
-        report.map_page(states, following, goal, request.lang),
-        report.map_json(states, following, goal),
-        request.json,
-    )
+    states, goals, today = progress.states(), progress.goals(), datetime.date.today()
+    if request.html:
+        write_file(roadmap.page(states, goals, request.lang, today), Path(request.html))
+    shown = report.map_page(states, goals, request.lang, today)
+    output.show(shown, report.map_json(states, goals), request.json)
     return 0
 
 
@@ -107,8 +110,7 @@ def _show(request: Request) -> int:
 
 def _start(request: Request) -> int:
     progress = Progress()
-    goal = progress.goal()
-    following = path.next_one(progress.states(), goal[0] if goal else "")
+    following = path.next_one(progress.states(), progress.goals())
     exercise = find(request.name) if request.name else following
     if exercise is None:
         raise BadInput("every exercise has passed: name one to do it again")
@@ -127,14 +129,22 @@ def _start(request: Request) -> int:
 
 
 def _check(request: Request) -> int:
+    from sublight.learn.grade import standing
     from sublight.learn.grade.crew import Crew
     from sublight.learn.target import target
 
     exercise = _chosen(request)
-    file, gpu = _file(request, exercise), target(request.gpu)
+    file = _file(request, exercise)
     source = _read(file)
-    with Crew() as crew:
-        verdict = _checked(exercise, source, file, crew, gpu)
+    try:
+        if not standing.is_wanted():
+            raise standing.Unreachable
+        verdict = standing.check(exercise, source, gpu=request.gpu, file=str(file))
+        Progress().add(verdict, source)
+    except standing.Unreachable:
+        gpu = target(request.gpu)
+        with Crew() as crew:
+            verdict = _checked(exercise, source, file, crew, gpu)
     output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
     return 0 if verdict.has_passed else 1
 
@@ -237,8 +247,10 @@ def _submit(request: Request) -> int:
     from sublight.learn.target import target
     from sublight.report.draw import console
 
-    board = board_of()
     exercise = _chosen(request)
+    if exercise.goal is None:
+        raise BadInput(f"{exercise.name} is right or wrong, and has no ranking: `sublight learn check` says which")
+    board = board_of()
     file, gpu = _file(request, exercise), target(request.gpu)
     source = _read(file)
     with Crew() as crew:
@@ -259,25 +271,36 @@ def _next(request: Request) -> int:
     if request.name:
         raise BadInput("`sublight learn next` takes no name: `sublight learn start NAME` does")
     progress = Progress()
-    goal = progress.goal()
-    following = path.next_one(progress.states(), goal[0] if goal else "")
+    following = path.next_one(progress.states(), progress.goals())
     data = {"next": following.name if following else None}
     output.show(report.next_page(following, request.lang), data, request.json)
+    return 0
+
+
+def _drop_goal(progress: Progress, name: str, request: Request) -> int:
+    if not progress.drop_goal(name):
+        raise BadInput(f"{name} is no goal of yours: `sublight learn` shows your goals")
+    output.show(f"{name} is no goal any more", {"dropped": name}, request.json)
     return 0
 
 
 def _goal(request: Request) -> int:
     progress = Progress()
     if request.name:
+        if request.by == "never":
+            return _drop_goal(progress, find(request.name).name, request)
         due = parse_due(request.by) if request.by else ""
         if due and due < datetime.date.today().isoformat():
             raise BadInput(f"--by {due} is past: name a day to come")
         progress.set_goal(find(request.name).name, due)
-    goal = progress.goal()
-    if goal is None:
+    goals, states = progress.goals(), progress.states()
+    if not goals:
         raise BadInput("no goal is set: `sublight learn goal softmax --by 2027-01-31` sets one")
-    way = path.way_to(find(goal[0]), progress.states())
-    data = {"goal": goal[0], "by": goal[1] or None, "left": [each.name for each in way]}
+    goal = next((each for each in goals if each.exercise == request.name), None) or next(
+        (each for each in goals if path.way_to(find(each.exercise), states)), goals[0]
+    )
+    way = path.way_to(find(goal.exercise), states)
+    data = {"goal": goal.exercise, "by": goal.due or None, "left": [each.name for each in way]}
     output.show(report.goal_page(goal, way, request.lang), data, request.json)
     return 0
 

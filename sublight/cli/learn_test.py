@@ -78,15 +78,28 @@ def test_texts_in_chinese(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "你的任务" in say("show", "copy", "--lang", "zh")[1]
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     assert "你的任务" in say("show", "copy")[1]
-    assert "Your task" in say("softmax")[1]  # not there yet in Chinese
+    assert "Your task" in say("matmul")[1]  # not there yet in Chinese
 
 
 def test_a_goal_shows_the_shortest_way(say: Say) -> None:
     status, out, _ = say("goal", "row_sum", "--by", "2099-01-31")
-    assert status == 0 and "to row_sum by 2099-01-31: 4 left" in out
-    assert json.loads(say("goal", "--json", "-")[1])["left"] == ["copy", "add", "add_2d", "row_sum"]
+    assert status == 0 and "to row_sum by 2099-01-31: 5 left" in out
+    assert json.loads(say("goal", "--json", "-")[1])["left"] == ["copy", "add", "strides", "add_2d", "row_sum"]
     assert "goal: row_sum by 2099-01-31" in say()[1]
     assert say("next")[1].splitlines()[-1] == "sublight learn start copy"
+    assert say("goal", "row_sum", "--by", "never")[0] == 0 and "goal: row_sum" not in say()[1]
+
+
+def test_the_roadmap_as_a_page(say: Say) -> None:
+    """Goals, the way to the first of them, and every exercise; what is done is marked."""
+    Progress().add(verdict("copy", passed=True), "")
+    say("goal", "flash_attention", "--by", "2099-01-31")
+    assert say("--html", "roadmap.html")[0] == 0
+    page = Path("roadmap.html").read_text(encoding="utf-8")
+    assert all(f"<b>{each.name}</b>" in page for each in EXERCISES)
+    assert '<div class="card done"><b>copy</b>' in page and '<div class="card next way"><b>add</b>' in page
+    assert "<li><code>flash_attention</code>" in page and "2099-01-31" in page
+    assert "<script" not in page
 
 
 def test_progress_goes_to_another_machine(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +123,8 @@ def test_progress_goes_to_another_machine(say: Say, monkeypatch: pytest.MonkeyPa
         (["show", "copy", "--lang", "fr"], "unknown language 'fr'"),
         (["goal"], "no goal is set"),
         (["goal", "copy", "--by", "soon"], "write a date"),
+        (["goal", "copy", "--by", "never"], "is no goal of yours"),
+        (["next", "--html", "page.html"], "--html goes with the map"),
         (["goal", "copy", "--by", "2001-01-01"], "is past"),
         (["check", "copy", "--anyway"], "--anyway goes with"),
         (["start", "copy", "--by", "2099-01-01"], "--by goes with"),

@@ -225,6 +225,7 @@ class Tools:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         return errors.decode(errors="replace")
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +71,15 @@ def command(request: Request) -> None:
             )
         )
 
+        room = engine.scheduler.pages.count * engine.scheduler.pages.size
+        served = replace(served, longest=min(served.longest, room))  # a text that the cache does not hold never ends
+
         def worker(**how: Any) -> Worker:
             return Worker(engine, served.words, most_waiting=request.queue, most_s=request.time_limit_s, **how)
 
         app = app_of(served, worker, key=request.key)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S, access_log=False)
         host, port = listening.getsockname()[:2]
-        room = engine.scheduler.pages.count * engine.scheduler.pages.size
         where = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(f"{served.name} on {where}, {served.longest} tokens a text, {room} in the cache", flush=True)
         if host not in ("127.0.0.1", "::1") and not request.key:

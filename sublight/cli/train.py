@@ -7,8 +7,10 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +24,17 @@ from sublight.units import text as units_text
 
 if TYPE_CHECKING:
     from sublight.engines.train.data import Data
+    from sublight.engines.train.gpt2 import Gpt2
     from sublight.engines.train.limit import ProductLimit
     from sublight.engines.train.loop import Progress, Trainer
+    from sublight.engines.train.parallel.ranks import Ranks
     from sublight.engines.train.run import Run
     from sublight.engines.train.shape import Shape
 
 QUICK_BYTES = 2_000_000  # of text: what a toy model sees of it in half a minute is less
 QUICK_S = 40.0
 SAMPLE_TOKENS = 160
+SAID_S = 1.0  # until the first rank has said what is wrong: torchrun ends all as soon as one ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,7 @@ class Request:
     seed: int | None = None
     mode: str = ""
     attention: str = ""
+    parallel: str = ""
     graph: bool = True
     deterministic: bool = False
     dtype: str = ""
@@ -66,10 +72,11 @@ class Request:
     prompt: str = ""
     device: str = ""
     html: str = ""
+    explain: bool = False
     json: str = ""
 
 
-WITH_RESUME = ("resume", "out", "device", "prompt", "html", "json")
+WITH_RESUME = ("resume", "out", "device", "prompt", "html", "explain", "json")
 
 
 def command(request: Request) -> None:
@@ -77,10 +84,63 @@ def command(request: Request) -> None:
     output.check_apart((request.html, request.json), (request.data,))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
     device = device_named(request.device)
-    run, data = resumed(request) if request.resume else started(request, device)
-    status = train(run, data, device, request.prompt, request)
+    if is_torchrun() or request.parallel:
+        status = shared(request, device)
+    else:
+        run, data = resumed(request) if request.resume else started(request, device)
+        if run.settings.parallel:
+            raise BadInput(
+                f"{run.folder} is a run of several processes: resume it by torchrun, with any number of them"
+            )
+        status = train(run, data, device, request.prompt, request)
     if status:
         raise typer.Exit(status)
+
+
+def is_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def shared(request: Request, device: str) -> int:
+    """As one of the processes that torchrun has started; of what is wrong with the request the first tells."""
+    try:
+        return _shared(request, device)
+    except BadInput as error:
+        if os.environ.get("RANK", "0") == "0" or str(error).startswith("rank "):
+            raise
+        time.sleep(SAID_S)
+        raise typer.Exit(2) from None
+
+
+def _shared(request: Request, device: str) -> int:
+    if not is_torchrun():
+        example = f"torchrun --nproc-per-node 2 -m sublight train --parallel {request.parallel}"
+        raise BadInput(f"--parallel {request.parallel} is for processes that torchrun starts: {example} …")
+    if request.explain:
+        raise BadInput("--explain is for one process: `sublight explain` takes a folder with a trace of each rank")
+    from sublight.engines.train import data
+    from sublight.engines.train import run as runs
+    from sublight.engines.train.parallel import ranks as processes
+
+    if not request.resume:
+        if not request.parallel:
+            raise BadInput("torchrun starts several processes: say how they share the work, as in --parallel ddp")
+        one_of("parallel", request.parallel, processes.HOWS)
+    with processes.joined(device) as ranks:
+        make = resumed if request.resume else partial(started, device=device)
+        folder = ranks.first_does(lambda: str(make(request)[0].folder))
+        found = runs.opened(Path(folder))
+        if not found.settings.parallel:
+            raise BadInput(f"{folder} is a run of one process: resume it without torchrun")
+        try:
+            return train(found, data.opened(found.tokens), device, request.prompt, request, ranks)
+        except RuntimeError as error:
+            if not processes.is_about_another(error):
+                raise
+            command = f"torchrun … -m sublight train --resume --out {folder}"
+            raise BadInput(
+                f"rank {ranks.rank}: another rank is gone; `{command}` goes on from its checkpoint"
+            ) from None
 
 
 def device_named(words: str) -> str:
@@ -221,40 +281,60 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
         "save_every",
     )
     given: dict[str, Any] = {
-        name: getattr(request, name) for name in (*told, "mode", "attention", "graph", "deterministic")
+        name: getattr(request, name) for name in (*told, "mode", "attention", "parallel", "graph", "deterministic")
     }
     return replace(plain, **{name: value for name, value in given.items() if value is not None and value != ""})
 
 
-def train(run: Run, data: Data, device: str, prompt: str, request: Request) -> int:
-    """Runs it, then samples, saves and shows; the exit status."""
-    import torch
-
+def train(run: Run, data: Data, device: str, prompt: str, request: Request, ranks: Ranks | None = None) -> int:
+    """Runs it, then samples, saves and shows; the exit status. Of several ranks the first shows."""
     from sublight.engines.train import limit, log
-    from sublight.engines.train.loop import Trainer
     from sublight.report import train as report
     from sublight.results import write_file
 
+    is_shown = ranks is None or ranks.is_first
     known = limit.product_limit(device, run.settings.dtype, run.settings.threads)
-    with progress(run, known) as watch:
-        trainer = Trainer(run, data, torch.device(device), watch)
+    if known and ranks is not None and device == "cuda":
+        known = replace(known, flops_per_s=known.flops_per_s * ranks.world)
+    with progress(run, known) if is_shown else contextlib.nullcontext() as watch:
+        trainer = made(run, data, device, watch, ranks)
         document = described(trainer, known, device, prompt)
-        print(f"{report.heading(document)}\n{report.derived(document)}", file=sys.stderr)
-        if trainer.step:
-            print(f"goes on at step {trainer.step}", file=sys.stderr)
+        if is_shown:
+            print(f"{report.heading(document)}\n{report.derived(document)}", file=sys.stderr)
+            if trainer.step:
+                print(f"goes on at step {trainer.step}", file=sys.stderr)
         with stops_after_a_step(trainer):
             trainer.train()
-    document = finished(document, trainer, prompt)
+    model = trainer.whole_model()
+    if model is None:
+        return INTERRUPTED if trainer.stop_wanted else 0
+    document = finished(document, trainer, model, prompt)
     rows = log.read(run.folder / log.NAME)
     page = Path(request.html) if request.html else run.folder / "loss.html"
     write_file(report.html(document, rows), page)
     is_done = trainer.step >= run.settings.steps
-    notes = [f"loss curve: {page}", f"weights for Hugging Face: {run.folder / 'model'}"]
+    notes = [f"loss curve: {page}", *document["notes"]]
     if not is_done:
         notes.append(f"to go on: sublight train --resume --out {run.folder}")
+    if request.explain:
+        from sublight.cli.train_explain import explained
+
+        notes += explained(trainer, run.folder / "explain.html")
     document["notes"] = notes
     output.show(report.page(document), document, request.json)
     return INTERRUPTED if trainer.stop_wanted else 0
+
+
+def made(run: Run, data: Data, device: str, watch: Any, ranks: Ranks | None) -> Trainer:
+    import torch
+
+    if ranks is not None:
+        from sublight.engines.train.parallel.trainer import SharedTrainer
+
+        return SharedTrainer(run, data, ranks, watch)
+    from sublight.engines.train.loop import Trainer
+
+    return Trainer(run, data, torch.device(device), watch)
 
 
 def described(trainer: Trainer, known: ProductLimit | None, device: str, prompt: str) -> dict[str, Any]:
@@ -278,16 +358,24 @@ def described(trainer: Trainer, known: ProductLimit | None, device: str, prompt:
     }
 
 
-def finished(document: dict[str, Any], trainer: Trainer, prompt: str) -> dict[str, Any]:
+def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: str) -> dict[str, Any]:
     """The figures of the end, a sample, and the weights saved."""
     from sublight.engines.train import huggingface
     from sublight.engines.train.sample import sample
 
     tokenizer, run = trainer.data.tokenizer, trainer.run
     ids = tokenizer.encode(prompt).tolist()
-    drawn = sample(trainer.model, ids, SAMPLE_TOKENS, vocab=tokenizer.vocab, seed=run.settings.seed)
+    drawn = sample(model, ids, SAMPLE_TOKENS, vocab=tokenizer.vocab, seed=run.settings.seed)
+    notes = []
+    best = trainer.best_model()
     with contextlib.suppress(BadInput):  # without safetensors the checkpoint still has the weights
-        huggingface.save(trainer.model, run.folder / "model")
+        huggingface.save(model, run.folder / "model")
+        notes.append(f"weights for Hugging Face: {run.folder / 'model'}")
+        if best is not None:
+            huggingface.save(best, run.folder / "best")
+            notes.append(
+                f"held-out loss was {trainer.best.loss:.3f} after {trainer.best.step} steps: {run.folder / 'best'}"
+            )
         if document_of := tokenizer.to_json().get("document"):
             from sublight.results import write_file
 
@@ -297,9 +385,11 @@ def finished(document: dict[str, Any], trainer: Trainer, prompt: str) -> dict[st
         "first_loss": trainer.first_loss,
         "loss": trainer.last_loss,
         "held_out_loss": trainer.held_out_loss,
+        "best": asdict(trainer.best),
         "tokens_per_s": trainer.tokens_per_s,
         "memory_bytes": trainer.memory_bytes,
         "sample": tokenizer.decode(drawn),
+        "notes": notes,
     }
 
 

@@ -50,6 +50,13 @@ def test_a_run_leaves_all_that_it_promises(say: Say, tmp_path: Path) -> None:
     assert status == 2 and "holds a run" in err
 
 
+def test_explain_ends_with_a_page(say: Say, tmp_path: Path) -> None:
+    status, out, err = say("text.txt", *TINY, "--steps", "2", "--explain")
+    assert status == 0, err
+    assert "a step of" in out and "where its time goes: runs/001/explain.html" in out.replace("\n", " ")
+    assert "matmul" in (tmp_path / "runs/001/explain.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -58,6 +65,8 @@ def test_a_run_leaves_all_that_it_promises(say: Say, tmp_path: Path) -> None:
         (["text.txt", "--size", "gpt3"], "unknown size 'gpt3': use gpt2"),
         (["text.txt", "--size", "gpt2", "--depth", "2"], "leave one out"),
         (["text.txt", "--attention", "cudnn", "--device", "cpu"], "needs an NVIDIA GPU"),
+        (["text.txt", "--beta2", "1"], "--beta2 1.0: give a number from 0 to below 1"),
+        (["text.txt", "--parallel", "ddp"], "torchrun --nproc-per-node 2 -m sublight train --parallel ddp"),
         (["text.txt", "--attention", "fast"], "unknown attention 'fast'"),
         (["text.txt", "--tokens", "words"], "use char, bytes, bpe"),
         (["text.txt", "--batch", "3", "--accumulate", "2"], "does not divide --batch 3"),
@@ -77,3 +86,16 @@ def test_bad_input_is_one_line_and_leaves_no_run(say: Say, tmp_path: Path, words
     status, out, err = say(*words)
     assert (status, out) == (2, "") and complaint in err and err.count("\n") == 1
     assert not list(tmp_path.glob("runs/*/run.json"))
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [(["text.txt"], "as in --parallel ddp"), (["text.txt", "--parallel", "dp"], "unknown parallel 'dp'")],
+)
+def test_torchrun_needs_to_know_how(
+    say: Say, monkeypatch: pytest.MonkeyPatch, words: list[str], complaint: str
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, err = say(*words)
+    assert status == 2 and complaint in err and len(err.splitlines()) == 1

@@ -92,6 +92,7 @@ COSTS: dict[str, CostFunction] = {
     "kv_copy": attention.kv_copy,
     "kv_gather": attention.kv_gather,
     "mla_decode": attention.mla_decode,
+    "cascade": attention.cascade,
     "conv2d": convolution.conv2d,
     "all_reduce": communication.all_reduce,
     "all_gather": communication.all_gather,

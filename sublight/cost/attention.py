@@ -129,6 +129,15 @@ def mla_decode(shape: Shape, dtype: str, direction: Direction) -> Cost:
     return latent_forward(dense(dtype, batch, heads, size), dense(dtype, keys, size), shape["value_dim"], heads * keys)
 
 
+def cascade(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One new query a sequence over a prefix that all share, which is read once, and over keys of its own."""
+    own = paged_attention({**shape, "q_len": 1}, dtype, direction)
+    q = dense(dtype, shape["batch"], shape["heads"], shape["head_dim"])
+    prefix = dense(dtype, shape["prefix_len"], shape["kv_heads"], shape["head_dim"])
+    pairs = shape["batch"] * shape["heads"] * shape["prefix_len"]
+    return own + over([prefix, prefix], [], flops={matmul_limit(dtype): _operations(q, q, pairs)})
+
+
 def kv_write(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """Read new keys, values and their places, write them into the cache."""
     new = dense(dtype, shape["tokens"], shape["kv_heads"], shape["head_dim"])

@@ -108,6 +108,8 @@ BY_HAND = (
     ("paged_prefill", ATTENTION, "fwd", 2 * 192 + 2 * 2 * 160, 2 * 192, 2 * 8 * 12 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1}, "fwd", 2 * 64 + 2 * 2 * 160, 2 * 64, 2 * 8 * 5 * 16),
     ("paged_attention", {**ATTENTION, "q_len": 1, "ragged": 1}, "fwd", 2 * 64 + 2 * 2 * 96, 2 * 64, 2 * 8 * 3 * 16),
+    ("cascade", {**ATTENTION, "q_len": 1, "prefix_len": 7, "ragged": 0}, "fwd",
+     2 * 64 + 2 * 2 * 160 + 2 * 2 * 7 * 16, 2 * 64, 2 * 8 * 5 * 16 + 2 * 8 * 7 * 16),
     ("mla_decode", {"batch": 3, "heads": 4, "kv_len": 5, "value_dim": 16, "rope_dim": 8, "page": 4, "ragged": 0}, "fwd",
      2 * 24 * (3 * 4 + 15), 2 * 16 * 12, 2 * 15 * 4 * (24 + 16)),
     ("kv_copy", {"pairs": 3, "kv_heads": 2, "head_dim": 8, "page": 4}, "fwd", 2 * 2 * 192 + 2 * 24, 2 * 2 * 192, 0),

@@ -67,6 +67,7 @@ class Ladder:
     test_shapes: tuple[Shape, ...]  # cross every block boundary; small, since a CPU plays them
     rungs: tuple[Rung, ...]
     truth: Call | None = None  # for float64 inputs, which the reference in float64 cannot judge: exact, then rounded
+    library: tuple[str, ...] = ()  # all kernels of its source, where several ladders share it
     draws: int = 1  # of inputs that errors are pooled over: a result of one number needs several
 
     @property
@@ -85,8 +86,8 @@ class Ladder:
     def runner(self, x: torch.Tensor, *, reversed: bool = False) -> Runner:
         """The one for where x is; its kernels are compiled at the first call."""
         if x.is_cuda:
-            return _on_gpu(self.source, x.get_device())
-        return _on_cpu(self.source, self.kernels, reversed)
+            return on_gpu(self.source, x.get_device())
+        return on_cpu(self.source, self.library or self.kernels, reversed)
 
     def rung(self, name: str) -> Rung:
         names = [rung.name for rung in self.rungs]
@@ -115,14 +116,14 @@ class Ladder:
 
 
 @functools.cache
-def _on_gpu(source: str, index: int) -> OnGpu:
+def on_gpu(source: str, index: int) -> OnGpu:
     import torch
 
     return OnGpu(source, torch.device("cuda", index))
 
 
 @functools.cache
-def _on_cpu(source: str, kernels: tuple[str, ...], reversed: bool) -> OnCpu:
+def on_cpu(source: str, kernels: tuple[str, ...], reversed: bool) -> OnCpu:
     return OnCpu(source, kernels, reversed=reversed)
 
 

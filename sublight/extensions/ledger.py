@@ -10,8 +10,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from sublight.extensions import LADDERS, build
 from sublight.extensions.build import TARGETS, Usage
@@ -21,29 +21,36 @@ from sublight.results import write_file
 FILE = Path(__file__).with_name("compiled.json")
 
 
-class Compiled(Protocol):
-    """A file of kernels and what it should hold: a ladder, or a demonstration."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A file of kernels and what it should hold."""
 
-    @property
-    def source(self) -> str: ...
-    @property
-    def kernels(self) -> tuple[str, ...]: ...
-    @property
-    def spilling(self) -> frozenset[str]: ...  # kernels whose spills are explained
+    source: str
+    kernels: tuple[str, ...]
+    spilling: frozenset[str]  # kernels whose spills are explained
 
 
 def files() -> tuple[Compiled, ...]:
-    """Each file once: two demonstrations may share one."""
-    every: tuple[Compiled, ...] = (*LADDERS, *DEMOS)
-    return tuple({each.source: each for each in every if each.source}.values())
+    """Each file once: several ladders or demonstrations may share it."""
+    named: dict[str, list[str]] = {}
+    for ladder in LADDERS:
+        named.setdefault(ladder.source, []).extend(ladder.kernels)
+    for demo in DEMOS:
+        named.setdefault(demo.source, []).extend(demo.kernels)
+    spilling = frozenset(name for ladder in LADDERS for name in ladder.spilling)
+    return tuple(
+        Compiled(source=source, kernels=tuple(dict.fromkeys(names)), spilling=spilling)
+        for source, names in named.items()
+        if source
+    )
 
 
 Figures = dict[str, dict[str, Usage]]  # key -> kernel -> what it takes
 
 
-def key_of(file: Compiled, target: int) -> str:
-    given = hashlib.sha256(build.text_of(file.source).encode()).hexdigest()[:16]
-    return f"{file.source.removeprefix('../')} sm_{target} {given}"
+def key_of(source: str, target: int) -> str:
+    given = hashlib.sha256(build.text_of(source).encode()).hexdigest()[:16]
+    return f"{source.removeprefix('../')} sm_{target} {given}"
 
 
 def read(path: Path = FILE) -> tuple[str, Figures]:
@@ -87,7 +94,7 @@ def main() -> None:
     figures: Figures = {}
     wrong: list[str] = []
     for file, target in itertools.product(files(), TARGETS):
-        key = key_of(file, target)
+        key = key_of(file.source, target)
         figures[key] = kept[key] if key in kept and release == mine else dict(build.compiled(file.source, target)[1])
         for name, used in figures[key].items():
             print(

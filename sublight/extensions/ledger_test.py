@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublight.errors import BadInput
-from sublight.extensions import LADDERS, build, ledger
+from sublight.extensions import build, ledger
 from sublight.extensions.build import TARGETS, Usage
 from sublight.extensions.ledger import Compiled
 
@@ -27,10 +27,10 @@ def test_the_ledger_holds_every_kernel_as_it_is() -> None:
     """What has changed is compiled here, if it can be: then the ledger must be written anew."""
     _, kept = ledger.read()
     every = [(file, target) for file in ledger.files() for target in TARGETS]
-    stale = [(file, target) for file, target in every if ledger.key_of(file, target) not in kept]
+    stale = [(file, target) for file, target in every if ledger.key_of(file.source, target) not in kept]
     for file, target in every:
         if (file, target) not in stale:
-            assert ledger.problems(file, target, kept[ledger.key_of(file, target)]) == []
+            assert ledger.problems(file, target, kept[ledger.key_of(file.source, target)]) == []
     if stale:
         release()
         file, target = stale[0]
@@ -45,13 +45,13 @@ def test_nvcc_makes_what_the_ledger_holds(file: Compiled, target: int) -> None:
     written_by, kept = ledger.read()
     if release() != written_by:
         pytest.skip(f"nvcc is {release()}, the ledger is of {written_by}")
-    if ledger.key_of(file, target) not in kept:
+    if ledger.key_of(file.source, target) not in kept:
         pytest.skip("not in the ledger, which the test above says")
-    assert build.compiled(file.source, target)[1] == kept[ledger.key_of(file, target)]
+    assert build.compiled(file.source, target)[1] == kept[ledger.key_of(file.source, target)]
 
 
 def test_problems_are_seen() -> None:
-    ladder = LADDERS[0]
+    ladder = ledger.files()[0]
     good = Usage(registers=32, spill_bytes=0, shared_bytes=0)
     kernels = dict.fromkeys(ladder.kernels, good)
     assert ledger.problems(ladder, 90, kernels) == []
@@ -63,11 +63,11 @@ def test_problems_are_seen() -> None:
 
 
 def test_a_changed_source_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = ledger.key_of(LADDERS[0], 90)
-    assert before == ledger.key_of(LADDERS[0], 90) != ledger.key_of(LADDERS[0], 80)
+    before = ledger.key_of(ledger.files()[0].source, 90)
+    assert before == ledger.key_of(ledger.files()[0].source, 90) != ledger.key_of(ledger.files()[0].source, 80)
     text = build.text_of
     monkeypatch.setattr(build, "text_of", lambda source: text(source) + " ")
-    assert ledger.key_of(LADDERS[0], 90) != before
+    assert ledger.key_of(ledger.files()[0].source, 90) != before
 
 
 def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

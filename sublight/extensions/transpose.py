@@ -110,10 +110,9 @@ TRANSPOSE = Ladder(
             name="streamed",
             kernels=("transpose_streamed",),
             launch=functools.partial(_tiles, kernel="transpose_streamed", side=64, threads=(256,)),
-            change="The same with __stcs: the result is not read again here, so its lines leave the L2 first, in "
-            "larger runs, instead of pushing out one another piece by piece. In one run on an H200 3.00 became 3.80 "
-            "TB/s at 8192 x 8192 and 2.43 became 3.69 at 16384 x 4096, where a copy had 4.01 and 4.03; taking blocks "
-            "in squares, tiles of 64 x 128 and the same hint for loads changed less than 3 %.",
+            change="The same with __stcs: the result is not read again here, so its lines are the first to leave the "
+            "L2, in longer runs, instead of pushing out one another piece by piece. Taking blocks in squares, tiles of "
+            "64 x 128 and the same hint for loads gained nothing beside it.",
             why_not=_not_fours,
         ),
     ),

@@ -29,14 +29,19 @@ PRINTED_CHARACTERS = 2000
 _ROLE = (
     "I am learning to write GPU kernels in Triton with the exercises of `sublight learn`. Below are the exercise, my "
     "code and what the check says of it. Help me to the next step: say what is wrong and why, at which line, and what "
-    "to look at; let me write it myself, and do not write the whole solution for me. Only `torch` for buffers, "
-    "`triton` and `math` may be used, and the function writes into the tensors that it is given."
+    "to look at; let me write it myself, and do not write the whole solution for me. "
 )
+_RULES = {
+    "kernel": "Only `torch` for buffers, `triton` and `math` may be used, and the function writes into the tensors "
+    "that it is given.",
+    "paper": "This one is arithmetic in plain Python: the function returns its results, and no kernel runs.",
+}
 
 
 def prompt_of(exercise: Exercise, text: Text, source: str, verdict: Verdict | None, *, question: str, note: str) -> str:
     """As Markdown; `note` says why there is no verdict, where there is none."""
-    parts = [_ROLE if text.language == "en" else f"{_ROLE} Please answer in {LANGUAGES[text.language]}."]
+    role = _ROLE + _RULES[exercise.kind]
+    parts = [role if text.language == "en" else f"{role} Please answer in {LANGUAGES[text.language]}."]
     if question:
         parts.append(f"My question: {question}")
     parts += [_lowered(text.page), "## My code", _fenced(source, "python")]

@@ -16,7 +16,7 @@ import pytest
 from sublight.cli import main as cli
 from sublight.errors import BadInput
 from sublight.learn import ask
-from sublight.learn.exercises import find
+from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.progress_test import verdict
 from sublight.learn.texts import text_of
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
@@ -91,6 +91,8 @@ def test_the_prompt_holds_everything_but_the_solution() -> None:
         assert words in prompt, words
     solution = [line for line in exercise.solution().splitlines() if "tl.store" in line]
     assert solution and not any(line.strip() in prompt for line in solution)
+    paper = next(each for each in EXERCISES if each.kind == "paper")
+    assert "no kernel runs" in ask.prompt_of(paper, text_of(paper, "en"), CODE, None, question="", note="")
     assert "中文" in ask.prompt_of(exercise, text_of(exercise, "zh"), CODE, None, question="", note="no Linux")
 
 

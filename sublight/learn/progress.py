@@ -48,6 +48,14 @@ class State:
         return max((each.fraction for each in self.attempts if each.passed and each.fraction), default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatedGoal:
+    """What a learner wants to have passed, and until when."""
+
+    exercise: str
+    due: str = ""  # 2027-01-31; empty: no date
+
+
 def default_file() -> Path:
     """SUBLIGHT_LEARN, else the user's data folder."""
     if chosen := os.environ.get("SUBLIGHT_LEARN"):
@@ -93,16 +101,21 @@ class Progress:
         return level
 
     def set_goal(self, exercise: str, due: str) -> None:
-        """One goal at a time."""
+        """One for each exercise."""
         with self._open() as connection:
-            connection.execute("DELETE FROM goals")
+            connection.execute("DELETE FROM goals WHERE exercise = ?", (exercise,))
             connection.execute("INSERT INTO goals VALUES (?, ?, ?)", (exercise, due, _now()))
 
-    def goal(self) -> tuple[str, str] | None:
-        """The exercise, and the date as 2027-01-31, empty where none was given."""
+    def drop_goal(self, exercise: str) -> bool:
+        """Whether there was one."""
         with self._open() as connection:
-            row = connection.execute("SELECT exercise, due FROM goals ORDER BY at DESC").fetchone()
-        return (str(row[0]), str(row[1])) if row else None
+            return connection.execute("DELETE FROM goals WHERE exercise = ?", (exercise,)).rowcount > 0
+
+    def goals(self) -> list[DatedGoal]:
+        """By date, those without one last."""
+        with self._open() as connection:
+            rows = connection.execute("SELECT exercise, due FROM goals ORDER BY due = '', due, at").fetchall()
+        return [DatedGoal(exercise=str(name), due=str(due)) for name, due in rows]
 
     def states(self) -> dict[str, State]:
         """By exercise; one that was never tried is not there."""
@@ -144,13 +157,12 @@ class Progress:
             raise BadInput(f"{file} holds no progress: name a file of `sublight learn export`") from None
         with self._open() as connection:
             before = connection.total_changes
-            for name in ("attempts", "hints") if self._has_goal(connection) else tuple(_TABLES):
+            known = {name for (name,) in connection.execute("SELECT exercise FROM goals")}
+            rows["goals"] = [row for row in rows["goals"] if row[0] not in known]
+            for name in _TABLES:
                 marks = ", ".join("?" * len(_TABLES[name].split(", ")))
                 connection.executemany(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", rows[name])
             return connection.total_changes - before
-
-    def _has_goal(self, connection: sqlite3.Connection) -> bool:
-        return bool(connection.execute("SELECT COUNT(*) FROM goals").fetchone()[0])
 
 
 def parse_due(words: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from sublight.errors import BadInput
 from sublight.learn import path
 from sublight.learn.exercises import EXERCISES, find
-from sublight.learn.progress import Attempt, Progress, State, parse_due
+from sublight.learn.progress import Attempt, DatedGoal, Progress, State, parse_due
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
 
 PASSED = State(attempts=(Attempt(at="", passed=True, fraction=0.95),))
@@ -25,7 +25,7 @@ def verdict(name: str, *, passed: bool, seconds: float = 2.0) -> Verdict:
 
 def test_attempts_hints_and_goal_are_kept(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "deep" / "learn.sqlite")
-    assert progress.states() == {} and progress.goal() is None
+    assert progress.states() == {} and progress.goals() == []
     progress.add(verdict("copy", passed=False), "a")
     assert not progress.state("copy").has_passed and progress.state("copy").best is None
     progress.add(verdict("copy", passed=True), "b")
@@ -36,7 +36,12 @@ def test_attempts_hints_and_goal_are_kept(tmp_path: Path) -> None:
     assert progress.state("add").hints == 3
     progress.set_goal("softmax", "")
     progress.set_goal("rms_norm", "2099-01-31")
-    assert progress.goal() == ("rms_norm", "2099-01-31")
+    progress.set_goal("softmax", "2098-01-31")
+    assert [(each.exercise, each.due) for each in progress.goals()] == [
+        ("softmax", "2098-01-31"),
+        ("rms_norm", "2099-01-31"),
+    ]
+    assert progress.drop_goal("softmax") and not progress.drop_goal("softmax")
 
 
 def test_exported_and_imported(tmp_path: Path) -> None:
@@ -47,8 +52,9 @@ def test_exported_and_imported(tmp_path: Path) -> None:
     file = tmp_path / "progress.json"
     file.write_text(json.dumps(one.to_json()), encoding="utf-8")
     other.set_goal("copy", "")
-    assert other.merge(file) == 2 and other.merge(file) == 0  # its own goal stays; nothing comes twice
-    assert other.states() == one.states() and other.goal() == ("copy", "")
+    assert other.merge(file) == 3 and other.merge(file) == 0  # nothing comes twice
+    assert other.states() == one.states()
+    assert {each.exercise for each in other.goals()} == {"copy", "softmax"}
 
 
 @pytest.mark.parametrize(
@@ -81,14 +87,33 @@ def test_dates() -> None:
 
 
 def test_the_shortest_way() -> None:
-    assert [each.name for each in path.way_to(find("softmax"), {})] == ["copy", "add", "add_2d", "row_sum", "softmax"]
+    assert [each.name for each in path.way_to(find("softmax"), {})] == [
+        "copy", "add", "strides", "add_2d", "row_sum", "softmax",
+    ]  # fmt: skip
     assert [each.name for each in path.way_to(find("softmax"), {"add_2d": PASSED})] == ["row_sum", "softmax"]
     assert path.way_to(find("copy"), {"copy": PASSED}) == []
+
+
+def test_day_by_day() -> None:
+    """A fraction below the goal counts for its part, passing for all of it; nothing is lost again."""
+    half = find("copy").goal.fraction / 2  # type: ignore[union-attr]
+    attempts = (
+        Attempt(at="2027-01-01T10", passed=False, fraction=None),
+        Attempt(at="2027-01-02T10", passed=False, fraction=half),
+        Attempt(at="2027-01-04T10", passed=True, fraction=0.95),
+        Attempt(at="2027-01-05T10", passed=False, fraction=0.1),
+    )
+    days = path.days({"copy": State(attempts=attempts)})
+    assert [day.date for day in days] == ["2027-01-01", "2027-01-02", "2027-01-04", "2027-01-05"]
+    assert [day.share * len(EXERCISES) for day in days] == pytest.approx([0.0, 0.5, 1.0, 1.0])
+    assert [day.passed for day in days] == [0, 0, 1, 1]
 
 
 def test_what_comes_next() -> None:
     assert path.next_one({}) is find("copy")
     assert path.next_one({"copy": PASSED}) is find("add")
-    assert path.next_one({"copy": PASSED}, goal="blocks") is find("blocks")
-    assert path.next_one({"copy": PASSED}, goal="copy") is find("add")  # the goal is reached: on along the path
+    assert path.next_one({"copy": PASSED}, [DatedGoal(exercise="blocks")]) is find("blocks")
+    assert path.next_one({"copy": PASSED}, [DatedGoal(exercise="copy")]) is find(
+        "add"
+    )  # the goal is reached: on along the path
     assert path.next_one({each.name: PASSED for each in EXERCISES}) is None

@@ -99,6 +99,7 @@ class Exercise:
     needs: tuple[str, ...] = ()  # exercises to do before
     kind: Kind = "kernel"
     dtypes: tuple[str, ...] = DTYPES  # that a check draws, the first for every shape
+    apart: tuple[str, ...] = ()  # inputs with an entry for each of the outputs' first dimension, apart from one another
     answers: Mapping[str, str | int] = field(default_factory=dict)  # names in the submission, and their right values
 
     @property

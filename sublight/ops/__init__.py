@@ -4,6 +4,7 @@ from sublight.errors import BadInput, nearest
 from sublight.op import Op
 from sublight.ops.adamw.adamw import ADAMW, ADAMW_CLIPPED
 from sublight.ops.attention.attention import ATTENTION
+from sublight.ops.attention.cascade import CASCADE
 from sublight.ops.attention.kv_copy import KV_COPY
 from sublight.ops.attention.kv_gather import KV_GATHER
 from sublight.ops.attention.kv_write import KV_WRITE
@@ -100,6 +101,7 @@ OPS = (
     KV_COPY,
     KV_GATHER,
     MLA_DECODE,
+    CASCADE,
 )
 
 

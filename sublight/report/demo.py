@@ -166,7 +166,7 @@ def figures_as_html(figures: Figures) -> str:
         heads = list(zip(sides, (name for name, _ in table.columns), strict=True))
         parts.append(f"<h3>{html_escape(table.title)}</h3>{html_page.table(heads, rows)}")
         parts.append(f"<p>{html_escape(table.note)}</p>" if table.note else "")
-    parts += [f"<h3>{html_escape(each.title)}</h3>{lanes.svg(each.title, each.spans)}" for each in figures.timelines]
+    parts += [lanes.svg(each.title, each.spans) for each in figures.timelines]
     parts += [f'<p class="low">missing: {html_escape(line)}</p>' for line in figures.missing]
     return "".join(parts)
 

@@ -41,6 +41,9 @@ reference than twice what PyTorch's own function is.
 - `sublight xray FILE.cu` shows a kernel's instructions, occupancy and accesses ([xray.md](xray.md)): of `transpose.cu`,
   with `--threads 32x8 --grid 256x256 --arg 2=8192 --arg 3=8192`, the 32-way conflict of `conflicts` at its line, and
   none in `padded` and `swizzled`.
+- The transformer's ops come last, forward and backward, as llm.c has them; `transformer/step.py` makes a whole GPT-2
+  step of them, AdamW included, with PyTorch as the owner of memory only: losses, gradients and new parameters are held
+  against PyTorch's by the same rule.
 - A new step is a kernel in its `.cu`, a `Rung` in the ladder's Python file, then `python -m sublight.extensions.ledger`
   and `make docs`: tests, the benchmark and this page read the record.
 
@@ -65,7 +68,7 @@ def page(run: Run | None) -> str:
     for ladder in LADDERS:
         parts += [f"## {escape(ladder.name)}", f"Computes {ladder.summary}: "
                   f"[{ladder.source}](../sublight/extensions/kernels/{ladder.source})."]  # fmt: skip
-        figures = kept.get(ledger.key_of(ladder, TARGET), {})
+        figures = kept.get(ledger.key_of(ladder.source, TARGET), {})
         rows = []
         for rung in ladder.rungs:
             registers = [figures[name].registers for name in rung.kernels if name in figures]

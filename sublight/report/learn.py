@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublight import units
-from sublight.learn.exercises import CHAPTERS, EXERCISES
-from sublight.learn.progress import State
+from sublight.learn import path
+from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.progress import DatedGoal, State
 from sublight.learn.record import Exercise
 from sublight.learn.texts import Text, text_of
 from sublight.learn.verdict import Verdict
+from sublight.report import roadmap
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,16 +37,19 @@ def trend(state: State) -> str:
     '▁▄█'
     """
     reached = [each.fraction for each in state.attempts if each.fraction is not None][-8:]
-    return "".join(_BARS[min(7, int(fraction * 8 - 1e-9))] for fraction in reached)
+    return "".join(map(_bar, reached))
 
 
-def map_page(
-    states: Mapping[str, State], following: Exercise | None, goal: tuple[str, str] | None, language: str
-) -> RenderableType:
+def _bar(fraction: float) -> str:
+    return _BARS[min(7, int(fraction * 8 - 1e-9))]
+
+
+def map_page(states: Mapping[str, State], goals: Sequence[DatedGoal], language: str, today: date) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text as Line
 
+    following = path.next_one(states, goals)
     table = Table(box=None, pad_edge=False)
     for heading in ("", "exercise", "what", "checks", "best", "trend"):
         table.add_column(heading, justify="right" if heading in ("checks", "best") else "left")
@@ -55,15 +61,19 @@ def map_page(
             checks = str(len(state.attempts)) if state.attempts else ""
             best = units.percent(state.best) if state.best else ""
             table.add_row(mark, exercise.name, text_of(exercise, language).title, checks, best, trend(state))
-    done = sum(states.get(each.name, State()).has_passed for each in EXERCISES)
-    lines: list[RenderableType] = [table, "", f"{done} of {len(EXERCISES)} passed"]
-    if goal:
-        lines.append(f"goal: {goal[0]}" + (f" by {goal[1]}" if goal[1] else ""))
+    lines: list[RenderableType] = [table, "", Line(roadmap.lead(states))]
+    if len(days := path.days(states)) > 1:
+        lines.append(f"day by day: {''.join(_bar(day.share) for day in days[-40:])}")
+    for goal in goals:
+        left = len(path.way_to(find(goal.exercise), states))
+        words = filter(None, (f"{left} left" if left else "", roadmap.standing(goal, left, today)))
+        lines.append(f"goal: {goal.exercise}{f' by {goal.due}' if goal.due else ''}: {', '.join(words)}")
     lines.append(f"next: sublight learn start {following.name}" if following else "all is done")
     return Group(*lines)
 
 
-def map_json(states: Mapping[str, State], following: Exercise | None, goal: tuple[str, str] | None) -> dict[str, Any]:
+def map_json(states: Mapping[str, State], goals: Sequence[DatedGoal]) -> dict[str, Any]:
+    following = path.next_one(states, goals)
     return {
         "exercises": [
             {
@@ -78,7 +88,15 @@ def map_json(states: Mapping[str, State], following: Exercise | None, goal: tupl
             for each in EXERCISES
         ],
         "next": following.name if following else None,
-        "goal": {"exercise": goal[0], "by": goal[1] or None} if goal else None,
+        "goals": [
+            {
+                "exercise": goal.exercise,
+                "by": goal.due or None,
+                "left": [each.name for each in path.way_to(find(goal.exercise), states)],
+            }
+            for goal in goals
+        ],
+        "days": [{"date": day.date, "share": day.share, "passed": day.passed} for day in path.days(states)],
     }
 
 
@@ -165,8 +183,8 @@ def next_page(following: Exercise | None, language: str) -> RenderableType:
     return f"{following.name}: {text_of(following, language).title}\nsublight learn start {following.name}"
 
 
-def goal_page(goal: tuple[str, str], way: Sequence[Exercise], language: str) -> RenderableType:
-    name, due = goal
+def goal_page(goal: DatedGoal, way: Sequence[Exercise], language: str) -> RenderableType:
+    name, due = goal.exercise, goal.due
     if not way:
         return f"{name} has passed: the goal is reached"
     lines = [f"to {name}{f' by {due}' if due else ''}: {len(way)} left"]

@@ -28,7 +28,7 @@ def learn(
         ),
     ] = "",
     anyway: Annotated[bool, typer.Option("--anyway", help="With solution or submit: before having passed.")] = False,
-    by: Annotated[str, typer.Option(metavar="2027-01-31", help="With goal: until when.")] = "",
+    by: Annotated[str, typer.Option(metavar="2027-01-31", help="With goal: until when; never takes it back.")] = "",
     lang: Annotated[str, typer.Option(metavar="en|zh", help="The texts' language; from LANG unless told.")] = "",
     gpu: Annotated[
         str,
@@ -38,12 +38,13 @@ def learn(
     ] = "",
     question: Annotated[str, typer.Option(metavar="TEXT", help="With ask: what you would like to know.")] = "",
     out: Annotated[str, typer.Option(metavar="FILE", help="With ask: write the prompt there; send nothing.")] = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Of the map: the roadmap as a page.")] = "",
     json: Json = "",
 ) -> None:
     """Learn to write GPU kernels, with or without a GPU: the map, and what to do next.
 
     \b
-    sublight learn                  the map: what is done, what is next
+    sublight learn                  the map: what is done, what is next; --html roadmap.html
     sublight learn start copy       read the page, get learn/copy.py to fill in
     sublight learn check copy       what is wrong and where, or how near the limit it is
     sublight learn watch copy       check again whenever you save
@@ -55,9 +56,18 @@ def learn(
     """
     from sublight.cli import learn as cli_learn
 
-    cli_output.check_writable(json)
+    cli_output.check_writable(html, json)
     request = cli_learn.Request(
-        what=what, name=name, anyway=anyway, by=by, language=lang, gpu=gpu, question=question, out=out, json=json
+        what=what,
+        name=name,
+        anyway=anyway,
+        by=by,
+        language=lang,
+        gpu=gpu,
+        question=question,
+        out=out,
+        html=html,
+        json=json,
     )
     status = cli_learn.command(request)
     if status:

@@ -34,6 +34,7 @@ def train(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of weights, data and dropout.")] = None,
     mode: Annotated[str, typer.Option(metavar="NAME", help="ours, eager or compile.")] = "",
     attention: Annotated[str, typer.Option(metavar="NAME", help="ours, naive, torch, flash or cudnn.")] = "",
+    parallel: Annotated[str, typer.Option(metavar="HOW", help="Under torchrun: ddp, fsdp, tp or pp.")] = "",
     graph: Annotated[bool, typer.Option("--graph/--no-graph", help="Mode ours as a CUDA graph, on a GPU.")] = True,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="On a GPU: the same bits every time.")] = False,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16 on a GPU, fp32 on a CPU, unless told.")] = "",
@@ -43,6 +44,9 @@ def train(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What the sample at the end begins with.")] = "",
     device: Device = "",
     html: Annotated[str, typer.Option(metavar="FILE", help="The loss curve; in the run's folder unless told.")] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="At the end: where a step's time goes, as a page.")
+    ] = False,
     json: Json = "",
 ) -> None:
     """Train a GPT-2 from scratch, on this machine's GPU or CPU; kill it at any time and --resume.
@@ -52,6 +56,7 @@ def train(
     sublight train my-texts/ --depth 6 --tokens bpe
     sublight train train.bin --size gpt2 --batch 512 --accumulate 16 --steps 20000
     sublight train --resume --out runs/001
+    torchrun --nproc-per-node 8 -m sublight train train.bin --size gpt2 --parallel fsdp
     """
     from sublight.cli import train as cli_train
 
@@ -78,6 +83,7 @@ def train(
             seed=seed,
             mode=mode,
             attention=attention,
+            parallel=parallel,
             graph=graph,
             deterministic=deterministic,
             dtype=dtype,
@@ -87,6 +93,7 @@ def train(
             prompt=prompt,
             device=device,
             html=html,
+            explain=explain,
             json=json,
         )
     )

@@ -15,6 +15,7 @@ import torch
 from sublight.errors import BadInput
 
 MOST_LOGPROBS = 20  # others that a token's chance is told beside
+COLDEST = 1e-5  # a temperature below takes the most likely token: logits divided by it would pass what fp32 holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,11 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the largest logit says it all."""
-        return not self.temperature and not self.is_adjusted and self.logprobs is None
+        return not self.is_drawn and not self.is_adjusted and self.logprobs is None
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.temperature >= COLDEST
 
     @property
     def is_adjusted(self) -> bool:
@@ -109,7 +114,7 @@ def choose(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> t
         changed = _adjust(logits[rows].float(), counts, [draws[row] for row in adjusted])
         scores = logits.float().index_copy(0, rows, changed)
         tokens[rows] = changed.argmax(-1)
-    drawn = [row for row, draw in enumerate(draws) if draw.how.temperature]
+    drawn = [row for row, draw in enumerate(draws) if draw.how.is_drawn]
     if drawn:
         rows = _rows(drawn, logits)
         tokens[rows] = draw_tokens(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from sublight.engines.serve import protocol
 from sublight.engines.serve.failures import Failure
@@ -21,6 +23,8 @@ from sublight.engines.serve.replies import DONE, Reply, sent
 from sublight.engines.serve.worker import Emit, Event, Job, Worker
 
 MOST_BODY_BYTES = 16 << 20
+MOST_BODY_S = 60.0
+GONE = 499  # nobody reads this status; it is counted
 Feed = asyncio.Queue[tuple[int, Event]]
 
 
@@ -65,7 +69,7 @@ def app_of(served: Served, make_worker: Callable[..., Worker], *, key: str = "")
     @app.get("/health")
     async def health() -> Response:
         failure = state["worker"].failure
-        return JSONResponse({"status": failure or "ok"}, 503 if failure else 200)
+        return as_json({"status": failure or "ok"}, 503 if failure else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -74,14 +78,14 @@ def app_of(served: Served, make_worker: Callable[..., Worker], *, key: str = "")
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [model]})
+        return as_json({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name != served.name:
             words = f"there is no model {name[:200]!r}: this is {served.name}"
             raise Failure(404, words, param="model", code="model_not_found")
-        return JSONResponse(model)
+        return as_json(model)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -92,8 +96,8 @@ def app_of(served: Served, make_worker: Callable[..., Worker], *, key: str = "")
         return await reply(request, "chat")
 
     async def reply(request: Request, kind: Kind) -> Response:
-        data = protocol.parse(await body_of(request))
-        ask = await asyncio.to_thread(protocol.read, data, kind, served)  # a long prompt takes a while to take apart
+        body = await body_of(request)
+        ask = await asyncio.to_thread(ask_of, body, kind, served)  # a long prompt takes a while to take apart
         feed: Feed = asyncio.Queue()
         jobs = jobs_of(ask, feed)
         state["worker"].submit(jobs)
@@ -136,18 +140,33 @@ class Gate:
             await self.app(scope, receive, counted)
 
 
-def answer(failure: Failure) -> JSONResponse:
+def answer(failure: Failure) -> Response:
     headers = {"Retry-After": "1"} if failure.status == 429 else {}
-    return JSONResponse(failure.body, failure.status, headers=headers)
+    return as_json(failure.body, failure.status, headers)
+
+
+def as_json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """In ASCII: a text may hold half of a surrogate pair, which UTF-8 has no bytes for."""
+    return Response(json.dumps(data), status, headers, media_type="application/json")
+
+
+def ask_of(body: bytes, kind: Kind, served: Served) -> Ask:
+    return protocol.read(protocol.parse(body), kind, served)
 
 
 async def body_of(request: Request) -> bytes:
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BODY_BYTES:
-            raise Failure(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB: send less")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(MOST_BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BODY_BYTES:
+                    raise Failure(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB: send less")
+                parts.append(part)
+    except TimeoutError:
+        raise Failure(408, f"the body was not here within {MOST_BODY_S:g} s: send it at once") from None
+    except ClientDisconnect:
+        raise Failure(GONE, "the client went away before its request was here") from None
     return b"".join(parts)
 
 
@@ -209,9 +228,9 @@ async def whole(request: Request, made: Reply, jobs: list[Job], feed: Feed, work
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            return Response(status_code=499)  # nobody reads it; the log has it
+            return Response(status_code=GONE)
         tasks[0].result()
-        return JSONResponse(made.whole())
+        return as_json(made.whole())
     finally:
         for task in tasks:
             task.cancel()

@@ -99,12 +99,15 @@ def parse(body: bytes) -> dict[str, Any]:
 def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
     for name in data:
         if name not in FIELDS[kind]:
-            raise invalid(f"unknown field {name!r}: did you mean {nearest(name, list(FIELDS[kind]))}?", name)
+            short = name[:60]
+            raise invalid(f"unknown field {short!r}: did you mean {nearest(short, list(FIELDS[kind]))}?", short)
     for name in ONLY_EMPTY:
         if data.get(name):
             raise invalid(f"{name} is not supported here: leave it out", name)
     if (model := data.get("model")) not in (None, served.name):
-        raise Failure(404, f"there is no model {model!r}: this is {served.name}", param="model", code="model_not_found")
+        raise Failure(
+            404, f"there is no model {_shown(model)}: this is {served.name}", param="model", code="model_not_found"
+        )
     prompts, echoes = _prompts(data, served) if kind == "completion" else (_messages(data, served), ())
     n = _whole(data, "n", 1, 1, MOST_CHOICES)
     if n * len(prompts) > MOST_CHOICES:
@@ -115,17 +118,18 @@ def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
     options = data.get("stream_options")
     if options is not None and (not isinstance(options, dict) or set(options) - {"include_usage"}):
         raise invalid("stream_options has include_usage alone", "stream_options")
+    with_usage = _flag(options or {}, "include_usage")
     is_stream = _flag(data, "stream")
     return Ask(
         kind=kind,
         prompts=prompts,
         n=n,
         most_new=most_new,
-        samplings=_samplings(data, kind, n * len(prompts)),
+        samplings=_samplings(data, kind, n * len(prompts), served.vocab),
         stops=_stops(data),
         ends=frozenset() if _flag(data, "ignore_eos") else served.ends,
         is_stream=is_stream,
-        with_usage=is_stream and bool((options or {}).get("include_usage")),
+        with_usage=is_stream and with_usage,
         echoes=echoes,
     )
 
@@ -194,7 +198,7 @@ def _message(message: Any, place: int) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise invalid(f"{where} is no object with role and content", where)
     if message.get("role") not in ROLES:
-        raise invalid(f"{where} has role {message.get('role')!r}: use {', '.join(ROLES)}", f"{where}.role")
+        raise invalid(f"{where} has role {_shown(message.get('role'))}: use {', '.join(ROLES)}", f"{where}.role")
     content = message.get("content")
     if isinstance(content, list):
         parts = [
@@ -227,7 +231,7 @@ def _too_long(tokens: str, served: Served, param: str) -> Failure:
     return invalid(words, param, "context_length_exceeded")
 
 
-def _samplings(data: Mapping[str, Any], kind: Kind, count: int) -> tuple[Sampling, ...]:
+def _samplings(data: Mapping[str, Any], kind: Kind, count: int, vocab: int) -> tuple[Sampling, ...]:
     bias = data.get("logit_bias") or {}
     if not isinstance(bias, dict):
         raise invalid('logit_bias is an object: {"token number": bias}', "logit_bias")
@@ -235,6 +239,8 @@ def _samplings(data: Mapping[str, Any], kind: Kind, count: int) -> tuple[Samplin
         shifts = {int(token): _as_number(value, "logit_bias") for token, value in bias.items()}
     except ValueError:
         raise invalid("logit_bias has a key that is no token number", "logit_bias") from None
+    if not all(0 <= token < vocab for token in shifts):
+        raise invalid(f"logit_bias has a token outside of 0 to {vocab - 1}", "logit_bias")
     seed = _whole(data, "seed", -1, -(2**63), 2**63 - 1) % 2**62 if data.get("seed") is not None else None
     first = secrets.randbits(62) if seed is None else seed
     try:

@@ -15,6 +15,7 @@ from sublight.engines.serve.protocol import Ask
 from sublight.engines.serve.worker import Event
 
 DONE = "data: [DONE]\n\n"
+LEAST = -9999.0  # of a log-probability
 
 
 @dataclass(slots=True)
@@ -105,13 +106,18 @@ class Reply:
             ]
             return {"content": rows}
         offsets = [begin + sum(map(len, words[:at])) for at in range(len(words))]
-        best = [{self.words.decode([token]): value for token, value in each.best} for each in told]
-        chances = [each.chosen for each in told]
+        best = [{self.words.decode([token]): _finite(value) for token, value in each.best} for each in told]
+        chances = [_finite(each.chosen) for each in told]
         return {"tokens": words, "token_logprobs": chances, "top_logprobs": best, "text_offset": offsets}
 
 
 def _named(word: str, value: float) -> dict[str, Any]:
-    return {"token": word, "logprob": value, "bytes": list(word.encode("utf-8", "replace"))}
+    return {"token": word, "logprob": _finite(value), "bytes": list(word.encode("utf-8", "replace"))}
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity, and no NaN."""
+    return max(value, LEAST) if value == value else LEAST
 
 
 def sent(piece: dict[str, Any]) -> str:

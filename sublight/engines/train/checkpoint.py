@@ -28,23 +28,28 @@ def steps(folder: Path) -> list[int]:
 def save(state: dict[str, Any], folder: Path, step: int) -> Path:
     """All of it, or the folder as it was; older ones beyond the last few go."""
     path = path_of(folder, step)
-    part = path.with_suffix(".part")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _flush_folder(folder)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise BadInput(f"cannot write {path}: {error.strerror}; the checkpoint before it is whole") from None
+    save_file(state, path)
     for old in steps(folder)[:-KEPT]:
         path_of(folder, old).unlink(missing_ok=True)
     for left in folder.glob("step-*.part"):  # of a process that was killed
         left.unlink(missing_ok=True)
     return path
+
+
+def save_file(state: dict[str, Any], path: Path) -> None:
+    """All of it, or what was there before."""
+    part = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BadInput(f"cannot write {path}: {error.strerror}; the checkpoint before it is whole") from None
 
 
 def load(folder: Path) -> dict[str, Any] | None:

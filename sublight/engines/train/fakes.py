@@ -28,7 +28,7 @@ def tiny_trainer(folder: Path, device: str = "cpu", **changes: Any) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
     tokens = data.prepare(folder / "text.txt", "char", folder / "tokens")
-    shape = Shape(layers=2, dim=32, heads=2, context=16, vocab=64)
+    shape = Shape(layers=2, dim=32, heads=2, context=changes.get("context", 16), vocab=64)
     new = run.Run(folder=folder, shape=shape, settings=replace(PLAIN, **changes))
     new.write()
     return Trainer(new, tokens, torch.device(device))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sublight.engines.train.layers import Attend, Attention, Layers, Mode, attention_by, layers_of
+from sublight.engines.train.layers import FRUGAL, OURS, Attend, Attention, Layers, Mode, attention_by, layers_of
 from sublight.engines.train.shape import Shape
 
 EPS = 1e-5
@@ -109,7 +109,9 @@ class Gpt2(nn.Module):
         self.tokens = nn.Parameter(torch.empty(shape.vocab, shape.dim))
         self.positions = nn.Parameter(torch.empty(shape.context, shape.dim))
         attend = attention_by(attention, device)
-        self.blocks = nn.ModuleList(block(shape, self._layers, attend, dropout) for _ in range(shape.layers))
+        # memory is at its peak behind the last block: what that does not keep lowers it
+        by_block = [self._layers] * (shape.layers - 1) + [FRUGAL if self._layers is OURS else self._layers]
+        self.blocks = nn.ModuleList(block(shape, layers, attend, dropout) for layers in by_block)
         self.norm = Norm(shape.dim)
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:

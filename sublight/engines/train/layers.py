@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -81,6 +82,7 @@ OURS = Layers(
     ),
 )
 
+FRUGAL = replace(OURS, mlp=partial(products.mlp, keep=False))
 PLAIN = replace(OURS, linear=F.linear, heads_of=products.plain_heads_of, mlp=products.plain_mlp)
 
 

@@ -8,6 +8,7 @@ GPU the next step is launched before the one before it has ended.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -59,6 +60,14 @@ class _Clock:
         self.restart()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The lowest loss of held-out text so far, and after how many steps."""
+
+    loss: float = math.inf
+    step: int = 0
+
+
 class Trainer:
     """One run in this process: from its newest checkpoint, or from the start."""
 
@@ -69,10 +78,10 @@ class Trainer:
         self.run, self.settings, self.data, self.device, self.watch = run, settings, data, device, watch
         torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
-        if settings.deterministic:
-            torch.use_deterministic_algorithms(
-                True, warn_only=True
-            )  # attention's gradient is the one that matters here
+        if settings.deterministic:  # attention's gradient is what this is for: only told to fail does it obey
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch asks for it
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.model = Gpt2(
             run.shape,
             mode=settings.mode,
@@ -88,7 +97,7 @@ class Trainer:
         self.model.to(device).train()
         self.update: Any = self._updated()
         self.batches = Ahead(Order(data.train, settings.context, settings.seed), settings.batch, device)
-        self.step, self.held_out_loss = 0, math.nan
+        self.step, self.held_out_loss, self.best = 0, math.nan, Best()
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.stop_wanted = False
@@ -98,6 +107,9 @@ class Trainer:
         self.update.prepare()
         self.first_step = self.step
         self.log = self._new_log()
+        for row in log.read(self.log.path):
+            if row.get("held_out_loss", math.inf) < self.best.loss:
+                self.best = Best(loss=row["held_out_loss"], step=row["step"])
 
     def _block(self) -> type[Block]:
         return Block
@@ -147,6 +159,11 @@ class Trainer:
     def _is_over(self) -> bool:
         return self.stop_wanted or time.perf_counter() - self._begin > self.settings.time_limit_s
 
+    def try_step(self, lr: float) -> None:
+        """One step more, for a profile: nothing of it is logged or saved."""
+        batch = self.batches.order.batch(self.position, self.settings.batch).to(self.device)
+        self.update(batch.view(self.settings.accumulate, -1, self.settings.context + 1), lr)
+
     def _update(self) -> None:
         """One step: its batch in parts, one change of the weights."""
         settings, lr = self.settings, self.settings.lr_at(self.step)
@@ -188,6 +205,10 @@ class Trainer:
                 )
             )
 
+    def whole_model(self) -> Gpt2 | None:
+        """To sample from and to save."""
+        return self.model
+
     @property
     def tokens_per_s(self) -> float:
         """Of this process's steps, evaluations left out; 0 before the first."""
@@ -216,8 +237,23 @@ class Trainer:
         self._train_mode(True)
         self.held_out_loss = total / count
         self.log.add({"step": self.step, "held_out_loss": self.held_out_loss})
+        if self.held_out_loss < self.best.loss:
+            self.best = Best(loss=self.held_out_loss, step=self.step)
+            self._keep_best()
         self._clock.restart()
         return self.held_out_loss
+
+    def _keep_best(self) -> None:
+        """The weights that know held-out text best: a model that sees its text often unlearns that again."""
+        checkpoint.save_file(self.model.state_dict(), self.run.best)
+
+    def best_model(self) -> Gpt2 | None:
+        """Where held-out text was known better before the last step: the model as it was then."""
+        if self.best.step == self.step or not self.run.best.exists():
+            return None
+        found = Gpt2(self.run.shape, mode="eager", attention="naive")
+        found.load_state_dict(torch.load(self.run.best, map_location="cpu", weights_only=True))
+        return found
 
     def _loss_of(self, batch: torch.Tensor) -> float:
         return float(self.model(*split_labels(batch)))

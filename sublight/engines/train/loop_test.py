@@ -155,6 +155,25 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(whole: Path, tmp_pa
         tiny_trainer(tmp_path)
 
 
+def test_the_weights_that_knew_held_out_text_best_are_kept(tmp_path: Path) -> None:
+    losses, seen = {0: 3.0, 2: 1.0, 4: 2.0, 6: 1.5}, {}
+
+    def loss_of(batch: torch.Tensor) -> float:
+        seen[trainer.step] = trainer.model.tokens.detach().clone()
+        return losses[trainer.step]
+
+    trainer = tiny_trainer(tmp_path, steps=6, eval_every=2)
+    assert trainer.best_model() is None
+    trainer._loss_of = loss_of  # type: ignore[method-assign]
+    trainer.train()
+    assert (trainer.best.loss, trainer.best.step) == (1.0, 2)
+    best = trainer.best_model()
+    assert best is not None and torch.equal(best.tokens, seen[2]) and not torch.equal(best.tokens, seen[6])
+    again = tiny_trainer(tmp_path)
+    again.log.close()
+    assert again.best == trainer.best
+
+
 def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save({"step": 1}, tmp_path, 1)
 
@@ -184,6 +203,7 @@ def test_on_a_gpu_a_deterministic_run_goes_on_bit_for_bit(tmp_path: Path, monkey
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     before = torch.are_deterministic_algorithms_enabled()
     how: dict[str, Any] = {"mode": "ours", "attention": "ours", "dtype": "bfloat16", "deterministic": True}
+    how["context"] = 144  # keys in several blocks, whose shares of a gradient are added up in some order
     try:
         whole, broken = tmp_path / "whole", tmp_path / "broken"
         trainer = tiny_trainer(whole, "cuda", **how)

@@ -6,6 +6,7 @@ gelu our `bias_gelu`. A bias's gradient is a product with ones, which reads its 
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias) if _why_not(x, weight) else _Linear.apply(x, weight, bias)  # type: ignore[no-any-return]
 
 
-def mlp(x: Tensor, up: Pair, down: Pair) -> Tensor:
-    """down(gelu(up(x))), gelu by tanh."""
+def mlp(x: Tensor, up: Pair, down: Pair, *, keep: bool = True) -> Tensor:
+    """down(gelu(up(x))), gelu by tanh, which is kept for the backward pass or computed again there."""
     if _why_not(x, up[0]):
         return plain_mlp(x, up, down)
-    return _Mlp.apply(x, *up, *down)  # type: ignore[no-any-return]
+    return _Mlp.apply(x, *up, *down, keep)  # type: ignore[no-any-return]
 
 
 def plain_mlp(x: Tensor, up: Pair, down: Pair) -> Tensor:
@@ -77,7 +78,13 @@ def _biased(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _sum_over_rows(x: Tensor) -> Tensor:
     """By cuBLAS: on an H200 two and a half times as fast as PyTorch's sum over 32768 rows of 768."""
-    return x.T @ x.new_ones(x.shape[0])
+    return x.T @ _ones(x.shape[0], x.dtype, x.device)
+
+
+@functools.cache
+def _ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once, and never let go: a graph may read them."""
+    return torch.ones(count, dtype=dtype, device=device)
 
 
 class _Linear(torch.autograd.Function):
@@ -111,7 +118,9 @@ class _Heads(torch.autograd.Function):
 
 class _Mlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, keep: bool
+    ) -> Tensor:
         rows = rows_of(x)
         before = torch.empty(rows.shape[0], up.shape[0], dtype=x.dtype, device=x.device)
         hidden = cublaslt.product(rows, up.T, Epilogue.GELU_BIAS, bias=up_bias, aux=before)
@@ -119,7 +128,7 @@ class _Mlp(torch.autograd.Function):
         if hidden is None:
             before = _product(rows, up.T)
             hidden = bias_gelu(before, up_bias)
-        ctx.save_for_backward(rows, up, up_bias, down, before, hidden)
+        ctx.save_for_backward(rows, up, up_bias, down, before, hidden if keep else None)
         ctx.shape = x.shape
         return _biased(hidden, down, down_bias).view(x.shape)
 
@@ -127,6 +136,8 @@ class _Mlp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         rows, up, up_bias, down, before, hidden = ctx.saved_tensors
         dy = rows_of(grads[0])
+        if hidden is None:
+            hidden = F.gelu(before, approximate="tanh") if ctx.is_biased else bias_gelu(before, up_bias)
         d_down, d_down_bias = _product(dy.T, hidden), _sum_over_rows(dy)
         d_before = cublaslt.product(dy, down, Epilogue.GELU_GRADIENT, aux=before) if ctx.is_biased else None
         if d_before is not None:
@@ -134,13 +145,20 @@ class _Mlp(torch.autograd.Function):
         else:
             added = torch.zeros_like(up_bias) if ctx.is_biased else up_bias
             d_before, d_up_bias = launch_backward(_product(dy, down), before, added)
-        return _product(d_before, up).view(ctx.shape), _product(d_before.T, rows), d_up_bias, d_down, d_down_bias
+        dx, d_up = _product(d_before, up).view(ctx.shape), _product(d_before.T, rows)
+        return dx, d_up, d_up_bias, d_down, d_down_bias, None
 
 
-def tune(rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
-    """Time the products of a block for so many tokens, and what would be done instead of each; a row each."""
+def tune(rows: int, dim: int, vocab: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
+    """Time the products of a block and of the head for so many tokens, and what would be done instead; a row each."""
     made = partial(torch.randn, dtype=dtype, device=device)
     found: dict[str, dict[str, Any]] = {}
+    cublaslt.warm(device, dtype)
+    hidden, weight, logits = made(rows, dim), made(vocab, dim) * 0.02, made(rows, vocab)
+    found["head"] = cublaslt.tune(hidden, weight.T, rival=partial(torch.mm, hidden, weight.T))
+    found["head dx"] = cublaslt.tune(logits, weight, rival=partial(torch.mm, logits, weight))
+    found["head dw"] = cublaslt.tune(logits.T, hidden, rival=partial(torch.mm, logits.T, hidden))
+    del logits
     for name, width, depth in (("qkv", 3 * dim, dim), ("out", dim, dim), ("up", 4 * dim, dim), ("down", dim, 4 * dim)):
         x, dy, weight, bias = made(rows, depth), made(rows, width), made(width, depth) * 0.02, made(width)
         found[f"{name} dx"] = cublaslt.tune(dy, weight, rival=partial(torch.mm, dy, weight))

@@ -17,7 +17,6 @@ from sublight.engines.train import layers, products
 from sublight.ops.kernels.rows import generator_for
 
 ROWS, DIM, HEADS = (3, 40), 16, 2
-WITH_BIAS = (Epilogue.BIAS, Epilogue.GELU_BIAS)
 
 
 def emulated(
@@ -75,6 +74,12 @@ def inputs(dtype: torch.dtype, device: str, seed: int, scale: int = 1) -> dict[s
     }
 
 
+def test_what_is_not_kept_is_computed_again(on_cpu: None) -> None:
+    given = inputs(torch.float32, "cpu", 0)
+    kept, again = (gradients(by, given) for by in (layers.OURS, layers.FRUGAL))
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
 def gradients(by: layers.Layers, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Of the three functions in a row, with an output each."""
     x = given["x"]
@@ -117,8 +122,8 @@ def test_without_cublaslt_it_is_the_plain_composition() -> None:
 def test_tuned_products_are_as_right_as_pytorchs(dtype: torch.dtype) -> None:
     given = inputs(dtype, "cuda", 0, scale=4)
     assert products._why_not(given["x"], given["up"]) == ""
-    found = products.tune(ROWS[0] * ROWS[1], given["x"].shape[-1], dtype, torch.device("cuda"))
-    assert len(found) == 14 and all("why" not in row for row in found), found
+    found = products.tune(ROWS[0] * ROWS[1], given["x"].shape[-1], 512, dtype, torch.device("cuda"))
+    assert len(found) == 17 and all("why" not in row for row in found), found
     check(dtype, "cuda", scale=4)
 
 
@@ -128,15 +133,17 @@ def test_every_kernel_that_may_be_chosen_is_right(epilogue: Epilogue) -> None:
     a, b, bias, aux = (
         torch.randn(shape, device="cuda").to(torch.bfloat16) for shape in ((256, 64), (64, 128), (128,), (256, 128))
     )
-    wanted = emulated(a.double(), b.double(), epilogue, bias=bias.double() if epilogue in WITH_BIAS else None,
-                      aux=aux.double())  # fmt: skip
-    theirs = emulated(a, b, epilogue, bias=bias if epilogue in WITH_BIAS else None, aux=aux.clone())
-    cublaslt.tune(a, b, epilogue, bias=bias, aux=aux, rival=lambda: torch.cuda._sleep(10**7))
-    known = cublaslt._known(a, b, epilogue, bias, aux)
-    assert known is not None and known.count
+    given: dict[str, Any] = {"bias": bias} if epilogue in cublaslt.WITH_BIAS else {}
+    given |= {"aux": aux} if epilogue in cublaslt.WITH_AUX else {}
+    wanted = emulated(a.double(), b.double(), epilogue, **{name: x.double() for name, x in given.items()})
+    theirs = emulated(a, b, epilogue, **{name: x.clone() for name, x in given.items()})
+    assert cublaslt.tune(a, b, epilogue, **given, rival=lambda: torch.cuda._sleep(10**7))["choice"] is not None
+    kind = cublaslt.kind_of(a, b, epilogue, given.get("bias"), given.get("aux"))
+    assert kind is not None
+    known, _ = cublaslt._chosen()[kind]
     for choice in range(known.count):
-        known.choice = choice
-        ours = cublaslt.product(a, b, epilogue, bias=bias, aux=aux)
+        cublaslt._chosen()[kind] = known, choice
+        ours = cublaslt.product(a, b, epilogue, **given)
         assert ours is not None
         error = correct.error(f"{epilogue.name} {choice}", ours, theirs, wanted)
         assert error.ok, error

@@ -35,6 +35,11 @@ class Run:
         return self.folder / "tokens"
 
     @property
+    def best(self) -> Path:
+        """Weights alone."""
+        return self.checkpoints / "best.pt"
+
+    @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 

@@ -70,7 +70,7 @@ class Update:
     """What changes a model's weights by one batch after another."""
 
     def __init__(self, model: Gpt2, settings: Settings, device: torch.device) -> None:
-        self.model, self.settings, self.dim = model, settings, model.shape.dim
+        self.model, self.settings, self.shape = model, settings, model.shape
         self.products: list[dict[str, Any]] = []  # which kernel each is by, and what was measured
         is_ours, on_gpu = settings.mode == "ours", device.type == "cuda"
         self.lr: torch.Tensor | float = settings.lr
@@ -92,7 +92,7 @@ class Update:
         device = next(self.model.parameters()).device
         if device.type == "cuda" and not settings.deterministic:
             rows = settings.batch // settings.accumulate * settings.context
-            self.products = products.tune(rows, self.dim, dtype, device)
+            self.products = products.tune(rows, self.shape.dim, self.shape.vocab, dtype, device)
 
     def __call__(self, batch: torch.Tensor, lr: float) -> Result:
         """Of a batch in parts, (parts, sequences, context + 1)."""

@@ -65,7 +65,6 @@ class Demo:
     source: str = ""  # of kernels/ or, as ../demos/NAME.cu, beside this file
     kernels: tuple[str, ...] = ()
     offline: Callable[[], Figures] | None = None  # the part that needs no GPU
-    spilling: frozenset[str] = frozenset()  # kernels whose spills are explained: none
 
     @property
     def files(self) -> tuple[str, ...]:

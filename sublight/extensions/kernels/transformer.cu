@@ -107,13 +107,14 @@ extern "C" __global__ void norm_backward_weight_atomics(const float* d_y, const 
 
 // attention: qkv is (batch, time, 3, heads, size). A row of scores is one query's, over the keys up to its own place.
 
-struct Head {  // where one head of one sequence begins, and how far apart its tokens are
-    long long batch, head, heads, time, size, width;
-    __device__ Head(long long index, long long time, long long heads, long long size)
-        : batch(index / heads), head(index % heads), heads(heads), time(time), size(size), width(heads * size) {}
-    __device__ long long part(long long which) const { return batch * time * 3 * width + which * width + head * size; }
-    __device__ long long out() const { return batch * time * width + head * size; }
-};
+struct Head { long long batch, head, heads, time, size, width; };  // one head of one sequence; width = heads * size
+
+__device__ Head head_of(long long index, long long time, long long heads, long long size) {
+    return {index / heads, index % heads, heads, time, size, heads * size};
+}
+// Where its queries (0), keys (1) or values (2) begin; tokens are 3 * width apart, in `out` width.
+__device__ long long part(Head at, int which) { return (at.batch * at.time * 3 + which) * at.width + at.head * at.size; }
+__device__ long long out_of(Head at) { return at.batch * at.time * at.width + at.head * at.size; }
 
 // As it is written down: all scores into memory, a softmax of each row, and their product with the values.
 extern "C" __global__ void attention_scores(const float* qkv, float* scores, long long time, long long heads, long long size,
@@ -121,8 +122,8 @@ extern "C" __global__ void attention_scores(const float* qkv, float* scores, lon
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i >= count) return;  // count = batch * heads * time * time
     long long key = i % time, query = i / time % time;
-    Head at(i / (time * time), time, heads, size);
-    const float *q = qkv + at.part(0) + query * 3 * at.width, *k = qkv + at.part(1) + key * 3 * at.width;
+    Head at = head_of(i / (time * time), time, heads, size);
+    const float *q = qkv + part(at, 0) + query * 3 * at.width, *k = qkv + part(at, 1) + key * 3 * at.width;
     float dot = 0.0f;
     for (long long j = 0; j < size; ++j) dot += q[j] * k[j];
     scores[i] = key <= query ? dot * scale : -INFINITY;
@@ -144,8 +145,8 @@ extern "C" __global__ void attention_values(const float* qkv, const float* score
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i >= count) return;  // count = batch * time * heads * size, as out is
     long long j = i % size, head = i / size % heads, query = i / (size * heads) % time;
-    Head at(i / (size * heads * time) * heads + head, time, heads, size);
-    const float *v = qkv + at.part(2) + j, *row = scores + ((at.batch * heads + head) * time + query) * time;
+    Head at = head_of(i / (size * heads * time) * heads + head, time, heads, size);
+    const float *v = qkv + part(at, 2) + j, *row = scores + ((at.batch * heads + head) * time + query) * time;
     float total = 0.0f;
     for (long long key = 0; key <= query; ++key) total += row[key] * v[key * 3 * at.width];
     out[i] = total;
@@ -169,12 +170,12 @@ extern "C" __global__ void attention_online(const float* qkv, float* out, float*
     int lane = threadIdx.x % 32;
     long long index = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / 32, query = index % time;
     if (index >= queries) return;  // queries = batch * heads * time
-    Head at(index / time, time, heads, size);
+    Head at = head_of(index / time, time, heads, size);
     float q[HELD], k[HELD], v[HELD], total[HELD] = {}, most = -INFINITY, sum = 0.0f;
-    hold(q, qkv + at.part(0) + query * 3 * at.width, lane, size);
+    hold(q, qkv + part(at, 0) + query * 3 * at.width, lane, size);
     for (long long key = 0; key <= query; ++key) {
-        hold(k, qkv + at.part(1) + key * 3 * at.width, lane, size);
-        hold(v, qkv + at.part(2) + key * 3 * at.width, lane, size);
+        hold(k, qkv + part(at, 1) + key * 3 * at.width, lane, size);
+        hold(v, qkv + part(at, 2) + key * 3 * at.width, lane, size);
         float score = dot(q, k) * scale, larger = fmaxf(most, score);
         float shrink = expf(most - larger), weight = expf(score - larger);
         sum = sum * shrink + weight;
@@ -182,7 +183,7 @@ extern "C" __global__ void attention_online(const float* qkv, float* out, float*
         most = larger;
     }
     for (int i = 0; i < HELD; ++i)
-        if (lane + 32 * i < size) out[at.out() + query * at.width + lane + 32 * i] = total[i] / sum;
+        if (lane + 32 * i < size) out[out_of(at) + query * at.width + lane + 32 * i] = total[i] / sum;
     if (lane == 0) lse[index] = most + logf(sum);
 }
 
@@ -204,19 +205,19 @@ extern "C" __global__ void attention_backward_q(const float* qkv, const float* d
     int lane = threadIdx.x % 32;
     long long index = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / 32, query = index % time;
     if (index >= queries) return;
-    Head at(index / time, time, heads, size);
+    Head at = head_of(index / time, time, heads, size);
     float q[HELD], k[HELD], v[HELD], g[HELD], total[HELD] = {};
-    hold(q, qkv + at.part(0) + query * 3 * at.width, lane, size);
-    hold(g, d_out + at.out() + query * at.width, lane, size);
+    hold(q, qkv + part(at, 0) + query * 3 * at.width, lane, size);
+    hold(g, d_out + out_of(at) + query * at.width, lane, size);
     float own = dots[(at.batch * time + query) * heads + at.head];
     for (long long key = 0; key <= query; ++key) {
-        hold(k, qkv + at.part(1) + key * 3 * at.width, lane, size);
-        hold(v, qkv + at.part(2) + key * 3 * at.width, lane, size);
+        hold(k, qkv + part(at, 1) + key * 3 * at.width, lane, size);
+        hold(v, qkv + part(at, 2) + key * 3 * at.width, lane, size);
         float weight = expf(dot(q, k) * scale - lse[index]), by = weight * (dot(g, v) - own) * scale;
         for (int i = 0; i < HELD; ++i) total[i] += by * k[i];
     }
     for (int i = 0; i < HELD; ++i)
-        if (lane + 32 * i < size) d_qkv[at.part(0) + query * 3 * at.width + lane + 32 * i] = total[i];
+        if (lane + 32 * i < size) d_qkv[part(at, 0) + query * 3 * at.width + lane + 32 * i] = total[i];
 }
 extern "C" __global__ void attention_backward_kv(const float* qkv, const float* d_out, const float* lse, const float* dots,
                                                  float* d_qkv, long long time, long long heads, long long size, float scale,
@@ -224,21 +225,21 @@ extern "C" __global__ void attention_backward_kv(const float* qkv, const float* 
     int lane = threadIdx.x % 32;
     long long index = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / 32, key = index % time;
     if (index >= keys) return;
-    Head at(index / time, time, heads, size);
+    Head at = head_of(index / time, time, heads, size);
     float q[HELD], k[HELD], v[HELD], g[HELD], to_k[HELD] = {}, to_v[HELD] = {};
-    hold(k, qkv + at.part(1) + key * 3 * at.width, lane, size);
-    hold(v, qkv + at.part(2) + key * 3 * at.width, lane, size);
+    hold(k, qkv + part(at, 1) + key * 3 * at.width, lane, size);
+    hold(v, qkv + part(at, 2) + key * 3 * at.width, lane, size);
     for (long long query = key; query < time; ++query) {
-        hold(q, qkv + at.part(0) + query * 3 * at.width, lane, size);
-        hold(g, d_out + at.out() + query * at.width, lane, size);
+        hold(q, qkv + part(at, 0) + query * 3 * at.width, lane, size);
+        hold(g, d_out + out_of(at) + query * at.width, lane, size);
         float weight = expf(dot(q, k) * scale - lse[index - key + query]);
         float by = weight * (dot(g, v) - dots[(at.batch * time + query) * heads + at.head]) * scale;
         for (int i = 0; i < HELD; ++i) to_k[i] += by * q[i], to_v[i] += weight * g[i];
     }
     for (int i = 0; i < HELD; ++i)
         if (lane + 32 * i < size) {
-            d_qkv[at.part(1) + key * 3 * at.width + lane + 32 * i] = to_k[i];
-            d_qkv[at.part(2) + key * 3 * at.width + lane + 32 * i] = to_v[i];
+            d_qkv[part(at, 1) + key * 3 * at.width + lane + 32 * i] = to_k[i];
+            d_qkv[part(at, 2) + key * 3 * at.width + lane + 32 * i] = to_v[i];
         }
 }
 
@@ -277,11 +278,13 @@ extern "C" __global__ void gelu_backward(const float* d_y, const float* x, float
     if (i < count) d_x[i] = d_y[i] * gelu_slope(x[i]);
 }
 
-// classifier: loss of each row and the gradient of its logits in one kernel, the gradient in the logits' own place, so that
-// the largest tensor of the step is there once. Columns from `vocabulary` on are padding: gradient zero.
-extern "C" __global__ void __launch_bounds__(256) classifier(float* logits, const long long* targets, float* losses,
-                                                             long long vocabulary, long long cols, float d_loss) {
-    float* row = logits + blockIdx.x * cols;
+// classifier: loss of each row and the gradient of its logits in one kernel. In a step the gradient takes the logits' own
+// place, so that the largest tensor is there once. Columns from `vocabulary` on are padding: gradient zero.
+extern "C" __global__ void __launch_bounds__(256) classifier(const float* logits, const long long* targets, float* losses,
+                                                             float* d_logits, long long vocabulary, long long cols,
+                                                             float d_loss) {
+    const float* row = logits + blockIdx.x * cols;
+    float* to = d_logits + blockIdx.x * cols;
     long long target = targets[blockIdx.x];
     float most = -INFINITY, sum = 0.0f;
     for (long long i = threadIdx.x; i < vocabulary; i += blockDim.x) most = fmaxf(most, row[i]);
@@ -291,19 +294,39 @@ extern "C" __global__ void __launch_bounds__(256) classifier(float* logits, cons
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (row[target] - most);
     __syncthreads();  // the loss is taken before the logit is written over
     for (long long i = threadIdx.x; i < cols; i += blockDim.x)
-        row[i] = i < vocabulary ? (expf(row[i] - most) / sum - (i == target ? 1.0f : 0.0f)) * d_loss : 0.0f;
+        to[i] = i < vocabulary ? (expf(row[i] - most) / sum - (i == target ? 1.0f : 0.0f)) * d_loss : 0.0f;
 }
 
-// AdamW: one pass over parameter, gradient and both moments, all in place. The corrections are 1 - beta^step.
-extern "C" __global__ void adamw(float* parameter, const float* gradient, float* first, float* second, long long count,
-                                 float rate, float beta1, float beta2, float correction1, float correction2, float eps,
-                                 float decay) {
+// The same by one pass for maximum and sum: a larger maximum shrinks the sum so far. A row is read twice instead of thrice.
+extern "C" __global__ void __launch_bounds__(256) classifier_online(const float* logits, const long long* targets,
+                                                                    float* losses, float* d_logits, long long vocabulary,
+                                                                    long long cols, float d_loss) {
+    const float* row = logits + blockIdx.x * cols;
+    float* to = d_logits + blockIdx.x * cols;
+    long long target = targets[blockIdx.x];
+    float mine = -INFINITY, sum = 0.0f;
+    for (long long i = threadIdx.x; i < vocabulary; i += blockDim.x) {
+        float x = row[i], larger = fmaxf(mine, x);
+        sum = sum * expf(mine - larger) + expf(x - larger), mine = larger;
+    }
+    float most = block_max(mine);
+    sum = block_sum(mine == -INFINITY ? 0.0f : sum * expf(mine - most));  // a thread without an element has none
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) - (row[target] - most);
+    __syncthreads();
+    for (long long i = threadIdx.x; i < cols; i += blockDim.x)
+        to[i] = i < vocabulary ? (expf(row[i] - most) / sum - (i == target ? 1.0f : 0.0f)) * d_loss : 0.0f;
+}
+
+// AdamW: one pass over parameter, gradient and both moments; in a step each output takes its input's place. What does not
+// depend on the element comes computed in double: 1 - 0.9f alone would be 2.4e-7 away from 0.1.
+extern "C" __global__ void adamw(const float* parameter, const float* gradient, const float* first, const float* second,
+                                 float* new_parameter, float* new_first, float* new_second, long long count, float keep,
+                                 float beta1, float rest1, float beta2, float rest2, float rate, float root, float eps) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     if (i >= count) return;
-    float g = gradient[i], p = parameter[i] * (1.0f - rate * decay);
-    float m = beta1 * first[i] + (1.0f - beta1) * g, v = beta2 * second[i] + (1.0f - beta2) * g * g;
-    first[i] = m, second[i] = v;
-    parameter[i] = p - rate * (m / correction1) / (sqrtf(v / correction2) + eps);
+    float g = gradient[i], m = beta1 * first[i] + rest1 * g, v = beta2 * second[i] + rest2 * g * g;
+    new_first[i] = m, new_second[i] = v;
+    new_parameter[i] = parameter[i] * keep - rate * (m / (sqrtf(v) / root + eps));
 }
 
 // linear layers: c = a @ b (+ bias), any sizes; a is stored as (m, k) or (k, m), b as (k, n) or (n, k), so that the weight's

@@ -20,6 +20,7 @@ from sublight.gpus import find as find_gpu
 from sublight.learn.board import pages
 from sublight.learn.board.store import Account, State, Store
 from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.record import Exercise
 from sublight.learn.target import DEFAULT
 
 COOKIE = "sublight_board"
@@ -136,7 +137,7 @@ def make_app(
 
     @app.get("/")
     def index(request: Request) -> HTMLResponse:
-        counts = {each.name: store.counts(each.name) for each in EXERCISES}
+        counts = {each.name: store.counts(each.name) for each in EXERCISES if each.goal}
         return HTMLResponse(pages.index(counts, status(), viewer_of(request)))
 
     @app.get("/exercise/{name}")
@@ -272,11 +273,14 @@ def _trouble(request: Request, status: int, words: str) -> Response:
     return HTMLResponse(pages.problem(words), status_code=status)
 
 
-def _exercise(name: str) -> Any:
+def _exercise(name: str) -> Exercise:
     try:
-        return find(name)
+        found = find(name)
     except BadInput as error:
         raise Refused(404, str(error)) from None
+    if found.goal is None:
+        raise Refused(404, f"{name} is right or wrong, and has no ranking")
+    return found
 
 
 def _gpu(name: str) -> str:

@@ -23,11 +23,12 @@ from sublight.errors import BadInput
 from sublight.learn.board import pages
 from sublight.learn.board.app import COOKIE, Allowance, Meter, make_app
 from sublight.learn.board.store import Store
-from sublight.learn.exercises import find
+from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.progress_test import verdict
 from sublight.learn.submit import TOKEN, URL, Board, board_of
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PAPER = next(each.name for each in EXERCISES if each.goal is None)
 ATTACK = "</code></pre><script>document.title='attacked'</script><img src=x onerror=\"document.title='attacked'\">"
 CLAIM = {"fraction": 0.93, "machine": f"my {ATTACK}", "versions": {"torch": ATTACK[:40], ATTACK[:20]: "1"}}
 
@@ -70,6 +71,7 @@ def test_an_entry_waits_and_is_the_same_when_it_comes_again(client: TestClient, 
     ("changes", "status", "words"),
     [
         ({"exercise": "../etc"}, 404, "unknown exercise"),
+        ({"exercise": PAPER}, 404, "has no ranking"),
         ({"gpu": "voodoo"}, 400, "unknown GPU"),
         ({"source": 3}, 400, "send JSON"),
         ({"source": "x" * 65537}, 413, "65536 bytes"),
@@ -155,7 +157,9 @@ def test_the_same_code_sent_later_is_marked(client: TestClient, store: Store, to
     assert [each["account"] for each in ranked] == ["bob", "ann"] and "source" not in ranked[0]
 
 
-@pytest.mark.parametrize("path", ["/", "/exercise/copy", "/entry/1", "/login", "/nowhere", "/entry/x", "/exercise/no"])
+@pytest.mark.parametrize(
+    "path", ["/", "/exercise/copy", "/entry/1", "/login", "/nowhere", "/entry/x", f"/exercise/{PAPER}"]
+)
 def test_pages_allow_no_script(client: TestClient, store: Store, tokens: dict[str, str], path: str) -> None:
     passed(store, sent(client, tokens["ann"], ATTACK).json()["id"])
     client.cookies.set(COOKIE, tokens["ann"])

@@ -73,12 +73,13 @@ class Jail:
     def _bubblewrap(self) -> list[str]:
         words = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
         words += ["--cap-drop", "ALL", "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox"]
+        words += ["--proc", "/proc", "--dev", "/dev", "--dir", "/tmp"]
         for path in shown():
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         for hidden in HIDDEN:
             words += ["--tmpfs", str(hidden), "--remount-ro", str(hidden)]
-        words += ["--proc", "/proc", "--dev", "/dev", "--dir", "/tmp", "--bind", self.room, self.room]
-        return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+        words += ["--bind", self.room, self.room, "--remount-ro", "/dev", "--remount-ro", "/"]
+        return [*words, "--chdir", "/"]
 
 
 def shown() -> list[str]:

@@ -67,8 +67,8 @@ def index(counts: Mapping[str, Mapping[str, int]], status: Mapping[str, Any], vi
     body = [f'<p class="soft">{text(status["sentence"])}</p>']
     for chapter, title in CHAPTERS.items():
         rows = []
-        for exercise in (each for each in EXERCISES if each.chapter == chapter):
-            of = counts.get(exercise.name, {})
+        for exercise in (each for each in EXERCISES if each.chapter == chapter and each.name in counts):
+            of = counts[exercise.name]
             link = f'<a href="/exercise/{text(exercise.name)}">{text(exercise.name)}</a>'
             rows.append((link, text(text_of(exercise, "en").title), str(of.get("verified", 0)), str(sum(of.values()))))
         if rows:
@@ -88,6 +88,7 @@ def exercise_page(
 ) -> str:
     """Ranking, distribution, and what the server could not run."""
     goal = exercise.goal
+    assert goal is not None, f"{exercise.name} has no ranking"
     at = f"{', '.join(f'{name} = {size}' for name, size in goal.shape.items())}, {goal.dtype}"
     links = " · ".join(
         f"<b>{text(each)}</b>" if each == gpu else f'<a href="?gpu={text(each)}">{text(each)}</a>' for each in gpus

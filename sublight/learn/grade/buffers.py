@@ -44,10 +44,13 @@ class Shared:
     tensor: Any
 
     @classmethod
-    def like(cls, tensor: Any, file: Path) -> Shared:
-        """Room for such a tensor, its strides kept; gaps between its rows are poisoned, as everything is."""
+    def like(cls, tensor: Any, file: Path, *, is_poisoned: bool = True) -> Shared:
+        """Room for such a tensor, its strides kept; gaps between its rows are poisoned, as everything is. A large one
+        that will be written as a whole need not be: pages then come when they are touched."""
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        descriptor = made(file, bytes([POISON]) * max(reach * tensor.element_size(), 1))
+        size_bytes = max(reach * tensor.element_size(), 1)
+        descriptor = made(file, bytes([POISON]) * size_bytes if is_poisoned else b"")
+        os.ftruncate(descriptor, size_bytes)
         dtype = str(tensor.dtype).removeprefix("torch.")
         spec = Spec(file=str(file), shape=tuple(tensor.shape), strides=tuple(tensor.stride()), dtype=dtype)
         with os.fdopen(descriptor, "r+b") as pages:
@@ -57,11 +60,11 @@ class Shared:
         self.pages[...] = POISON
 
     def written(self) -> Any:
-        """The places of the elements that are not as `poison` left them, one tensor a dimension."""
+        """The elements that are not as `poison` left them: their numbers in the tensor as one long row."""
         import torch
 
         whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[self.tensor.element_size()]
-        return (self.tensor.view(whole) != -1).nonzero(as_tuple=True)
+        return (self.tensor.view(whole) != -1).flatten().nonzero().flatten()
 
     def digest(self) -> bytes:
         """Of all its bytes, the gaps between rows included."""

@@ -129,6 +129,7 @@ def test_on_the_command_line(
 ) -> None:
     monkeypatch.setattr("sublight.learn.grade.crew.Crew", lambda: contextlib.nullcontext(crew))
     monkeypatch.setenv("SUBLIGHT_LEARN", str(tmp_path / "learn.sqlite"))
+    monkeypatch.setenv("SUBLIGHT_LEARN_STAY", "0")
     monkeypatch.chdir(tmp_path)
     assert cli.run(["learn", "start", "copy"]) == 0
     capsys.readouterr()

@@ -28,7 +28,7 @@ from sublight.learn.verdict import Fault, KernelFigures
 
 DRAWS, MOST_DRAWS = 8, 64  # of one case, where luck may have decided …
 ENOUGH_ELEMENTS = 4096  # … which is so the more, the fewer elements there are
-SAMPLE = {"parts": 136, "least": 6, "seconds": 0.5}  # of each launch's programs at the goal's size …
+SAMPLE = {"parts": 136, "least": 6, "seconds": 0.35}  # of each launch's programs at the goal's size …
 DRAWS_AT_GOAL = 4  # … drawn again where luck may have decided
 GOAL_NUMBER = 99  # of the goal among the cases, in the names of their files
 
@@ -112,11 +112,11 @@ class Running:
             draws = max(draws, min(most, 2 * len(errors)))
         return []
 
-    def _buffers(self, case: Case, number: int) -> tuple[list[Shared], list[Shared]]:
+    def _buffers(self, case: Case, number: int, *, is_poisoned: bool = True) -> tuple[list[Shared], list[Shared]]:
         example, results = self._shapes_of(case)
         return (
-            [Shared.like(x, self.folder / f"{number}-in-{i}") for i, x in enumerate(example)],
-            [Shared.like(y, self.folder / f"{number}-out-{i}") for i, y in enumerate(results)],
+            [Shared.like(x, self.folder / f"{number}-in-{i}", is_poisoned=is_poisoned) for i, x in enumerate(example)],
+            [Shared.like(y, self.folder / f"{number}-out-{i}", is_poisoned=is_poisoned) for i, y in enumerate(results)],
         )
 
     def _goal_specs(self) -> dict[str, Any]:
@@ -136,10 +136,17 @@ class Running:
         return inputs, self.problem.outputs(inputs)
 
     def _fill(self, case: Case, inputs: list[Shared]) -> tuple[Inputs, Inputs]:
-        """New random numbers; and what PyTorch makes of them, in their data type and in float64."""
+        """New random numbers, and what is right for them."""
+        return self._truths(self._draw(case, inputs))
+
+    def _draw(self, case: Case, inputs: list[Shared]) -> Inputs:
         made = self.problem.inputs(case.shape, case.dtype, "cpu", secrets.randbits(62))
         for shared, x in zip(inputs, made, strict=True):
             shared.tensor.copy_(x)
+        return made
+
+    def _truths(self, made: Inputs) -> tuple[Inputs, Inputs]:
+        """What PyTorch makes of these numbers, in their data type and in float64."""
         wide = tuple(x.double() if x.is_floating_point() else x for x in made)
         return self.problem.outputs(made), self.problem.outputs(wide)
 
@@ -196,14 +203,14 @@ class Running:
         Some of them are enough where each writes elements of its own: what they wrote must be right, and as much as
         all of them must write. Where they read or add to what others write, all of them run.
         """
-        inputs, outputs = self._buffers(self.goal, GOAL_NUMBER)
+        inputs, outputs = self._buffers(self.goal, GOAL_NUMBER, is_poisoned=False)
         pooled: list[Error] = []
         with self.task("interpret") as task:
             try:
                 if faults := _failed(task.answer(), ""):
                     return faults
                 for _ in range(DRAWS_AT_GOAL):
-                    truths = self._fill(self.goal, inputs)
+                    made = self._draw(self.goal, inputs)
                     for shared in outputs:
                         shared.poison()
                     answer = task.ask(**_specs(inputs, outputs), sample=SAMPLE)
@@ -212,7 +219,7 @@ class Running:
                         return self._all_programs(answer["kernels"])
                     if faults := self._seen(answer, [], str(self.goal)):
                         return faults
-                    faults, errors = self._of_sample(outputs, *truths, answer["written"])
+                    faults, errors = self._of_sample(made, outputs, answer["written"])
                     pooled = [a.merge(b) for a, b in zip(pooled, errors, strict=True)] if pooled else errors
                     if all(each.ok for each in pooled):
                         return []
@@ -236,17 +243,27 @@ class Running:
             return [Fault(kind="launch", text=text, case=str(self.goal))]
         return faults
 
-    def _of_sample(
-        self, outputs: list[Shared], theirs: Inputs, truth: Inputs, counts: list[Any]
-    ) -> tuple[list[Fault], list[Error]]:
-        """Of what was written, what is wrong; and whether enough was."""
+    def _of_sample(self, made: Inputs, outputs: list[Shared], counts: list[Any]) -> tuple[list[Fault], list[Error]]:
+        """Of what was written, what is wrong; and whether enough was. What is right is computed where it is needed."""
+        import torch
+
         faults, errors = [], []
-        for name, shared, their, true, counted in zip(
-            self.exercise.outputs, outputs, theirs, truth, counts, strict=True
+        places = [shared.written() for shared in outputs]
+        each = [max(1, shared.tensor[:1].numel()) for shared in outputs]  # elements of an entry
+        if is_apart := bool(self.exercise.apart):
+            rows = torch.cat([at // size for at, size in zip(places, each, strict=True)]).unique()
+            made = tuple(
+                x[rows] if name in self.exercise.apart else x
+                for name, x in zip(self.exercise.arguments, made, strict=True)
+            )
+        truths = zip(*self._truths(made), strict=True)
+        for name, shared, at, size, (their, true), counted in zip(
+            self.exercise.outputs, outputs, places, each, truths, counts, strict=True
         ):
-            at = shared.written()
-            ours = shared.tensor[at]
-            measured = error(name, ours, their[at], true[at])
+            ours = shared.tensor.flatten()[at]
+            there = torch.searchsorted(rows, at // size) * size + at % size if is_apart else at
+            index = torch.unravel_index(there, their.shape)
+            measured = error(name, ours, their[index], true[index])
             if words := left_out(name, ours.numel(), shared.tensor.numel(), counted):
                 measured = replace(measured, misplaced=1)
                 faults.append(Fault(kind="launch", text=words, case=str(self.goal)))

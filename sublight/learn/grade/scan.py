@@ -42,7 +42,21 @@ BUILTINS = {
     *("KeyError", "ZeroDivisionError", "ArithmeticError", "object", "__name__"),
 }
 FLAGS = {"shape", "dtype", "device", "is_cuda", "ndim", "T", "mT", "multi_processor_count", "name", "major", "minor"}
-FRAMES = ("gi_", "cr_", "ag_", "tb_", "f_", "co_")  # of generators, tracebacks and code: they lead to everything
+OF_BLOCKS = {  # in kernels: of blocks, their types and descriptors, as Triton 3.6 to 3.9 have them
+    *("abs", "advance", "argmax", "argmin", "associative_scan", "broadcast_to", "cast", "cdiv", "ceil", "cos"),
+    *("cumprod", "cumsum", "erf", "exp", "exp2", "expand_dims", "flip", "floor", "gather", "histogram", "item", "load"),
+    *("log", "log2", "logical_and", "logical_or", "max", "min", "ravel", "reduce", "reduce_or", "rsqrt", "scatter"),
+    *("sigmoid", "sin", "softmax", "sort", "split", "sqrt", "sqrt_rn", "store", "sum", "to", "trans", "xor_sum"),
+    *(f"atomic_{name}" for name in ("add", "and", "cas", "load", "max", "min", "or", "poll", "store", "xchg", "xor")),
+    *("block_shape", "block_type", "element_ty", "int_bitwidth", "kind", "primitive_bitwidth", "scalar", "type"),
+    *(f"is_{name}" for name in ("bf16", "block", "bool", "floating", "fp16", "fp32", "fp64", "fp8", "int", "int1")),
+    *(f"is_{name}" for name in ("int8", "int16", "int32", "int64", "int_signed", "int_unsigned", "ptr", "uint8")),
+    *("fp_mantissa_width", "itemsize", "value", "is_uint16", "is_uint32", "is_uint64", "is_standard_floating"),
+}
+INNER_MODULES = {
+    *("torch.cuda", "triton.tools", "triton.tools.tensor_descriptor", "triton.language.math"),
+    *("triton.language." + ".".join(folder) for folder in LANGUAGE_FOLDERS),
+}
 _WORK = "the kernel must do the work"
 
 
@@ -122,6 +136,9 @@ class _Scanner(ast.NodeVisitor):
             self.refuse(node, f"`from {'.' * node.level}{module} import`: a submission imports torch, triton and math")
             return
         for alias in node.names:
+            if alias.name == "*":
+                self.refuse(node, f"`from {module} import *`: name what is used")
+                continue
             name = f"{module}.{alias.name}"
             self.modules[alias.asname or alias.name] = name
             if name not in MODULES and not self._may(name):
@@ -165,6 +182,8 @@ class _Scanner(ast.NodeVisitor):
             if not hasattr(builtins, node.id) and not node.id.startswith("__"):
                 words = f"is not defined; there are {nearest(node.id, sorted(self.defined))}"
             self.refuse(node, f"`{node.id}` {words}")
+        elif isinstance(node.ctx, ast.Load) and _is_module(self.modules.get(node.id, "")):
+            self.refuse(node, f"`{node.id}` is a module: use what is in it")
         elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
             self.refuse(node, f"`{node.id}` must keep its meaning")
 
@@ -175,14 +194,14 @@ class _Scanner(ast.NodeVisitor):
                 self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
             elif not self._may(dotted):
                 self.refuse(node, f"`{ast.unparse(node)}` is not for a submission: {_WORK}")
+            elif _is_module(dotted):  # handed on, it would lead to others where nobody looks
+                self.refuse(node, f"`{ast.unparse(node)}` is a module: use what is in it")
             return
         if node.attr.startswith("_"):
             self.refuse(node, f"`.{node.attr}`: names that begin with _ are not for a submission")
         elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
             self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
-        elif node.attr.startswith(FRAMES):
-            self.refuse(node, f"`.{node.attr}`: a submission has no use for Python's frames")
-        elif not self.in_kernel and not self._is_plain(node):
+        elif not self._is_plain(node) and not (self.in_kernel and node.attr in OF_BLOCKS):
             self.refuse(node, f"`.{node.attr}` is not for a submission: {_WORK}")
         self.generic_visit(node)
 
@@ -210,6 +229,10 @@ class _Scanner(ast.NodeVisitor):
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Await | ast.Yield | ast.YieldFrom):
             self.refuse(node, f"`{type(node).__name__.lower()}` is not for a submission")
         ast.NodeVisitor.generic_visit(self, node)
+
+
+def _is_module(dotted: str) -> bool:
+    return dotted in {*MODULES, *INNER_MODULES}
 
 
 def _is_language(parts: list[str]) -> bool:

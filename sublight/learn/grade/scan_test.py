@@ -8,7 +8,17 @@ import pytest
 
 from sublight.learn.exercises import EXERCISES
 from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
-from sublight.learn.grade.scan import OF_TRITON, _Scanner, branches, runnable, scan, words_between_blocks
+from sublight.learn.grade.scan import (
+    FLAGS,
+    METHODS,
+    OF_BLOCKS,
+    OF_TRITON,
+    _Scanner,
+    branches,
+    runnable,
+    scan,
+    words_between_blocks,
+)
 
 
 @pytest.mark.parametrize("cheat", SCANNED, ids=lambda cheat: cheat.name)
@@ -69,3 +79,9 @@ def test_no_module_but_tritons_own_is_reached_through_what_is_allowed() -> None:
             seen.add(value.__name__)
             ahead.append((dotted, value))
     assert "triton.language" in seen and OF_TRITON
+
+
+def test_a_kernel_may_use_everything_that_a_block_offers() -> None:
+    language = pytest.importorskip("triton.language")
+    offered = {name for kind in (language.tensor, language.core.tensor_descriptor_base) for name in dir(kind)}
+    assert {name for name in offered if not name.startswith("_")} <= OF_BLOCKS | METHODS | FLAGS

@@ -26,13 +26,14 @@ from sublight.cost import Shape
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Op, Plan, Provider
-from sublight.ops.attention import delta, flash, flash_backward, hopper, naive, online
+from sublight.ops.attention import delta, flash, flash_backward, hopper, hopper_backward, naive, online
 from sublight.ops.attention.extended import (
     attention_extended,
     check_extras,
     composed,
     extended_backward,
     extras_of,
+    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.extras import NONE, Extras
@@ -41,12 +42,14 @@ from sublight.ops.attention.mods import are_given, check_mods, leaning, same_doc
 from sublight.ops.attention.parts import result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.record.call import wants_grad
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.library import Registered
 from sublight.timing import Thunk
 
 NOT_TIMED = "our kernels are timed on Hopper in 16 bits alone: name one, as provider='flash'"
-CUDNN = "cuDNN's: on an H200 ours reach 0.84 to 1.01 of it, with a gradient less; provider='hopper' takes ours"
+CUDNN = "cuDNN's: on an H200 ours are not faster at such sizes, or not timed; provider='hopper' takes ours"
+CUDNN_TRAINING = "cuDNN's: on an H200 ours with a gradient reach 0.94 to 1.01 of it; provider='hopper' takes ours"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,14 @@ WAYS = {
     ),
     "hopper": Way(
         forward=hopper.plan,
-        backward=flash_backward.plan_backward,
-        kernels=(Kernel(jit=hopper._hopper_kernel, targets=(90,)), *BACKWARD_KERNELS),
+        backward=hopper_backward.plan,
+        kernels=(
+            Kernel(jit=hopper._hopper_kernel, targets=(90,)),
+            Kernel(jit=hopper_backward._begin_kernel),
+            Kernel(jit=hopper_backward._backward_kernel, targets=(90,), spills="some words around its loops"),
+            Kernel(jit=hopper_backward._end_kernel),
+            *BACKWARD_KERNELS,
+        ),
         summary="written for one GPU: a warp that copies, two warpgroups, softmax under the products",
         why_not=hopper.why_not,
     ),
@@ -123,7 +132,7 @@ def reference(
     if alibi_slopes is None and sinks is None and not dropout and not mods:
         return attend(q, k, v, Mask(causal=causal, window=window or 0), softcap, scale_of(q, scale))
     own = check_mods(q, q.shape[0], causal, window or 0, **mods)
-    how: tuple[Any, ...] = (*own, dropout, causal, window or 0, softcap, scale_of(q, scale))
+    how: tuple[Any, ...] = (*own, False, dropout, causal, window or 0, softcap, scale_of(q, scale))
     return composed(q, k, v, alibi_slopes, sinks, seed, *how)[0]
 
 
@@ -170,9 +179,12 @@ def _why_torch(
     q_len, kv_len = q.shape[2], k.shape[2]
     mask = Mask(causal=causal, window=window).needed(q_len, kv_len)
     is_fused = not softcap and not mask.window and not (mask.causal and q_len != kv_len)
-    return _why_torch_with_lse(q, k, v, causal, window, softcap, scale, provider) or (
-        CUDNN if is_fused and not provider else ""
-    )
+    reason = _why_torch_with_lse(q, k, v, causal, window, softcap, scale, provider)
+    if reason or provider or not is_fused:
+        return reason
+    if wants_grad((q, k, v)):
+        return CUDNN_TRAINING
+    return "" if hopper.is_faster(q, k, v, mask, softcap, scale) else CUDNN
 
 
 def _why_torch_with_lse(
@@ -196,7 +208,9 @@ def plan_forward(
     provider: str,
 ) -> Plan:  # fmt: skip
     check(q, k, v, window, softcap, provider)
-    return WAYS[provider or "flash"].forward(q, k, v, Mask(causal=causal, window=window), softcap, scale)
+    how = Mask(causal=causal, window=window), softcap, scale
+    quickest = "hopper" if not provider and hopper.is_faster(q, k, v, *how) else "flash"
+    return WAYS[provider or quickest].forward(q, k, v, *how)
 
 
 def plan_backward(
@@ -235,9 +249,11 @@ class _BackwardOf:
 
     def call(self, *args: Any) -> Any:
         dout, dlse = (args[0], None) if self.results == 1 else args[:2]
-        q, k, v, out, *rest = args[self.results :]
+        q, k, v, out, *rest, provider = args[self.results :]
+        if provider == "hopper" and torch.are_deterministic_algorithms_enabled():
+            provider = "flash"  # hopper's adds up the gradient of q in whatever order its programs come by
         dout = torch.zeros_like(out) if dout is None else dout
-        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest)
+        return _backward.call(dout, None if dlse is None else dlse.contiguous(), q, k, v, out, *rest, provider)
 
 
 def _gradient(results: int) -> Gradient:
@@ -309,16 +325,44 @@ def _decided(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, window: int | None = None,
     softcap: float = 0.0, scale: float | None = None, alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None, dropout: float = 0.0, seed: torch.Tensor | int | None = None,
-    provider: str = "", return_lse: bool = False, **mods: Any,
+    provider: str = "", return_lse: bool = False, deterministic: bool = False, batch_invariant: bool = False,
+    **mods: Any,
 ) -> tuple[Registered, tuple[Any, ...]]:  # fmt: skip
     """The op that a call goes to, and its arguments."""
-    if alibi_slopes is None and sinks is None and not dropout and seed is None and not are_given(mods):
+    q, k, v = under_autocast(q, k, v)
+    if deterministic or batch_invariant:
+        provider = _fixed(provider, q, k, v, "batch_invariant" if batch_invariant else "deterministic")
+    if (
+        not batch_invariant
+        and alibi_slopes is None
+        and sinks is None
+        and not dropout
+        and seed is None
+        and not are_given(mods)
+    ):
         op = _attention_lse if return_lse else _attention
         return op, _arguments(q, k, v, causal, window, softcap, scale, provider)
     own = check_mods(q, q.shape[0], bool(causal), window or 0, **mods)
-    extras = extras_of(*(alibi_slopes, sinks, None, *own, dropout))
+    extras = extras_of(*(alibi_slopes, sinks, None, *own, batch_invariant, dropout))
     q, k, v, *how, _ = _arguments(q, k, v, causal, window, softcap, scale, provider, extras)
-    return attention_extended, (q, k, v, *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed, own), *how)
+    return attention_extended, (
+        q,
+        k,
+        v,
+        *check_extras(q, q.shape[1], alibi_slopes, sinks, dropout, seed, own, batch_invariant),
+        *how,
+    )
+
+
+def _fixed(provider: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, word: str) -> str:
+    """The kernels whose passes write no place twice, and whose tiles do not depend on the batch."""
+    if provider not in ("", "flash"):
+        raise BadInput(f"{word}=True with provider={provider!r}: flash alone is, leave provider out")
+    if reason := why_no_way(q, k, v):
+        if word == "deterministic" and q.device.type == "cpu":
+            return ""  # PyTorch's ops, which are
+        raise BadInput(f"{word}=True, which flash alone is, does not take this ({reason}): use shapes that it takes")
+    return "flash"
 
 
 def attention(
@@ -339,6 +383,8 @@ def attention(
     mask_mod: Any = None,
     score_mod_grad: Any = None,
     mod_tensors: tuple[torch.Tensor, ...] = (),
+    deterministic: bool = False,
+    batch_invariant: bool = False,
     provider: str = "",
     return_lse: bool = False,
 ) -> Any:
@@ -356,10 +402,14 @@ def attention(
     query sees the keys before it, whatever `causal` hides (prefix-LM). `mask_mod` and `score_mod` are functions of your
     own under @triton.jit (`ops/attention/mods.py`), `score_mod_grad` the derivative of the second by the score where it
     is beyond us, `mod_tensors` up to two tensors that they read. All these run on `flash` alone.
+
+    With `deterministic` gradients have the same bits in every run; with `batch_invariant` a batch entry's result also
+    has those of any other batch, and of `paged_prefill` over the same keys in the same mode. Both run on `flash`.
     """
     op, args = _decided(
         q, k, v, causal, window, softcap, scale, alibi_slopes, sinks, dropout, seed, provider, return_lse,
-        prefix=prefix, score_mod=score_mod, mask_mod=mask_mod, score_mod_grad=score_mod_grad, mod_tensors=mod_tensors,
+        deterministic, batch_invariant, prefix=prefix, score_mod=score_mod, mask_mod=mask_mod,
+        score_mod_grad=score_mod_grad, mod_tensors=mod_tensors,
     )  # fmt: skip
     results = op.call(*args)
     return results[0] if op is attention_extended and not return_lse else results

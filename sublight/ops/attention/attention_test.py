@@ -305,3 +305,19 @@ def test_a_score_has_the_same_bits_in_every_pass_of_fp32(provider: str, device: 
     with watching() as steps:
         launch_backward(*(x.half() for x in (dout, q, k, v)), provider=provider)
     assert all("enable_fp_fusion" not in step.constants for step in steps)
+
+
+@pytest.mark.parametrize("provider", ["", "flash"])
+def test_autocast_chooses_the_data_type_as_for_pytorchs_own(provider: str, device: str) -> None:
+    """Keys that were turned in fp32 beside values in 16 bits are nothing to refuse there."""
+    q, k, v, dout = tensors((1, 2, 1, 6, 8, 16), "float32", device)
+    leaves = [x.requires_grad_() for x in (q, k, v.half())]
+    with torch.autocast(device, torch.float16):
+        out = attention(*leaves, causal=True, provider=provider)
+    assert out.dtype == torch.float16
+    grads = torch.autograd.grad(out, leaves, dout.half())
+    assert [x.dtype for x in grads] == [torch.float32, torch.float32, torch.float16]
+    halves = [x.detach().half() for x in leaves]
+    assert torch.equal(out, attention(*halves, causal=True, provider=provider))
+    with pytest.raises(BadInput, match="make them alike"):
+        attention(*leaves, causal=True, provider=provider)

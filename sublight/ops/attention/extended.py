@@ -29,13 +29,13 @@ from sublight.ops.record.library import Registered
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 EXTRA_NAMES = ("alibi_slopes", "sinks", "seed", "prefix", "mod_a", "mod_b")
-OPTION_NAMES = ("mods", "dropout", "causal", "window", "softcap", "scale")
+OPTION_NAMES = ("mods", "invariant", "dropout", "causal", "window", "softcap", "scale")
 OPTIONS = (
     "Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, Tensor? prefix, Tensor? mod_a, Tensor? mod_b, str mods, "
-    "float dropout, bool causal, int window, float softcap, float scale"
+    "bool invariant, float dropout, bool causal, int window, float softcap, float scale"
 )
-EXTRAS = len(EXTRA_NAMES) + 2  # with the name of functions and dropout: of an op's arguments, before the mask
-NO_EXTRAS: tuple[Any, ...] = (*(None,) * len(EXTRA_NAMES), "", 0.0)
+EXTRAS = len(EXTRA_NAMES) + 3  # with functions, mode and dropout: of an op's arguments, before the mask
+NO_EXTRAS: tuple[Any, ...] = (*(None,) * len(EXTRA_NAMES), "", False, 0.0)
 RESULTS = "(Tensor out, Tensor lse, Tensor sums)"
 GRADIENTS = "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 
@@ -43,7 +43,8 @@ GRADIENTS = "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)"
 def composed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor | None, sinks: torch.Tensor | None,
     seed: torch.Tensor | None, prefix: torch.Tensor | None, mod_a: torch.Tensor | None, mod_b: torch.Tensor | None,
-    mods: str, dropout: float, causal: bool, window: int, softcap: float, scale: float, sequence: int = 0,
+    mods: str, invariant: bool, dropout: float, causal: bool, window: int, softcap: float, scale: float,
+    sequence: int = 0,
 ) -> Pair:  # fmt: skip
     """The result and the logarithms of the sums, op by op; `sequence` is the number of the first in the batch."""
     batch, heads, q_len, _ = q.shape
@@ -107,10 +108,11 @@ def composed_packed(
 
 def extras_of(
     slopes: torch.Tensor | None, sinks: torch.Tensor | None, seed: torch.Tensor | None, prefix: torch.Tensor | None,
-    mod_a: torch.Tensor | None, mod_b: torch.Tensor | None, mods: str, dropout: float,
+    mod_a: torch.Tensor | None, mod_b: torch.Tensor | None, mods: str, invariant: bool,
+    dropout: float,
 ) -> Extras:  # fmt: skip
     tensors = sum(x is not None for x in (mod_a, mod_b))
-    return Extras(0, slopes is not None, sinks is not None, dropout, prefix is not None, mods, tensors)
+    return Extras(0, slopes is not None, sinks is not None, dropout, prefix is not None, mods, tensors, invariant)
 
 
 def plan_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Plan:
@@ -291,6 +293,15 @@ def _why_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) ->
     return why_no_way(q, k, v)
 
 
+def under_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As PyTorch's attention takes them there: in autocast's data type, so that they need not be alike before."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
+
+
 def why_no_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """Why our kernels do not take these; empty where they do."""
     if reason := why_no_kernel(q):
@@ -326,7 +337,7 @@ packed = Registered(
 
 def check_extras(
     q: torch.Tensor, heads: int, alibi_slopes: torch.Tensor | None, sinks: torch.Tensor | None, dropout: float,
-    seed: torch.Tensor | int | None, mods: tuple[Any, ...],
+    seed: torch.Tensor | int | None, mods: tuple[Any, ...], invariant: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The extras as the ops take them, or one line on what is wrong."""
     for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
@@ -346,4 +357,4 @@ def check_extras(
         seed = torch.full((1,), seed, dtype=torch.int64, device=q.device)
     prefix, a, b, name = mods  # of `check_mods`
     slopes, sink = (None if x is None else x.float().contiguous() for x in (alibi_slopes, sinks))
-    return slopes, sink, seed, prefix, a, b, name, float(dropout)
+    return slopes, sink, seed, prefix, a, b, name, bool(invariant), float(dropout)

@@ -29,6 +29,7 @@ class Extras(NamedTuple):
     has_prefix: bool = False
     mods: str = ""  # the caller's own functions, by name
     mod_tensors: int = 0
+    is_invariant: bool = False  # the same bits as over pages, and whatever else is in the batch
 
     def names(self) -> str:
         """Of the kernels' pointers; one that is not there is never read, and any tensor may stand for it."""
@@ -59,6 +60,7 @@ class Extras(NamedTuple):
         given = {
             "packed sequences": self.sequences, "ALiBi": self.has_slopes, "sinks": self.has_sinks,
             "dropout": self.dropout, "a prefix": self.has_prefix, "own functions": self.mods,
+            "the batch-invariant mode": self.is_invariant,
         }  # fmt: skip
         return ", ".join(name for name, value in given.items() if value)
 

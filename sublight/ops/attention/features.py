@@ -70,13 +70,14 @@ def table(gpu: Facts | None = None) -> list[str]:
 
 def _unnamed(feature: Feature, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """Where the plan sends such a call, and the first words of its reason where that is PyTorch."""
+    provider = "flash"
     if "extras" in feature.options:
         reason = why_no_way(q, k, v)
     else:
         made = plan(q, k, v, **feature.options)
-        reason = made.reason if made.provider == "torch" else ""
+        provider, reason = made.provider, made.reason if made.provider == "torch" else ""
     short = reason.split(": name")[0].split(": on")[0]  # without what to do about it, without figures
-    return f"PyTorch: {short}" if reason else "`flash`"
+    return f"PyTorch: {short}" if reason else f"`{provider}`"
 
 
 if __name__ == "__main__":

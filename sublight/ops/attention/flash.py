@@ -184,9 +184,10 @@ def tile_for(sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
 
 
 def tile_with(extras: Extras, sizes: Sizes, itemsize: int, gpu: Facts) -> Tile:
-    """A caller's functions need registers of their own: fewer keys at once, or some words spill."""
+    """A caller's functions need registers of their own: fewer keys at once, or some words spill. The batch-invariant
+    mode has the blocks of `paged_prefill`."""
     tile = tile_for(sizes, itemsize, gpu)
-    return replace(tile, block=min(64, tile.block)) if extras.mods else tile
+    return replace(tile, block=min(64, tile.block)) if extras.mods or extras.is_invariant else tile
 
 
 def forward_step(
@@ -195,7 +196,7 @@ def forward_step(
 ) -> Step:  # fmt: skip
     """`strides` are those of q, k, v and the result: from one batch entry, head and row to the next."""
     blocks, exponent = cdiv(sizes.q_len, tile.rows), exponent_scale(q, scale, softcap)
-    is_plain = not softcap and not extras.has_slopes and not extras.mods
+    is_plain = not softcap and not extras.has_slopes and not extras.mods and not extras.is_invariant
     is_folded = scale > 0 and is_plain and q.dtype != torch.float32
     return Step(
         _flash_kernel, (programs,),
@@ -204,7 +205,7 @@ def forward_step(
         on=f"q k v out lse sums {extras.names()}", views=views, tile=tile,
         **extras.flags(), **flags(mask, softcap), FOLDED=is_folded, COPY_ENGINE=bool(views), HEAD_DIM=sizes.head_dim,
         QUERIES=tile.rows, KEYS=tile.block, WIDTH=sizes.width, num_warps=tile.warps, num_stages=tile.stages,
-        **rounding_of(q),
+        **rounding_of(q, extras.is_invariant),
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from sublight.ops.attention.parts import (
 from sublight.ops.attention.slots import slot_of
 
 QUERIES, KEYS = 128, 128
+MIN_TILES, MIN_KEYS = 2048, 4096  # from which on it was timed to be faster than cuDNN
 EVEN = 0.95  # of the longest program's work, the mean: below it tiles are programs of their own
 STAGES = {64: 4, 128: 2}  # blocks of keys and values on their way, by the size of a head
 
@@ -123,8 +124,7 @@ def _sums(weights):
 
 @gluon.jit
 def _turn(
-    out, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, order, turn, start, position, kv_len, scale,
-    HALF: gl.constexpr, ORDERED: gl.constexpr,
+    out, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, turn, start, position, kv_len, scale,
     MASKED: gl.constexpr, CAUSAL: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     layout: gl.constexpr, out_layout: gl.constexpr, left: gl.constexpr,
 ):  # fmt: skip
@@ -135,13 +135,9 @@ def _turn(
     k = ks.index(slot).reshape([KEYS, HEAD_DIM])
     v = vs.index(old_slot).reshape([KEYS, HEAD_DIM])
     hopper.mbarrier.wait(k_full.index(slot), phase)
-    if ORDERED:
-        hopper.mbarrier.wait(order.index(HALF), turn & 1 ^ (HALF == 0))
     product = hopper.warpgroup_mma(q, k.permute((1, 0)), none, use_acc=False, is_async=True)
     hopper.mbarrier.wait(v_full.index(old_slot), old_phase)
     out = hopper.warpgroup_mma(packed, v, out, is_async=True)
-    if ORDERED:
-        hopper.mbarrier.arrive(order.index(1 - HALF), count=1)
     product = hopper.warpgroup_mma_wait(1, deps=(product,))
     hopper.mbarrier.arrive(k_empty.index(slot), count=1)
     if MASKED:
@@ -162,9 +158,9 @@ def _turn(
 
 @gluon.jit
 def _attend(
-    out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, order,
+    out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     q_len, kv_len, heads, blocks, together, index, taken, done, scale, HALF: gl.constexpr, MORE_MASKED: gl.constexpr,
-    IN_REGISTERS: gl.constexpr, ORDERED: gl.constexpr,
+    IN_REGISTERS: gl.constexpr,
     CAUSAL: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's half of a tile; how many blocks of keys it took."""
@@ -188,13 +184,9 @@ def _attend(
         q = q_shared
     slot, phase = slot_of(done, STAGES)
     hopper.mbarrier.wait(k_full.index(slot), phase)
-    if ORDERED:
-        hopper.mbarrier.wait(order.index(HALF), done & 1 ^ (HALF == 0))
     none = gl.zeros([ROWS, KEYS], gl.float32, layout)
     k = ks.index(slot).reshape([KEYS, HEAD_DIM])
     product = hopper.warpgroup_mma(q, k.permute((1, 0)), none, use_acc=False, is_async=True)
-    if ORDERED:
-        hopper.mbarrier.arrive(order.index(1 - HALF), count=1)
     product = hopper.warpgroup_mma_wait(0, deps=(product,))
     hopper.mbarrier.arrive(k_empty.index(slot), count=1)
     product = _hidden(product, position, (count - 1) * KEYS, kv_len, CAUSAL, KEYS, layout)
@@ -211,14 +203,14 @@ def _attend(
         begin = gl.maximum(count - whole, 1)
         for turn in range(1, begin):
             out, packed, top, total = _turn(
-                out, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, order, done + turn,
-                (count - 1 - turn) * KEYS, position, kv_len, scale, HALF, ORDERED,
+                out, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, done + turn,
+                (count - 1 - turn) * KEYS, position, kv_len, scale,
                 True, CAUSAL, KEYS, HEAD_DIM, STAGES, layout, out_layout, left,
             )  # fmt: skip
     for turn in range(begin, count):
         out, packed, top, total = _turn(
-            out, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, order, done + turn,
-            (count - 1 - turn) * KEYS, position, kv_len, scale, HALF, ORDERED,
+            out, packed, top, total, q, ks, vs, k_full, k_empty, v_full, v_empty, done + turn,
+            (count - 1 - turn) * KEYS, position, kv_len, scale,
             False, CAUSAL, KEYS, HEAD_DIM, STAGES, layout, out_layout, left,
         )  # fmt: skip
     slot, phase = slot_of(done + count - 1, STAGES)
@@ -240,9 +232,9 @@ def _attend(
 
 @gluon.jit
 def _multiply(
-    out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, order,
+    out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     q_len, kv_len, heads, blocks, together, tiles, span, scale, HALF: gl.constexpr, MORE_MASKED: gl.constexpr,
-    IN_REGISTERS: gl.constexpr, ORDERED: gl.constexpr,
+    IN_REGISTERS: gl.constexpr,
     CAUSAL: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup."""
@@ -252,9 +244,9 @@ def _multiply(
         index, is_there = _index_of(number, span)
         if is_there:
             done += _attend(
-                out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, order,
+                out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 q_len, kv_len, heads, blocks, together, index, taken, done, scale, HALF, MORE_MASKED, IN_REGISTERS,
-                ORDERED, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES,
+                CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES,
             )  # fmt: skip
             taken += 1
     hopper.tma.store_wait(0)
@@ -263,7 +255,7 @@ def _multiply(
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "heads", "share", "blocks", "together", "tiles", "span"])
 def _hopper_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, q_len, kv_len, heads, share, blocks, together, tiles, span, scale,
-    MORE_MASKED: gl.constexpr, IN_REGISTERS: gl.constexpr, ORDERED: gl.constexpr,
+    MORE_MASKED: gl.constexpr, IN_REGISTERS: gl.constexpr,
     CAUSAL: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -274,7 +266,6 @@ def _hopper_kernel(
     barrier: gl.constexpr = hopper.mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
-    order = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -282,7 +273,6 @@ def _hopper_kernel(
     for slot in gl.static_range(2):
         hopper.mbarrier.init(q_full.index(slot), count=1)
         hopper.mbarrier.init(q_empty.index(slot), count=2)
-        hopper.mbarrier.init(order.index(slot), count=1)
     for slot in gl.static_range(STAGES):
         hopper.mbarrier.init(k_full.index(slot), count=1)
         hopper.mbarrier.init(v_full.index(slot), count=1)
@@ -291,11 +281,11 @@ def _hopper_kernel(
     hopper.fence_async_shared()  # the copy engine sees the barriers as they are now
     gl.warp_specialize(
         [
-            (_multiply, (out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, order, q_len,
-                         kv_len, heads, blocks, together, tiles, span, scale, 0, MORE_MASKED, IN_REGISTERS, ORDERED,
+            (_multiply, (out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, q_len,
+                         kv_len, heads, blocks, together, tiles, span, scale, 0, MORE_MASKED, IN_REGISTERS,
                          CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES)),
-            (_multiply, (out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, order, q_len,
-                         kv_len, heads, blocks, together, tiles, span, scale, 1, MORE_MASKED, IN_REGISTERS, ORDERED,
+            (_multiply, (out_desc, lse_ptr, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, q_len,
+                         kv_len, heads, blocks, together, tiles, span, scale, 1, MORE_MASKED, IN_REGISTERS,
                          CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES)),
             (_copy, (q_desc, k_desc, v_desc, qs, ks, vs, q_full, q_empty, k_full, k_empty, v_full, v_empty, q_len,
                      kv_len, heads, share, blocks, together, tiles, span, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES)),
@@ -319,6 +309,18 @@ def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softc
     return "" if has_copy_engine(facts(q), *sources) else "rows at 16-byte boundaries"
 
 
+def is_faster(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap: float, scale: float
+) -> bool:  # fmt: skip
+    """Whether this step was faster than cuDNN on an H200, without a gradient, at such sizes."""
+    if torch.compiler.is_compiling() or why_not(q, k, v, mask, softcap, scale):
+        return False
+    sizes = sizes_of(q, k)
+    is_causal = mask.needed(sizes.q_len, sizes.kv_len).causal
+    tiles = cdiv(sizes.q_len, QUERIES) * sizes.batch * sizes.heads
+    return (is_causal or sizes.head_dim == 128) and tiles >= MIN_TILES and sizes.kv_len >= MIN_KEYS
+
+
 def dealt(sizes: Sizes, blocks: int, is_causal: bool, multiprocessors: int) -> tuple[int, int, int]:
     """How many programs run, how many heads take turns, and how many tiles are dealt out at a time.
 
@@ -326,8 +328,9 @@ def dealt(sizes: Sizes, blocks: int, is_causal: bool, multiprocessors: int) -> t
     longest first, are dealt out there and back again, so that whoever had a long one gets a short one. So many heads as
     come out evenly; where none do, every tile is a program of its own, and the GPU deals them out as it goes.
 
-    >>> dealt(Sizes(4, 16, 16, 4096, 4096, 128), 32, False, 132), dealt(Sizes(4, 16, 16, 4096, 4096, 128), 32, True, 132)
-    ((132, 8, 2048), (132, 8, 256))
+    >>> long, short = Sizes(4, 16, 16, 4096, 4096, 128), Sizes(4, 16, 16, 512, 512, 128)
+    >>> dealt(long, 32, False, 132), dealt(long, 32, True, 132), dealt(short, 4, True, 132)
+    ((132, 8, 2048), (132, 8, 256), (256, 8, 256))
     """
     heads, together = sizes.batch * sizes.heads, sizes.together()
     tiles = heads * blocks
@@ -348,7 +351,7 @@ def evenness(together: int, blocks: int, programs: int) -> float:
     """The mean of what programs have to do over the most, tiles of so many heads dealt out there and back again.
 
     >>> round(evenness(8, 32, 132), 2), round(evenness(4, 32, 132), 2)
-    (0.98, 0.58)
+    (1.0, 0.51)
     """
     work = [0] * programs
     for rank in range(together * blocks):
@@ -381,13 +384,14 @@ def plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softcap:
         on="q k v out lse", views=views,
         # a block that only some queries see is the last one, unless tiles and blocks are out of step
         MORE_MASKED=mask.causal and (sizes.kv_len - sizes.q_len) % KEYS != 0,
-        IN_REGISTERS=sizes.head_dim == 64, ORDERED=False,
+        IN_REGISTERS=sizes.head_dim == 64,
         CAUSAL=mask.causal, QUERIES=QUERIES, KEYS=KEYS, HEAD_DIM=sizes.head_dim, STAGES=STAGES[sizes.head_dim],
         num_warps=4,
     )  # fmt: skip
     return Plan(
         provider="hopper",
-        reason="one warp copies, two warpgroups multiply, softmax under the products",
+        reason="one warp copies, two warpgroups multiply, softmax under the products: on an H200 1.03 to 1.16 times as "
+        "fast as cuDNN from 4096 keys on (heads of 128, or causal ones of 64)",
         copies=copies_of(q=q, k=k, v=v),
         buffers={"out": out, **sums_buffers(q)},
         steps=(step,),

@@ -38,7 +38,8 @@ from sublight.ops.attention.parts import (
 )
 from sublight.ops.attention.slots import slot_of
 
-KEYS, STAGES, LAG = 128, 2, False
+KEYS = 128
+STAGES = {64: 2, 128: 3}  # blocks of queries on their way, by the size of a head
 QUERIES = {64: 128, 128: 64}  # by the size of a head; a warpgroup's part of their gradient is 64 x 64 either way
 
 
@@ -118,7 +119,7 @@ def _copy(
     """The copying warp."""
     entry, first = gl.program_id(0) // blocks, gl.program_id(0) % blocks * KEYS
     batch, kv_head = entry // kv_heads, entry % kv_heads
-    begin, masked, end = _span(first, q_len, kv_len, CAUSAL, QUERIES, KEYS)
+    begin, _, end = _span(first, q_len, kv_len, CAUSAL, QUERIES, KEYS)
     hopper.mbarrier.expect(kv_full, 2 * KEYS * HEAD_DIM * 2)
     for part in gl.static_range(2):
         tile_in(k_desc, [batch, kv_head, first + part * (KEYS // 2), 0], kv_full, ks.index(part))
@@ -147,25 +148,11 @@ def _copy(
 
 
 @gluon.jit
-def _scores(
-    turn, is_there, qs, ks, q_full, PART: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr,
-    HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """The product of this half of the keys with a turn's queries, on its way; after the last turn, of whatever."""
-    slot, phase = slot_of(turn, STAGES)
-    hopper.mbarrier.wait(q_full.index(slot), phase, pred=is_there)
-    k = ks.index(PART).reshape([KEYS // 2, HEAD_DIM])
-    q = qs.index(slot).reshape([QUERIES, HEAD_DIM])
-    none = gl.zeros([KEYS // 2, QUERIES], gl.float32, layout)
-    return hopper.warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def _turn(
-    product, dk, dv, sum_desc, batch, head, block, turn, turns, key, offset, kv_len, scale,
+    dk, dv, sum_desc, batch, head, block, turn, key, offset, kv_len, scale,
     qs, ks, vs, douts, lses, deltas, dscores, sums, q_full, q_empty, dout_full, dout_empty, exchanged,
     PART: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr,
-    HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, LAG: gl.constexpr, layout: gl.constexpr, left: gl.constexpr,
+    HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, layout: gl.constexpr, left: gl.constexpr,
     dq_layout: gl.constexpr,
 ):  # fmt: skip
     """What a block of queries adds to this half of the keys and values, and all keys to half of its columns."""
@@ -173,15 +160,16 @@ def _turn(
     WIDTH: gl.constexpr = HEAD_DIM // 2 if QUERIES == 64 else HEAD_DIM  # of a warpgroup's 64 rows of dq
     slot, phase = slot_of(turn, STAGES)
     room, room_phase = slot_of(turn, 2)
-    if not LAG:
-        product = _scores(turn, True, qs, ks, q_full, PART, QUERIES, KEYS, HEAD_DIM, STAGES, layout)
+    none = gl.zeros([HALF, QUERIES], gl.float32, layout)
+    k = ks.index(PART).reshape([HALF, HEAD_DIM])
     q = qs.index(slot).reshape([QUERIES, HEAD_DIM])
+    hopper.mbarrier.wait(q_full.index(slot), phase)
+    product = hopper.warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
     dout = douts.index(slot).reshape([QUERIES, HEAD_DIM])
     v = vs.index(PART).reshape([HALF, HEAD_DIM])
     hopper.mbarrier.wait(dout_full.index(slot), phase)
     less = deltas.index(slot).load(gl.SliceLayout(0, layout))  # where the sum begins: nothing is subtracted later
-    less = less[None, :] + gl.zeros([HALF, QUERIES], gl.float32, layout)
-    dweights = hopper.warpgroup_mma(v, dout.permute((1, 0)), less, is_async=True)
+    dweights = hopper.warpgroup_mma(v, dout.permute((1, 0)), less[None, :] + none, is_async=True)
     lse = lses.index(slot).load(gl.SliceLayout(0, layout))
     product = hopper.warpgroup_mma_wait(1, deps=(product,))
     weights = gl.exp2(product * scale - lse[None, :])
@@ -210,22 +198,19 @@ def _turn(
         else:
             dscore_half = dscore_half.slice(PART * 64, 64, dim=1)
         dq = hopper.warpgroup_mma(dscore_half.permute((1, 0)), k_half, dq, use_acc=half > 0, is_async=True)
-    if LAG:
-        product = _scores(turn + 1, turn + 1 < turns, qs, ks, q_full, PART, QUERIES, KEYS, HEAD_DIM, STAGES, layout)
-    MORE: gl.constexpr = 1 if LAG else 0  # on their way behind these
-    dv, packed = hopper.warpgroup_mma_wait(3 + MORE, deps=(dv, packed))
+    dv, packed = hopper.warpgroup_mma_wait(3, deps=(dv, packed))
     hopper.mbarrier.arrive(dout_empty.index(slot), count=1)
-    dk, packed_dscore = hopper.warpgroup_mma_wait(2 + MORE, deps=(dk, packed_dscore))
+    dk, packed_dscore = hopper.warpgroup_mma_wait(2, deps=(dk, packed_dscore))
     hopper.tma.store_wait(0)  # the sum of the turn before has left its place, which all see after the next barrier
     hopper.mbarrier.arrive(q_empty.index(slot), count=1)
-    dq = hopper.warpgroup_mma_wait(MORE, deps=(dq,))
+    dq = hopper.warpgroup_mma_wait(0, deps=(dq,))
     sums.index(PART).reshape([64, WIDTH]).store(dq)
     hopper.fence_async_shared()
     if QUERIES == 64:
         tile_add(sum_desc, [batch, head, block * QUERIES, PART * WIDTH], sums.index(PART))
     else:
         tile_add(sum_desc, [batch, head, block * QUERIES + PART * 64, 0], sums.index(PART))
-    return product, dk, dv
+    return dk, dv
 
 
 @gluon.jit
@@ -234,7 +219,6 @@ def _multiply(
     kv_full, q_full, q_empty, dout_full, dout_empty, exchanged,
     q_len, kv_len, kv_heads, share, blocks, exponent, scale, PART: gl.constexpr,
     CAUSAL: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    LAG: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup with its half of the keys."""
     HALF: gl.constexpr = KEYS // 2
@@ -251,28 +235,24 @@ def _multiply(
     key = first + gl.arange(0, HALF, gl.SliceLayout(1, layout))
     dk = gl.zeros([HALF, HEAD_DIM], gl.float32, wide)
     dv = gl.zeros([HALF, HEAD_DIM], gl.float32, wide)
-    turns = share * (end - begin)
     hopper.mbarrier.wait(kv_full, 0)
-    product = gl.zeros([HALF, QUERIES], gl.float32, layout)
-    if LAG:
-        product = _scores(0, turns > 0, qs, ks, q_full, PART, QUERIES, KEYS, HEAD_DIM, STAGES, layout)
     for number in range(0, share):
         head = kv_head * share + number
         before = number * (end - begin) - begin  # a block's turn less its number
         for block in range(begin, masked):
-            product, dk, dv = _turn(
-                product, dk, dv, sum_desc, batch, head, _turned(block, begin, end, blocks, CAUSAL), before + block, turns, key, kv_len - q_len, kv_len, exponent,
-                qs, ks, vs, douts, lses, deltas, dscores, sums, q_full, q_empty, dout_full, dout_empty, exchanged,
-                PART, True, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES, LAG, layout, left, dq_layout,
+            dk, dv = _turn(
+                dk, dv, sum_desc, batch, head, _turned(block, begin, end, blocks, CAUSAL), before + block, key,
+                kv_len - q_len, kv_len, exponent, qs, ks, vs, douts, lses, deltas, dscores, sums,
+                q_full, q_empty, dout_full, dout_empty, exchanged,
+                PART, True, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES, layout, left, dq_layout,
             )  # fmt: skip
         for block in range(masked, end):
-            product, dk, dv = _turn(
-                product, dk, dv, sum_desc, batch, head, _turned(block, begin, end, blocks, CAUSAL), before + block, turns, key, kv_len - q_len, kv_len, exponent,
-                qs, ks, vs, douts, lses, deltas, dscores, sums, q_full, q_empty, dout_full, dout_empty, exchanged,
-                PART, False, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES, LAG, layout, left, dq_layout,
+            dk, dv = _turn(
+                dk, dv, sum_desc, batch, head, _turned(block, begin, end, blocks, CAUSAL), before + block, key,
+                kv_len - q_len, kv_len, exponent, qs, ks, vs, douts, lses, deltas, dscores, sums,
+                q_full, q_empty, dout_full, dout_empty, exchanged,
+                PART, False, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES, layout, left, dq_layout,
             )  # fmt: skip
-    if LAG:
-        product = hopper.warpgroup_mma_wait(0, deps=(product,))
     room = vs.index(PART).reshape([HALF, HEAD_DIM])  # this warpgroup's values are done with
     room.store(dv.to(dv_desc.dtype))
     hopper.fence_async_shared()
@@ -290,7 +270,7 @@ def _backward_kernel(
     q_desc, k_desc, v_desc, dout_desc, rows_ptr, sum_desc, dk_desc, dv_desc,
     q_len, kv_len, kv_heads, share, blocks, padded, plane, exponent, scale,
     CAUSAL: gl.constexpr, QUERIES: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    LAG: gl.constexpr, num_warps: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = KEYS // 2
     kind: gl.constexpr = q_desc.dtype
@@ -324,10 +304,10 @@ def _backward_kernel(
         [
             (_multiply, (sum_desc, dk_desc, dv_desc, qs, ks, vs, douts, lses, deltas, dscores, sums, kv_full, q_full,
                          q_empty, dout_full, dout_empty, exchanged, q_len, kv_len, kv_heads, share, blocks, exponent,
-                         scale, 0, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES, LAG)),
+                         scale, 0, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES)),
             (_multiply, (sum_desc, dk_desc, dv_desc, qs, ks, vs, douts, lses, deltas, dscores, sums, kv_full, q_full,
                          q_empty, dout_full, dout_empty, exchanged, q_len, kv_len, kv_heads, share, blocks, exponent,
-                         scale, 1, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES, LAG)),
+                         scale, 1, CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES)),
             (_copy, (q_desc, k_desc, v_desc, dout_desc, rows_ptr, qs, ks, vs, douts, lses, deltas, kv_full, q_full,
                      q_empty, dout_full, dout_empty, q_len, kv_len, kv_heads, share, blocks, padded, plane,
                      CAUSAL, QUERIES, KEYS, HEAD_DIM, STAGES)),
@@ -341,8 +321,8 @@ def plan(
     dout: torch.Tensor, has_dlse: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
     mask: Mask, softcap: float, scale: float,
 ) -> Plan:  # fmt: skip
-    """Five products in one pass; where results must not depend on the order of additions, `flash`'s two passes."""
-    if torch.are_deterministic_algorithms_enabled() or not has_copy_engine(facts(q), dout):
+    """Five products in one pass; a gradient that the copy engine cannot read takes `flash`'s two passes."""
+    if not has_copy_engine(facts(q), dout):
         return flash_backward.plan_backward(dout, has_dlse, q, k, v, out, mask, softcap, scale)
     sizes = sizes_of(q, k)
     entries, blocks = sizes.batch * sizes.heads, cdiv(sizes.kv_len, KEYS)
@@ -382,7 +362,7 @@ def plan(
         sizes.q_len, sizes.kv_len, sizes.kv_heads, sizes.share, blocks, padded, entries * padded, scale * LOG2_E, scale,
         on="q k v dout rows sum dk dv", views=views,
         CAUSAL=mask.needed(sizes.q_len, sizes.kv_len).causal, QUERIES=queries, KEYS=KEYS, HEAD_DIM=width,
-        STAGES=STAGES, LAG=LAG, num_warps=4,
+        STAGES=STAGES[width], num_warps=4,
     )  # fmt: skip
     end = Step(
         _end_kernel, (entries * row_blocks,), sizes.q_len, sizes.heads, row_blocks, *buffers["dq"].strides[:3], scale,

@@ -26,6 +26,7 @@ from sublight.ops.attention.extended import (
     composed_packed,
     packed,
     packed_backward,
+    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.mods import check_mods
@@ -50,7 +51,7 @@ def reference(
     **mods: Any,
 ) -> torch.Tensor:
     own = check_mods(q, len(cu_seqlens_q) - 1, causal, window or 0, **mods)
-    extras = (alibi_slopes, sinks, seed, *own, dropout)
+    extras = (alibi_slopes, sinks, seed, *own, False, dropout)
     how = (causal, window or 0, softcap, scale_of(q[None], scale))
     return composed_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *extras, *how)[0]
 
@@ -61,6 +62,7 @@ def _arguments(
     alibi_slopes: torch.Tensor | None = None, sinks: torch.Tensor | None = None, dropout: float = 0.0,
     seed: torch.Tensor | int | None = None, provider: str = "", **mods: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
+    q, k, v = under_autocast(q, k, v)
     cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:

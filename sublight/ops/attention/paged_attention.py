@@ -44,6 +44,7 @@ from sublight.ops.record.library import Registered
 
 MOST_KEYS = 2048  # that one program takes …
 MANY_KEYS = 1024  # … and where there are programs for several rounds: a long one at the end would be waited for
+INVARIANT_KEYS = 512  # the same, where it may not depend on the batch
 PROGRAMS = 4  # on a multiprocessor at the same time
 
 
@@ -252,7 +253,8 @@ _paged_attention = Registered(
 def _arguments(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     k_scales: torch.Tensor | None = None, v_scales: torch.Tensor | None = None, window: int | None = None,
-    softcap: float = 0.0, scale: float | None = None, keys_per_program: int | None = None, provider: str = "",
+    softcap: float = 0.0, scale: float | None = None, keys_per_program: int | None = None,
+    batch_invariant: bool = False, check: bool = False, provider: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
     if q.dim() != 3:
         raise BadInput(f"q has {q.dim()} dimensions: use 3, (batch, heads, head_dim), one new token a sequence")
@@ -267,8 +269,10 @@ def _arguments(
         raise BadInput(f"unknown provider {provider!r} of paged_attention: use 'sublight', or leave it out")
     if provider and (reason := why_no_way(q, k_cache)):
         raise BadInput(f"paged_attention's kernels do not take this ({reason}): leave provider out for PyTorch's")
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+    if (check or q.device.type == "cpu") and not torch.compiler.is_compiling():
         check_pages(k_cache, block_table, lengths)
+    if batch_invariant and keys_per_program is None:
+        keys_per_program = INVARIANT_KEYS
     size = scale_of(q[:, :, None], scale)
     tensors = (q, k_cache, v_cache, block_table, lengths, k_scales, v_scales)
     return *tensors, window or 0, float(softcap), float(size), keys_per_program or 0, provider
@@ -287,6 +291,8 @@ def paged_attention(
     softcap: float = 0.0,
     scale: float | None = None,
     keys_per_program: int | None = None,
+    batch_invariant: bool = False,
+    check: bool = False,
     provider: str = "",
 ) -> torch.Tensor:
     """Attention of one new token a sequence, q (batch, heads, head_dim), over its cache in pages.
@@ -294,8 +300,10 @@ def paged_attention(
     `k_cache` and `v_cache` are (pages, page_size, kv_heads, head_dim); key i of a sequence lies in page
     `block_table[sequence, i // page_size]`, row i % page_size. `lengths` count a sequence's keys, the new one included;
     what lies past them is never read. How sequences are cut depends on the batch: `keys_per_program` fixes it, and a
-    sequence's result is then the same bits whatever else is in the batch. Caches of int8 or float8_e4m3fn hold codes;
-    `k_scales` and `v_scales` (pages, page_size, kv_heads) in float32 are what they are multiplied by.
+    sequence's result is then the same bits whatever else is in the batch; `batch_invariant` fixes it at a usual number.
+    With `check` pages and lengths are looked at on a GPU, too, for which the host waits. Caches of int8 or
+    float8_e4m3fn hold codes; `k_scales` and `v_scales` (pages, page_size, kv_heads) in float32 are what they are
+    multiplied by.
     """
     args = _arguments(
         q,
@@ -309,6 +317,8 @@ def paged_attention(
         softcap,
         scale,
         keys_per_program,
+        batch_invariant,
+        check,
         provider,
     )
     return _paged_attention.call(*args)  # type: ignore[no-any-return]

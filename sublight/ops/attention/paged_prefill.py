@@ -41,7 +41,7 @@ from sublight.ops.attention.pages import (
     scales_at,
     why_no_way,
 )
-from sublight.ops.attention.parts import Sizes, exponent_scale, power, scores_of
+from sublight.ops.attention.parts import Sizes, exponent_scale, power, rounding_of, scores_of
 from sublight.ops.kernels.rows import generator_for
 from sublight.ops.record.library import Registered
 
@@ -61,13 +61,13 @@ def reference(
     scale: float | None = None,
 ) -> torch.Tensor:
     tensors = (q, k_cache, v_cache, block_table, lengths, cu_seqlens_q, k_scales, v_scales)
-    return gathered(*tensors, window or 0, softcap, scale_of(q[None], scale), "")
+    return gathered(*tensors, window or 0, softcap, scale_of(q[None], scale), False, "")
 
 
 def gathered(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     cu_seqlens_q: torch.Tensor, k_scales: torch.Tensor | None, v_scales: torch.Tensor | None,
-    window: int, softcap: float, scale: float, provider: str,
+    window: int, softcap: float, scale: float, invariant: bool, provider: str,
 ) -> torch.Tensor:  # fmt: skip
     """Sequence by sequence, for which the host waits for their lengths; queries past the last one get zeros."""
     starts, out = cu_seqlens_q.tolist(), torch.zeros_like(q)
@@ -143,7 +143,7 @@ def _paged_prefill_kernel(
 def plan_forward(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     cu_seqlens_q: torch.Tensor, k_scales: torch.Tensor | None, v_scales: torch.Tensor | None,
-    window: int, softcap: float, scale: float, provider: str,
+    window: int, softcap: float, scale: float, invariant: bool, provider: str,
 ) -> Plan:  # fmt: skip
     tokens, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
@@ -168,7 +168,7 @@ def plan_forward(
         on=f"q k_cache v_cache block_table lengths cu_seqlens_q {scales} out", tile=tile,
         CODED=k_scales is not None, WINDOW=window > 0, SOFTCAP=softcap > 0, PAGE=page, SHARE=sizes.share,
         QUERIES=tile.rows, KEYS=tile.block, HEAD_DIM=head_dim, WIDTH=sizes.width,
-        num_warps=tile.warps, num_stages=min(2, tile.stages),
+        num_warps=tile.warps, num_stages=min(2, tile.stages), **rounding_of(q, invariant),
     )  # fmt: skip
     return Plan(
         provider="sublight",
@@ -188,8 +188,8 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
 
 _paged_prefill = Registered(
     schema="paged_prefill(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor lengths, "
-    "Tensor cu_seqlens_q, Tensor? k_scales, Tensor? v_scales, int window, float softcap, float scale, str provider) "
-    "-> Tensor out",
+    "Tensor cu_seqlens_q, Tensor? k_scales, Tensor? v_scales, int window, float softcap, float scale, "
+    "bool invariant, str provider) -> Tensor out",
     reference=gathered,
     theirs="gather, then attention sequence by sequence",
     why_torch=why_not,
@@ -201,7 +201,8 @@ _paged_prefill = Registered(
 def _arguments(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     cu_seqlens_q: torch.Tensor, k_scales: torch.Tensor | None = None, v_scales: torch.Tensor | None = None,
-    window: int | None = None, softcap: float = 0.0, scale: float | None = None, provider: str = "",
+    window: int | None = None, softcap: float = 0.0, scale: float | None = None, batch_invariant: bool = False,
+    check: bool = False, provider: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
     if q.dim() != 3:
         raise BadInput(f"q has {q.dim()} dimensions: use 3, (tokens, heads, head_dim)")
@@ -217,14 +218,14 @@ def _arguments(
         raise BadInput(f"unknown provider {provider!r} of paged_prefill: use 'sublight', or leave it out")
     if provider and (reason := why_not(q, k_cache)):
         raise BadInput(f"paged_prefill's kernel does not take this ({reason}): leave provider out for PyTorch's")
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+    if (check or q.device.type == "cpu") and not torch.compiler.is_compiling():
         check_pages(k_cache, block_table, lengths)
         check_starts("cu_seqlens_q", cu_seqlens_q, len(q))
         for entry in (cu_seqlens_q.diff() > lengths).nonzero().flatten().tolist():
             given = f"{cu_seqlens_q.diff()[entry]} queries and {lengths[entry]} keys"
             raise BadInput(f"sequence {entry} has {given}: write the chunk's keys into the cache first")
     tensors = (q, k_cache, v_cache, block_table, lengths, cu_seqlens_q, k_scales, v_scales)
-    return *tensors, window or 0, float(softcap), float(scale_of(q[None], scale)), provider
+    return *tensors, window or 0, float(softcap), float(scale_of(q[None], scale)), batch_invariant, provider
 
 
 def paged_prefill(
@@ -240,6 +241,8 @@ def paged_prefill(
     window: int | None = None,
     softcap: float = 0.0,
     scale: float | None = None,
+    batch_invariant: bool = False,
+    check: bool = False,
     provider: str = "",
 ) -> torch.Tensor:
     """Causal attention of several sequences' new tokens, q (tokens, heads, head_dim), over their caches in pages.
@@ -247,10 +250,12 @@ def paged_prefill(
     Sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1] and lengths[i] keys, of which the last are
     those of its queries; earlier ones are of chunks before, or of a prefix. Caches, `block_table`, `lengths` and scales
     are those of `paged_attention`; queries past the last sequence get zeros. It has no gradient. On a GPU the call runs
-    on our kernel: PyTorch's way would wait for the lengths.
+    on our kernel: PyTorch's way would wait for the lengths. With `batch_invariant` results have the bits of
+    `attention(…, causal=True, batch_invariant=True)` over the same keys in one piece. With `check` pages, lengths and
+    starts are looked at on a GPU, too, for which the host waits.
     """
     tensors = (q, k_cache, v_cache, block_table, lengths, cu_seqlens_q, k_scales, v_scales)
-    return _paged_prefill.call(*_arguments(*tensors, window, softcap, scale, provider))  # type: ignore[no-any-return]
+    return _paged_prefill.call(*_arguments(*tensors, window, softcap, scale, batch_invariant, check, provider))  # type: ignore[no-any-return]
 
 
 def plan(*tensors: Any, **options: Any) -> Plan:
@@ -299,5 +304,5 @@ PAGED_PREFILL = Op(
     wrt=(),
     directions=("fwd",),
     batch="",
-    library_args=lambda *tensors: (*tensors, None, None, 0, 0.0, scale_of(tensors[0][None], None), "sublight"),
+    library_args=lambda *tensors: (*tensors, None, None, 0, 0.0, scale_of(tensors[0][None], None), False, "sublight"),
 )

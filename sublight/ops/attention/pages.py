@@ -106,13 +106,15 @@ def check_cache(
         raise BadInput(f"q is on {q.device}: caches, their scales, block_table and lengths must be there, too")
 
 
-def check_pages(k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor) -> None:
+def check_pages(k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, whose: str = "") -> None:
     """That every length fits the table, and every page that a length needs is there. On a GPU the host waits."""
     pages, page = k_cache.shape[:2]
     table, counts = block_table.cpu(), lengths.cpu()
     capacity = table.shape[1] * page
     for entry in ((counts < 0) | (counts > capacity)).nonzero().flatten().tolist():
-        raise BadInput(f"sequence {entry} has length {counts[entry]}: its row of the block table holds 0 to {capacity}")
+        name = whose or f"sequence {entry}"
+        raise BadInput(f"{name} has length {counts[entry]}: its row of the block table holds 0 to {capacity}")
     needed = torch.arange(table.shape[1]) * page < counts[:, None]
     for entry, place in (needed & ((table < 0) | (table >= pages))).nonzero().tolist():
-        raise BadInput(f"block_table[{entry}, {place}] is {table[entry, place]}: the cache has pages 0 to {pages - 1}")
+        where = f"page {place} of {whose}" if whose else f"block_table[{entry}, {place}]"
+        raise BadInput(f"{where} is {table[entry, place]}: the cache has pages 0 to {pages - 1}")

@@ -257,11 +257,12 @@ def sums_name(q: torch.Tensor) -> str:
     return "sums" if q.dtype == torch.float32 else "lse"
 
 
-def rounding_of(x: torch.Tensor) -> dict[str, bool]:
+def rounding_of(x: torch.Tensor, is_invariant: bool = False) -> dict[str, bool]:
     """The option of kernels under which a score has the same bits in every pass. Else the compiler may round
     score - top once in one kernel and twice in another, as a mask lies between or not: in fp32 a weight near 1 is then
-    off by half an ulp of its score, and its gradient, a small difference, by as much."""
-    return {"enable_fp_fusion": False} if x.dtype == torch.float32 else {}
+    off by half an ulp of its score, and its gradient, a small difference, by as much. The batch-invariant mode wants
+    the same bits of several kernels in every data type."""
+    return {"enable_fp_fusion": False} if is_invariant or x.dtype == torch.float32 else {}
 
 
 def exponent_scale(x: torch.Tensor, scale: float, softcap: float) -> float:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sublight.backend import cublaslt
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.loss import linear_cross_entropy as cost
@@ -72,7 +73,8 @@ def _run(plan: ChunkedPlan, dloss: torch.Tensor | None, *args: Any) -> Inputs:
         rows = chunk.rows
         logits = made["logits"][: rows.stop - rows.start, : w.shape[0]]
         for part in plan.parts:
-            torch.mm(h[rows], w[part].T, out=logits[:, part])
+            if cublaslt.product(h[rows], w[part].T, out=logits[:, part]) is None:  # a kernel that was timed, if any was
+                torch.mm(h[rows], w[part].T, out=logits[:, part])
         on = {"logits": logits, "labels": labels[rows], losses: made[losses].view(-1)[rows], "count": count}
         on |= {"part": made["part"]} if "part" in made else {}
         on |= {"dloss": dlosses[rows]} if dlosses is not None else {}
@@ -80,7 +82,7 @@ def _run(plan: ChunkedPlan, dloss: torch.Tensor | None, *args: Any) -> Inputs:
             step(*[on[name] for name in step.on])
         for i, part in enumerate(plan.parts):
             d = logits[:, part]
-            if dh is not None:
+            if dh is not None and (i or cublaslt.product(d, w[part], out=dh[rows]) is None):
                 torch.addmm(dh[rows], d, w[part], beta=float(i > 0), out=dh[rows])
             if dw.numel():
                 _add_product(growing[part], d.T, h[rows], beta=float(number > 0), alpha=plan.alpha)
@@ -93,6 +95,8 @@ def _run(plan: ChunkedPlan, dloss: torch.Tensor | None, *args: Any) -> Inputs:
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float, alpha: float) -> None:
     """total = beta * total + alpha * a @ b, where total may be fp32 and a and b 16-bit."""
+    if not beta and alpha == 1.0 and total.dtype == a.dtype and cublaslt.product(a, b, out=total) is not None:
+        return
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, beta=beta, alpha=alpha, out=total)
     elif total.is_cuda:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from sublight.engines.train import checkpoint
 from sublight.engines.train.parallel.ranks import Ranks
 from sublight.errors import BadInput
 
 KEPT = checkpoint.KEPT
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # what belongs to a weight goes by its name, on any rank
 
 
 def steps(folder: Path) -> list[int]:
@@ -34,7 +35,7 @@ def save(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, step
     if ranks.is_first:
         shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
         part.parent.mkdir(parents=True, exist_ok=True)
-    model_state, optimizer_state = get_state_dict(module, optimizer)
+    model_state, optimizer_state = get_state_dict(module, optimizer, options=BY_NAME)
     state = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(step)}
     try:
         state_dict_saver.save(state, checkpoint_id=str(part))
@@ -51,7 +52,7 @@ def load(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank
     """The newest into model and optimizer; gives its step, None where there is none."""
     found = ranks.first_does(lambda: steps(folder))
     for step in reversed(found):
-        model_state, optimizer_state = get_state_dict(module, optimizer)
+        model_state, optimizer_state = get_state_dict(module, optimizer, options=BY_NAME)
         state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(-1)}
         try:
             state_dict_loader.load(state, checkpoint_id=str(path_of(folder, step)))
@@ -59,7 +60,9 @@ def load(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank
         except Exception:  # whatever is wrong with it, the one before it may be right
             is_read = False
         if not ranks.any(not is_read):
-            set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            set_state_dict(
+                module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=BY_NAME
+            )
             return int(step)
     if found:
         raise BadInput(f"none of the {len(found)} checkpoints in {folder} can be read: start again with another --out")

@@ -63,8 +63,12 @@ class Ranks:
         return found[0]  # type: ignore[no-any-return]
 
 
-def is_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ and "WORLD_SIZE" in os.environ
+def is_about_another(error: RuntimeError) -> bool:
+    """Whether this is what a process sees when another has gone, by gloo or NCCL."""
+    words = str(error)
+    return isinstance(error, dist.DistError) or any(
+        each in words for each in ("gloo", "NCCL", "Connection reset", "Connection closed", "Broken pipe")
+    )
 
 
 @contextlib.contextmanager

@@ -110,6 +110,9 @@ class SharedTrainer(Trainer):
     def _train_mode(self, is_training: bool) -> None:
         self.layout.module.train(is_training)
 
+    def _keep_best(self) -> None:
+        """Weights lie on several ranks: the checkpoints have them."""
+
     def save(self) -> None:
         self._read_losses()
         if self.step in self.ranks.first_does(lambda: checkpoint.steps(self.run.checkpoints)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sublight.fix.patch.record import Rule
 from sublight.fix.patch.rules.activation import ACTIVATION
+from sublight.fix.patch.rules.attention import ATTENTION
 from sublight.fix.patch.rules.causal_mask import CAUSAL_MASK
 from sublight.fix.patch.rules.embedding import EMBEDDING
 from sublight.fix.patch.rules.linear import LINEAR
@@ -16,5 +17,16 @@ from sublight.fix.patch.rules.rope import ROPE
 from sublight.fix.patch.rules.softmax import SOFTMAX
 
 RULES: tuple[Rule, ...] = (
-    LM_HEAD, RESIDUAL_NORM, ROPE, MLP, NORM, ACTIVATION, SOFTMAX, EMBEDDING, LOSS, CAUSAL_MASK, LINEAR,
-)  # fmt: skip
+    LM_HEAD,
+    RESIDUAL_NORM,
+    ROPE,
+    MLP,
+    NORM,
+    ACTIVATION,
+    SOFTMAX,
+    EMBEDDING,
+    LOSS,
+    ATTENTION,
+    CAUSAL_MASK,
+    LINEAR,
+)

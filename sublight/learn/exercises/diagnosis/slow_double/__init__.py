@@ -20,6 +20,7 @@ SLOW_DOUBLE = Exercise(
     cost=cost,
     arguments=("x",),
     outputs=("out",),
+    apart=("x",),
     sizes={"rows": (1, 6), "cols": (1, 900)},
     shown={"rows": 4, "cols": 600},
     goal=Goal(shape={"rows": 4096, "cols": 2048}),

@@ -20,6 +20,7 @@ SLOW_FEW = Exercise(
     cost=cost,
     arguments=("x",),
     outputs=("out",),
+    apart=("x",),
     sizes={"rows": (1, 40), "cols": (1, 400)},
     shown={"rows": 20, "cols": 300},
     goal=Goal(shape={"rows": 4096, "cols": 2048}),

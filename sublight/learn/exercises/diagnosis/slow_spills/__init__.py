@@ -13,6 +13,7 @@ SLOW_SPILLS = Exercise(
     cost="rms_norm",
     arguments=("x", "weight"),
     outputs=("out",),
+    apart=("x",),
     sizes={"rows": (1, 4), "cols": (1, 3000)},
     shown={"rows": 3, "cols": 2000},
     goal=Goal(shape={"rows": 1024, "cols": 16384}, fraction=0.9),

@@ -13,6 +13,7 @@ ADD = Exercise(
     cost="add",
     arguments=("x", "y"),
     outputs=("out",),
+    apart=("x", "y"),
     sizes={"numel": (1, 4000)},
     shown={"numel": 2500},
     goal=Goal(shape={"numel": 2**24}),

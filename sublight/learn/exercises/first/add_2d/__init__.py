@@ -34,6 +34,7 @@ ADD_2D = Exercise(
     cost=cost,
     arguments=("x", "y"),
     outputs=("out",),
+    apart=("x", "y"),
     sizes={"rows": (1, 70), "cols": (1, 300)},
     shown={"rows": 50, "cols": 200},
     goal=Goal(shape={"rows": 4096, "cols": 4096}, fraction=0.8),

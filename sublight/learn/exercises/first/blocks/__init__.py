@@ -12,6 +12,7 @@ BLOCKS = Exercise(
     cost=cost,
     arguments=("x",),
     outputs=("out",),
+    apart=("x",),
     sizes={"numel": (1, 9000)},
     shown={"numel": 5000},
     goal=Goal(shape={"numel": 2**22}),

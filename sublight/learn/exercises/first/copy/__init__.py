@@ -28,6 +28,7 @@ COPY = Exercise(
     cost=cost,
     arguments=("x",),
     outputs=("out",),
+    apart=("x",),
     sizes={"numel": (1, 4000)},
     shown={"numel": 2500},
     goal=Goal(shape={"numel": 2**24}),

@@ -29,6 +29,7 @@ MULTIPLY_ADD = Exercise(
     cost=cost,
     arguments=("x", "y", "z"),
     outputs=("out",),
+    apart=("x", "y", "z"),
     sizes={"numel": (1, 4000)},
     shown={"numel": 2500},
     goal=Goal(shape={"numel": 2**24}),

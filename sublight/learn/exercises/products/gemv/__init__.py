@@ -34,6 +34,7 @@ GEMV = Exercise(
     cost=cost,
     arguments=("weight", "x"),
     outputs=("out",),
+    apart=("weight",),
     sizes={"rows": (1, 60), "cols": (1, 1500)},
     shown={"rows": 30, "cols": 1000},
     goal=Goal(shape={"rows": 8192, "cols": 4096}, dtype="float16"),

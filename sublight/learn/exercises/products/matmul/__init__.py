@@ -13,6 +13,7 @@ MATMUL = Exercise(
     cost="matmul",
     arguments=("a", "b"),
     outputs=("out",),
+    apart=("a",),
     sizes={"m": (1, 90), "n": (1, 90), "k": (1, 90)},
     shown={"m": 70, "n": 50, "k": 80},
     goal=Goal(shape={"m": 2048, "n": 2048, "k": 1024}, dtype="float16", fraction=0.5),

@@ -55,6 +55,7 @@ SPARSE_24 = Exercise(
     cost=cost,
     arguments=("values", "places", "x"),
     outputs=("out",),
+    apart=("values", "places"),
     sizes={"rows": (1, 30), "words": (1, 60)},
     shown={"rows": 20, "words": 40},
     goal=Goal(shape={"rows": 4096, "words": 256}, dtype="float16", fraction=0.4),

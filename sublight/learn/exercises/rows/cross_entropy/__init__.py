@@ -13,6 +13,7 @@ CROSS_ENTROPY = Exercise(
     cost="cross_entropy",
     arguments=("logits", "labels"),
     outputs=("loss",),
+    apart=("logits", "labels"),
     sizes={"rows": (1, 6), "cols": (2, 3000)},
     shown={"rows": 4, "cols": 2000},
     goal=Goal(shape={"rows": 2048, "cols": 8192}),

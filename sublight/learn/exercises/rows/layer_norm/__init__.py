@@ -13,6 +13,7 @@ LAYER_NORM = Exercise(
     cost="layer_norm",
     arguments=("x", "weight", "bias"),
     outputs=("out",),
+    apart=("x",),
     sizes={"rows": (1, 12), "cols": (2, 1500)},
     shown={"rows": 6, "cols": 1000},
     goal=Goal(shape={"rows": 8192, "cols": 2048}),

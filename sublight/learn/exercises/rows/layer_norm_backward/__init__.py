@@ -42,6 +42,7 @@ LAYER_NORM_BACKWARD = Exercise(
     cost=cost,
     arguments=("x", "weight", "grad"),
     outputs=("dx",),
+    apart=("x", "grad"),
     sizes={"rows": (1, 6), "cols": (2, 1500)},
     shown={"rows": 5, "cols": 1000},
     goal=Goal(shape={"rows": 4096, "cols": 2048}),

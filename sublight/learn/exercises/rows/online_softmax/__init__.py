@@ -13,6 +13,7 @@ ONLINE_SOFTMAX = Exercise(
     cost="online_softmax",
     arguments=("x",),
     outputs=("out", "log_sum"),
+    apart=("x",),
     sizes={"rows": (1, 4), "cols": (1, 2600)},
     shown={"rows": 3, "cols": 2500},
     goal=Goal(shape={"rows": 2048, "cols": 8192}, fraction=0.6),

@@ -13,6 +13,7 @@ RMS_NORM = Exercise(
     cost="rms_norm",
     arguments=("x", "weight"),
     outputs=("out",),
+    apart=("x",),
     sizes={"rows": (1, 12), "cols": (1, 1500)},
     shown={"rows": 6, "cols": 1000},
     goal=Goal(shape={"rows": 8192, "cols": 2048}),

@@ -1,0 +1,203 @@
+"""The server as a client meets it: a real socket, streams, clients that go away."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("fastapi")
+pytest.importorskip("jinja2")
+httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
+from sublight.engines.generate.engine import Engine, Request
+from sublight.engines.serve.app import app_of
+from sublight.engines.serve.chat import Template
+from sublight.engines.serve.fakes import CONFIG, VOCAB, Letters, tiny_engine, tiny_model
+from sublight.engines.serve.protocol import Served
+from sublight.engines.serve.worker import Worker
+
+KEY, PAGES = "secret", 40
+TEMPLATE = Template("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+SERVED = Served(
+    name="tiny", words=Letters(), vocab=VOCAB, longest=CONFIG.longest, ends=frozenset(), template=TEMPLATE
+)  # fmt: skip
+
+
+class Site:
+    """A server on a port of its own, and its engine."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model()
+        self.engine: Engine = tiny_engine(self.model, pages=PAGES, most_texts=4)
+        self.slow = threading.Event()  # while it is set, a step takes a while: texts are under way when tests look
+        step = self.engine.step
+
+        def slowed() -> Any:
+            if self.slow.is_set():
+                time.sleep(0.02)
+            return step()
+
+        self.engine.step = slowed  # type: ignore[method-assign]
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        app = app_of(SERVED, lambda **how: Worker(self.engine, SERVED.words, most_waiting=2, **how), key=KEY)
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self.thread.start()
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", headers={"Authorization": f"Bearer {KEY}"}, timeout=60
+        )
+        until(lambda: self.server.started)
+
+    def post(self, path: str, **data: Any) -> Any:
+        return self.client.post(f"/v1/{path}", json=data)
+
+    def greedy(self, prompt: str, new: int) -> str:
+        request = Request(Letters().encode(prompt), new)
+        list(tiny_engine(self.model).run([request]))
+        return Letters().decode(request.new)
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.engine.scheduler.is_idle and self.engine.scheduler.pages.free == PAGES
+
+
+def until(is_so: Callable[[], bool], most_s: float = 60.0) -> None:
+    end = time.monotonic() + most_s
+    while not is_so():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    made.client.close()
+    made.server.should_exit = True
+    made.thread.join(30)
+    assert not made.thread.is_alive()
+
+
+def lines_of(text: str) -> list[Any]:
+    """What a stream sent: objects, then [DONE]."""
+    sent = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [each if each == "[DONE]" else json.loads(each) for each in sent]
+
+
+def test_completions_whole_and_streamed(site: Site) -> None:
+    expected = site.greedy("hello", 9)
+    whole = site.post("completions", prompt="hello", max_tokens=9, temperature=0).json()
+    assert whole["choices"] == [{"index": 0, "finish_reason": "length", "logprobs": None, "text": expected}]
+    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    asked = {"prompt": "hello", "max_tokens": 9, "temperature": 0, "stream": True}
+    *pieces, last, done = lines_of(site.post("completions", **asked, stream_options={"include_usage": True}).text)
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == expected
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces][-2:] == [None, "length"]
+    assert done == "[DONE]" and last["usage"] == whole["usage"] and last["choices"] == []
+    stop = expected[4]
+    stopped = site.post("completions", prompt="hello", max_tokens=9, temperature=0, stop=stop).json()["choices"][0]
+    assert (stopped["text"], stopped["finish_reason"]) == (expected.split(stop)[0], "stop")
+    echo = site.post("completions", prompt=["hello", "b"], max_tokens=2, n=2, echo=True, temperature=0).json()
+    assert [each["text"] for each in echo["choices"]] == [f"hello{expected[:2]}"] * 2 + [f"b{site.greedy('b', 2)}"] * 2
+
+
+def test_chat_whole_and_streamed(site: Site) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 3, "n": 2}
+    whole = site.post("chat/completions", **asked, logprobs=True, top_logprobs=2).json()
+    texts = [each["message"]["content"] for each in whole["choices"]]
+    assert whole["object"] == "chat.completion" and all(len(text) == 5 for text in texts) and texts[0] != texts[1]
+    rows = whole["choices"][0]["logprobs"]["content"]
+    assert "".join(row["token"] for row in rows) == texts[0] and all(row["logprob"] <= 0 for row in rows)
+    assert all(len(row["top_logprobs"]) == 2 for row in rows)
+    *pieces, done = lines_of(site.post("chat/completions", **asked, stream=True).text)
+    again = ["", ""]
+    for piece in pieces:
+        again[piece["choices"][0]["index"]] += piece["choices"][0]["delta"].get("content", "")
+    assert again == texts and done == "[DONE]"
+    assert [piece["choices"][0]["delta"]["role"] for piece in pieces[:2]] == ["assistant"] * 2
+
+
+def test_errors_are_openais_and_serving_goes_on(site: Site) -> None:
+    broken = site.client.post("/v1/completions", content=b'{"prompt": ')
+    assert broken.status_code == 400 and "no JSON" in broken.json()["error"]["message"]
+    long = site.post("completions", prompt="a" * 96)
+    assert long.status_code == 400 and long.json()["error"]["code"] == "context_length_exceeded"
+    assert site.post("completions", prompt="a", typo=1).json()["error"]["param"] == "typo"
+    assert site.post("completions", prompt="a", model="other").status_code == 404
+    assert site.client.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+    assert site.client.get("/v1/completions").status_code == 405
+    wrong = httpx.post(f"{site.client.base_url}/v1/completions", json={"prompt": "a"}, headers={"Authorization": "x"})
+    assert wrong.status_code == 401 and wrong.json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(f"{site.client.base_url}/health").json() == {"status": "ok"}
+    assert site.client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    assert site.client.get("/v1/models/other").status_code == 404
+    text = httpx.get(f"{site.client.base_url}/metrics").text
+    assert 'sublight_answers_total{path="/v1/completions",status="400"}' in text
+    assert f"sublight_pages_free {PAGES}" in text and "sublight_first_token_seconds_count" in text
+    assert site.post("completions", prompt="a", max_tokens=2).status_code == 200
+
+
+def test_a_full_queue_is_said(site: Site) -> None:
+    site.slow.set()
+    try:
+        refused = site.post("completions", prompt=["a"] * 7, max_tokens=50)  # 4 run, 2 wait
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
+        assert refused.headers["retry-after"] == "1"
+    finally:
+        site.slow.clear()
+    assert site.is_quiet
+
+
+def test_half_a_request_is_no_error_of_ours(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nContent-Length: 99\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", site.port)) as client:
+        client.sendall(half)
+    until(lambda: 'status="499"' in site.client.get("/metrics").text)
+    monkeypatch.setattr("sublight.engines.serve.app.MOST_BODY_S", 0.05)
+    with socket.create_connection(("127.0.0.1", site.port), timeout=30) as client:
+        client.sendall(half)
+        assert b" 408 " in client.recv(100)
+
+
+@pytest.mark.parametrize("is_stream", (True, False))
+def test_a_client_that_goes_away_frees_its_pages(site: Site, is_stream: bool) -> None:
+    site.slow.set()
+    data = json.dumps({"prompt": "hello", "max_tokens": 80, "stream": is_stream}).encode()
+    fields = (f"Authorization: Bearer {KEY}", "Host: x", f"Content-Length: {len(data)}")
+    head = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", ""))
+    try:
+        with socket.create_connection(("127.0.0.1", site.port)) as client:
+            client.sendall(head.encode() + data)
+            until(lambda: not site.engine.scheduler.is_idle)
+            if is_stream:
+                assert client.recv(10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # as a killed process ends
+        until(lambda: site.is_quiet, 30)
+    finally:
+        site.slow.clear()
+    assert "sublight_cancelled_total 0" not in httpx.get(f"{site.client.base_url}/metrics").text
+
+
+def test_openais_own_client(site: Site) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{site.client.base_url}/v1", api_key=KEY, max_retries=0)
+    expected = site.greedy("hello", 6)
+    assert (
+        client.completions.create(model="tiny", prompt="hello", max_tokens=6, temperature=0).choices[0].text == expected
+    )
+    messages = [{"role": "user", "content": "hello"}]
+    stream = client.chat.completions.create(model="tiny", messages=messages, max_tokens=6, temperature=0, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in stream) == expected
+    with pytest.raises(openai.BadRequestError, match="context is 96"):
+        client.completions.create(model="tiny", prompt="a" * 200)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    client.close()

@@ -1,0 +1,136 @@
+"""Requests as clients send them, and as they should not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("jinja2")
+from sublight.engines.serve.chat import Template
+from sublight.engines.serve.failures import Failure
+from sublight.engines.serve.fakes import VOCAB, Letters
+from sublight.engines.serve.protocol import Kind, Served, parse, read
+from sublight.errors import BadInput
+
+TEMPLATE = Template(
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m.role[0] }}:{{ m.content }};{% endfor %}a:",
+    {"bos_token": "0"},
+)
+SERVED = Served(name="tiny", words=Letters(), vocab=VOCAB, longest=32, ends=frozenset({1}), template=TEMPLATE)
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def test_a_completion_and_a_chat() -> None:
+    ask = read({"prompt": "abc", "max_tokens": 4, "temperature": 0, "stop": "x", "seed": -1}, "completion", SERVED)
+    assert ask.prompts == (tuple(Letters().encode("abc")),) and ask.most_new == 4 and ask.stops == ("x",)
+    assert ask.samplings[0].is_greedy and ask.ends == {1} and not ask.is_stream
+    chat = read({"model": "tiny", "messages": HELLO, "n": 2, "stream": True}, "chat", SERVED)
+    assert chat.prompts == (tuple(Letters().encode("0u:hi;a:")),) and chat.most_new == 32 - 8
+    assert len(chat.samplings) == 2 and chat.samplings[0].seed != chat.samplings[1].seed
+    parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
+    assert read({"messages": parts}, "chat", SERVED).prompts == chat.prompts
+
+
+def test_several_prompts_and_token_numbers() -> None:
+    ask = read({"prompt": ["ab", "c"], "n": 2, "echo": True}, "completion", SERVED)
+    assert len(ask.samplings) == 4 and ask.echoes == ("ab", "c") and ask.prompt_tokens == 3
+    assert read({"prompt": [[3, 4], [5]]}, "completion", SERVED).prompts == ((3, 4), (5,))
+    assert read({"prompt": [3, 4]}, "completion", SERVED).prompts == ((3, 4),)
+
+
+def test_the_same_seed_is_the_same_draw() -> None:
+    def seeds(**given: Any) -> list[int]:
+        return [each.seed for each in read({"prompt": "a", "n": 2, **given}, "completion", SERVED).samplings]
+
+    assert seeds(seed=5) == seeds(seed=5) != seeds(seed=6)
+    assert seeds() != seeds()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "words", "param"),
+    [
+        ("completion", {}, "there is no prompt", "prompt"),
+        ("completion", {"prompt": ""}, "nothing to go on", "prompt"),
+        ("completion", {"prompt": []}, "nothing to go on", "prompt"),
+        ("completion", {"prompt": [1, "a"]}, "a list of token numbers", "prompt"),
+        ("completion", {"prompt": [True]}, "a list of token numbers", "prompt"),
+        ("completion", {"prompt": [64]}, "outside of 0 to 63", "prompt"),
+        ("completion", {"prompt": {"a": 1}}, "a list of token numbers", "prompt"),
+        ("completion", {"prompt": "a" * 32}, "context is 32", "prompt"),
+        ("completion", {"prompt": "a" * 9999999}, "context is 32", "prompt"),
+        ("completion", {"prompt": "a", "max_tokens": 32}, "more than this model's 32", "max_tokens"),
+        ("completion", {"prompt": "a", "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
+        ("completion", {"prompt": "a", "max_tokens": 1.5}, "max_tokens is 1.5", "max_tokens"),
+        ("completion", {"prompt": "a", "max_tokens": "9"}, 'max_tokens is "9"', "max_tokens"),
+        ("completion", {"prompt": "a", "temperature": -1}, "temperature -1.0", "temperature"),
+        ("completion", {"prompt": "a", "temperature": True}, "temperature is true", "temperature"),
+        ("completion", {"prompt": "a", "temperature": 1e999}, "temperature is Infinity", "temperature"),
+        ("completion", {"prompt": "a", "top_p": 0}, "top_p 0.0", "top_p"),
+        ("completion", {"prompt": "a", "presence_penalty": 3}, "presence_penalty 3.0", "presence_penalty"),
+        ("completion", {"prompt": "a", "n": 200}, "n is 200", "n"),
+        ("completion", {"prompt": ["a"] * 100, "n": 2}, "2 choices of 100 prompts", "n"),
+        ("completion", {"prompt": ["a"] * 500}, "500 prompts", "prompt"),
+        ("completion", {"prompt": "a", "stream": 1}, "stream is 1", "stream"),
+        ("completion", {"prompt": "a", "stop": [""]}, "none of them empty", "stop"),
+        ("completion", {"prompt": "a", "stop": ["x"] * 99}, "16 texts at most", "stop"),
+        ("completion", {"prompt": "a", "logit_bias": {"x": 1}}, "no token number", "logit_bias"),
+        ("completion", {"prompt": "a", "logit_bias": {"64": 1}}, "outside of 0 to 63", "logit_bias"),
+        ("completion", {"prompt": "a", "stream_options": {"include_usage": "x"}}, 'is "x"', "include_usage"),
+        ("completion", {"prompt": "a", "x" * 10**6: 1}, "unknown field", "x" * 60),
+        ("completion", {"prompt": "a", "\ud800": 1}, "unknown field", "\ud800"),
+        ("completion", {"prompt": "a", "logit_bias": [1]}, "is an object", "logit_bias"),
+        ("completion", {"prompt": "a", "logprobs": 21}, "logprobs is 21", "logprobs"),
+        ("completion", {"prompt": "a", "best_of": 3}, "best_of is not supported", "best_of"),
+        ("completion", {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
+        ("completion", {"prompt": "a", "temprature": 1}, "did you mean temperature", "temprature"),
+        ("completion", {"prompt": "a", "stream_options": {"x": 1}}, "include_usage alone", "stream_options"),
+        ("chat", {}, "messages is a list", "messages"),
+        ("chat", {"messages": []}, "messages is a list", "messages"),
+        ("chat", {"messages": ["hi"]}, "messages[0] is no object", "messages[0]"),
+        ("chat", {"messages": [{"role": "king", "content": "x"}]}, 'role "king"', "messages[0].role"),
+        ("chat", {"messages": [{"role": "user"}]}, "has no content", "messages[0].content"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text alone",
+         "messages[0].content"),
+        ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "refuses these messages: no tools", "messages"),
+        ("chat", {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
+        ("chat", {"messages": HELLO, "top_logprobs": 2}, "needs logprobs", "top_logprobs"),
+        ("chat", {"messages": HELLO, "response_format": {"type": "json_object"}}, "text alone", "response_format"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(kind: Kind, data: dict[str, Any], words: str, param: str) -> None:
+    with pytest.raises(Failure) as caught:
+        read(data, kind, SERVED)
+    error = caught.value.body["error"]
+    assert caught.value.status == 400 and words in error["message"] and error["param"] == param
+    assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
+    json.dumps(caught.value.body)
+
+
+def test_another_model_is_not_found() -> None:
+    with pytest.raises(Failure) as caught:
+        read({"prompt": "a", "model": "gpt-9"}, "completion", SERVED)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b"7", b'{"prompt": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"a": 1' + b"0" * 9999]
+)
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(Failure, match="the body is no JSON"):
+        parse(body)
+
+
+def test_templates_are_kept_in_a_box() -> None:
+    for source in (
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% for x in y %}",
+    ):
+        with pytest.raises(BadInput, match="chat template"):
+            Template(source, {}).prompt(HELLO)
+    with pytest.raises(BadInput, match="fails: OverflowError"):
+        Template("{% for x in range(10**9) %}a{% endfor %}", {}).prompt(HELLO)

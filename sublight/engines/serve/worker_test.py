@@ -1,0 +1,154 @@
+"""Many ragged requests at once, some of them cancelled: no page is lost, nobody starves, each text is as if alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from sublight.engines.generate.engine import Request
+from sublight.engines.generate.sampling import Sampling
+from sublight.engines.serve.failures import Failure
+from sublight.engines.serve.fakes import VOCAB, Letters, tiny_engine, tiny_model
+from sublight.engines.serve.worker import Event, Job, Worker
+
+MODEL = tiny_model()
+
+
+class Listener:
+    """One job's events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.is_done = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if event.is_last:
+            self.is_done.set()
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events)
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.events[-1].failure if self.events else None
+
+
+def job_of(prompt: list[int], new: int, how: Sampling | None = None, **more: Any) -> tuple[Job, Listener]:
+    listener = Listener()
+    return Job(prompt, new, how or Sampling(), listener, **more), listener
+
+
+@pytest.mark.parametrize("count", (32, 512))
+def test_a_load_with_cancels(count: int) -> None:
+    """Half of them drawn, a third begins alike, an eighth goes away at some moment."""
+    chance = random.Random(count)
+    engine = tiny_engine(MODEL, pages=30)
+    worker = Worker(engine, Letters(), most_waiting=count)
+    made, cancelled = [], []
+    for place in range(count):
+        shared = [7] * 9 if place % 3 == 0 else []
+        prompt = shared + [chance.randrange(VOCAB) for _ in range(chance.randint(1, 20))]
+        how = Sampling(temperature=0.9, seed=place) if place % 2 else Sampling()
+        made.append((*job_of(prompt, chance.randint(1, 25), how, stops=["a"]), prompt, how))
+    worker.start()
+    for place, (job, *_) in enumerate(made):
+        worker.submit([job])
+        if place % 8 == 5:
+            gone = made[chance.randrange(place + 1)][0]
+            cancelled.append(gone)
+            worker.cancel([gone])
+    kept = [each for each in made if each[0] not in cancelled]
+    assert all(listener.is_done.wait(120) for _, listener, *_ in kept)
+    worker.stop()
+    assert engine.scheduler.pages.free == 30 and engine.scheduler.is_idle and not engine._requests
+    for _, listener, prompt, how in chance.sample(kept, count // 4):
+        new = sum(len(event.tokens) for event in listener.events)
+        alone = Request(list(prompt), new, how)
+        list(tiny_engine(MODEL, most_texts=1).run([alone]))
+        assert [token for event in listener.events for token in event.tokens] == alone.new
+        assert listener.text == Letters().decode(alone.new).split("a")[0]
+    assert worker.gauges["waiting"] == 0 and worker.gauges["running"] == 0
+
+
+def test_a_full_queue_refuses_and_goes_on() -> None:
+    worker = Worker(tiny_engine(MODEL, most_texts=1), Letters(), most_waiting=1)
+    first, second, third = (job_of([1, 2], 40) for _ in range(3))
+    worker.submit([first[0], second[0]])
+    with pytest.raises(Failure, match="the queue is full") as caught:
+        worker.submit([third[0]])
+    assert caught.value.status == 429
+    worker.start()
+    assert first[1].is_done.wait(60) and second[1].is_done.wait(60)
+    worker.submit([third[0]])
+    assert third[1].is_done.wait(60) and third[1].events[-1].finish == "length"
+    worker.stop()
+    with pytest.raises(Failure, match="shutting down"):
+        worker.submit([third[0]])
+
+
+def test_time_is_over_for_one_alone() -> None:
+    now = [0.0]
+    engine = tiny_engine(MODEL)
+    worker = Worker(engine, Letters(), most_s=10.0, clock=lambda: now[0])
+    (old, heard), (young, other) = job_of([1], 60), job_of([2], 60)
+    worker.submit([old])
+    now[0] = 8.0
+    worker.submit([young])
+    worker._take_in(wait=False)
+    worker._step()
+    now[0] = 11.0
+    worker._give_up_old()
+    assert heard.failure is not None and (heard.failure.status, heard.failure.code) == (504, "timeout")
+    while not other.is_done.is_set():
+        worker._step()
+    assert other.failure is None and engine.scheduler.pages.free == 24
+
+
+def test_a_step_that_fails_ends_its_texts_and_serving_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine(MODEL)
+    worker = Worker(engine, Letters())
+    lost, heard = job_of([1, 2, 3], 9)
+    worker.submit([lost])
+    worker._take_in(wait=False)
+    worker._step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "_run", lambda *_: 1 / 0)
+        worker._step()
+    assert heard.failure is not None and heard.failure.status == 500
+    assert engine.scheduler.pages.free == 24 and not worker.failure
+    again, listener = job_of([1, 2, 3], 9)
+    worker.start()
+    worker.submit([again])
+    assert listener.is_done.wait(60) and listener.failure is None
+    worker.stop()
+
+
+def test_an_engine_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine(MODEL)
+    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    monkeypatch.setattr(engine, "reset", lambda: [][0])
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    worker = Worker(engine, Letters())
+    job, heard = job_of([1], 5)
+    worker.start()
+    worker.submit([job])
+    assert heard.is_done.wait(60) and heard.failure is not None
+    worker._thread.join(60)
+    assert "the engine failed" in worker.failure and worker.gauges["up"] == 0
+    with pytest.raises(Failure, match="the engine failed"):
+        worker.submit([job_of([1], 5)[0]])
+
+
+def test_a_job_that_the_engine_refuses_is_told_why() -> None:
+    worker = Worker(tiny_engine(MODEL), Letters())
+    job, heard = job_of([1] * 90, 60)
+    worker.submit([job])
+    worker._take_in(wait=False)
+    assert heard.failure is not None and "more than the model's 96" in heard.failure.message
+    assert worker.gauges["waiting"] == 0

@@ -1,0 +1,57 @@
+"""Pieces of text together are the whole, no stop word is shown in part, no character in half."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+from sublight.engines.serve.writer import Writer
+
+LETTERS = "abc"
+
+
+class Bytes:
+    """A byte a token: characters come in parts."""
+
+    def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+def write(tokens: list[int], stops: list[str]) -> tuple[list[str], bool]:
+    writer, pieces = Writer(Bytes(), stops), []
+    for token in tokens:
+        if writer.add(token):
+            break
+        pieces.append(writer.take())
+    return [*pieces, writer.end()], writer.is_stopped
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(alphabet="abcé𝄞\n", max_size=20), stops=st.lists(st.text(alphabet="abcé", min_size=1, max_size=4)))
+@example(text="aab", stops=["ab"])
+@example(text="𝄞a", stops=["a", "𝄞a"])
+def test_pieces_are_the_text_before_the_first_stop_word(text: str, stops: list[str]) -> None:
+    pieces, is_stopped = write(list(text.encode()), stops)
+    ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not ends:
+        assert "".join(pieces) == text and not is_stopped
+        return
+    first = min(ends)  # the token that completes the first of them ends the text
+    whole = min(text[:first].find(stop) for stop in stops if stop in text[:first])
+    assert "".join(pieces) == text[:whole] and is_stopped
+
+
+def test_what_can_be_shown_is_shown_at_once() -> None:
+    writer = Writer(Bytes(), ["xyz"])
+    assert [writer.add(token) or writer.take() for token in b"ax"] == ["a", ""]
+    assert writer.add(ord("b")) is False and writer.take() == "xb"
+
+
+def test_bytes_that_are_no_character_do_not_wait_forever() -> None:
+    pieces, _ = write([0xF0] * 12 + list(b"ok"), [])
+    assert "".join(pieces).endswith("ok") and any(pieces[:8])
