@@ -23,6 +23,7 @@ from sublight.results import write_file
 
 FOLDER = Path(__file__).parent / "kernels"
 TARGETS = (80, 90, 100)
+ONE_GPU = {"matmul_hopper.cu": 90}  # files whose instructions only this GPU has: compiled for sm_90a, and no other
 NVCC_FLAGS = ("-std=c++17", "-cubin", "-Xptxas", "-v")
 HOST_FLAGS = ("-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-x", "c++", "-w", "-pthread")
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_\d+a?'")
@@ -83,12 +84,28 @@ def cubin(source: str, capability: int) -> Path:
     return path
 
 
+def targets(source: str) -> tuple[int, ...]:
+    return (ONE_GPU[source],) if source in ONE_GPU else TARGETS
+
+
+def architecture(source: str, capability: int) -> str:
+    """
+    >>> architecture("matmul.cu", 90), architecture("matmul_hopper.cu", 90)
+    ('sm_90', 'sm_90a')
+    """
+    if ONE_GPU.get(source, capability) != capability:
+        raise BadInput(f"{source} is for sm_{ONE_GPU[source]} alone, not for sm_{capability}")
+    return f"sm_{capability}{'a' if source in ONE_GPU else ''}"
+
+
 def compiled(source: str, capability: int) -> tuple[bytes, Mapping[str, Usage]]:
     """Compile now: the cubin, and what each of its kernels takes."""
     compiler = nvcc()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernels.cubin"
-        report = _run([compiler, *NVCC_FLAGS, f"-arch=sm_{capability}", "-o", str(out), str(FOLDER / source)])
+        report = _run(
+            [compiler, *NVCC_FLAGS, f"-arch={architecture(source, capability)}", "-o", str(out), str(FOLDER / source)]
+        )
         return out.read_bytes(), usages(report)
 
 

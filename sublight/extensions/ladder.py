@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sublight.correct import Call, Inputs
 from sublight.cost import Cost, Shape
 from sublight.errors import BadInput, one_of
+from sublight.extensions import build
 from sublight.extensions.driver import OnGpu
 from sublight.extensions.played import OnCpu
 
@@ -44,6 +45,7 @@ class Rung:
     kernels: tuple[str, ...]
     launch: Callable[..., Any]  # (runner, *inputs) -> outputs
     change: str  # what this step changed, and why
+    source: str = ""  # a file of its own, for GPUs that alone have its instructions: it is not played on a CPU
     dtypes: tuple[str, ...] = ("float32",)
     why_not: Callable[..., str] = lambda *inputs: ""  # why it does not take these inputs; empty where it does
     yardstick: Call | None = (
@@ -72,7 +74,8 @@ class Ladder:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for rung in self.rungs for name in rung.kernels))
+        """Of its source: a step with a file of its own has its own."""
+        return tuple(dict.fromkeys(name for rung in self.rungs if not rung.source for name in rung.kernels))
 
     @property
     def spilling(self) -> frozenset[str]:
@@ -83,10 +86,10 @@ class Ladder:
     def dtypes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(dtype for rung in self.rungs for dtype in rung.dtypes))
 
-    def runner(self, x: torch.Tensor, *, reversed: bool = False) -> Runner:
+    def runner(self, x: torch.Tensor, *, reversed: bool = False, source: str = "") -> Runner:
         """The one for where x is; its kernels are compiled at the first call."""
         if x.is_cuda:
-            return on_gpu(self.source, x.get_device())
+            return on_gpu(source or self.source, x.get_device())
         return on_cpu(self.source, self.library or self.kernels, reversed)
 
     def rung(self, name: str) -> Rung:
@@ -102,6 +105,8 @@ class Ladder:
             return "takes tensors of one GPU, or of the CPU"
         if not all(x.numel() for x in inputs):
             return "takes no empty tensor"
+        if rung.source and (reason := _not_its_gpu(rung.source, inputs[0])):
+            return reason
         return rung.why_not(*inputs)
 
     def call(self, rung: Rung, *, reversed: bool = False) -> Call:
@@ -110,9 +115,22 @@ class Ladder:
         def checked(*inputs: torch.Tensor) -> Any:
             if reason := self.why_not(rung, *inputs):
                 raise BadInput(f"{self.name} by {rung.name}: {reason}")
-            return rung.launch(self.runner(inputs[0], reversed=reversed), *map(plain, inputs))
+            runner = self.runner(inputs[0], reversed=reversed, source=rung.source)
+            return rung.launch(runner, *map(plain, inputs))
 
         return checked
+
+
+def _not_its_gpu(source: str, x: torch.Tensor) -> str:
+    import torch
+
+    wanted = build.ONE_GPU[source]
+    major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
+    return (
+        ""
+        if 10 * major + minor == wanted
+        else f"takes tensors of a GPU of sm_{wanted}, which alone has its instructions"
+    )
 
 
 @functools.cache

@@ -7,14 +7,13 @@ one release of nvcc made them. `python -m sublight.extensions.ledger` compiles w
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sublight.extensions import LADDERS, build
-from sublight.extensions.build import TARGETS, Usage
+from sublight.extensions.build import Usage
 from sublight.extensions.demos import DEMOS
 from sublight.results import write_file
 
@@ -34,7 +33,8 @@ def files() -> tuple[Compiled, ...]:
     """Each file once: several ladders or demonstrations may share it."""
     named: dict[str, list[str]] = {}
     for ladder in LADDERS:
-        named.setdefault(ladder.source, []).extend(ladder.kernels)
+        for rung in ladder.rungs:
+            named.setdefault(rung.source or ladder.source, []).extend(rung.kernels)
     for demo in DEMOS:
         named.setdefault(demo.source, []).extend(demo.kernels)
     spilling = frozenset(name for ladder in LADDERS for name in ladder.spilling)
@@ -93,7 +93,8 @@ def main() -> None:
     mine = build.nvcc_release(build.nvcc())
     figures: Figures = {}
     wrong: list[str] = []
-    for file, target in itertools.product(files(), TARGETS):
+    cases = [(file, target) for file in files() for target in build.targets(file.source)]
+    for file, target in cases:
         key = key_of(file.source, target)
         figures[key] = kept[key] if key in kept and release == mine else dict(build.compiled(file.source, target)[1])
         for name, used in figures[key].items():

@@ -6,13 +6,13 @@ import pytest
 
 from sublight.errors import BadInput
 from sublight.extensions import build, ledger
-from sublight.extensions.build import TARGETS, Usage
+from sublight.extensions.build import Usage
 from sublight.extensions.ledger import Compiled
 
 CASES = [
     pytest.param(file, target, id=f"{file.source.removeprefix('../')}-sm_{target}")
     for file in ledger.files()
-    for target in TARGETS
+    for target in build.targets(file.source)
 ]
 
 
@@ -26,7 +26,7 @@ def release() -> str:
 def test_the_ledger_holds_every_kernel_as_it_is() -> None:
     """What has changed is compiled here, if it can be: then the ledger must be written anew."""
     _, kept = ledger.read()
-    every = [(file, target) for file in ledger.files() for target in TARGETS]
+    every = [(file, target) for file in ledger.files() for target in build.targets(file.source)]
     stale = [(file, target) for file, target in every if ledger.key_of(file.source, target) not in kept]
     for file, target in every:
         if (file, target) not in stale:

@@ -16,6 +16,8 @@ BLOCK = 128
 TOTALS_SHARED_BYTES = 4 * BLOCK * BLOCK  # where a block of `registers` and `vectorised` adds up its parts
 MMA_ROWS, MMA_COLS, MMA_DEPTH, MMA_STAGES = 128, 256, 64, 3
 MMA_SHARED_BYTES = 2 * MMA_STAGES * MMA_DEPTH * (MMA_ROWS + MMA_COLS)
+WGMMA_STAGES = 4
+WGMMA_SHARED_BYTES = 2 * WGMMA_STAGES * MMA_DEPTH * (MMA_ROWS + MMA_COLS) + 1024  # tiles begin at a multiple of 1024
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -45,10 +47,10 @@ def _blocks(runner: Runner, a: torch.Tensor, b: torch.Tensor, *, kernel: str, sh
     return c
 
 
-def _mma(runner: Runner, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _mma(runner: Runner, a: torch.Tensor, b: torch.Tensor, *, kernel: str, shared_bytes: int) -> torch.Tensor:
     c, m, n, k = _out(a, b)
     blocks = (m // MMA_ROWS) * (n // MMA_COLS)
-    runner.launch("matmul_mma", (blocks,), (256,), a, b, c, m, n, k, shared_bytes=MMA_SHARED_BYTES)
+    runner.launch(kernel, (blocks,), (256,), a, b, c, m, n, k, shared_bytes=shared_bytes)
     return c
 
 
@@ -163,13 +165,25 @@ MATMUL = Ladder(
         Rung(
             name="mma",
             kernels=("matmul_mma",),
-            launch=_mma,
+            launch=functools.partial(_mma, kernel="matmul_mma", shared_bytes=MMA_SHARED_BYTES),
             dtypes=("float16",),
             change="The instruction itself, mma.sync, with all that feeds it: 64 x 64 of c a warp, so that 8 loads "
             "from shared memory (ldmatrix) serve 32 mma; three stages of cp.async in 144 KiB of shared memory; chunks "
             "swizzled, so that ldmatrix meets no bank twice; the next operands loaded while these are multiplied; "
-            "blocks in an order that shares rows and columns in the L2. Hopper's own instruction, wgmma, reads its "
-            "operands from shared memory directly and is the only way to all of its tensor cores' rate.",
+            "blocks in an order that shares rows and columns in the L2.",
+            why_not=functools.partial(_not_multiples, rows=MMA_ROWS, cols=MMA_COLS, depth=MMA_DEPTH),
+        ),
+        Rung(
+            name="wgmma",
+            kernels=("matmul_wgmma",),
+            source="matmul_hopper.cu",
+            launch=functools.partial(_mma, kernel="matmul_wgmma", shared_bytes=WGMMA_SHARED_BYTES),
+            dtypes=("float16",),
+            change="Hopper's own instruction, in a file of its own (matmul_hopper.cu): 128 threads multiply "
+            "64 x 256 x 16 together, both operands straight from shared memory, where mma.sync passes "
+            "each through registers, once for every warp; the threads go on while it is computed, so that the copies "
+            "of the stage after next are under way meanwhile. Only sm_90 has it. What is left to Hopper is TMA, which "
+            "copies a whole tile by one thread's instruction; the Gluon kernels of docs/products.md have it.",
             why_not=functools.partial(_not_multiples, rows=MMA_ROWS, cols=MMA_COLS, depth=MMA_DEPTH),
         ),
     ),

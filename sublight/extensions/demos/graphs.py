@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 SIZE = 64  # small: what a call costs besides its arithmetic is what differs
-CALLS = 100
+ROUNDS, CALLS = 7, 20
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 KINDS = ("kernel", "memcpy", "memset", "host", "graph", "empty")  # the driver's numbers
 
@@ -200,21 +201,22 @@ def _changes(name: str, run: Callable[[Any, float], Any], x: torch.Tensor, other
 
 
 def _call_s(work: Callable[[], Any], device: str) -> float:
-    """Of many calls in a row, the last awaited."""
+    """Of many calls in a row, the last awaited; the median of several rounds, of which the first warms up."""
     import torch
 
     def wait() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    for _ in range(5):
-        work()
-    wait()
-    start = time.perf_counter()
-    for _ in range(CALLS):
-        work()
-    wait()
-    return (time.perf_counter() - start) / CALLS
+    samples = []
+    for _ in range(ROUNDS):
+        wait()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            work()
+        wait()
+        samples.append((time.perf_counter() - start) / CALLS)
+    return statistics.median(samples)
 
 
 def run(gpu: Gpu) -> Figures:

@@ -14,7 +14,7 @@ from sublight.extensions.demos.gpu import Buffer, Gpu
 from sublight.extensions.driver import call
 
 SIZES = (2**14, 2**18, 2**22, 2**27)
-PORTABLE_MAPPED, WRITE_COMBINED = 0x2, 0x6  # CU_MEMHOSTALLOC_DEVICEMAP, and _WRITECOMBINED with it
+MAPPED, WRITE_COMBINED = 0x2, 0x6  # CU_MEMHOSTALLOC_DEVICEMAP, and _WRITECOMBINED with it
 BLOCKS, THREADS = 1024, 256
 EVERY = 128  # of this many sectors one is read
 
@@ -24,7 +24,7 @@ def run(gpu: Gpu) -> Figures:
     pages = mmap.mmap(-1, most)
     pageable = Buffer(ctypes.addressof(ctypes.c_char.from_buffer(pages)), most)
     ctypes.memset(pageable.address, 1, most)
-    pinned, combined = gpu.pinned(most, PORTABLE_MAPPED), gpu.pinned(most, WRITE_COMBINED)
+    pinned, combined = gpu.pinned(most, MAPPED), gpu.pinned(most, WRITE_COMBINED)
     for each in (pinned, combined):
         ctypes.memset(each.address, 1, most)
     device, out = gpu.buffer(most), gpu.buffer(64)

@@ -102,27 +102,27 @@ def counter_table(rows: list[dict[str, str]], cases: list[tuple[str, int, int]])
         stalled = active - eligible if active is not None and eligible is not None else None
         lines.append(
             (
-                f"{kernel}, {blocks * THREADS // 32} warps",
+                f"{kernel.partition('_')[0]}, {blocks * THREADS // 32} warps",
                 *(None if value is None else value / 100 for value in (theoretical, achieved)),
                 *(active, stalled, eligible, issued),
                 f"{STALLS[worst]} ({stalls[worst] / (sum(stalls.values()) or 1):.0%})",
             )
         )
     return Table(
-        title="Why: the counters of one scheduler (ncu)",
+        title="Why: occupancy, and the warps of one scheduler in a cycle (ncu)",
         columns=(
             ("launch", ""),
-            ("theoretical", "fraction"),
+            ("in theory", "fraction"),
             ("achieved", "fraction"),
-            ("active warps", "number"),
+            ("active", "number"),
             ("stalled", "number"),
             ("eligible", "number"),
-            ("issued a cycle", "number"),
+            ("issued", "number"),
             ("waits most for", ""),
         ),
         rows=tuple(lines),
-        note="Active = stalled + eligible. More warps mean that more loads wait at the same time, not that each waits "
-        "less.",
+        note="One or four accesses in flight. Active = stalled + eligible; issued: instructions a cycle. More warps "
+        "mean that more loads wait at the same time, not that each waits less.",
     )
 
 

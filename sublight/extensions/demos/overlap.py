@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import mmap
 
 from sublight.extensions.demos.demo import Demo, Figures, Span, Table, Timeline
@@ -86,15 +85,6 @@ def _timeline(gpu: Gpu, title: str, host: Buffer, device: Buffer, streams: list[
         for lane, chunk, start, end in marks
     ]
     return Timeline(title=title, spans=tuple(spans))
-
-
-def overlapping(spans: tuple[Span, ...]) -> bool:
-    """Do two spans of one lane overlap? A lane is one engine, which does one thing at a time."""
-    ordered = sorted(spans, key=lambda span: (span.lane, span.start_s))
-    return any(
-        one.lane == two.lane and two.start_s < one.start_s + one.elapsed_s - 1e-6
-        for one, two in itertools.pairwise(ordered)
-    )
 
 
 OVERLAP = Demo(

@@ -47,6 +47,7 @@ static inline float2 __half22float2(__half2 x) { return {static_cast<float>(x.x)
 static inline __half2 __floats2half2_rn(float x, float y) { return {static_cast<__half>(x), static_cast<__half>(y)}; }
 template <class T>
 static inline void __stcs(T* to, T value) { *to = value; }
+static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __ffs(unsigned x) { return __builtin_ffs(x); }

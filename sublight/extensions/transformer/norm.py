@@ -56,6 +56,16 @@ def _norm_kept(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     return y, means.flatten(), scales.flatten()
 
 
+def _one_by_one(
+    d_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, means: Tensor, scales: Tensor
+) -> tuple[Tensor, ...]:
+    """PyTorch's own sums over rows into one address each, one after the other, as atomic additions come."""
+    d_x, *_ = gradients(_norm, 3)(d_y, x, weight, bias)
+    to = d_y.new_zeros(len(d_y)).long()
+    normed = (x - means[:, None].to(x)) * scales[:, None].to(x)
+    return d_x, *(d_y.new_zeros(1, d_y.shape[1]).index_add_(0, to, each).flatten() for each in (d_y * normed, d_y))
+
+
 NORM = Ladder(
     **of_transformer("layer_norm_kept", "layer norm of each row, and its mean and scale, which the way back needs"),
     reference=_norm_kept,
@@ -91,7 +101,9 @@ NORM_BACKWARD = Ladder(
             kernels=("norm_backward_x", "norm_backward_weight_atomics"),
             launch=functools.partial(_norm_backward, atomics=True),
             change="The input's gradient by a warp a row. Weight and bias get an atomic addition from every element: "
-            "as many as there are rows meet at one address.",
+            "as many as there are rows meet at one address. These sums round after every row; PyTorch's index_add_, "
+            "which does the same, is their yardstick.",
+            yardstick=_one_by_one,
         ),
         Rung(
             name="columns",
