@@ -77,9 +77,9 @@ def command(request: Request) -> None:
         workers: list[Worker] = []
 
         def worker(**how: Any) -> Worker:
-            limits = {"most_waiting": request.queue, "most_s": request.time_limit_s}
-            workers.append(Worker(engine, served.words, **limits, **how))
-            return workers[-1]
+            made = Worker(engine, served.words, most_waiting=request.queue, most_s=request.time_limit_s, **how)
+            workers.append(made)
+            return made
 
         class Server(uvicorn.Server):
             """Told to end (Ctrl-C, SIGTERM), it ends what streams; uvicorn alone would wait, then log a traceback."""
