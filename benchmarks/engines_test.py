@@ -42,10 +42,10 @@ def test_each_part_is_bounded(module: ModuleType) -> None:
 
 
 def test_a_part_that_breaks_says_why(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = module.run_part("decode", "eager", ["--device", "nowhere"])
+    rows = module.run_part("decode", "launches", ["--device", "nowhere"])
     assert len(rows) == 1 and "invalid choice" in rows[0]["error"]
-    monkeypatch.setitem(module.LIMIT_S["decode"], "eager", 0.01)
-    assert module.run_part("decode", "eager", ["--tiny", "--device", "cpu"])[0]["error"] == "not done within 0 s"
+    monkeypatch.setitem(module.LIMIT_S["decode"], "launches", 0.01)
+    assert module.run_part("decode", "launches", ["--tiny", "--device", "cpu"])[0]["error"] == "not done within 0 s"
 
 
 def test_a_tiny_run_gives_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

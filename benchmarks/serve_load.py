@@ -155,15 +155,15 @@ def load(port: int, count: int) -> dict[str, Any]:
 def kill_and_restart(folder: Path, port: int, words: list[str]) -> bool:
     """kill -9 under load: clients see an end, not a wait; the next server takes the port and answers as before."""
     with server(folder, port, words) as process, ThreadPoolExecutor(8) as pool:
-        asked = {"prompt": [1, 2, 3], "max_tokens": 120, "temperature": 0}
-        whole = ask(port, asked)
-        running = [pool.submit(ask, port, asked) for _ in range(8)]
+        fields = {"prompt": [1, 2, 3], "max_tokens": 120, "temperature": 0}
+        whole = ask(port, fields)
+        running = [pool.submit(ask, port, fields) for _ in range(8)]
         until(lambda: gauge(port, "running") > 0, 60, "a text is under way")
         process.kill()
         for each in running:
             each.exception(timeout=60)  # an error, or a text that was done already
     with server(folder, port, words):
-        return ask(port, asked) == whole
+        return ask(port, fields) == whole
 
 
 def main() -> None:

@@ -22,11 +22,11 @@ def _has_gpu() -> bool:
 HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
 SIDES = {  # one case of so many is drawn, and one of two tests that have no cases
-    **{"ops/ops_test": 16, "sublight/ops/": 8, "docs_test": 5},
+    **{"ops/ops_test": 20, "sublight/ops/": 10, "docs_test": 5},
     **{"learn/grade/check_test": 20, "extensions/ledger_test": 20, "extensions/ladders_test": 4},
     **{"extensions/projects/build_test": 40},
     **{"sublight/fix/": 8, "trace/capture/": 4, "trace/fuzz_test": 4, "sublight/cli/": 4, "examples/": 3},
-    "sublight/engines/": 4,
+    **{"sublight/engines/": 4, "learn/board/": 4, "extensions/demos/": 4, "extensions/transformer/": 4},
 }
 DEAR = {  # one test of so many
     **{"fix/cure/run_test": 4, "cli/explain_fix_test": 4, "cli/interrupt_test": 6, "train/parallel/parallel_test": 14},

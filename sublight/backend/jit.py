@@ -54,6 +54,7 @@ hopper: Any = None  # Gluon's words for Hopper: barriers, products of a warpgrou
 tile_in: Any = None  # by Hopper's copy engine: a block of a tensor to shared memory …
 tile_out: Any = None  # … and back …
 tile_add: Any = None  # … added to what is there
+meet: Any = None  # the warps of a Gluon partition wait for each other
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
@@ -72,6 +73,7 @@ if AVAILABLE:
         copy_in = getattr(_async_copy, "async_load", None) or _async_copy.async_copy_global_to_shared
         tile_in = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
         tile_out = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
+        meet = getattr(_gl, "thread_barrier", None) or _gl.barrier
         tile_add = getattr(_hopper.tma, "async_atomic_add", None)
         if tile_add is None:  # up to Triton 3.6 the instruction has no name in Gluon
             from triton._C.libtriton import ir as _ir
@@ -88,7 +90,19 @@ if AVAILABLE:
         why_no_gluon = f"Gluon of triton {triton.__version__} has moved: {error}"
 
 __all__ = [
-    *("AVAILABLE", "async_copy", "cdiv", "copy_in", "gl", "gluon", "hopper", "libdevice", "next_power_of_2", "tl"),
+    *(
+        "AVAILABLE",
+        "async_copy",
+        "cdiv",
+        "copy_in",
+        "gl",
+        "gluon",
+        "hopper",
+        "libdevice",
+        "meet",
+        "next_power_of_2",
+        "tl",
+    ),
     *("tile_add", "tile_in", "tile_out", "triton", "why_no_gluon"),
 ]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from sublight.errors import BadInput
 from sublight.learn.board.store import Store
 
 MOST_GRADERS = 64
+LOOK_S = 0.5
 
 
 def add_account(db: str, name: str, json: str) -> None:
@@ -36,9 +39,7 @@ def serve(db: str, *, host: str, port: int, graders: int, is_open: bool, sandbox
     if not 1 <= graders <= MOST_GRADERS:
         raise BadInput(f"--graders {graders}: give 1 to {MOST_GRADERS}")
     store, listener = _store(db), _listener(host, port)
-    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    home = Path(tempfile.mkdtemp(prefix="sublight-board-", dir=room))
-    home.chmod(0o711)
+    home, stop = _home(), _stop_by_signal()
     runner: Runner | None = None
     try:
         way, reason = jail.usable(home, sandbox)
@@ -50,13 +51,34 @@ def serve(db: str, *, host: str, port: int, graders: int, is_open: bool, sandbox
         ran = f"entries are run in {way}, {graders} at a time" if runner else f"no code is run: {why_not}"
         print(f"sublight: {address}; {ran}", file=sys.stderr, flush=True)
         app = make_app(store, why_not_run=why_not, is_open=is_open)
-        config = uvicorn.Config(app, log_level="warning", server_header=False, limit_concurrency=256)
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, limit_concurrency=256))
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        serving.start()  # in a thread, where it leaves signals alone: it would end the process before all is put away
+        while serving.is_alive() and not stop.wait(LOOK_S):
+            pass
+        server.should_exit = True
+        serving.join()
     finally:
         if runner is not None:
             runner.stop()
         listener.close()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _home() -> Path:
+    """A folder for sandboxes, in memory where that can be; other users may go through it."""
+    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    home = Path(tempfile.mkdtemp(prefix="sublight-board-", dir=room))
+    home.chmod(0o711)
+    return home
+
+
+def _stop_by_signal() -> threading.Event:
+    """Set by Ctrl-C, and by whoever ends services."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
 
 
 def why_not_graded() -> str:
@@ -88,6 +110,7 @@ def _listener(host: str, port: int) -> Any:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(128)  # whoever reads the address may connect at once
     except (OSError, OverflowError) as error:
         raise BadInput(f"cannot listen on {host}, port {port}: {error}; use --host and --port") from None
     return listener

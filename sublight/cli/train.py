@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +16,15 @@ import typer
 
 from sublight.cli import output
 from sublight.cli.options import INTERRUPTED, kind_of
+from sublight.cli.train_progress import progress, stops_after_a_step
 from sublight.errors import BadInput, one_of
 from sublight.units import parse_seconds
-from sublight.units import text as units_text
 
 if TYPE_CHECKING:
     from sublight.engines.train.data import Data
     from sublight.engines.train.gpt2 import Gpt2
     from sublight.engines.train.limit import ProductLimit
-    from sublight.engines.train.loop import Progress, Trainer
+    from sublight.engines.train.loop import Trainer
     from sublight.engines.train.parallel.ranks import Ranks
     from sublight.engines.train.run import Run
     from sublight.engines.train.shape import Shape
@@ -113,19 +111,21 @@ def shared(request: Request, device: str) -> int:
 
 
 def _shared(request: Request, device: str) -> int:
+    from sublight.engines.train.settings import PARALLEL
+
+    if request.parallel:
+        one_of("parallel", request.parallel, PARALLEL)
     if not is_torchrun():
         example = f"torchrun --nproc-per-node 2 -m sublight train --parallel {request.parallel}"
         raise BadInput(f"--parallel {request.parallel} is for processes that torchrun starts: {example} …")
     if request.explain:
         raise BadInput("--explain is for one process: `sublight explain` takes a folder with a trace of each rank")
+    if not request.resume and not request.parallel:
+        raise BadInput("torchrun starts several processes: say how they share the work, as in --parallel ddp")
     from sublight.engines.train import data
     from sublight.engines.train import run as runs
     from sublight.engines.train.parallel import ranks as processes
 
-    if not request.resume:
-        if not request.parallel:
-            raise BadInput("torchrun starts several processes: say how they share the work, as in --parallel ddp")
-        one_of("parallel", request.parallel, processes.HOWS)
     with processes.joined(device) as ranks:
         make = resumed if request.resume else partial(started, device=device)
         folder = ranks.first_does(lambda: str(make(request)[0].folder))
@@ -208,7 +208,7 @@ def check_words(request: Request, device: str) -> None:
     ):
         if word:
             one_of(what, word, known)
-    layers.attention_by(request.attention or "ours", device)  # type: ignore[arg-type]
+    layers.attention_by(request.attention or "ours", device, deterministic=request.deterministic)  # type: ignore[arg-type]
 
 
 def dtype_named(words: str) -> str:
@@ -391,55 +391,3 @@ def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: st
         "sample": tokenizer.decode(drawn),
         "notes": notes,
     }
-
-
-@contextlib.contextmanager
-def stops_after_a_step(trainer: Trainer) -> Iterator[None]:
-    """Ctrl-C and `kill` end the run behind the step that runs, with a checkpoint; a second Ctrl-C ends it at once."""
-
-    def stop(number: int, _: object) -> None:
-        if trainer.stop_wanted:
-            raise KeyboardInterrupt
-        trainer.stop_wanted = True
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def progress(run: Run, known: ProductLimit | None) -> Iterator[Any]:
-    """A line on stderr that keeps itself up to date; where stderr is no terminal, a line now and then."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(stderr=True, highlight=False)
-    every = max(1, run.settings.steps // 20)
-    if not console.is_terminal:
-
-        def say(now: Progress) -> None:
-            if now.step % every == 0 or now.step == now.steps:
-                print(words_of(now, run, known), file=sys.stderr, flush=True)
-
-        yield say
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def show(now: Progress) -> None:
-            live.update(Text(words_of(now, run, known), no_wrap=True, overflow="ellipsis"), refresh=True)
-
-        yield show
-
-
-def words_of(now: Progress, run: Run, known: ProductLimit | None) -> str:
-    held_out = "" if now.held_out_loss is None else f"  held out {now.held_out_loss:.3f}"
-    minutes, seconds = divmod(round(now.left_s), 60)
-    left = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes}:{seconds:02d}"
-    words = f"step {now.step}/{now.steps}  loss {now.loss:.3f}{held_out}  {left} left  {now.tokens_per_s:,.0f} tok/s"
-    if known:
-        words += f"  MFU {100 * now.tokens_per_s * run.shape.train_flops_per_token / known.flops_per_s:.0f} %"
-    return f"{words}  {units_text(now.memory_bytes, 'B')}"  # what comes last is cut where the terminal is narrow

@@ -34,7 +34,7 @@ def explained(trainer: Trainer, page: Path) -> list[str]:
     if profile.trace is None:
         why = profile.captured.reason if profile.captured is not None else "nothing was recorded"
         raise BadInput(f"--explain: {why}")
-    found = explain([profile.trace])
+    found = explain([profile.trace], source=f"sublight train, {trainer.run.folder}")
     pages.write(found, page)
     by_family: Counter[str] = Counter()
     for row in found.ops:

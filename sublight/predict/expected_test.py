@@ -81,7 +81,8 @@ def test_a_longer_prompt_and_a_larger_batch_take_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "how"), [("h100", "measured"), ("h200", "carried over"), ("a100", "analytic"), ("b200", "analytic")]
+    ("gpu", "how"),
+    [("h100", "measured"), ("h200", "measured"), ("gh200", "carried over"), ("a100", "analytic"), ("b200", "analytic")],
 )
 def test_each_time_says_how_it_is_known(gpu: str, how: str) -> None:
     found = estimate.predict(config.load("llama-3-8b"), machine.find(gpu), Step(mode="decode", batch=1, context=512))

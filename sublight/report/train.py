@@ -77,7 +77,8 @@ def html(document: Document, rows: Sequence[Mapping[str, Any]]) -> str:
         Curve(name="held out", points=held_out, marked=len(held_out) <= 60),
     ]
     picture = curves("Loss by step", drawn, across="step", up="loss (nats)")
-    sample = f"<h2>A sample</h2><pre>{escape(document['prompt'] + document['sample'])}</pre>"
+    text = escape(document["prompt"] + document["sample"])
+    sample = f'<h2>A sample</h2><pre style="white-space: pre-wrap; overflow-wrap: anywhere">{text}</pre>'
     settings: list[pages.Row] = [("", [("", key), ("r", str(value))]) for key, value in document["settings"].items()]
     table = pages.table([("", "setting"), ("r", "value")], settings)
     lead = f"{sentence(document)} {speed(document)}."

@@ -56,7 +56,7 @@ def train(
     sublight train my-texts/ --depth 6 --tokens bpe
     sublight train train.bin --size gpt2 --batch 512 --accumulate 16 --steps 20000
     sublight train --resume --out runs/001
-    torchrun --nproc-per-node 8 -m sublight train train.bin --size gpt2 --parallel fsdp
+    torchrun --nproc-per-node 2 -m sublight train my-texts/ --parallel ddp
     """
     from sublight.cli import train as cli_train
 

@@ -8,6 +8,7 @@ how attention is cut depends on that width, so a short context is not cut as a l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from sublight.engines.generate.llama import Cache, Llama
+from sublight.engines.generate.sampling import largest
 from sublight.engines.generate.scheduler import Chunk, Text
 from sublight.fix.graph.backend import Backend, Captured
 
@@ -36,7 +38,7 @@ class Decoder:
         self._numbers_there, self._table_there = (x.to(self.device) for x in (self._numbers, self._table))
         self._row_of: list[tuple[Text | None, int, int]] = [(None, 0, 0)] * most  # whose pages a row of the table holds
         self._shape = (0, 0)
-        self._captured: dict[tuple[int, int], Captured] = {}
+        self._captured: dict[tuple[int, int], Captured | None] = {}  # None: it could not be captured
         self._pool: Any = graphs.new_pool() if graphs else None
 
     def __call__(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,10 +47,10 @@ class Decoder:
         widest = max(len(chunk.text.pages) for chunk in chunks)
         size, width = (self._bucket(count), self._wide(widest)) if self.graphs else (count, widest)
         self._write(chunks, size, width)
-        if self.graphs is None or size > BUCKETS[-1]:
+        captured = self._graph(size, width)
+        if captured is None or self.graphs is None:
             logits, best = self._run(size, width)
         else:
-            captured = self._captured.get((size, width)) or self._capture(self.graphs, size, width)
             self.graphs.enter(self._pool, self.device)
             captured.replay()
             logits, best = captured.outputs
@@ -57,11 +59,11 @@ class Decoder:
     @property
     def graph_bytes(self) -> int:
         """Device memory that the graphs took."""
-        return sum(each.pool_bytes + each.driver_bytes for each in self._captured.values())
+        return sum(each.pool_bytes + each.driver_bytes for each in self._captured.values() if each)
 
     @property
     def graph_count(self) -> int:
-        return len(self._captured)
+        return sum(each is not None for each in self._captured.values())
 
     def _bucket(self, count: int) -> int:
         return next((bucket for bucket in BUCKETS if bucket >= count), count)
@@ -106,7 +108,20 @@ class Decoder:
         numbers = self._numbers_there[:, :size]
         table = self._table_there[: size * width].view(size, width)
         logits = self.model.decode(numbers[ID], numbers[POSITION], numbers[SLOT], table, numbers[LENGTH], self.cache)
-        return logits, logits.argmax(-1)
+        return logits, largest(logits)
+
+    def _graph(self, size: int, width: int) -> Captured | None:
+        """Of this size; where there is none to be had, launches go on without, and a warning says so once."""
+        if self.graphs is None or size > BUCKETS[-1]:
+            return None
+        if (size, width) not in self._captured:
+            try:
+                self._captured[size, width] = self._capture(self.graphs, size, width)
+            except RuntimeError as error:
+                self._captured[size, width] = None
+                reason = " ".join(str(error).split())[:200]
+                warnings.warn(f"sublight: no CUDA graph for a batch of {size}: {reason}", RuntimeWarning, stacklevel=2)
+        return self._captured[size, width]
 
     def _capture(self, graphs: Backend, size: int, width: int) -> Captured:
         """Once beside it first, so that kernels are compiled and workspaces there: that writes what the replay will."""
@@ -114,6 +129,4 @@ class Decoder:
             with graphs.side(self.device):
                 self._run(size, width)
             graphs.prepare(self.device)
-            captured = graphs.capture(lambda: self._run(size, width), self._pool, self.device, ())
-        self._captured[size, width] = captured
-        return captured
+            return graphs.capture(lambda: self._run(size, width), self._pool, self.device, ())

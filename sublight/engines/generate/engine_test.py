@@ -17,7 +17,8 @@ from sublight.engines.generate import weights
 from sublight.engines.generate.engine import Engine, Request
 from sublight.engines.generate.layers import Mode
 from sublight.engines.generate.llama import Llama
-from sublight.engines.generate.sampling import Draw, Sampling, choose
+from sublight.engines.generate.sampling import Draw, Sampling, choose, largest
+from sublight.engines.generate.scheduler import Chunk, Text
 from sublight.errors import BadInput
 from sublight.fix.graph.fake import Fake
 
@@ -177,3 +178,68 @@ def test_what_is_cut_off_is_never_drawn(how: dict[str, Any], kept: set[int]) -> 
     for token in kept:
         chance = chances[token].item() / whole
         assert abs(drawn[token] - 1000 * chance) <= 5 * (1000 * chance * (1 - chance)) ** 0.5  # 5 sigma
+
+
+@pytest.mark.parametrize("vocab", (97, 512, 1024))
+def test_the_largest_is_the_first_of_equals(vocab: int) -> None:
+    logits = torch.randint(0, 40, (9, vocab), generator=torch.Generator().manual_seed(vocab)).float()
+    logits[0], logits[1, 5] = 1.0, torch.nan
+    assert largest(logits).tolist() == logits.argmax(-1).tolist()
+
+
+def adjusted(how: Sampling, prompt: list[int], logits: list[float], steps: int) -> list[int]:
+    draw, row = Draw(how, prompt, len(logits), torch.device("cpu")), torch.tensor([logits])
+    return [choose(row, row.argmax(-1), [draw])[0][0] for _ in range(steps)]
+
+
+def test_penalties_and_bias_are_as_defined() -> None:
+    logits = [2.0, 1.9, 1.5, -1.0]
+    assert adjusted(Sampling(frequency=0.2), [], logits, 4) == [0, 1, 0, 1]  # 1.8 < 1.9; 1.7 < 1.8; 1.6 < 1.7
+    assert adjusted(Sampling(presence=0.2), [], logits, 3) == [0, 1, 0]  # once, however often
+    assert adjusted(Sampling(repetition=2.0), [0], logits, 3) == [1, 2, 0]  # the prompt counts, too
+    assert adjusted(Sampling(bias={3: 10.0}), [], logits, 2) == [3, 3]
+    with pytest.raises(BadInput, match="logit_bias has token 4"):
+        adjusted(Sampling(bias={4: 1.0}), [], logits, 1)
+
+
+def test_a_temperature_next_to_nothing_takes_the_likeliest() -> None:
+    assert adjusted(Sampling(temperature=1e-30), [], [5.0, 6.0, 1.0], 2) == [1, 1]
+    assert adjusted(Sampling(temperature=1e-5), [], [5.0, 6.0, 1.0], 2) == [1, 1]
+
+
+def test_logprobs_are_the_models_own(tiny: Llama) -> None:
+    """Whatever the temperature, beside requests without."""
+    request = Request(PROMPTS[0], 3, Sampling(temperature=2.0, top_k=1, logprobs=2))
+    list(
+        Engine(tiny, pages=40).run([Request(PROMPTS[1], 3), request, Request(PROMPTS[2], 3, Sampling(temperature=1.0))])
+    )
+    engine = Engine(tiny, pages=40)
+    text = engine.add(Request(PROMPTS[0], 1))
+    (chunk,) = engine.scheduler.next_step()
+    every = torch.log_softmax(engine._prefill(chunk), -1)
+    assert text.tokens == PROMPTS[0] and len(request.logprobs) == 3
+    values, places = every.topk(2)
+    assert [token for token, _ in request.logprobs[0].best] == places.tolist()
+    torch.testing.assert_close(torch.tensor([value for _, value in request.logprobs[0].best]), values)
+    assert request.new[0] == places[0] and request.logprobs[0].chosen == request.logprobs[0].best[0][1]
+
+
+def test_a_batch_that_cannot_be_captured_is_launched(tiny: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Request(PROMPTS[0], 5)
+    list(Engine(tiny, pages=40).run([plain]))
+    monkeypatch.setattr(Fake, "capture", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    engine, request = Engine(tiny, pages=40, graphs=Fake()), Request(PROMPTS[0], 5)
+    with pytest.warns(RuntimeWarning, match="no CUDA graph for a batch of 1: out of memory") as seen:
+        list(engine.run([request]))
+    assert request.new == plain.new and len(seen) == 1 and engine.decoder.graph_count == 0
+
+
+def test_a_text_that_began_anew_has_its_new_pages(tiny: Llama) -> None:
+    """After preemption: as many pages in the same row, and others."""
+    decoder = Engine(tiny, pages=40, page=4).decoder
+    text = Text([1] * 6, 20, pages=[3, 4], cached=5, begun=1)
+    decoder._write([Chunk(text, 5, 1)], 1, 2)
+    text.pages, text.begun = [7, 9], 2
+    decoder._write([Chunk(text, 5, 1)], 1, 2)
+    assert decoder._table_there[:2].tolist() == [7, 9]
+    assert decoder._numbers_there[:, 0].tolist() == [1, 5, 9 * 4 + 1, 6]

@@ -82,7 +82,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         room, was_short = self.most_tokens, False
         for text in list(self.running):
-            if text not in self.running or not room:  # given up for an older one, or no room in this step
+            if not room or (was_short and text not in self.running):  # no room in this step, or given up for an older
                 continue
             count = min(room, len(text.tokens) - text.cached)
             while not self._grow(text, text.cached + count):

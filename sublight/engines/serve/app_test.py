@@ -98,8 +98,8 @@ def test_completions_whole_and_streamed(site: Site) -> None:
     whole = site.post("completions", prompt="hello", max_tokens=9, temperature=0).json()
     assert whole["choices"] == [{"index": 0, "finish_reason": "length", "logprobs": None, "text": expected}]
     assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
-    asked = {"prompt": "hello", "max_tokens": 9, "temperature": 0, "stream": True}
-    *pieces, last, done = lines_of(site.post("completions", **asked, stream_options={"include_usage": True}).text)
+    fields = {"prompt": "hello", "max_tokens": 9, "temperature": 0, "stream": True}
+    *pieces, last, done = lines_of(site.post("completions", **fields, stream_options={"include_usage": True}).text)
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == expected
     assert [piece["choices"][0]["finish_reason"] for piece in pieces][-2:] == [None, "length"]
     assert done == "[DONE]" and last["usage"] == whole["usage"] and last["choices"] == []
@@ -111,14 +111,14 @@ def test_completions_whole_and_streamed(site: Site) -> None:
 
 
 def test_chat_whole_and_streamed(site: Site) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 3, "n": 2}
-    whole = site.post("chat/completions", **asked, logprobs=True, top_logprobs=2).json()
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 3, "n": 2}
+    whole = site.post("chat/completions", **fields, logprobs=True, top_logprobs=2).json()
     texts = [each["message"]["content"] for each in whole["choices"]]
     assert whole["object"] == "chat.completion" and all(len(text) == 5 for text in texts) and texts[0] != texts[1]
     rows = whole["choices"][0]["logprobs"]["content"]
     assert "".join(row["token"] for row in rows) == texts[0] and all(row["logprob"] <= 0 for row in rows)
     assert all(len(row["top_logprobs"]) == 2 for row in rows)
-    *pieces, done = lines_of(site.post("chat/completions", **asked, stream=True).text)
+    *pieces, done = lines_of(site.post("chat/completions", **fields, stream=True).text)
     again = ["", ""]
     for piece in pieces:
         again[piece["choices"][0]["index"]] += piece["choices"][0]["delta"].get("content", "")

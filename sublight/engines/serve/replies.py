@@ -61,8 +61,8 @@ class Reply:
         choice.finish = event.finish
         if not event.text and not event.finish and not event.logprobs:
             return None
-        told = self._logprobs(event.tokens, event.logprobs, begin)
-        row: dict[str, Any] = {"index": index, "logprobs": told, "finish_reason": event.finish or None}
+        logprobs = self._logprobs(event.tokens, event.logprobs, begin)
+        row: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": event.finish or None}
         row |= {"delta": {"content": event.text} if event.text else {}} if self.is_chat else {"text": event.text}
         return self._piece(row)
 
@@ -95,19 +95,19 @@ class Reply:
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": [] if row is None else [row]}
 
-    def _logprobs(self, tokens: Sequence[int], told: Sequence[Logprobs], begin: int) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs], begin: int) -> dict[str, Any] | None:
         if self.ask.samplings[0].logprobs is None:
             return None
         words = [self.words.decode([token]) for token in tokens]
         if self.is_chat:
             rows = [
                 {**_named(word, each.chosen), "top_logprobs": [_named(self.words.decode([t]), p) for t, p in each.best]}
-                for word, each in zip(words, told, strict=True)
+                for word, each in zip(words, logprobs, strict=True)
             ]
             return {"content": rows}
         offsets = [begin + sum(map(len, words[:at])) for at in range(len(words))]
-        best = [{self.words.decode([token]): _finite(value) for token, value in each.best} for each in told]
-        chances = [_finite(each.chosen) for each in told]
+        best = [{self.words.decode([token]): _finite(value) for token, value in each.best} for each in logprobs]
+        chances = [_finite(each.chosen) for each in logprobs]
         return {"tokens": words, "token_logprobs": chances, "top_logprobs": best, "text_offset": offsets}
 
 

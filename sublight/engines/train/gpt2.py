@@ -108,7 +108,7 @@ class Gpt2(nn.Module):
         self.shape, self.dropout, self.compute = shape, dropout, compute
         self.tokens = nn.Parameter(torch.empty(shape.vocab, shape.dim))
         self.positions = nn.Parameter(torch.empty(shape.context, shape.dim))
-        attend = attention_by(attention, device)
+        attend = attention_by(attention, device, deterministic=deterministic)
         # memory is at its peak behind the last block: what that does not keep lowers it
         by_block = [self._layers] * (shape.layers - 1) + [FRUGAL if self._layers is OURS else self._layers]
         self.blocks = nn.ModuleList(block(shape, layers, attend, dropout) for layers in by_block)

@@ -118,9 +118,23 @@ def _ours(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return found
 
 
-def attention_by(name: Attention, device: str) -> Attend:
+def _in_order(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Gradients that are added up in one order: our `flash`, or op by op with dropout."""
+    if dropout:
+        return naive(q, k, v, dropout)
+    found: Tensor = our_attention(q, k, v, causal=True, provider="flash")
+    return found
+
+
+def attention_by(name: Attention, device: str, *, deterministic: bool = False) -> Attend:
     """Causal attention of (batch, heads, length, head_dim)."""
     one_of("attention", name, ATTENTIONS)
+    if deterministic and device == "cuda" and name not in ("naive", "ours"):
+        raise BadInput(
+            f"--attention {name} adds gradients up in no fixed order: use ours or naive with --deterministic"
+        )
+    if deterministic and device == "cuda" and name == "ours":
+        return _in_order
     if name == "cudnn" and device != "cuda":
         raise BadInput("--attention cudnn needs an NVIDIA GPU: use naive, flash or ours here")
     if name == "flash":  # on a CPU it has no dropout

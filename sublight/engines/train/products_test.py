@@ -137,7 +137,17 @@ def test_every_kernel_that_may_be_chosen_is_right(epilogue: Epilogue) -> None:
     given |= {"aux": aux} if epilogue in cublaslt.WITH_AUX else {}
     wanted = emulated(a.double(), b.double(), epilogue, **{name: x.double() for name, x in given.items()})
     theirs = emulated(a, b, epilogue, **{name: x.clone() for name, x in given.items()})
-    assert cublaslt.tune(a, b, epilogue, **given, rival=lambda: torch.cuda._sleep(10**7))["choice"] is not None
+
+    def slow(result: torch.Tensor) -> Any:
+        def call() -> torch.Tensor:
+            torch.cuda._sleep(10**7)
+            return result
+
+        return call
+
+    refused = cublaslt.tune(a, b, epilogue, **given, rival=slow(theirs + 1))
+    assert refused["choice"] is None and "something else" in refused["why"]
+    assert cublaslt.tune(a, b, epilogue, **given, rival=slow(theirs))["choice"] is not None
     kind = cublaslt.kind_of(a, b, epilogue, given.get("bias"), given.get("aux"))
     assert kind is not None
     known, _ = cublaslt._chosen()[kind]
@@ -147,3 +157,12 @@ def test_every_kernel_that_may_be_chosen_is_right(epilogue: Epilogue) -> None:
         assert ours is not None
         error = correct.error(f"{epilogue.name} {choice}", ours, theirs, wanted)
         assert error.ok, error
+
+
+def test_a_wrong_kernel_is_seen_at_either_end() -> None:
+    right = torch.randn(3000, 8, generator=torch.Generator().manual_seed(3))
+    assert cublaslt._is_alike(right.bfloat16(), right)
+    for row in (0, 2999):
+        wrong = right.clone()
+        wrong[row] = 30.0
+        assert not cublaslt._is_alike(wrong, right)

@@ -15,6 +15,7 @@ LEAST_LR = 0.1  # of the highest: where the cosine ends
 WARMUP = 0.05  # of all steps
 GPT2_LR, GPT2_DIM = 6e-4, 768
 DTYPES = ("float32", "bfloat16")
+PARALLEL = ("ddp", "fsdp", "tp", "pp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class Settings:
         one_of("mode", self.mode, MODES)
         one_of("attention", self.attention, ATTENTIONS)
         one_of("dtype", self.dtype, DTYPES)
+        if self.parallel:
+            one_of("parallel", self.parallel, PARALLEL)
 
     @property
     def tokens_per_step(self) -> int:

@@ -116,6 +116,6 @@ def _optimizer(
     model: nn.Module, settings: Settings, lr: torch.Tensor | float, *, on_gpu: bool
 ) -> torch.optim.Optimizer:
     groups, betas = parameter_groups(model, settings.weight_decay), (BETA1, settings.beta2)
-    if settings.mode == "ours":
+    if settings.mode == "ours" and (on_gpu or settings.dtype != "float32"):  # on a CPU ours goes tensor by tensor
         return AdamW(groups, lr=lr, betas=betas, max_norm=settings.clip)
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=on_gpu)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=on_gpu or settings.mode == "ours")

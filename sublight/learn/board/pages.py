@@ -27,7 +27,8 @@ a { color: inherit; } h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; } .soft { opacity: .7; } .mark { color: var(--accent); font-weight: 600; }
-td { overflow-wrap: anywhere; } pre { background: var(--soft); padding: 1rem; overflow-x: auto; font-size: .85rem; }
+td { overflow-wrap: break-word; max-width: 16rem; }
+pre { background: var(--soft); padding: 1rem; overflow-x: auto; font-size: .85rem; }
 nav { display: flex; gap: 1.5rem; align-items: baseline; border-bottom: 1px solid var(--line); padding-bottom: .5rem; }
 nav form { margin-left: auto; } button, input { font: inherit; } svg { width: 100%; height: 9rem; }
 rect { fill: var(--accent); } text { fill: currentColor; font-size: 11px; } .scroll { overflow-x: auto; }

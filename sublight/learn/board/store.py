@@ -75,23 +75,25 @@ class Store:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        with self._open() as connection:
+        with self._connected() as connection:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.executescript(_TABLES)
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _connected(self) -> Iterator[sqlite3.Connection]:
         try:
             with contextlib.closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as connection:
-                connection.execute("BEGIN IMMEDIATE") if self._is_made else None
                 yield connection
-                connection.execute("COMMIT") if connection.in_transaction else None
         except sqlite3.DatabaseError as error:
             raise BadInput(f"cannot keep the board in {self.file}: {error}; name another file with --db") from None
 
-    @property
-    def _is_made(self) -> bool:
-        return self.file.exists() and self.file.stat().st_size > 0
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """All of it is done, or nothing is."""
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
 
     # ------------------------------------------------------------------------------------------------ accounts
 

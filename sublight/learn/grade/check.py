@@ -16,7 +16,7 @@ from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.goal import floor_s, held_to_goal
 from sublight.learn.grade.running import Running
 from sublight.learn.grade.sandbox import Budget
-from sublight.learn.grade.scan import branches, runnable, scan, words_between_blocks
+from sublight.learn.grade.scan import MODULES, ON_PAPER, branches, runnable, scan, words_between_blocks
 from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise
 from sublight.learn.verdict import Verdict
@@ -33,7 +33,7 @@ def check(
     verdict = Verdict(
         exercise=exercise.name,
         file=file or f"{exercise.name}.py",
-        faults=tuple(scan(source, exercise.name)),
+        faults=tuple(scan(source, exercise.name, ON_PAPER if exercise.kind == "paper" else MODULES)),
         gpu=gpu.key,
         source=source,
         goal_case=f"{shape_text(goal.shape)} {goal.dtype}" if goal else "",

@@ -87,6 +87,9 @@ def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
         try:
             if key not in pages:
                 pages[key] = examine(code_of(launch, gpu))
+            room = pages[key].occupancy
+            if room and room.reason:
+                raise BadInput(f"{launch.kernel} does not fit on {gpu.name}: {room.reason}; take a smaller block")
         except BadInput as error:
             refused = str(error)
             break

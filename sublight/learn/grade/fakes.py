@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sublight.learn.exercises import find
 from sublight.learn.verdict import Kind
 
 HEAD = """
@@ -182,6 +183,8 @@ COMPILED = (  # refused by the compiler, or at the goal's size: about a second e
           source=_kernel("mask = (place < n) & ((n < 100000) | (place < n // 1000 * 985))\n"
                          "x = tl.load(x_ptr + place, mask=mask)\ny = tl.load(y_ptr + place, mask=mask)\n"
                          "tl.store(out_ptr + place, x + y, mask=mask)")),
+    Cheat(name="more shared memory than an SM has", kinds=("compile",), word="does not fit", exercise="matmul",
+          source=find("matmul").solution().replace("num_stages=3", "num_stages=7")),
     Cheat(name="another kernel at the timed size", kinds=("launch",), word="writes other numbers", exercise="transpose",
           source=HEAD + "@triton.jit\ndef copy(x_ptr, out_ptr, rows, cols, FAR: tl.constexpr, BLOCK: tl.constexpr):\n"
           "    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    mask = place < rows * cols\n"

@@ -16,6 +16,7 @@ from sublight.errors import nearest
 from sublight.learn.verdict import Fault
 
 MODULES = ("torch", "triton", "triton.language", "math", "typing", "functools", "__future__")
+ON_PAPER = ("math", "typing", "functools", "__future__")
 OF_TORCH = {
     *("Tensor", "dtype", "device", "Size", "empty", "empty_like", "empty_strided", "zeros", "zeros_like"),
     *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"),
@@ -60,14 +61,14 @@ INNER_MODULES = {
 _WORK = "the kernel must do the work"
 
 
-def scan(source: str, function: str) -> list[Fault]:
+def scan(source: str, function: str, modules: tuple[str, ...] = MODULES) -> list[Fault]:
     """Everything that a submission may not contain, by line; empty where it may run."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
         return [Fault(kind="syntax", line=error.lineno or 0, text=f"Python cannot read this: {error.msg}")]
     tree.body = [node for node in tree.body if not _is_trial(node)]
-    scanner = _Scanner(defined=_defined(tree))
+    scanner = _Scanner(defined=_defined(tree), allowed=modules)
     scanner.visit(tree)
     faults = scanner.faults
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -113,6 +114,7 @@ class _Scanner(ast.NodeVisitor):
     """Walks over a submission, and remembers which names stand for which modules."""
 
     defined: set[str]
+    allowed: tuple[str, ...] = MODULES
     faults: list[Fault] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)  # alias -> module, or what was imported from one
     classes: set[str] = field(default_factory=set)  # of the submission
@@ -123,8 +125,8 @@ class _Scanner(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            if alias.name not in MODULES:
-                self.refuse(node, f"`import {alias.name}`: a submission imports torch, triton and math alone")
+            if alias.name not in self.allowed:
+                self.refuse(node, f"`import {alias.name}`: {self._imports()}")
             if alias.asname:
                 self.modules[alias.asname] = alias.name
             else:
@@ -132,8 +134,8 @@ class _Scanner(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
-        if node.level or module.split(".")[0] not in {name.split(".")[0] for name in MODULES}:
-            self.refuse(node, f"`from {'.' * node.level}{module} import`: a submission imports torch, triton and math")
+        if node.level or module.split(".")[0] not in {name.split(".")[0] for name in self.allowed}:
+            self.refuse(node, f"`from {'.' * node.level}{module} import`: {self._imports()}")
             return
         for alias in node.names:
             if alias.name == "*":
@@ -141,8 +143,13 @@ class _Scanner(ast.NodeVisitor):
                 continue
             name = f"{module}.{alias.name}"
             self.modules[alias.asname or alias.name] = name
-            if name not in MODULES and not self._may(name):
+            if name not in self.allowed and not self._may(name):
                 self.refuse(node, f"`from {module} import {alias.name}` is not for a submission: {_WORK}")
+
+    def _imports(self) -> str:
+        if "torch" in self.allowed:
+            return "a submission imports torch, triton and math alone"
+        return "a step on paper imports math alone"
 
     def _may(self, dotted: str) -> bool:
         """Whether this name of an allowed module may be used."""

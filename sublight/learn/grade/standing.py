@@ -88,7 +88,7 @@ def _start(address: Path) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "sublight.learn.grade.standing", str(address)],
-        env={**kept, "PYTHONPATH": path},
+        env={"OMP_WAIT_POLICY": "passive", **kept, "PYTHONPATH": path},  # threads that spin take the children's cores
         cwd="/",
         start_new_session=True,  # Ctrl-C ends the check, not the grader
         stdin=subprocess.DEVNULL,

@@ -148,7 +148,7 @@ def _merge_kernel(
     weight = tl.exp(lse - tl.where(top == -float("inf"), 0.0, top))
     total = tl.sum(weight, 0)
     weight = weight / tl.where(total == 0.0, 1.0, total)
-    used = ~(lse == -float("inf"))  # NaN is: a page that is not there must show
+    used = lse > -float("inf")  # NaN, of a page that is not there, shows through the weights
     places = (entry * parts + part)[:, None] * HEAD_DIM + col[None, :]
     rows = tl.load(part_ptr + places, mask=used[:, None] & (col[None, :] < HEAD_DIM), other=0.0)
     out = tl.sum(rows * weight[:, None], 0)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sublight.backend.device import facts
-from sublight.backend.jit import cdiv, gl, gluon, hopper, tile_add, tile_in, tile_out, tl, triton
+from sublight.backend.jit import cdiv, gl, gluon, hopper, meet, tile_add, tile_in, tile_out, tl, triton
 from sublight.backend.launch import Step, View
 from sublight.op import Buffer, Plan
 from sublight.ops.attention import flash_backward
@@ -136,12 +136,12 @@ def _copy(
             delta = gl.load(rows + plane + block * QUERIES)
             hopper.mbarrier.wait(q_empty.index(slot), phase ^ 1)
             lses.index(slot).store(lse)
-            gl.thread_barrier()  # the other lanes' stores come before this warp's arrival
+            meet()  # the other lanes' stores come before this warp's arrival
             hopper.mbarrier.expect(q_full.index(slot), QUERIES * HEAD_DIM * 2)
             tile_in(q_desc, [batch, head, block * QUERIES, 0], q_full.index(slot), qs.index(slot))
             hopper.mbarrier.wait(dout_empty.index(slot), phase ^ 1)
             deltas.index(slot).store(delta)
-            gl.thread_barrier()
+            meet()
             hopper.mbarrier.expect(dout_full.index(slot), QUERIES * HEAD_DIM * 2)
             tile_in(dout_desc, [batch, head, block * QUERIES, 0], dout_full.index(slot), douts.index(slot))
             turn += 1
@@ -258,7 +258,7 @@ def _multiply(
     hopper.fence_async_shared()
     tile_out(dv_desc, [batch, kv_head, first, 0], vs.index(PART))
     hopper.tma.store_wait(0)
-    gl.thread_barrier()
+    meet()
     room.store((dk * scale).to(dk_desc.dtype))
     hopper.fence_async_shared()
     tile_out(dk_desc, [batch, kv_head, first, 0], vs.index(PART))

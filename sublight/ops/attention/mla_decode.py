@@ -28,6 +28,7 @@ from sublight.ops.record.tuning import Tile
 
 VALUE_DIM = 512
 SCALE = (128 + 64) ** -0.5  # of the heads before they are folded, in DeepSeek V2 and V3
+SPILLS = "Triton 3.9 keeps some words of 64 heads by 512 columns on the stack, 3.6 none; not yet timed beside 32 heads"
 MOST_KEYS = 2048  # that one program takes
 COMBINED = 64  # columns that one program of the second launch puts together
 
@@ -326,7 +327,7 @@ MLA_DECODE = Op(
     providers={
         "sublight": Provider(
             launch=lambda *tensors: mla_decode(*tensors, provider="sublight"),
-            kernels=(Kernel(jit=_mla_kernel), Kernel(jit=_mla_combine_kernel)),
+            kernels=(Kernel(jit=_mla_kernel, spills=SPILLS), Kernel(jit=_mla_combine_kernel)),
         )
     },
     inputs=inputs,

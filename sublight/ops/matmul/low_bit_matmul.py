@@ -1,9 +1,9 @@
 """A @ weight.T with a weight of 1, 2, 4 or 8 bits, packed, with a scale and a zero for each group along k.
 
 Of up to 128 rows the tensor cores get values that a few integer instructions have made of the words, two at a time: of
-up to 8 rows straight from registers, of more by way of shared memory. Of one row of wider values, plain arithmetic
-multiplies them; of more than 128 rows the weight is made whole first, which each row then pays a small part of. All
-four read the same packing (`packing.py`).
+up to 8 rows straight from registers, of more by way of shared memory. Of one row in fp32, plain arithmetic multiplies
+them; of more than 128 rows the weight is made whole first, which each row then pays a small part of. All four read the
+same packing (`packing.py`).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def plan_product(a: torch.Tensor, *rest: Any) -> Plan:
     rows = a.numel() // max(1, a.shape[-1])
     if not why_no_fragments(a, scales, bits):
         way = "fragments"
-    elif rows == 1 and not has_pairs(a, bits):
+    elif rows == 1 and a.element_size() == 4:
         way = "row"
     else:
         way = "rows" if rows <= MOST_ROWS else "whole"

@@ -158,10 +158,10 @@ def test_extreme_scales(scale: float, device: str) -> None:
 @pytest.mark.skipif(HAS_GPU, reason="the interpreter's few programs split otherwise")
 def test_plans_go_by_the_number_of_rows() -> None:
     chosen = []
-    for rows in (1, 2, 128, 129):
-        inputs = LOW_BIT_MATMUL.inputs({"m": rows, "n": 8, "k": 128, "group": 128}, "float16", "cpu", 0)
+    for rows, dtype in ((1, "float32"), (1, "float16"), (2, "float32"), (128, "float16"), (129, "float16")):
+        inputs = LOW_BIT_MATMUL.inputs({"m": rows, "n": 8, "k": 128, "group": 128}, dtype, "cpu", 0)
         chosen.append(LOW_BIT_MATMUL.plan(*inputs).provider)
-    assert chosen == ["row", "rows", "rows", "whole"]
+    assert chosen == ["row", "rows", "rows", "rows", "whole"]
 
 
 def test_bad_input_is_refused_in_one_line() -> None:

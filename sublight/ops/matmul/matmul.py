@@ -87,7 +87,7 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
     product = product_of(a, b)
     if product is None:
         return "cuBLAS: the leading dimensions would have to be copied"
-    return why_cublas(product, operands_of(product, a, b), a.dtype, facts(a), activation)
+    return why_cublas(product, operands_of(product, a, b), a.dtype, facts(a))
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
-from sublight.ops.matmul.epilogue import finished, scaled
+from sublight.ops.matmul.epilogue import store_finished
 from sublight.ops.matmul.order import tile_of
 
 
@@ -22,7 +22,7 @@ def _persistent_kernel(
     a_desc, b_desc, c_desc, bias_ptr, residual_ptr, c_ptr, scale_a_ptr, scale_b_ptr, m, n, k,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
-    BY_ENGINE: tl.constexpr, SCALED: tl.constexpr, FLAT: tl.constexpr,
+    BY_ENGINE: tl.constexpr, SCALED: tl.constexpr, C_COLS: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(m, BM), tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=FLAT):
@@ -39,19 +39,10 @@ def _persistent_kernel(
             else:
                 b = b_desc.load([step * BK, first_col])
             acc = tl.dot(a, b, acc)
-        row = first_row.to(tl.int64) + tl.arange(0, BM)
-        # in two halves: on its way out the whole tile would need twice the shared memory
-        halves = tl.split(tl.permute(tl.reshape(acc, [BM, 2, BN // 2]), (0, 2, 1)))
-        for half in tl.static_range(2):
-            col = first_col + half * (BN // 2) + tl.arange(0, BN // 2)
-            part = scaled(halves[half], scale_a_ptr, scale_b_ptr, row, col, m, n, SCALED)
-            part = finished(part, bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
-            part = part.to(c_ptr.dtype.element_ty)
-            if BY_ENGINE:
-                c_desc.store([first_row, first_col + half * (BN // 2)], part)
-            else:  # rows of C that begin anywhere
-                mask = (row < m)[:, None] & (col < n)[None, :]
-                tl.store(c_ptr + row[:, None] * n + col[None, :], part, mask=mask)
+        store_finished(
+            acc, first_row, first_col, c_desc, bias_ptr, residual_ptr, c_ptr, scale_a_ptr, scale_b_ptr, m, n,
+            HAS_BIAS, HAS_RESIDUAL, ACTIVATION, BY_ENGINE, SCALED, C_COLS,
+        )  # fmt: skip
 
 
 @triton.jit

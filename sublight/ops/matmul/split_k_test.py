@@ -99,3 +99,24 @@ def test_tiles_are_split_where_whole_ones_leave_multiprocessors_idle(m: int, n: 
     split = split_of(m, n, k, Facts())
     assert (split.pieces > 1) == is_split
     assert split_blocks(split, m, n, k, Facts()) <= split_blocks(splits(m, n, k, Facts())[0], m, n, k, Facts())
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_blocks_and_what_changes_hands_fit_into_shared_memory(pieces: int, has_residual: bool) -> None:
+    """A residual and pieces of sums go through it in fp32, beside the tile on its way out."""
+    made: dict[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
+    inputs = (
+        torch.empty(512, 8192, **made), torch.empty(10240, 8192, **made).T, torch.empty(10240, **made),
+        torch.empty(512, 10240, **made) if has_residual else None,
+    )  # fmt: skip
+    tokens = tiles.TRIED_SPLIT.set(Split(tile=LARGE, rounds=1, pieces=pieces)), PRETEND.set(Facts())
+    try:
+        step = plan_by("split_k", *inputs, "gelu", False).steps[0]
+    finally:
+        tiles.TRIED_SPLIT.reset(tokens[0])
+        PRETEND.reset(tokens[1])
+    c = step.constants
+    blocks = c["num_stages"] * (c["BM"] + c["BN"]) * c["BK"] * 2
+    through = max(4 * c["BM"] * c["C_COLS"] if has_residual else 0, 4 * c["BM"] * c.get("PART_COLS", 0))
+    assert blocks + 2 * c["BM"] * c["C_COLS"] + through + 64 <= Facts().shared_bytes

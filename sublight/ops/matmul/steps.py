@@ -103,7 +103,8 @@ def by_engine(work: Work, split: Split) -> Steps:
     c = Operand(name="c", rows=p.m, k=p.n, row_stride=p.n, k_stride=1, itemsize=out_bytes, is_aligned=True)
     bias, residual = work.bias_and_residual
     is_split = split.pieces > 1
-    c_cols = tile.bn // (4 if is_split and tile.stages == 4 else 2)
+    # on its way out a part of a tile changes hands through shared memory, a residual and pieces of sums once more
+    c_cols = tile.bn // (4 if is_split or work.epilogue["HAS_RESIDUAL"] else 2)
     views = {0: a.view(tile.bm, tile.bk), 1: b.view(tile.bn, tile.bk), 2: c.view(tile.bm, c_cols)}
     constants = work.epilogue | tile.options() | {
         "GROUP": tile.group, "A_TURNED": a.is_turned, "B_TURNED": not b.is_turned,
@@ -116,7 +117,9 @@ def by_engine(work: Work, split: Split) -> Steps:
     if not is_split:
         grid = (min(gpu.multiprocessors, tiles),)
         kernel = persistent._persistent_kernel
-        steps.append(Step(kernel, grid, *p[:3], on=on, views=views, tile=tile, FLAT=tile.is_flat, **constants))
+        steps.append(
+            Step(kernel, grid, *p[:3], on=on, views=views, tile=tile, FLAT=tile.is_flat, C_COLS=c_cols, **constants)
+        )
         return buffers, steps
     blocks = cdiv(p.k, tile.bk)
     pieces = cdiv(blocks, cdiv(blocks, split.pieces))  # none without work

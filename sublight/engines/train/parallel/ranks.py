@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sublight.errors import BadInput
 
-How = Literal["ddp", "fsdp", "tp", "pp"]
-HOWS: tuple[How, ...] = ("ddp", "fsdp", "tp", "pp")
 PATIENCE = timedelta(minutes=10)  # for a rank that says nothing: one that has died is noticed at once
 T = TypeVar("T")
 

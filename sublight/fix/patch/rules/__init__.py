@@ -7,6 +7,7 @@ from sublight.fix.patch.rules.activation import ACTIVATION
 from sublight.fix.patch.rules.attention import ATTENTION
 from sublight.fix.patch.rules.causal_mask import CAUSAL_MASK
 from sublight.fix.patch.rules.embedding import EMBEDDING
+from sublight.fix.patch.rules.linear import LINEAR
 from sublight.fix.patch.rules.lm_head import LM_HEAD
 from sublight.fix.patch.rules.loss import LOSS
 from sublight.fix.patch.rules.mlp import MLP
@@ -27,4 +28,5 @@ RULES: tuple[Rule, ...] = (
     LOSS,
     ATTENTION,
     CAUSAL_MASK,
+    LINEAR,
 )

@@ -28,6 +28,7 @@ FLASH_ATTENTION = Exercise(
     cost=partial(cost_of, causal=True),
     arguments=("q", "k", "v"),
     outputs=("out", "log_sum"),
+    apart=("q", "k", "v"),
     sizes={"heads": (1, 2), "q_len": (1, 200), "head_dim": (32, 32)},
     shown={"heads": 2, "q_len": 150, "head_dim": 32},
     goal=Goal(shape={"heads": 16, "q_len": 1024, "head_dim": 64}, dtype="float16", fraction=0.3),

@@ -51,9 +51,10 @@ FLASH_BACKWARD = Exercise(
     cost=cost,
     arguments=("q", "k", "v", "grad", "log_sum", "delta"),
     outputs=("dq", "dk", "dv"),
+    apart=("q", "k", "v", "grad", "log_sum", "delta"),
     sizes={"heads": (1, 2), "q_len": (1, 150), "head_dim": (32, 32)},
     shown={"heads": 1, "q_len": 100, "head_dim": 32},
-    goal=Goal(shape={"heads": 16, "q_len": 512, "head_dim": 64}, dtype="float16", fraction=0.3),
+    goal=Goal(shape={"heads": 16, "q_len": 512, "head_dim": 64}, dtype="float16", fraction=0.25),
     needs=("flash_attention", "attention_by_hand"),
     dtypes=("float16", "bfloat16"),
 )

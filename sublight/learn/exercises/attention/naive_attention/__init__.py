@@ -14,6 +14,7 @@ NAIVE_ATTENTION = Exercise(
     cost=partial(cost_of, causal=False),
     arguments=("q", "k", "v"),
     outputs=("out",),
+    apart=("q", "k", "v"),
     sizes={"heads": (1, 2), "q_len": (1, 6), "kv_len": (1, 150), "head_dim": (32, 32)},
     shown={"heads": 2, "q_len": 4, "kv_len": 100, "head_dim": 32},
     goal=Goal(shape={"heads": 8, "q_len": 512, "kv_len": 512, "head_dim": 64}, fraction=0.025),

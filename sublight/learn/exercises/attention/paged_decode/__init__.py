@@ -41,6 +41,7 @@ PAGED_DECODE = Exercise(
     cost=cost,
     arguments=("q", "k_cache", "v_cache", "table", "lengths"),
     outputs=("out",),
+    apart=("q", "table", "lengths"),
     sizes={"batch": (1, 4), "heads": (1, 3), "kv_len": (1, 150), "head_dim": (32, 32)},
     shown={"batch": 3, "heads": 2, "kv_len": 100, "head_dim": 32},
     goal=Goal(shape={"batch": 32, "heads": 8, "kv_len": 1024, "head_dim": 64}, dtype="float16", fraction=0.4),
