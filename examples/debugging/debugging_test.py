@@ -28,7 +28,7 @@ def sessions() -> dict[str, Any]:
 
 
 def test_the_page_is_what_ran(page: dict[str, Any]) -> None:
-    text = page["page"](page["read"](), page["debugger_commands"]())
+    text = page["page"](page["read"]())
     assert (DOCS / "debugging.md").read_text(encoding="utf-8") == text, "make docs writes it anew"
 
 
@@ -52,7 +52,7 @@ def test_a_session_that_cannot_run_says_why(sessions: dict[str, Any]) -> None:
     slow = sessions["ran"]("x", "cpu", "sleep", [sys.executable, "-c", "import time; time.sleep(9)"], 0.2)
     assert slow.status is None and "took more than" in slow.output
     many = sessions["tidy"]("\n".join(str(i) for i in range(100)))
-    assert many.splitlines()[-1] == "… (61 more lines)"
+    assert many.splitlines()[-1] == "… (41 more lines)"
 
 
 def test_the_planted_kernel_is_wrong_as_shown(page: dict[str, Any]) -> None:

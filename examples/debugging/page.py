@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -72,29 +71,28 @@ PARTS = (  # heading, words, files shown, sessions
     ),
     (
         "cuda-gdb",
-        "The ladder's `matmul_tiled` compiled with `-g -G` (no optimization, all variables there), stopped behind the "
-        "barrier of its first tile: which warps are where, then of block (1, 0, 0) the thread (3, 2, 0): its row, its "
-        "column, a row of the tile in shared memory, and the lanes of its warp. The commands come from a file, so "
-        "that the session can be repeated.",
+        "The ladder's `matmul_tiled` compiled with `-g -G` (no optimization, all variables there), stopped at its "
+        "first line and then behind the barrier of its first tile: which warps are where. Then block (1, 0, 0), thread "
+        "(3, 2, 0) is looked at: its row, its column, a row of the tile in shared memory, and the lanes of its warp. "
+        "The commands come from a file, so that the session can be repeated; of a long output the first lines are "
+        "shown, and how many are left out.",
         (),
         ("cuda-gdb",),
     ),
 )
 
 
-def page(sessions: Sessions, commands: list[str]) -> str:
-    return "\n".join([INTRO, *(line for part in PARTS for line in _part(sessions, commands, *part))])
+def page(sessions: Sessions) -> str:
+    return "\n".join([INTRO, *(line for part in PARTS for line in _part(sessions, *part))])
 
 
 def _part(
-    sessions: Sessions, commands: list[str], heading: str, words: str, files: tuple[str, ...], names: tuple[str, ...]
+    sessions: Sessions, heading: str, words: str, files: tuple[str, ...], names: tuple[str, ...]
 ) -> Iterator[str]:
     yield f"## {heading}\n\n{words}\n"
     for file in files:
         language = "cpp" if file.endswith(".cu") else "text"
         yield f"[{file}](../examples/debugging/{file}):\n\n```{language}\n{kernel_text(file)}\n```\n"
-    if "cuda-gdb" in names:
-        yield "The commands:\n\n```text\n" + "\n".join(commands) + "\n```\n"
     for name in names:
         yield _session(name, sessions.get(name))
 
@@ -105,7 +103,8 @@ def _session(name: str, session: Mapping[str, Any] | None) -> str:
     where = "" if session["machine"] == "cpu" else f" (on an {session['machine']})"
     if session["status"] is None:
         return f"*{name} did not run{where}: {session['output']}.*\n"
-    shown = "\n".join(f"$ {line}" for line in session["command"].splitlines())
+    lines = session["command"].splitlines()
+    shown = "\n".join(line if line.startswith("(cuda-gdb)") else f"$ {line}" for line in lines)
     return f"Exit status {session['status']}{where}:\n\n```text\n{shown}\n{session['output']}\n```\n"
 
 
@@ -120,17 +119,11 @@ def read() -> Sessions:
     return {each["name"]: each for each in kept}
 
 
-def debugger_commands() -> list[str]:
-    """Those of sessions.py, which is a script beside this one."""
-    module = runpy.run_path(str(HERE / "sessions.py"))
-    return [line for line in module["debugger_commands"]() if not line.startswith("set ")]
-
-
 def main() -> int:
     if len(sys.argv) != 2:
         print("use: python examples/debugging/page.py FILE.md", file=sys.stderr)
         return 2
-    Path(sys.argv[1]).write_text(page(read(), debugger_commands()), encoding="utf-8")
+    Path(sys.argv[1]).write_text(page(read()), encoding="utf-8")
     return 0
 
 

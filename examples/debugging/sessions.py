@@ -139,9 +139,12 @@ def on_the_gpu() -> Iterator[Session]:
         commands = Path(folder) / "commands"
         commands.write_text("\n".join(debugger_commands()) + "\n", encoding="utf-8")
         launch = [sys.executable, "examples/debugging/launch.py", str(matmul), "matmul_tiled"]
-        shown = (
-            f"nvcc -std=c++17 -cubin -g -G {arch} -o matmul.cubin sublight/extensions/kernels/matmul.cu\n"
-            "cuda-gdb --batch -x commands --args python examples/debugging/launch.py matmul.cubin matmul_tiled"
+        shown = "\n".join(
+            (
+                f"nvcc -std=c++17 -cubin -g -G {arch} -o matmul.cubin sublight/extensions/kernels/matmul.cu",
+                "cuda-gdb --batch -x commands --args python examples/debugging/launch.py matmul.cubin matmul_tiled",
+                *(f"(cuda-gdb) {line}" for line in debugger_commands()),
+            )
         )
         yield ran(
             "cuda-gdb", machine, shown, [_tool("cuda-gdb"), "--batch", "-x", str(commands), "--args", *launch], left_s()
