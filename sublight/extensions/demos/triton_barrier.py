@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+
+from sublight.backend import private
 
 
 def _copy_kernel(x_ptr, y_ptr, BARRIER: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -18,9 +17,9 @@ def _copy_kernel(x_ptr, y_ptr, BARRIER: tl.constexpr):  # type: ignore[no-untype
 
 
 def ptx_of(target: int, *, barrier: bool) -> str:
-    source = ASTSource(
-        fn=JITFunction(_copy_kernel),  # not triton.jit, which makes no compiled kernel under TRITON_INTERPRET
+    source = private.ASTSource(
+        fn=private.JITFunction(_copy_kernel),  # not triton.jit, which makes no compiled kernel under TRITON_INTERPRET
         signature={"x_ptr": "*fp32", "y_ptr": "*fp32", "BARRIER": "constexpr"},
         constexprs={(2,): barrier},
     )
-    return str(triton.compile(source, target=GPUTarget("cuda", target, 32)).asm["ptx"])
+    return str(triton.compile(source, target=private.GPUTarget("cuda", target, 32)).asm["ptx"])

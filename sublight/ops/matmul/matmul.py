@@ -91,7 +91,8 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
 
 
 def plan_product(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:
-    return plan_by("split_k" if why_not_skinny(a, b) else "skinny", a, b, *rest)
+    # not `split_k`, whose last form no GPU has run yet
+    return plan_by("persistent" if why_not_skinny(a, b) else "skinny", a, b, *rest)
 
 
 def fake(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -207,7 +208,7 @@ def launched_by(provider: str) -> Callable[..., torch.Tensor]:
 
 def backward_by(provider: str) -> Callable[..., Inputs]:
     """Both gradients by one step of the ladder; B's has as many rows as k, which few rows have no use for."""
-    launch, of_b = launched_by(provider), launched_by("split_k" if provider == "skinny" else provider)
+    launch, of_b = launched_by(provider), launched_by("persistent" if provider == "skinny" else provider)
 
     def launch_backward(dc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Inputs:
         return launch(dc, b.mT), of_b(a.mT, dc)
