@@ -117,7 +117,7 @@ def test_what_lies_outside_of_a_sequence_changes_nothing(device: str) -> None:
     launch = torch.ops.sublight.paged_prefill  # which looks at no numbers, as on a GPU
     wrong = table.clone()
     wrong[1, 0] = len(k)
-    out = launch(q, k, v, wrong, lengths, starts, None, None, 0, 0.0, 0.25, "sublight")
+    out = launch(q, k, v, wrong, lengths, starts, None, None, 0, 0.0, 0.25, False, "sublight")
     assert out[starts[1] : starts[2]].isnan().all() and out[: starts[1]].isfinite().all()
 
 
