@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -19,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from predict_rows import cases, cost_of, this_device
-
 from sublight import timing
+
+sys.path.insert(0, str(Path(__file__).parent))
+from predict_rows import cases, cost_of, this_device
 
 PAGE = 16
 HELD_BACK = 5  # one row of so many

@@ -21,12 +21,12 @@ def _has_gpu() -> bool:
 
 HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
-SIDES = {  # one case of so many is drawn, and one of two tests that have no cases
-    **{"ops/ops_test": 20, "sublight/ops/": 10, "docs_test": 5},
-    **{"learn/grade/check_test": 20, "extensions/ledger_test": 20, "extensions/ladders_test": 4},
+SIDES = {  # one case of so many is drawn, and one of three tests that have no cases
+    **{"ops/ops_test": 28, "sublight/ops/": 14, "docs_test": 5},
+    **{"learn/grade/check_test": 50, "extensions/ledger_test": 20, "extensions/ladders_test": 6},
     **{"extensions/projects/build_test": 40},
-    **{"sublight/fix/": 8, "trace/capture/": 4, "trace/fuzz_test": 4, "sublight/cli/": 4, "examples/": 3},
-    **{"sublight/engines/": 4, "learn/board/": 4, "extensions/demos/": 4, "extensions/transformer/": 4},
+    **{"sublight/fix/": 12, "trace/capture/": 4, "trace/fuzz_test": 4, "sublight/cli/": 6, "examples/": 3},
+    **{"sublight/engines/": 6, "learn/board/": 6, "extensions/demos/": 6, "extensions/transformer/": 6},
 }
 DEAR = {  # one test of so many
     **{"fix/cure/run_test": 4, "cli/explain_fix_test": 4, "cli/interrupt_test": 6, "train/parallel/parallel_test": 14},
@@ -73,7 +73,7 @@ def _is_drawn(item: pytest.Item) -> bool:
     if part := next((part for part in DEAR if part in path), ""):
         return _die(item.nodeid, DEAR[part]) == 0
     part = next((part for part in SIDES if part in path), "")
-    return not part or _die(item.nodeid, SIDES[part] if "[" in item.name else 2) == 0
+    return not part or _die(item.nodeid, SIDES[part] if "[" in item.name else 3) == 0
 
 
 def _die(name: str, sides: int) -> int:

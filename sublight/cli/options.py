@@ -85,13 +85,13 @@ def bare_threads(words: Sequence[str]) -> list[str]:
 
     >>> bare_threads(["xray", "a.cu", "--threads"]), bare_threads(["xray", "a.cu", "--threads", "32x8", "--threads"])
     (['xray', 'a.cu', '--lanes'], ['xray', 'a.cu', '--threads', '32x8', '--lanes'])
-    >>> bare_threads(["xray", "--threads", "a.py", "--", "--threads"])
-    ['xray', '--lanes', 'a.py', '--', '--threads']
+    >>> bare_threads(["xray", "--threads", "a.py", "--", "--threads"]), bare_threads(["xray", "--threads", "many"])
+    (['xray', '--lanes', 'a.py', '--', '--threads'], ['xray', '--threads', 'many'])
     """
     end = words.index("--") if "--" in words else len(words)
     following = [*words[1:end], ""]
     named = [
-        "--lanes" if word == "--threads" and not after[:1].isdigit() else word
+        "--lanes" if word == "--threads" and (not after or after.startswith("-") or "." in after) else word
         for word, after in zip(words[:end], following, strict=True)
     ]
     return [*named, *words[end:]]

@@ -108,6 +108,8 @@ class Grader:
         end_s = time.monotonic() + most_s
         descriptor = self.process.stdout.fileno()
         while b"\n" not in self._buffer:
+            if self.stop.is_set():
+                raise Stopped
             if select.select([descriptor], [], [], LOOK_S)[0]:
                 piece = os.read(descriptor, 1 << 16)
                 if not piece:
@@ -116,8 +118,6 @@ class Grader:
                 if len(self._buffer) > ANSWER_BYTES:
                     raise Broken("its verdict does not end")
                 continue
-            if self.stop.is_set():
-                raise Stopped
             if time.monotonic() > end_s:
                 raise Broken(f"it took more than {most_s:g} s in all")
             self._look()

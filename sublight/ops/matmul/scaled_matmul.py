@@ -303,7 +303,7 @@ SCALED_MATMUL = Op(
     cost=cost,
     shapes=tuple(
         {"m": m, "n": n, "k": k, "block": block}
-        for m, n, k in ((8192, 8192, 8192), (4096, 14336, 4096), (512, 14336, 4096), (256, 4096, 4096))
+        for m, n, k in ((8192, 8192, 8192), (4096, 14336, 4096), (512, 10240, 16384), (256, 4096, 4096))
         for block in (0, BLOCK)
     ),
     test_shapes=tuple(
