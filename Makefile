@@ -25,7 +25,7 @@ test: $(READY)
 	$(BIN)/mypy >.mypy.txt 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n 2 -q --dist loadfile --no-loadscope-reorder -m 'not alone'; tests=$$?; \
 	wait $$types || { cat .mypy.txt; exit 1; }; tail -n 1 .mypy.txt; exit $$tests
-	$(BIN)/python -m pytest -q -m alone
+	$(BIN)/python -m pytest -q -m alone $$(grep -rl 'mark\.alone' --include='*_test.py' sublight examples benchmarks)
 
 # Every test of the ops on the CPU, of which `test` draws some, others at each commit: ten minutes on two cores.
 thorough: $(READY)
