@@ -6,8 +6,8 @@
 
 Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is
 the engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same
-without graphs, `late` without launches that begin while the last one ends, `int4` with weights of four bits. `eager` and
-`captured` are the engine on PyTorch's ops, without and with graphs. `compile` is a loop like gpt-fast's: the same model
+without graphs, `late` without launches that begin while the last one ends, `int4` with weights of four bits. `eager`,
+`captured`: the engine on PyTorch's ops, without and with graphs. `compile` is a loop like gpt-fast's: the same model
 on PyTorch's ops over a contiguous cache, under torch.compile(mode="reduce-overhead"). The limit is what the weights and
 the cache, as long as it is on average while timed, take to read. Every part runs in a process of its own with a time
 limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.

@@ -79,8 +79,8 @@ class Llama:
     def __init__(
         self, config: Config, weights: Weights, *, mode: Mode = "ours", longest: int = 0, is_early: bool = True
     ) -> None:
-        """`longest` limits the table of angles where a cache is shorter than the model's positions. `is_early`: products
-        may begin to read their weights, which nobody writes, before the launch before them has ended."""
+        """`longest` limits the table of angles where a cache is shorter than the model's positions. `is_early`:
+        a product may begin to read its weights, which nobody writes, before the launch before it has ended."""
         self.config, self.weights, self.layers, self.is_early = config, weights, layers_of(mode), is_early
         turns = torch.tensor(config.frequencies(), dtype=torch.float64)
         angles = torch.outer(torch.arange(longest or config.longest, dtype=torch.float64), turns)
