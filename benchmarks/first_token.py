@@ -1,4 +1,4 @@
-"""From the start of a process to a model's first token: Llama-3-8B's shape from a folder of safetensors, random weights.
+"""From the start of a process to a first token: Llama-3-8B's shape from a folder of safetensors, random weights.
 
     PYTHONPATH=. python benchmarks/first_token.py --json first_token.json       writes 16 GB under --folder first
     PYTHONPATH=. python benchmarks/first_token.py --tiny --device cpu           to see that it runs
