@@ -6,10 +6,10 @@
 
 Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is
 the engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same
-without graphs, `late` without launches that begin while the last one ends, `int4` with weights of four bits. `eager`,
-`captured`: the engine on PyTorch's ops, without and with graphs. `compile` is a loop like gpt-fast's: the same model
-on PyTorch's ops over a contiguous cache, under torch.compile(mode="reduce-overhead"). The limit is what the weights and
-the cache, as long as it is on average while timed, take to read. Every part runs in a process of its own with a time
+without graphs, `int4` with weights of four bits. `eager`, `captured`: the engine on PyTorch's ops, without and with
+graphs. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops over a contiguous cache, under
+torch.compile(mode="reduce-overhead"). The limit is what the weights and the cache, as long as it is on average while
+timed, take to read. Every part runs in a process of its own with a time
 limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 LIMIT_S = {  # of each process; what compiles needs the most
     "decode": {
-        **{"graphs": 40.0, "late": 18.0, "launches": 18.0, "int4": 50.0, "eager": 18.0, "captured": 18.0},
+        **{"graphs": 40.0, "launches": 18.0, "int4": 50.0, "eager": 18.0, "captured": 18.0},
         "compile": 115.0,
     },
 }
@@ -137,7 +137,7 @@ def by_engine(
 
     chance = random.Random(1)  # prompts that differ: pages are not shared
     is_ours = device == "cuda" and mode not in ("eager", "captured")
-    model = Llama(config, made, mode="ours" if is_ours else "eager", is_early=mode != "late")
+    model = Llama(config, made, mode="ours" if is_ours else "eager")
     pages = batch * -(-config.longest // PAGE)
     has_graphs = mode not in ("launches", "eager")
     engine = Engine(model, pages=pages, most_texts=batch, most_tokens=2048, graphs=has_graphs)

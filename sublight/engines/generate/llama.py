@@ -76,12 +76,9 @@ class Cache:
 
 
 class Llama:
-    def __init__(
-        self, config: Config, weights: Weights, *, mode: Mode = "ours", longest: int = 0, is_early: bool = True
-    ) -> None:
-        """`longest` limits the table of angles where a cache is shorter than the model's positions. `is_early`:
-        a product may begin to read its weights, which nobody writes, before the launch before it has ended."""
-        self.config, self.weights, self.layers, self.is_early = config, weights, layers_of(mode), is_early
+    def __init__(self, config: Config, weights: Weights, *, mode: Mode = "ours", longest: int = 0) -> None:
+        """`longest` limits the table of angles where a cache is shorter than the model's positions."""
+        self.config, self.weights, self.layers = config, weights, layers_of(mode)
         turns = torch.tensor(config.frequencies(), dtype=torch.float64)
         angles = torch.outer(torch.arange(longest or config.longest, dtype=torch.float64), turns)
         like = weights.tokens
@@ -155,12 +152,11 @@ class Llama:
 
     def _one_row(self, x: torch.Tensor, block: Block, mix: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The same with fewer launches: norms and SwiGLU inside of products, what is added behind them, too."""
-        assert self.layers.norm_linear is not None
+        norm_linear, linear, eps = self.layers.norm_linear, self.layers.linear, self.config.eps
         qkv, out, gate_up, down = block.qkv, block.out, block.gate_up, block.down
-        assert isinstance(qkv, Dense) and isinstance(out, Dense)
+        assert norm_linear is not None and isinstance(qkv, Dense) and isinstance(out, Dense)
         assert isinstance(gate_up, Dense) and isinstance(down, Dense)
-        by = partial(self.layers.norm_linear, eps=self.config.eps, frozen=self.is_early)
-        mixed = mix(by(x, block.norm_1, qkv.weight, qkv.bias))
-        x = by(mixed, None, out.weight, out.bias, residual=x)
-        wide = by(x, block.norm_2, gate_up.weight, gate_up.bias, gated=True)
-        return by(wide, None, down.weight, down.bias, residual=x)
+        mixed = mix(norm_linear(x, block.norm_1, qkv.weight, qkv.bias, eps=eps))
+        x = linear(mixed, out.weight, out.bias, x)
+        wide = norm_linear(x, block.norm_2, gate_up.weight, gate_up.bias, eps=eps, gated=True)
+        return linear(wide, down.weight, down.bias, x)

@@ -181,9 +181,11 @@ def chunk_for(pairs: int, capacity: int, keys: int, multiprocessors: int) -> int
 
     >>> chunk_for(8, 4096, 64, 132), chunk_for(8, 32768, 64, 132), chunk_for(128, 8192, 64, 132)
     (64, 512, 2048)
+    >>> chunk_for(512, 1184, 64, 132)  # whole: a second part of 32 keys would cost a launch more
+    1216
     """
-    whole = cdiv(capacity * pairs, PROGRAMS * multiprocessors)
-    return max(keys, cdiv(whole, keys) * keys) if whole <= MOST_KEYS else MANY_KEYS
+    each = cdiv(capacity, max(1, PROGRAMS * multiprocessors // pairs))
+    return cdiv(each, keys) * keys if each <= MOST_KEYS else MANY_KEYS
 
 
 def plan_forward(
