@@ -175,6 +175,12 @@ def test_half_a_request_is_no_error_of_ours(site: Site, monkeypatch: pytest.Monk
         assert b" 408 " in client.recv(100)
 
 
+def test_too_large_a_body_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublight.engines.serve.app.MOST_BODY_BYTES", 1 << 20)
+    refused = site.post("completions", prompt="a" * (1 << 20))
+    assert refused.status_code == 413 and "more than 1 MiB" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("is_stream", (True, False))
 def test_a_client_that_goes_away_frees_its_pages(site: Site, is_stream: bool) -> None:
     before = site.cancelled
