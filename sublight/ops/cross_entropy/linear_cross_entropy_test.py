@@ -209,7 +209,7 @@ def test_the_weights_gradient_is_as_right_as_pytorch_over_many_chunks(dtype: str
         grads = (torch.full((), dloss, device="cuda", dtype=x[0].dtype),)
         return correct.backward_errors(partial(ours, chunk_bytes=chunk_bytes), reference, x, grads)
 
-    # Eight chunks are added up in fp32, two in the weight's data type. Times 3 a finished gradient is rounded once more:
+    # Eight chunks are added up in fp32, two in the weight's data type. Times 3 a finished gradient is rounded again:
     # with the values of one draw that was 2.0 to 2.5 times PyTorch's error in bf16, with those of others 1.2.
     for chunk_bytes, dloss in ((2**25, 1.0), (2**27, 1.0), (2**27, 3.0)):
         error = correct.settled(partial(draw, chunk_bytes=chunk_bytes, dloss=dloss), 2)
