@@ -1,12 +1,13 @@
-"""All tests that need a GPU, in several processes at once; those that need much memory or time the GPU alone, after.
+"""All tests that need a GPU, in several processes at once; those that time the GPU or take much of its memory alone.
 
     python -m benchmarks.gpu_tests                     every test of the ops, and those with the `gpu` mark
     python -m benchmarks.gpu_tests sublight/ops/norm   of these files only
     python -m benchmarks.gpu_tests --limit 360 --json tests.json
 
-Needs pytest and nothing beside it. Prints one table, then the failures. A process that dies or loses its GPU to a
-kernel's error costs the test that it ran: another one takes what is left. After the time limit all are ended, and what
-did not run counts as a failure of the whole.
+Needs pytest and nothing beside it. Prints one table, then the failures. Each process may take its share of the GPU's
+memory: tests for which it does not suffice run again, first a few at once, then one by one. A process that dies or
+loses its GPU to a kernel's error costs the test that it ran: another one takes what is left. After the time limit all
+are ended, and what did not run counts as a failure of the whole.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ ROOT = Path(__file__).parent.parent
 OPS = "sublight/ops"
 LIMIT_S = 600.0
 PROCESS_BYTES = 8 * 2**30  # of a GPU's memory, for each process: tests that take more have the `gpu_alone` mark
+FEW = 3  # processes for what does not fit into the share of one of many
+OURS = 0.9  # of the memory, to share: contexts and libraries take the rest
 POLL_S, PROGRESS_S = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     id: str
-    outcome: str  # passed, failed, skipped; memory: it did not suffice beside other processes
+    outcome: str  # passed, failed, skipped; memory: its process's share did not suffice
     seconds: float = 0.0
     text: str = ""
 
@@ -156,10 +159,13 @@ def run(paths: Sequence[str], processes: int, limit_s: float, whole: str = OPS) 
     outcomes: dict[str, Outcome] = {}
     tests: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder=folder, name="", turn="together", whole=whole)
-        for turn, at_once in (("together", processes), ("alone", 1)):
+        for turn, at_once in (("together", processes), ("few", min(FEW, processes)), ("alone", 1)):
             again = tuple(each.id for each in outcomes.values() if each.outcome == "memory")
-            lines = run_turn(replace(job, turn=turn, again=again), paths, at_once, begin_s + limit_s)
+            if turn == "few" and not again:
+                continue
+            share = OURS / at_once if at_once > 1 else 1.0
+            job = Job(folder=folder, name="", turn=turn, share=share, whole=whole, again=again)
+            lines = run_turn(job, paths, at_once, begin_s + limit_s)
             outcomes |= lines.outcomes
             tests += lines.collected or ()
     not_run = tuple(dict.fromkeys(test for test in tests if test not in outcomes))

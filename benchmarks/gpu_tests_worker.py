@@ -19,6 +19,7 @@ import pytest
 JOB = "SUBLIGHT_GPU_TESTS"  # the environment variable with a `Job` in JSON
 GROUP = 6  # neighbours launch the same kernels: in one process each is compiled once
 BROKEN = 75  # exit status where a kernel's error has made the process useless for further tests
+NO_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 TEXT = 3000  # characters of a failure that are kept
 
 
@@ -26,7 +27,8 @@ TEXT = 3000  # characters of a failure that are kept
 class Job:
     folder: str  # where groups are taken and results are written
     name: str  # of this process
-    turn: str  # together, or alone: tests with the `gpu_alone` mark
+    turn: str  # together; few, and alone: less and less for which memory did not suffice, at the end the `gpu_alone`
+    share: float  # of the GPU's memory that this process may take
     whole: str  # of files whose path begins with it every test runs, of others those with the `gpu` mark
     first: tuple[str, ...] = ()  # tests that a process which died had taken and not begun
     again: tuple[str, ...] = ()  # tests for which memory did not suffice beside others
@@ -44,8 +46,9 @@ class Worker:
     def is_mine(self, item: pytest.Item) -> bool:
         if not item.nodeid.startswith(self.job.whole) and not item.get_closest_marker("gpu"):
             return False
-        alone = item.get_closest_marker("gpu_alone") is not None
-        return alone == (self.job.turn == "alone") or item.nodeid in self.job.again
+        if item.get_closest_marker("gpu_alone"):
+            return self.job.turn == "alone"
+        return self.job.turn == "together" or item.nodeid in self.job.again
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -60,6 +63,7 @@ class Worker:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.write(collected=[item.nodeid for item in session.items])
+        keep_to(self.job.share)
         tests = self.tests(session.items)
         item = next(tests, None)
         while item:
@@ -95,11 +99,18 @@ class Worker:
         outcome, text = worst.outcome, worst.longreprtext[-TEXT:]
         if worst.skipped:
             text = str(worst.longrepr[2]) if isinstance(worst.longrepr, tuple) else "expected to fail"
-        if worst.failed and "OutOfMemoryError" in text:
+        if worst.failed and any(words in text for words in NO_MEMORY):
             outcome = "memory"
         self.write(id=report.nodeid, outcome=outcome, seconds=seconds, text=text)
         if worst.failed and gpu_is_lost():
             os._exit(BROKEN)  # every further call would fail
+
+
+def keep_to(share: float) -> None:
+    """A test that wants more than its process's share fails itself, not those of other processes."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available() and share < 1:
+        torch.cuda.set_per_process_memory_fraction(share)
 
 
 def gpu_is_lost() -> bool:
