@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight.diagnose.model import Model
-from sublight.trace.intervals import Floats
+from sublight.trace.intervals import Floats, distinct
 from sublight.trace.record import Ints
 
 SHORT_S = 5e-6  # an event held back longer than this did not wait for its launch
@@ -215,7 +215,7 @@ class _State:
         after = model.after[low:high]
         held_back = np.flatnonzero((after >= 0) & (after < np.arange(low, high)))
         delay, duration, stream = model.delay_s[low:high], model.duration_s[low:high], model.stream[low:high]
-        lines = [(line, np.flatnonzero(stream == line)) for line in np.unique(stream).tolist()]
+        lines = [(line, np.flatnonzero(stream == line)) for line in distinct(stream).tolist()]
         starts, ends = np.empty(high - low), np.full(high - low, -np.inf)
         idle, held = np.empty(high - low, dtype=bool), np.full(high - low, -np.inf)
         self.ends[here] = -np.inf
