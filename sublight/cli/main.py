@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED, bare_threads
+from sublight.cli.start import command_for
 from sublight.cli.verbs import (
     bench,
     board,
@@ -122,7 +123,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         words = bare_threads(words)
     set_up_profiler()
     try:
-        status = typer.main.get_command(app)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)
+        status = command_for(app, words)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)
     except (BadInput, UnknownGpu, UnknownFigure) as error:
         return _complain(str(error))
     except UsageError as error:

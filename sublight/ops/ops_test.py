@@ -366,6 +366,7 @@ def test_inductor_compiles_it(op: Op) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 @EACH_BATCHED
 def test_past_two_to_the_thirty_one_elements(op: Op) -> None:
     shape = {"rows": 2**19 + 3, "cols": 4104}

@@ -11,6 +11,7 @@ from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, fuse
 from sublight.diagnose.model import Model
 from sublight.diagnose.rules.small_grid import over_pieces
+from sublight.trace.intervals import distinct
 from sublight.trace.record import Ints, Kind
 
 OFTEN = 64  # times a step
@@ -119,7 +120,7 @@ def _unrolled(case: Case, events: Ints) -> Edit:
 
     def edit(model: Model) -> Model:
         model = drop(model, others) if len(others) else model
-        calls = np.unique(model.call[products])
+        calls = distinct(model.call[products])
         launch, cost = model.before_s["launch"].copy(), model.cost_s.copy()
         launch[calls] = 0.0
         cost[calls] = 0.0
