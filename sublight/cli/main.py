@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED, bare_threads
@@ -36,8 +37,27 @@ from sublight.cli.verbs import (
 USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
 
+
+
+class _Verbs(TyperGroup):
+    """Ctrl-C inside a verb stays Ctrl-C: newer typer makes a silent status 130 of it."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
 app = typer.Typer(
     name="sublight",
+    cls=_Verbs,
     help="How far below its limits this machine runs: measure the limits, then time ops against them.",
     rich_markup_mode=None,  # the plain help is out in half the time, and reads as well
     pretty_exceptions_enable=False,
