@@ -115,6 +115,16 @@ def test_a_line_that_runs_every_step_from_a_library_tells_nothing() -> None:
     assert [spot.file for spot in found][:2] == ["transformers/trainer_pt_utils.py", "train.py"]
 
 
+def test_neither_pythons_own_library_nor_the_captures_is_named() -> None:
+    """A whole step on one line of the script: what all looks have in common is that line."""
+    ours = ("torch/nn/modules/module.py", "sublight_call", 3, 1)
+    slow = [MAIN, ours, ("torch/nn/modules/module.py", "f", 9, 1), ("linecache.py", "checkcache", 72, 1)]
+    own_work = [MAIN, ours, ("/x/sublight/sampling.py", "Sampler.start", 170, 1), ("threading.py", "wait", 327, 1)]
+    found = python.spots(fakes.case(trace(samples((slow, 30), ([MAIN, ours], 10), (own_work, 500)))))
+    assert [(spot.file, spot.line, spot.looks) for spot in found] == [("train.py", 16, 40)]
+    assert [frame.function for frame in found[0].called] == ["f", "checkcache"]
+
+
 @pytest.mark.parametrize("leaf", [("torch/autograd/graph.py", "_engine_run_backward", 9, 1)])
 def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -> None:
     found = python.spots(fakes.case(trace(samples(([MAIN, leaf], 90), ([MAIN, ("train.py", "f", 6, 3)], 10)))))
