@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight import units
+from sublight.diagnose import recurrence
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, fuse
 from sublight.diagnose.model import Model
 from sublight.diagnose.rules.small_grid import over_pieces
+from sublight.diagnose.source import PLACE, text_of
 from sublight.trace.record import Ints, Kind
 
 OFTEN = 64  # times a step
@@ -18,6 +20,7 @@ LAYERS = 0.25  # modules a round: with as many, the rounds are layers, each of w
 REACHED = 0.6  # of the limit, by one op over all rows
 LOOKED_UP = 30_000  # ops whose place is looked up
 GATES, PRODUCTS = ("tanh", "sigmoid"), ("linear", "matmul", "mm", "addmm", "bmm", "addmv", "mv")
+CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,12 @@ class _Line:
     @property
     def recurs(self) -> bool:
         """A cell whose rounds wait for each other: products, and gates on them."""
-        return any(name in GATES for name in self.names) and any(name in PRODUCTS for name in self.names)
+        gates, products = (any(name in kind for name in self.names) for kind in (GATES, PRODUCTS))
+        return (gates and products) or any(name in CELLS for name in self.names)
 
 
 def check(case: Case) -> Change | None:
-    lines = [line for line in _lines(case) if line.recurs or over_pieces(case, line.times)]
+    lines = [line for line in _whole_cells(_lines(case)) if line.recurs or _batches(case, line)]
     if not lines:
         return None
     top_of = {row: _top(case, row) for row in case.model.event_row.tolist()}
@@ -90,6 +94,29 @@ def _lines(case: Case) -> list[_Line]:
         together: Counter[str] = sum((found for (line, _), found in counts.items() if line == source), Counter())
         names[source] = tuple(name for name, count in together.most_common() if count >= OFTEN * case.model.steps)
     return [_Line(source, often[source], names[source], frozenset(rows[source])) for source in often]
+
+
+def _whole_cells(lines: list[_Line]) -> list[_Line]:
+    """Lines that run equally often are one loop's: where they are a cell together, they are one line, their longest."""
+    loops: dict[tuple[str, float], list[_Line]] = defaultdict(list)
+    for line in lines:
+        loops[line.place.partition(":")[0], line.times].append(line)
+    found: list[_Line] = []
+    for loop in loops.values():
+        most = max(loop, key=lambda line: len(line.ops))
+        names = tuple(dict.fromkeys(name for line in loop for name in line.names))
+        whole = _Line(most.place, most.times, names, frozenset().union(*(line.ops for line in loop)))
+        found += [whole] if whole.recurs else loop
+    return found
+
+
+def _batches(case: Case, line: _Line) -> bool:
+    """Whether all rounds can be one op: they take a tensor apart, and none needs the one before."""
+    match = PLACE.match(line.place)
+    readable = match and text_of(case.trace, match["file"], int(match["line"]))
+    if match and readable and recurrence.recurs(match["file"], int(match["line"])):
+        return False
+    return over_pieces(case, line.times)
 
 
 def _top(case: Case, row: int) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sublight.diagnose import explain, fakes
 from sublight.diagnose.case import Rule
 from sublight.diagnose.fakes import FP32, Machine
 from sublight.diagnose.record import Finding
+from sublight.diagnose.rules import repeated_line
 from sublight.diagnose.rules.anomaly_mode import ANOMALY_MODE
 from sublight.diagnose.rules.dense_embedding import DENSE_EMBEDDING
 from sublight.diagnose.rules.repeated_line import REPEATED_LINE
@@ -139,8 +143,22 @@ def test_an_unrolled_cell_is_a_layer_of_the_library() -> None:
     assert finding is not None and "torch.vmap" in finding.fix and "LSTM" not in finding.fix
 
 
-def test_rounds_that_need_each_other_are_not_batched() -> None:
+def test_a_cell_of_the_library_and_one_over_several_lines_are_cells() -> None:
+    def line(name: str, number: int) -> repeated_line._Line:
+        return repeated_line._Line(f"train.py:{number} (f)", 100.0, (name,), frozenset({number}))
+
+    assert line("lstm_cell", 3).recurs and not line("linear", 3).recurs
+    (whole,) = repeated_line._whole_cells([line("linear", 3), line("tanh", 4)])
+    assert whole.recurs and whole.ops == {3, 4}
+    assert len(repeated_line._whole_cells([line("linear", 3), line("mul", 4)])) == 2
+
+
+def test_rounds_that_need_each_other_are_not_batched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(REPEATED_LINE, looped(rounds=ROWS, us=3.0, sliced=False)) is None
+    monkeypatch.chdir(tmp_path)
+    for body, batches in (("y = f(x[t])", True), ("y = f(x[t], y)", False)):
+        (tmp_path / "train.py").write_text("\n" * 6 + f"for t in range(99):\n    {body}\n")
+        assert (found(REPEATED_LINE, looped(rounds=ROWS, us=3.0)) is not None) == batches
 
 
 def test_a_line_that_runs_seldom_is_none() -> None:
