@@ -19,7 +19,7 @@ from sublight.diagnose.items import cpu_items, gpu_items
 from sublight.diagnose.model import Model
 from sublight.diagnose.record import BUSY, Explanation, Finding, Place
 from sublight.diagnose.rules import RULES
-from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_times_s
+from sublight.diagnose.unprofiled import corrected, measured_s, unprofiled_times_s
 from sublight.diagnose.work import Item, device_rows
 from sublight.errors import BadInput
 from sublight.results import TOO_GOOD, Limits
@@ -48,12 +48,12 @@ def explain(
     chosen = cuts.typical(trace, found)
     part = trace if chosen is found else cuts.cut(trace, chosen.spans_ns[0][0], chosen.spans_ns[-1][1])
     case = _case(part, chosen, limits, tuple(others))
-    step_s = unprofiled_s(trace) or case.step_s
+    step_s = measured_s(trace, case.profiled_step_s) or case.step_s
     parts = _adding_up_to(step_s, case.split.parts)
     floor_s = parts["floor"] + parts["unknown"]
     judged = _judged(case, rules, step_s)
     first = judged.findings[0] if judged.findings else None
-    spread_s = _spread(trace, found)
+    spread_s = _spread(trace, found, timed=step_s != case.profiled_step_s)
     caveats, unsure = words.caveats(case, limits_from, step_s=step_s, spread_s=spread_s)
     explanation = Explanation(
         source=source or trace.source,
@@ -267,8 +267,8 @@ def _sentence_case(title: str) -> str:
     return title if any(sign in first for sign in ":._`(") else title[:1].upper() + title[1:]
 
 
-def _spread(trace: Trace, found: Steps) -> float:
-    times = unprofiled_times_s(trace)
+def _spread(trace: Trace, found: Steps, *, timed: bool) -> float:
+    times = unprofiled_times_s(trace) if timed else []
     lengths = times if len(times) > 1 else [(end - start) * 1e-9 for start, end in found.spans_ns]
     if len(lengths) < 2:
         return 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from sublight import units
 from sublight.diagnose import python, python_advice
 from sublight.diagnose.case import Case, Change, Rule
@@ -12,6 +10,7 @@ from sublight.fix.cure.workers import WORKERS
 from sublight.trace.record import Kind
 
 MOST_WORKERS = 16  # beyond, workers wait for the disk and for each other
+USUAL_WORKERS = 4  # where the trace does not say how many cores there were
 LEAST = 0.2  # of the loading time, for a function to be named
 
 
@@ -50,10 +49,9 @@ def check(case: Case) -> Change | None:
 
 
 def workers_here(case: Case) -> int:
-    """As many as the machine that was recorded has cores, less the one that runs the steps."""
-    cores = case.trace.meta.get("cores")
-    known = cores if isinstance(cores, int) and cores > 0 else os.cpu_count() or 1
-    return max(1, min(known - 1, MOST_WORKERS))
+    """As many as the script had cores where it was recorded, less the one that runs the steps."""
+    cores = case.trace.meta.get("cores_to_use") or case.trace.meta.get("cores")
+    return max(1, min(cores - 1, MOST_WORKERS)) if isinstance(cores, int) and cores > 0 else USUAL_WORKERS
 
 
 def by_trainer(case: Case) -> bool:

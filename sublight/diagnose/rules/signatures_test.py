@@ -179,14 +179,15 @@ def test_anomaly_mode_is_named() -> None:
 
 
 def test_a_few_calls_that_were_interrupted_are_no_slow_kernel() -> None:
-    def calls(slow: int) -> Trace:
+    def calls(slow: int, **meta: Any) -> Trace:
         machine = Machine()
         for _ in range(4):
             with machine.step():
                 for number in range(10):
                     machine.work("aten::mm", (1_000, 1_000), (1_000, 1_000), us=20_000.0 if number < slow else 100.0)
-        return machine.trace()
+        return machine.trace(**meta)
 
     assert found(SLOW_KERNEL, calls(2)) is None
     finding = found(SLOW_KERNEL, calls(9))
     assert finding is not None and finding.title.startswith("aten::mm reaches ")
+    assert found(SLOW_KERNEL, calls(9, load=8.0, cores=2)) is None  # others had the cores
