@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, words
+from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, trainer, words
 from sublight.diagnose import model as models
 from sublight.diagnose import source as sources
 from sublight.diagnose.case import Case, Change, Rule
@@ -249,7 +249,7 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         title=_sentence_case(change.title),
         saving_s=saving_s,
         evidence=change.evidence,
-        fix=change.fix,
+        fix=trainer.fix(name, change.fix) if trainer.runs(case.trace) else change.fix,
         cure=change.cure,
         places=places,
         ops=change.ops,

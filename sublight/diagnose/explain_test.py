@@ -255,6 +255,7 @@ def test_ranks_that_wait_for_each_other(explain: Explain) -> None:
     finding = found.findings[0]
     assert finding.saving_s * 1e6 == pytest.approx(500, rel=0.01)
     assert finding.evidence[0].startswith("rank 0: 2") and finding.evidence[1].startswith("rank 1: 1")
+    assert 0.7 * found.floor_s < found.fixed_floor_s < 0.8 * found.floor_s  # it keeps 1.5 of 2 ms of work
     assert any(note.startswith("2 ranks were read") for note in found.notes)
 
 

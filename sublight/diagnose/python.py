@@ -81,6 +81,8 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
         rows = [row for row in seen if _is_loader(samples.stack(row)) == in_loader]
         if count > 0 and len(rows) >= (ENOUGH if labels == OFTEN else FEWEST):
             lines = _lines(samples, mine, rows, _everywhere(samples, seen))
+            if sum(line.looks for line in lines.values()) < FEWEST:
+                continue
             spent_s = {key: line.wall_s / count for key, line in lines.items()}
             if not in_loader:
                 whole_s = sum(row.wall_ns for row in seen) * 1e-9 / count

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from sublight.diagnose import fakes, python, python_advice
+from sublight.diagnose import fakes, python, python_advice, trainer
+from sublight.diagnose.explain import explain
 from sublight.diagnose.rules.data_loading import DATA_LOADING, workers_here
 from sublight.diagnose.rules.host_bound import HOST_BOUND
-from sublight.trace.record import Trace
+from sublight.trace.record import Kind, Trace
 
 SCRIPT = """\
 import torch
@@ -174,6 +175,8 @@ def test_damaged_samples_name_nobody(damage: Any) -> None:
 
 def test_few_looks_tell_nothing() -> None:
     assert python.spots(fakes.case(trace(samples(([MAIN], python.FEWEST - 1))))) == ()
+    engine = [MAIN, ("torch/autograd/graph.py", "_engine_run_backward", 9, 1)]  # no Python, so they do not count
+    assert python.spots(fakes.case(trace(samples(([MAIN], python.FEWEST - 1), (engine, 30))))) == ()
 
 
 def test_what_the_loader_does_in_this_process_is_named() -> None:
@@ -204,6 +207,21 @@ def test_the_trainers_own_argument() -> None:
     found = DATA_LOADING.check(fakes.case(machine.trace(samples=samples(([MAIN, trainer], 10)), cores=8)))
     assert found is not None
     assert found.fix.startswith("TrainingArguments(..., dataloader_num_workers=7)") and not found.cure
+
+
+def test_what_the_trainer_has_an_argument_for_is_that_argument() -> None:
+    """Also where a trace says by its recorded functions alone that the Trainer runs the steps."""
+    saves = [("transformers/trainer.py", "Trainer.train", 7, 1), ("train.py", "<module>", 19, 1)]
+    found = explain([trace(samples((saves, 30)))], gpu="h200").findings[0]
+    assert (found.id, found.fix) == ("host-bound", 'TrainingArguments(..., save_strategy="steps", save_steps=1000)')
+    machine = fakes.Machine()
+    assert not trainer.runs(machine.trace())
+    with machine.range("/x/transformers/trainer.py(3812): training_step", Kind.PYTHON):
+        machine.lookups(1)
+    assert trainer.runs(machine.trace())
+    compiled = "model = torch.compile(model)"
+    assert trainer.fix("unfused-pointwise", compiled) == "TrainingArguments(..., torch_compile=True)"
+    assert trainer.fix("unfused-pointwise", "y = F.gelu(x)") == "y = F.gelu(x)"
 
 
 def test_workers_by_the_cores_there_are() -> None:

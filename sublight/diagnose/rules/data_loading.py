@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublight import units
-from sublight.diagnose import python, python_advice
+from sublight.diagnose import python, python_advice, trainer
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.work import LOADING
 from sublight.fix.cure.workers import WORKERS
@@ -40,7 +40,7 @@ def check(case: Case) -> Change | None:
             ),
         ),
         fix=_fix(case, workers),
-        cure="" if workers or by_trainer(case) else WORKERS.line,
+        cure="" if workers or trainer.runs(case.trace) else WORKERS.line,
         edit=lambda model: model.without("data"),
         most_s=per_step_s - restarts_s,  # the rest is another finding's
         rows=case.inside(rows),
@@ -54,18 +54,9 @@ def workers_here(case: Case) -> int:
     return max(1, min(cores - 1, MOST_WORKERS)) if isinstance(cores, int) and cores > 0 else USUAL_WORKERS
 
 
-def by_trainer(case: Case) -> bool:
-    """Whether Hugging Face's Trainer runs the steps: then the loader is its own."""
-    samples = case.trace.meta.get("samples")
-    frames = samples.get("frames") if isinstance(samples, dict) else None
-    return isinstance(frames, list) and any(
-        isinstance(frame, list) and frame and str(frame[0]).startswith("transformers/trainer.py") for frame in frames
-    )
-
-
 def _fix(case: Case, workers: bool) -> str:
     count = workers_here(case)
-    if by_trainer(case):
+    if trainer.runs(case.trace):
         return f"TrainingArguments(..., dataloader_num_workers={count})\n{_ONCE}"
     options = f"num_workers={count}, prefetch_factor=4"
     if workers:
