@@ -38,7 +38,6 @@ USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
 
 
-
 class _Verbs(TyperGroup):
     """Ctrl-C inside a verb stays Ctrl-C: newer typer makes a silent status 130 of it."""
 
