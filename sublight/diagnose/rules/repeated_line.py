@@ -13,7 +13,7 @@ from sublight.diagnose.case import Case, Change, Edit, Rule, drop, fuse
 from sublight.diagnose.model import Model
 from sublight.diagnose.rules.small_grid import over_pieces
 from sublight.diagnose.source import PLACE, text_of
-from sublight.trace.record import Ints, Kind
+from sublight.trace.record import NONE, Ints, Kind
 
 OFTEN = 64  # times a step
 LAYERS = 0.25  # modules a round: with as many, the rounds are layers, each of which needs the one before
@@ -41,10 +41,10 @@ def check(case: Case) -> Change | None:
     lines = [line for line in _whole_cells(_lines(case)) if line.recurs or _batches(case, line)]
     if not lines:
         return None
-    top_of = {row: _top(case, row) for row in case.model.event_row.tolist()}
+    rows = case.model.event_row.tolist()
+    ops_of = [(_top(case, row), _forward(case, row)) for row in rows]
     by_line = {
-        line.place: np.array([at for at, row in enumerate(case.model.event_row.tolist()) if top_of[row] in line.ops])
-        for line in lines
+        line.place: np.array([at for at, ops in enumerate(ops_of) if not line.ops.isdisjoint(ops)]) for line in lines
     }
     line = max(lines, key=lambda line: len(by_line[line.place]))
     events: Ints = by_line[line.place].astype(np.int64)
@@ -52,10 +52,11 @@ def check(case: Case) -> Change | None:
         return None
     spent = case.device_s(events)
     return Change(
-        title=f"{line.place.partition(' ')[0]} runs {units.count(line.times)} times a step, on a little each time",
+        title=f"{line.place.partition(' ')[0]} {'unrolls a recurrent cell: it ' if line.recurs else ''}runs "
+        f"{units.count(line.times)} times a step, on a little each time",
         evidence=(
             f"{case.often(len(events))} {'kernels' if case.on_gpu else 'ops'} a step come from that line, "
-            f"{units.text(spent, 's')} of {'device' if case.on_gpu else 'op'} time",
+            f"backward too, {units.text(spent, 's')} of {'device' if case.on_gpu else 'op'} time",
             f"ops: {', '.join(line.names[:6])}",
             *(("each round needs the one before: a recurrent cell",) if line.recurs else ()),
         ),
@@ -122,6 +123,12 @@ def _batches(case: Case, line: _Line) -> bool:
 def _top(case: Case, row: int) -> int:
     chain = case.attribution.ops_above(row)
     return chain[-1] if chain else row
+
+
+def _forward(case: Case, row: int) -> int:
+    """Of an op in the backward pass, the forward pass's that it belongs to: both go with the line."""
+    found = case.attribution.forward(row)
+    return _top(case, found) if found != NONE else NONE
 
 
 def _batched(case: Case, events: Ints) -> Edit:

@@ -38,20 +38,26 @@ def backward(*, checks: int) -> Trace:
     return machine.trace()
 
 
-def looped(*, rounds: int, us: float, modules: int = 1, gates: bool = False, sliced: bool = True) -> Trace:
-    """One line of two ops, so often, of so many modules in turn, each time on a slice."""
+def looped(
+    *, rounds: int, us: float, modules: int = 1, gates: bool = False, sliced: bool = True, backward: bool = False
+) -> Trace:
+    """One line of two ops, so often, of so many modules in turn, each time on a slice; `backward`: one op for each."""
     names = ("aten::linear", "aten::tanh") if gates else ("aten::mul", "aten::relu")
     dims: Any = [((16, 32), (32, 32)), ((16, 32),)] if gates else [((64,),), ((64,),)]
     machine = Machine()
-    for _ in range(4):
+    for step in range(4):
         with machine.step():
             machine.lookups(2)
-            for _ in range(rounds):
+            numbers = range(step * rounds, (step + 1) * rounds)
+            for number in numbers:
                 if sliced:
                     with machine.range("aten::select", Kind.OP):
                         machine.python(1.0)
                 for name, shapes in zip(names, dims, strict=True):
-                    machine.op(name, *shapes, us=us, dtype=FP32, host=20.0)
+                    machine.op(name, *shapes, us=us, dtype=FP32, host=20.0, sequence=number)
+            for number in numbers if backward else ():
+                with machine.range(f"{ENGINE}: MulBackward0", Kind.OP, sequence=number):
+                    machine.op("aten::mul", (64,), us=us, dtype=FP32, host=20.0)
             machine.sync()
     count = 2 * rounds
     sources = {
@@ -138,9 +144,18 @@ NEAR_MISSES = {
 def test_an_unrolled_cell_is_a_layer_of_the_library() -> None:
     finding = found(REPEATED_LINE, looped(rounds=200, us=5.0, gates=True))
     assert finding is not None
-    assert finding.title == "train.py:8 runs 200 times a step, on a little each time" and "nn.LSTM" in finding.fix
+    words = "train.py:8 unrolls a recurrent cell: it runs 200 times a step, on a little each time"
+    assert finding.title == words and "nn.LSTM" in finding.fix
     finding = found(REPEATED_LINE, looped(rounds=200, us=5.0))
     assert finding is not None and "torch.vmap" in finding.fix and "LSTM" not in finding.fix
+
+
+def test_the_backward_pass_of_a_line_goes_with_it() -> None:
+    forward, both = (looped(rounds=ROWS, us=3.0, backward=backward) for backward in (False, True))
+    alone, together = found(REPEATED_LINE, forward), found(REPEATED_LINE, both)
+    assert alone is not None and together is not None
+    assert together.evidence[0].startswith("384 kernels") and alone.evidence[0].startswith("256 kernels")
+    assert 0.9 < (together.saving_s - alone.saving_s) / (ROWS * 20e-6) < 1  # a launch each
 
 
 def test_a_cell_of_the_library_and_one_over_several_lines_are_cells() -> None:
