@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, trainer, words
+from sublight.diagnose import breakdown, fusion, idle, jax_advice, known, replay, tables, trainer, words
 from sublight.diagnose import model as models
 from sublight.diagnose import source as sources
 from sublight.diagnose.case import Case, Change, Rule
@@ -26,7 +26,7 @@ from sublight.results import TOO_GOOD, Limits
 from sublight.trace import cut as cuts
 from sublight.trace import steps
 from sublight.trace.attribute import Attribution, attribute
-from sublight.trace.record import Trace
+from sublight.trace.record import XLA_CPU, Trace
 from sublight.trace.steps import Steps
 
 SHOWN = 0.01  # of the step: a finding below it is not worth a reader's time
@@ -58,7 +58,7 @@ def explain(
     explanation = Explanation(
         source=source or trace.source,
         device=known.device_of(trace, limits),
-        kind="cuda" if trace.on_gpu else "cpu",
+        kind="cuda" if trace.on_gpu and known.device_name(trace) != XLA_CPU else "cpu",
         limits=limits,
         limits_from=limits_from,
         steps=chosen.count,
@@ -249,12 +249,19 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         title=_sentence_case(change.title),
         saving_s=saving_s,
         evidence=change.evidence,
-        fix=trainer.fix(name, change.fix) if trainer.runs(case.trace) else change.fix,
-        cure=change.cure,
+        fix=_fix(case.trace, name, change.fix),
+        cure=change.cure if case.trace.tool != "jax" else "",
         places=places,
         ops=change.ops,
         sources=sources.named(case.trace, change.at) or sources.lines(case.attribution, rows, case.model.steps, name),
     )
+
+
+def _fix(trace: Trace, finding: str, plain: str) -> str:
+    """The rule's, in the words of what runs the steps."""
+    if trace.tool == "jax":
+        return jax_advice.fix(finding, plain)
+    return trainer.fix(finding, plain) if trainer.runs(trace) else plain
 
 
 def _sentence_case(title: str) -> str:
