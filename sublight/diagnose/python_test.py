@@ -155,6 +155,24 @@ def test_what_it_does(stack: list[tuple[str, str, int, int]], kind: python_advic
     assert python_advice.kind_of(spot, case.trace) == kind
 
 
+def test_a_printed_tensors_ops_are_the_prints() -> None:
+    """Its line is the script's `print(step)`; the ops of another line stay what they are."""
+
+    def found(line: int) -> Any:
+        machine = fakes.Machine()
+        for _ in range(3):
+            with machine.step():
+                machine.python(200)
+                for _ in range(20):
+                    machine.work("aten::ne", (64,), us=20)
+                    machine.python(5)
+        sources = {"ops": ["aten::ne"], "index": [0] * 20, "source": [f"train.py:{line}"] * 20, "module": [""] * 20}
+        return HOST_BOUND.check(fakes.case(machine.trace(sources=sources)))
+
+    assert found(20).title.startswith("train.py:20 prints tensors: 495 µs of each step") and "step % 100" in found(20).fix
+    assert found(21).title.startswith("Python outside of torch")
+
+
 def test_what_waits_is_no_loop() -> None:
     case = fakes.case(trace(samples(([MAIN, ("train.py", "positions", 6, 3)], 20), waited=True)))
     (spot,) = python.spots(case)
