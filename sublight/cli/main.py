@@ -72,18 +72,31 @@ VERBS: dict[str, dict[Callable[..., Any], str]] = {  # section -> verb -> its li
 }
 
 
-class Sections(TyperGroup):
-    """The verbs of the help under their sections."""
+class Verbs(TyperGroup):
+    """The help has them under their sections; Ctrl-C inside one stays Ctrl-C: newer typer makes a silent status 130
+    of it."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, verbs in VERBS.items():
             with formatter.section(title):
                 formatter.write_dl([(verb.__name__, line) for verb, line in verbs.items()])
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
 
 app = typer.Typer(
     name="sublight",
-    cls=Sections,
+    cls=Verbs,
     help="Nothing on a GPU runs faster than its memory and tensor cores allow. sublight measures that limit, explains"
     " what runs below it, fixes it, proves the gain, and teaches how.",
     rich_markup_mode=None,  # the plain help is out in half the time, and reads as well
