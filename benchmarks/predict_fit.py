@@ -41,17 +41,20 @@ SEED = 1
 LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
 START = {
     "product": {
-        **{"launch_s": 2.5e-6, "prologue_s": 3e-7, "stream": 0.85, "sm_share": 0.82, "split": 9.0},
-        **{"feed_bytes_per_clock": 154.0, "blend": 3.7},
+        **{"launch_s": 2.2e-6, "cold_s": 8e-7, "prologue_s": 1e-7, "store_s": 5e-7, "k_s": 1.4e-9, "split": 2.0},
+        **{"split_s": 2.3e-6, "stream": 0.87, "sm_share": 2.0, "blend": 3.4},
     },
-    "prefill attention": {"launch_s": 1.1e-5, "rate": 0.95, "rate_64": 0.64, "stream": 0.5},
+    "prefill attention": {
+        **{"launch_s": 5.3e-6, "cold_s": 1.7e-6, "prologue_s": 1.5e-6, "rate": 0.88, "rate_64": 0.75, "tail": 0.6},
+        **{"stream": 0.9},
+    },
     "decode attention": {
-        **{"launch_s": 8e-6, "rate": 0.53, "rows": 55.0, "prologue_s": 2.5e-6, "stream": 0.99, "combine_s": 1.9e-6},
-        **{"blend": 1.7},
+        **{"launch_s": 4.5e-6, "cold_s": 1.8e-6, "walk_s": 3.9e-6, "walk_elements": 34000.0, "wave_s": 1.9e-6},
+        **{"wave_walk_s": 3e-7, "write_s": 4e-11, "rate": 0.5, "rows": 16.0, "stream": 0.92, "blend": 1.7},
     },
     "stream": {"launch_s": 2e-6, "stream": 0.85},
 }
-MOST = {"stream": 1.0, "rate": 1.0, "rate_64": 1.0, "rows": 128.0, "blend": 12.0, "sm_share": 3.0}
+MOST = {"stream": 1.0, "rate": 1.0, "rate_64": 1.0, "rows": 128.0, "blend": 12.0, "sm_share": 3.0, "tail": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +87,19 @@ def viewer(gpu: machine.Machine, flops: float, moved: float) -> float:
     return max(flops / gpu.peak("bfloat16"), moved / bandwidth)
 
 
-def product_row(gpu: machine.Machine, m: int, n: int, k: int, seconds: float) -> Row:
+def product_row(gpu: machine.Machine, m: int, n: int, k: int, seconds: float, cold: float = 1.0) -> Row:
     spent = cost.find("matmul")({"m": m, "n": n, "k": k}, "bfloat16", "fwd")
     figures = rates(gpu)
     return Row(
         (m, n, k),
         seconds,
-        lambda fitted: analytic.product_s(m, n, k, 1, spent.bytes, 2, figures, fitted),
+        lambda fitted: analytic.product_s(m, n, k, 1, spent.bytes, figures, fitted, cold),
         roofline(gpu, spent.total_flops, spent.bytes),
         viewer(gpu, spent.total_flops, spent.bytes),
     )
 
 
-def attention_row(gpu: machine.Machine, row: dict[str, str]) -> Row:
+def attention_row(gpu: machine.Machine, row: dict[str, str], cold: float = 1.0) -> Row:
     names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim")
     batch, queries, keys, heads, kv_heads, head_dim = (int(row[name]) for name in names)
     shape = Heads(batch=batch, queries=queries, keys=keys, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
@@ -104,15 +107,17 @@ def attention_row(gpu: machine.Machine, row: dict[str, str]) -> Row:
     spent = cost.find("attention")(sizes, "bfloat16", "fwd")
     written = 8 * batch * queries * kv_heads * head_dim + 8 * batch * queries  # k and v read and written, and slots
     figures, is_decode = rates(gpu), row["phase"] == "generation"
-    model = analytic.decode_s if is_decode else analytic.prefill_s
+    moved = spent.bytes + written
     pairs = batch * heads * queries * keys  # LLM-Viewer counts the whole square, and five operations of a softmax
     viewer_bytes = 2 * (batch * heads * queries * head_dim + 2 * batch * keys * heads * head_dim)
     viewer_bytes += 4 * batch * heads * queries * keys if is_decode else 4 * batch * heads * queries * head_dim
     assert attended(queries, keys, causal=True, bottom_right=True) <= queries * keys
     return Row(
-        (batch, keys, heads, kv_heads, head_dim),
+        expected.sizes_of(shape),
         float(row["us"]) * 1e-6,
-        lambda fitted: model(shape, spent.bytes + written, figures, fitted),
+        (lambda fitted: analytic.decode_s(shape, moved, figures, fitted, cold))
+        if is_decode
+        else (lambda fitted: analytic.prefill_s(shape, moved, figures, fitted, cold=cold)),
         roofline(gpu, spent.total_flops, spent.bytes),
         viewer(gpu, 4.0 * pairs * head_dim + 5.0 * pairs, viewer_bytes),
     )
@@ -182,11 +187,11 @@ def halves(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def checked(
-    kind: str, gpu: str, rows: list[Row], axes: Any, source: str = SOURCE, fitted: dict[str, float] | None = None
+    kind: str, gpu: str, rows: list[Row], axes: Any, source: str = SOURCE
 ) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
     """Parameters, the table of all rows, and the errors on the half that neither saw."""
     known, held = halves(rows)
-    fitted = fitted or fit(known, START[kind])
+    fitted = fit(known, START[kind])
     base = {id(row): row.model(fitted) for row in rows}
     known_base, held_base = [base[id(row)] for row in known], [base[id(row)] for row in held]
     values = grid(known, known_base, axes)
@@ -234,6 +239,11 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
     return found
 
 
+def cold_of(row: dict[str, Any], gpu: machine.Machine) -> float:
+    """What of a row's inputs the L2 had lost: buffers were used in turn, `buffer_sets` of them."""
+    return analytic.cold_share(row["bytes"] * row["buffer_sets"], gpu.gpu.l2_bytes or 1) if "buffer_sets" in row else 1.0
+
+
 def rows_of_run(gpu: str, cases: Iterable[dict[str, Any]]) -> dict[str, list[Row]]:
     """Products and attention of a run, by the kind of table that they make."""
     here = machine.find(gpu)
@@ -241,12 +251,13 @@ def rows_of_run(gpu: str, cases: Iterable[dict[str, Any]]) -> dict[str, list[Row
     for row in cases:
         shape = row["shape"]
         if row["op"] in ("matmul", "linear") and row["direction"] == "fwd":
-            found["product"].append(product_row(here, shape["m"], shape["n"], shape["k"], row["median_s"]))
+            sizes = shape["m"], shape["n"], shape["k"]
+            found["product"].append(product_row(here, *sizes, row["median_s"], cold_of(row, here)))
         if row["op"] in ("attention", "paged_attention") and row["direction"] == "fwd" and shape.get("causal", 1):
             phase = "generation" if shape["q_len"] == 1 else "context"
             words = {name: str(size) for name, size in shape.items()} | {"phase": phase}
             kind = "decode attention" if phase == "generation" else "prefill attention"
-            found[kind].append(attention_row(here, words | {"us": str(row["median_s"] * 1e6)}))
+            found[kind].append(attention_row(here, words | {"us": str(row["median_s"] * 1e6)}, cold_of(row, here)))
     return {kind: rows for kind, rows in found.items() if len(rows) >= LEAST_ROWS}
 
 
@@ -367,11 +378,11 @@ def main() -> None:
         "product": (products, [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)]),
         "prefill attention": (
             [attention_row(h100, row) for row in attention if row["phase"] == "context"],
-            [steps(0, 9, 3), steps(0, 15, 3), steps(0, 9, 3), steps(0, 6, 3), head_axis],
+            [steps(0, 12, 2), steps(4, 16, 2), [0.0, 3.0, 6.0], head_axis],
         ),
         "decode attention": (
             [attention_row(h100, row) for row in attention if row["phase"] == "generation"],
-            [steps(0, 12, 3), steps(0, 18, 3), steps(0, 9, 3), steps(0, 3, 3), head_axis],
+            [steps(0, 12, 2), steps(0, 18, 2), [0.0, 3.0, 6.0], head_axis],
         ),
     }
     fitted: dict[str, Any] = {}
@@ -389,9 +400,9 @@ def main() -> None:
         made += grids_of_run
         checks.append(check)
         for kind, of_kind in rows_of_run(gpu, cases.values()).items():
-            own = checked(kind, gpu, of_kind, groups[kind][1], f"benchmarks/{gpu}.json", fitted[kind]["parameters"])
-            made.append(own[1])
-            checks.append(own[2])
+            parameters, grids, check = checked(kind, gpu, of_kind, groups[kind][1], f"benchmarks/{gpu}.json")
+            made.append(grids | {"parameters": parameters})
+            checks.append(check)
     rows = a100_rows(read(given.rows / "mlp_vidur_a100.csv"))
     checks.append(
         {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight import cost, timing
-from sublight.predict import expected, machine
+from sublight.predict import analytic, expected, machine
 from sublight.predict.operation import Operation
 
 PRODUCTS, PREFILLS, DECODES = 320, 120, 120
@@ -110,9 +110,7 @@ def cost_of(kind: str, shape: dict[str, int]) -> cost.Cost:
 def measured(kind: str, shape: dict[str, int], device: str) -> dict[str, Any]:
     """One row in the format of benchmarks/<gpu>.json."""
     spent = cost_of(kind, shape)
-    cache_bytes = 64 << 20 if device == "cuda" else 1 << 20
-    sets = min(timing.sets_for(spent.bytes, cache_bytes), 8 if device == "cpu" else 64)
-    sets = max(1, min(sets, MOST_BYTES // max(spent.bytes, 1)))
+    sets = buffer_sets(spent.bytes, device)
     make = product_call if kind == "product" else attention_call
     samples = timing.measure([make(shape, device) for _ in range(sets)], device=device, time_limit_s=EACH_S)
     return {
@@ -127,9 +125,17 @@ def measured(kind: str, shape: dict[str, int], device: str) -> dict[str, Any]:
         "median_s": samples.median_s,
         "spread_s": samples.spread_s,
         "n": samples.n,
+        "buffer_sets": sets,
         "bytes": spent.bytes,
         "flops": spent.total_flops,
     }
+
+
+def buffer_sets(set_bytes: int, device: str) -> int:
+    """How many sets of inputs take turns. Of small ones too few to leave the L2: the row says how many there were."""
+    cache_bytes = 64 << 20 if device == "cuda" else 1 << 20
+    sets = min(timing.sets_for(set_bytes, cache_bytes), 8 if device == "cpu" else 64)
+    return max(1, min(sets, MOST_BYTES // max(set_bytes, 1)))
 
 
 def product_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
@@ -182,7 +188,8 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         kind = "product" if row["op"] == "matmul" else "prefill attention" if row["shape"]["q_len"] > 1 else ""
-        predicted = expected.timed(operation(row), here).expected_s
+        cold = analytic.cold_share(row["bytes"] * row["buffer_sets"], here.gpu.l2_bytes or 1)
+        predicted = expected.timed(operation(row), here, cold).expected_s
         rate = here.gpu.memory_bytes_per_s or 1.0
         roof = max(row["flops"] / here.peak("bfloat16"), row["bytes"] / rate)
         pair = (abs(predicted / row["median_s"] - 1), abs(roof / row["median_s"] - 1))

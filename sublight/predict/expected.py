@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sublight.cost.dtypes import find_dtype
 from sublight.predict import analytic, links, table
-from sublight.predict.analytic import Heads, Rates
+from sublight.predict.analytic import Heads, Parameters, Rates
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
 
@@ -30,14 +29,16 @@ class Timed:
         return self.floor_s / self.expected_s if self.expected_s else 1.0
 
 
-def timed(op: Operation, machine: Machine) -> Timed:
-    """No op is faster than its floor, whatever a table says."""
+def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
+    """No op is faster than its floor, whatever a table says. `cold`: see `analytic`."""
     if op.kind == "product":
         machine.rate(op.dtype)  # or one line: this GPU has no such products
     floor = machine.limits.floor(op.cost)
     floor_s, bound = (floor.seconds, floor.bound) if floor else (0.0, "unknown")
-    kind, base_s, sizes = _base(op, machine)
+    kind, sizes = _looked_up(op)
     found = table.find(kind, machine.key, machine.gpu.architecture) if sizes and op.dtype in HALF else None
+    fitted = found.parameters if found and found.parameters else table.parameters(kind)
+    base_s = _analytic_s(op, machine, fitted, cold)
     if found is None:
         return Timed(
             floor_s=floor_s,
@@ -63,32 +64,54 @@ def rates_of(machine: Machine, dtype: str) -> Rates:
         flops_per_s=machine.reached(dtype),
         bytes_per_s=gpu.memory_bytes_per_s or 0.0,
         sms=gpu.sms or 1,
-        clock_hz=gpu.boost_clock_hz,
     )
 
 
-def _base(op: Operation, machine: Machine) -> tuple[str, float, tuple[float, ...]]:
-    """The kind of table, the analytic time, and the sizes that the table is looked up by; none: there is no table."""
+def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
+    """The kind of table, and the sizes that it is looked up by; none: there is no table."""
     shape = op.shape
     if op.kind == "link":
-        return "link", links.seconds(op, machine), ()
+        return "link", ()
     if op.kind == "stream":
-        rate, fitted = machine.gpu.memory_bytes_per_s or 0.0, table.parameters("stream")
-        seconds = analytic.stream_s(op.cost.bytes, op.cost.launches, rate, fitted)
-        return f"stream {op.op} {op.direction}", seconds, (max(op.cost.bytes, 1),)
+        return f"stream {op.op} {op.direction}", (max(op.cost.bytes, 1),)
+    if op.kind == "product":
+        is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d"
+        return "product", (shape["m"], shape["n"], shape["k"]) if is_plain else ()
+    heads = _heads(op)
+    kind = "decode attention" if heads.queries == 1 else "prefill attention"
+    is_plain = heads.causal and not heads.window and "value_dim" not in shape
+    is_measured = heads.head_dim <= 256 and op.direction == "fwd" and (heads.queries == 1 or is_plain)
+    return kind, sizes_of(heads) if is_measured else ()
+
+
+def sizes_of(heads: Heads) -> tuple[float, ...]:
+    """What attention's tables are looked up by: heads over the whole batch, of keys in decoding, and the rest."""
+    every = heads.batch * (heads.kv_heads if heads.queries == 1 else heads.heads)
+    return every, heads.keys, heads.heads / heads.kv_heads, heads.head_dim
+
+
+def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float) -> float:
+    shape = op.shape
+    if op.kind == "link":
+        return links.seconds(op, machine)
+    if op.kind == "stream":
+        return analytic.stream_s(op.cost.bytes, op.cost.launches, machine.gpu.memory_bytes_per_s or 0.0, fitted)
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
         m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)
-        itemsize = find_dtype(op.dtype).bits / 8
-        fitted = table.parameters("product")
-        seconds = analytic.product_s(m, n, k, groups, op.cost.bytes, itemsize, rates, fitted)
-        return "product", seconds, (m, n, k) if groups == 1 and op.op != "conv2d" else ()
-    return _attention(op, rates)
+        return analytic.product_s(m, n, k, groups, op.cost.bytes, rates, fitted, cold)
+    heads = _heads(op)
+    if heads.queries == 1:
+        return analytic.decode_s(heads, op.cost.bytes, rates, fitted, cold)
+    work = 1.0 if op.direction == "fwd" else 2.5  # five products where the forward pass has two
+    if value_dim := shape.get("value_dim"):
+        work *= (heads.head_dim + value_dim) / (2 * heads.head_dim)
+    return analytic.prefill_s(heads, op.cost.bytes, rates, fitted, work, cold)
 
 
-def _attention(op: Operation, rates: Rates) -> tuple[str, float, tuple[float, ...]]:
+def _heads(op: Operation) -> Heads:
     shape = op.shape
-    heads = Heads(
+    return Heads(
         batch=shape["batch"],
         queries=shape["q_len"],
         keys=shape["kv_len"],
@@ -98,14 +121,3 @@ def _attention(op: Operation, rates: Rates) -> tuple[str, float, tuple[float, ..
         causal=bool(shape.get("causal", 0)),
         window=shape.get("window", 0),
     )
-    sizes = (heads.batch, heads.keys, heads.heads, heads.kv_heads, heads.head_dim)
-    measured = heads.head_dim <= 256 and op.direction == "fwd"
-    if heads.queries == 1:
-        seconds = analytic.decode_s(heads, op.cost.bytes, rates, table.parameters("decode attention"))
-        return "decode attention", seconds, sizes if measured else ()
-    work = 1.0 if op.direction == "fwd" else 2.5  # five products where the forward pass has two
-    if value_dim := shape.get("value_dim"):
-        work *= (heads.head_dim + value_dim) / (2 * heads.head_dim)
-    seconds = analytic.prefill_s(heads, op.cost.bytes, rates, table.parameters("prefill attention"), work)
-    plain = heads.causal and not heads.window and "value_dim" not in shape
-    return "prefill attention", seconds, sizes if measured and plain else ()

@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Table:
     p90_error: float
     rows: int
     source: str
+    parameters: Mapping[str, float] | None = None  # of the analytic model, where they were fitted to this GPU's rows
 
     def correction(self, sizes: Sequence[float]) -> float:
         """The factor by which the analytic time is multiplied."""
