@@ -38,6 +38,7 @@ SOURCE = (
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 RIDGE, SMOOTH, ROBUST = 0.01, 0.05, 0.05
 SEED = 1
+LEAST_OF_ONE_OP = 3  # rows of a memory-bound op, for parameters of its own
 LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
 START = {
     "product": {
@@ -52,9 +53,20 @@ START = {
         **{"launch_s": 4.5e-6, "cold_s": 1.8e-6, "walk_s": 3.9e-6, "walk_elements": 34000.0, "wave_s": 1.9e-6},
         **{"wave_walk_s": 3e-7, "write_s": 4e-11, "rate": 0.5, "rows": 16.0, "stream": 0.92, "blend": 1.7},
     },
-    "stream": {"launch_s": 2e-6, "stream": 0.85},
+    "stream": {"launch_s": 2e-6, "stream": 0.85, "long": 0.8, "long_backward": 0.6, "odd": 0.4},
 }
-MOST = {"stream": 1.0, "rate": 1.0, "rate_64": 1.0, "rows": 128.0, "blend": 12.0, "sm_share": 3.0, "tail": 1.0}
+MOST = {
+    "stream": 1.0,
+    "rate": 1.0,
+    "rate_64": 1.0,
+    "rows": 128.0,
+    "blend": 12.0,
+    "sm_share": 3.0,
+    "tail": 1.0,
+    "long": 1.0,
+    "long_backward": 1.0,
+    "odd": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +253,9 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
 
 def cold_of(row: dict[str, Any], gpu: machine.Machine) -> float:
     """What of a row's inputs the L2 had lost: buffers were used in turn, `buffer_sets` of them."""
-    return analytic.cold_share(row["bytes"] * row["buffer_sets"], gpu.gpu.l2_bytes or 1) if "buffer_sets" in row else 1.0
+    return (
+        analytic.cold_share(row["bytes"] * row["buffer_sets"], gpu.gpu.l2_bytes or 1) if "buffer_sets" in row else 1.0
+    )
 
 
 def rows_of_run(gpu: str, cases: Iterable[dict[str, Any]]) -> dict[str, list[Row]]:
@@ -263,47 +277,53 @@ def rows_of_run(gpu: str, cases: Iterable[dict[str, Any]]) -> dict[str, list[Row
 
 def stream_row(gpu: machine.Machine, row: dict[str, Any]) -> Row:
     moved, rate = row["bytes"], gpu.gpu.memory_bytes_per_s or 1.0
+    rows = expected.rows_of(row["shape"], row["direction"])
     return Row(
-        (moved,),
+        (moved, rows.length),
         row["median_s"],
-        lambda fitted: analytic.stream_s(moved, 1, rate, fitted),
+        lambda fitted: analytic.stream_s(moved, 1, rate, fitted, rows),
         moved / rate,
         moved / rate,
     )
 
 
+def of_one_op(rows: list[Row], fitted: dict[str, float], axes: Any) -> tuple[dict[str, float], list[float]]:
+    """Its own parameters, where it has enough rows, and what is left to correct."""
+    own = fit(rows, fitted) if len(rows) >= LEAST_OF_ONE_OP else fitted
+    return own, grid(rows, [row.model(own) for row in rows], axes) if rows else [0.0] * math.prod(map(len, axes))
+
+
 def streams(gpu: str, cases: Iterable[dict[str, Any]]) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
     """One small table an op and direction; the parameters are of all of them together."""
     here = machine.find(gpu)
-    axes = [steps(10, 34, 4)]
+    axes = [steps(10, 34, 4), [8.0, 11.0, 14.0, 17.0]]
     heavy = ("matmul", "linear", "attention", "paged_attention")
     light = [row for row in cases if row.get("bytes") and row.get("bound") in ("memory", "launch")]
     light = [row for row in light if row["op"] not in heavy]
     rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in light]
     known, held = halves(rows)
     fitted = fit([row for _, row in known], START["stream"])
-    predicted, made = [], []
+    predicted: list[tuple[float, Row]] = []
+    made: list[dict[str, Any]] = []
     for kind in sorted({name for name, _ in rows}):
-        of_kind = [row for name, row in known if name == kind]
-        values = grid(of_kind, [row.model(fitted) for row in of_kind], axes) if of_kind else [0.0] * len(axes[0])
-        out = [row for name, row in held if name == kind]
-        predicted += list(zip(corrected(out, [row.model(fitted) for row in out], axes, values), out, strict=True))
-    error = errors([seconds for seconds, _ in predicted], [row for _, row in predicted])
-    for kind in sorted({name for name, _ in rows}):
-        every = [row for name, row in rows if name == kind]
+        of_kind, out, every = ([row for name, row in part if name == kind] for part in (known, held, rows))
+        own, values = of_one_op(of_kind, fitted, axes)
+        predicted += list(zip(corrected(out, [row.model(own) for row in out], axes, values), out, strict=True))
+        own, values = of_one_op(every, fitted, axes)
         made.append(
             {
                 "gpu": gpu,
                 "architecture": gpus.find(gpu).architecture,
                 "kind": kind,
                 "axes": axes,
-                "values": grid(every, [row.model(fitted) for row in every], axes),
-                "median_error": error[0],
-                "p90_error": error[1],
+                "values": values,
                 "rows": len(every),
                 "source": f"benchmarks/{gpu}.json, the fastest provider of each case",
+                "parameters": own,
             }
         )
+    error = errors([seconds for seconds, _ in predicted], [row for _, row in predicted])
+    made = [row | {"median_error": error[0], "p90_error": error[1]} for row in made]
     rest = [row for _, row in held]
     check = {
         "what": f"memory-bound ops, {gpu}",
@@ -369,7 +389,7 @@ def main() -> None:
     given = options.parse_args()
     h100 = machine.find("h100")
     products = [
-        product_row(h100, *(int(row[size]) for size in "mnk"), float(row["us"]) * 1e-6)
+        product_row(h100, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
         for row in read(given.rows / "gemm_h100.csv")
     ]
     attention = read(given.rows / "attention_h100.csv")

@@ -1,11 +1,13 @@
-"""Measures products and attention on this GPU, as `predict_fit.py` reads them, or holds predictions against them.
+"""Measures ops on this GPU, as `predict_fit.py` reads them, or holds predictions against them.
 
-    python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about two minutes
+    python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about three minutes
+    python benchmarks/predict_rows.py --only "memory-bound op" --limit 60      some kinds; no more than a minute
     python benchmarks/predict_rows.py --check --seed 1                         errors on shapes that are in no table
     python benchmarks/predict_rows.py --tiny                                   a few small shapes, on whatever there is
 
-Products are torch's (cuBLAS), attention is torch's flash attention, with the write of the new keys and values into the
-cache before it, as an engine runs it. Shapes are drawn evenly over the logarithm of each size, by the seed.
+Products are torch's (cuBLAS), attention is torch's (cuDNN's), with the write of the new keys and values into the
+cache before it, as an engine runs it; memory-bound ops are this project's, as a user calls them. Shapes are drawn
+evenly over the logarithm of each size, by the seed.
 """
 
 from __future__ import annotations
@@ -15,20 +17,24 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sublight import cost, timing
 from sublight.predict import analytic, expected, machine
-from sublight.predict.operation import Operation
+from sublight.predict.operation import Kind, Operation
 
-PRODUCTS, PREFILLS, DECODES = 320, 120, 120
+COUNTS = {"product": 320, "prefill attention": 120, "decode attention": 120, "memory-bound op": 120}
+TINY = {"product": 3, "prefill attention": 2, "decode attention": 2, "memory-bound op": 2}
+MEMORY_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "softmax", "swiglu", "gelu")
+MOST_SETS = {"memory-bound op": 512}  # of inputs that take turns; 64 of the others
 MOST_BYTES = 12 << 30  # of one case
 MOST_FLOPS = 4e13
 EACH_S = 0.06  # of measuring, for a case
-BARS = {"product": (0.05, 0.12), "prefill attention": (0.05, 0.12), "decode attention": (0.05, 0.12)}
+BARS = dict.fromkeys(COUNTS, (0.05, 0.12)) | {"memory-bound op": (0.04, 0.10)}
 
 
 def main() -> None:
@@ -39,11 +45,12 @@ def main() -> None:
     options.add_argument("--gpu", default="", help="of the predictions; this one unless told")
     options.add_argument("--tiny", action="store_true", help="a few small shapes")
     options.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no shape after S seconds")
+    options.add_argument("--only", action="append", choices=list(COUNTS), help="a kind of op; may be given again")
     given = options.parse_args()
     device, key = this_device()
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
-    for kind, shape in cases(given.seed, tiny=given.tiny):
+    for kind, shape in cases(given.seed, tiny=given.tiny, only=given.only or tuple(COUNTS)):
         if time.monotonic() - begin > given.limit:
             break
         rows.append(measured(kind, shape, device))
@@ -64,25 +71,30 @@ def this_device() -> tuple[str, str]:
     return ("cuda", found.key) if torch.cuda.is_available() and found else ("cpu", "h200")
 
 
-def cases(seed: int, *, tiny: bool = False) -> Iterator[tuple[str, dict[str, int]]]:
+def cases(
+    seed: int, *, tiny: bool = False, only: Collection[str] = tuple(COUNTS)
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Shapes that fit, kinds in turn: what is cut short has some of each."""
-    draw = random.Random(f"sublight {seed}")
-    counts = (3, 2, 2) if tiny else (PRODUCTS, PREFILLS, DECODES)
-    drawn: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
-        ("product", lambda: product_shape(draw, tiny)),
-        ("prefill attention", lambda: attention_shape(draw, tiny, decode=False)),
-        ("decode attention", lambda: attention_shape(draw, tiny, decode=True)),
-    )
     found = []
-    for (kind, shape_of), count in zip(drawn, counts, strict=True):
-        seen: set[tuple[int, ...]] = set()
+    for kind in only:
+        draw = random.Random(f"sublight {seed} {kind}")
+        count = (TINY if tiny else COUNTS)[kind]
+        seen: set[tuple[Any, ...]] = set()
         while len(seen) < count:
-            shape = shape_of()
+            shape = shape_of(kind, draw, tiny)
             spent = cost_of(kind, shape)
             if spent.bytes <= MOST_BYTES and spent.total_flops <= MOST_FLOPS and tuple(shape.values()) not in seen:
                 seen.add(tuple(shape.values()))
                 found.append((len(seen) / count, kind, shape))
     yield from ((kind, shape) for _, kind, shape in sorted(found, key=lambda each: each[0]))
+
+
+def shape_of(kind: str, draw: random.Random, tiny: bool) -> dict[str, Any]:
+    if kind == "product":
+        return product_shape(draw, tiny)
+    if kind == "memory-bound op":
+        return memory_shape(draw, tiny)
+    return attention_shape(draw, tiny, decode=kind == "decode attention")
 
 
 def power(draw: random.Random, low: float, high: float, multiple: int = 1) -> int:
@@ -103,23 +115,39 @@ def attention_shape(draw: random.Random, tiny: bool, *, decode: bool) -> dict[st
     return sizes | {"q_len": 1 if decode else length, "kv_len": length, "head_dim": draw.choice((64, 128)), "causal": 1}
 
 
-def cost_of(kind: str, shape: dict[str, int]) -> cost.Cost:
-    return cost.find("matmul" if kind == "product" else "attention")(shape, "bfloat16", "fwd")
+def memory_shape(draw: random.Random, tiny: bool) -> dict[str, Any]:
+    """A quarter of a megabyte at least, so that there are buffers enough for the L2 to lose them."""
+    cols = power(draw, 8, 9 if tiny else 14, 64)
+    rows = power(draw, 18 - math.log2(cols), 18 - math.log2(cols) if tiny else 28 - math.log2(cols))
+    return {"op": draw.choice(MEMORY_OPS), "rows": rows, "cols": cols}
 
 
-def measured(kind: str, shape: dict[str, int], device: str) -> dict[str, Any]:
+def op_of(kind: str, shape: dict[str, Any]) -> tuple[str, dict[str, int]]:
+    """The op's name, and its shape without that."""
+    names = {"product": "matmul", "memory-bound op": shape.get("op", "")}
+    return names.get(kind, "attention"), {name: size for name, size in shape.items() if name != "op"}
+
+
+def cost_of(kind: str, shape: dict[str, Any]) -> cost.Cost:
+    op, sizes = op_of(kind, shape)
+    return cost.find(op)(sizes, "bfloat16", "fwd")
+
+
+def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
     """One row in the format of benchmarks/<gpu>.json."""
     spent = cost_of(kind, shape)
-    sets = buffer_sets(spent.bytes, device)
-    make = product_call if kind == "product" else attention_call
-    samples = timing.measure([make(shape, device) for _ in range(sets)], device=device, time_limit_s=EACH_S)
+    op, sizes = op_of(kind, shape)
+    sets = buffer_sets(kind, spent.bytes, device)
+    samples = timing.measure(
+        [call_of(kind, op, sizes, device) for _ in range(sets)], device=device, time_limit_s=EACH_S
+    )
     return {
-        "op": "matmul" if kind == "product" else "attention",
+        "op": op,
         "direction": "fwd",
-        "shape": shape,
+        "shape": sizes,
         "dtype": "bfloat16",
-        "provider": "torch",
-        "ours": False,
+        "provider": "sublight" if kind == "memory-bound op" else "torch",
+        "ours": kind == "memory-bound op",
         "cache": "cold",
         "bound": "memory" if spent.bytes > spent.total_flops / 100 else "matmul_bf16",
         "median_s": samples.median_s,
@@ -131,11 +159,17 @@ def measured(kind: str, shape: dict[str, int], device: str) -> dict[str, Any]:
     }
 
 
-def buffer_sets(set_bytes: int, device: str) -> int:
+def buffer_sets(kind: str, set_bytes: int, device: str) -> int:
     """How many sets of inputs take turns. Of small ones too few to leave the L2: the row says how many there were."""
     cache_bytes = 64 << 20 if device == "cuda" else 1 << 20
-    sets = min(timing.sets_for(set_bytes, cache_bytes), 8 if device == "cpu" else 64)
+    sets = min(timing.sets_for(set_bytes, cache_bytes), 8 if device == "cpu" else MOST_SETS.get(kind, 64))
     return max(1, min(sets, MOST_BYTES // max(set_bytes, 1)))
+
+
+def call_of(kind: str, op: str, shape: dict[str, int], device: str) -> Callable[[], Any]:
+    if kind == "memory-bound op":
+        return memory_call(op, shape, device)
+    return product_call(shape, device) if kind == "product" else attention_call(shape, device)
 
 
 def product_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
@@ -164,18 +198,24 @@ def attention_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
     return call
 
 
+def memory_call(op: str, shape: dict[str, int], device: str) -> Callable[[], Any]:
+    from sublight import ops
+
+    record = ops.find(op)
+    return partial(record.call, *record.inputs(shape, "bfloat16", device, 0))
+
+
 def operation(row: dict[str, Any]) -> Operation:
-    is_product = row["op"] == "matmul"
-    kind = "product" if is_product else "attention"
-    spent = cost_of(kind, row["shape"])
-    if not is_product:  # and the write of the cache
+    kind: Kind = {"matmul": "product", "attention": "attention"}.get(row["op"], "stream")  # type: ignore[assignment]
+    spent = cost.find(row["op"])(row["shape"], "bfloat16", "fwd")
+    if kind == "attention":  # and the write of the cache
         shape = row["shape"]
         numel = shape["batch"] * shape["q_len"] * shape["kv_heads"] * shape["head_dim"]
         spent = spent + cost.Cost(read_bytes=4 * numel, write_bytes=4 * numel)
     return Operation(
         name=kind,
         op=row["op"],
-        kind="product" if is_product else "attention",
+        kind=kind,
         shape=row["shape"],
         dtype="bfloat16",
         count=1,
@@ -187,13 +227,12 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
     """Median and 90th percentile of |predicted / measured - 1|, of the prediction and of the pure roofline."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        kind = "product" if row["op"] == "matmul" else "prefill attention" if row["shape"]["q_len"] > 1 else ""
         cold = analytic.cold_share(row["bytes"] * row["buffer_sets"], here.gpu.l2_bytes or 1)
         predicted = expected.timed(operation(row), here, cold).expected_s
         rate = here.gpu.memory_bytes_per_s or 1.0
         roof = max(row["flops"] / here.peak("bfloat16"), row["bytes"] / rate)
         pair = (abs(predicted / row["median_s"] - 1), abs(roof / row["median_s"] - 1))
-        found.setdefault(kind or "decode attention", []).append(pair)
+        found.setdefault(kind_of(row), []).append(pair)
     return [
         {
             "what": kind,
@@ -203,6 +242,12 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
         }
         for kind, pairs in found.items()
     ]
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    if row["op"] == "attention":
+        return "prefill attention" if row["shape"]["q_len"] > 1 else "decode attention"
+    return "product" if row["op"] == "matmul" else "memory-bound op"
 
 
 def spread(values: list[float]) -> tuple[float, float]:

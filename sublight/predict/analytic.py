@@ -1,8 +1,8 @@
 """How long an op takes by its shape and the GPU's figures alone: waves of tiles, bytes, and what every launch costs.
 
-A few dimensionless parameters (`efficiency.json`) say how near to each limit kernels come. They were fitted to published
-times on an H100 for every GPU, and to this project's own run where a GPU has one; `docs/predict.md` shows how far off the
-model is on rows that it never saw, and on another GPU.
+A few parameters (`efficiency.json`) say how near to each limit kernels come, and what they wait for. They were fitted
+to published times on an H100, for every GPU, and to this project's own run where a GPU has one; `docs/predict.md` shows
+how far off the model is on rows that it never saw, and on another GPU.
 
 `cold` is the share of an op's inputs that comes from the memory and not from the L2: 1 in a model, whose weights and
 caches push each other out; less where a benchmark runs the same few buffers again (`cold_share`).
@@ -25,6 +25,8 @@ K_STEP = 64
 TILE = 128 * 128  # elements of a product, in which `store_s` is given
 ROWS = 128  # queries of a block of attention, and keys that it takes at a time
 BLOCKS = 2  # of one sequence and head in decoding that an SM holds
+ON_CHIP = 1 << 18  # bytes of registers, in which a program keeps its row
+ALIGNED = 16  # bytes that a thread loads at once
 KEPT, LOST = 0.4, 0.8  # of the L2: what less than that is touched in turn stays there, more than this does not
 
 
@@ -106,8 +108,8 @@ def _efficiency(head_dim: int, fitted: Parameters) -> float:
 def prefill_s(
     shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, work: float = 1.0, cold: float = 1.0
 ) -> float:
-    """Blocks of 128 queries, each over the keys that it sees: whole waves of equal blocks; of causal ones, which differ,
-    the longest, or the work of all over all SMs and a part of the longest at the end.
+    """Blocks of 128 queries, each over the keys that it sees: whole waves of equal blocks; of causal ones, which
+    differ, the longest, or the work of all over all SMs and a part of the longest at the end.
 
     `work`: products for each pair, where the forward pass has one share.
     """
@@ -145,6 +147,21 @@ def decode_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, c
     return fixed + written + float((queued**power + compute**power + memory**power) ** (1 / power))
 
 
-def stream_s(moved_bytes: int, launches: int, rate_bytes_per_s: float, fitted: Parameters) -> float:
-    """A launch, then bytes at nearly the memory's rate."""
-    return launches * fitted["launch_s"] + moved_bytes / (fitted["stream"] * rate_bytes_per_s)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """How an op that moves bytes walks: along rows of so many elements, or flat over all of them (length 1)."""
+
+    length: int = 1
+    itemsize: int = 2
+    kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
+
+
+def stream_s(moved_bytes: int, launches: int, rate_bytes_per_s: float, fitted: Parameters, rows: Rows) -> float:
+    """A launch, then bytes at nearly the memory's rate: less where a row is too long to stay on the chip, or where
+    rows do not begin at a multiple of 16 bytes."""
+    share = fitted["stream"]
+    if rows.kept * rows.length * 4 >= ON_CHIP:
+        share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
+    if rows.length > 1 and rows.length * rows.itemsize % ALIGNED:
+        share *= fitted["odd"]
+    return launches * fitted["launch_s"] + moved_bytes / (share * rate_bytes_per_s)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sublight.cost.record import Direction, Shape
 from sublight.predict import analytic, links, table
-from sublight.predict.analytic import Heads, Parameters, Rates
+from sublight.predict.analytic import Heads, Parameters, Rates, Rows
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
 
 How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
+ROW_LENGTHS = ("cols", "n", "vocab")  # names of a row's length in shapes; the first that is there
 HALF = ("bfloat16", "float16")  # what the tables were measured in
 
 
@@ -73,7 +75,7 @@ def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
     if op.kind == "link":
         return "link", ()
     if op.kind == "stream":
-        return f"stream {op.op} {op.direction}", (max(op.cost.bytes, 1),)
+        return f"stream {op.op} {op.direction}", (max(op.cost.bytes, 1), rows_of(op.shape, op.direction).length)
     if op.kind == "product":
         is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d"
         return "product", (shape["m"], shape["n"], shape["k"]) if is_plain else ()
@@ -90,12 +92,20 @@ def sizes_of(heads: Heads) -> tuple[float, ...]:
     return every, heads.keys, heads.heads / heads.kv_heads, heads.head_dim
 
 
+def rows_of(shape: Shape, direction: Direction) -> Rows:
+    """Of an op that moves bytes; one without rows, or that reduces over another dimension than the last, is flat."""
+    is_last = shape.get("inner", 1) == 1
+    length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1) if is_last else 1
+    return Rows(length=length, kept=2 if direction != "fwd" else 1)
+
+
 def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float) -> float:
     shape = op.shape
     if op.kind == "link":
         return links.seconds(op, machine)
     if op.kind == "stream":
-        return analytic.stream_s(op.cost.bytes, op.cost.launches, machine.gpu.memory_bytes_per_s or 0.0, fitted)
+        rate = machine.gpu.memory_bytes_per_s or 0.0
+        return analytic.stream_s(op.cost.bytes, op.cost.launches, rate, fitted, rows_of(op.shape, op.direction))
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
         m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)

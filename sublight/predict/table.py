@@ -71,13 +71,18 @@ def data() -> dict[str, Any]:
 @functools.cache
 def parameters(kind: str) -> dict[str, float]:
     """Of the analytic model of this kind of op."""
-    return dict(data()["analytic"][kind]["parameters"])
+    return dict(_fitted(kind)["parameters"])
 
 
 @functools.cache
 def analytic_error(kind: str) -> float:
     """The 90th percentile of the analytic model's relative error, where it was checked; a half where it never was."""
-    return float(data()["analytic"]["stream" if kind.startswith("stream") else kind].get("p90_error", 0.5))
+    return float(_fitted(kind).get("p90_error", 0.5))
+
+
+def _fitted(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = data()["analytic"]["stream" if kind.startswith("stream ") else kind]
+    return found
 
 
 @functools.cache
