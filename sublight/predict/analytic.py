@@ -155,13 +155,27 @@ class Rows:
     itemsize: int = 2
     kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
 
+    @property
+    def is_long(self) -> bool:
+        """Too long to stay on the chip."""
+        return self.kept * self.length * 4 >= ON_CHIP
+
+    @property
+    def is_odd(self) -> bool:
+        """Rows do not begin where a thread's loads do."""
+        return self.length > 1 and self.length * self.itemsize % ALIGNED > 0
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.is_long and not self.is_odd
+
 
 def stream_s(moved_bytes: int, launches: int, rate_bytes_per_s: float, fitted: Parameters, rows: Rows) -> float:
     """A launch, then bytes at nearly the memory's rate: less where a row is too long to stay on the chip, or where
     rows do not begin at a multiple of 16 bytes."""
     share = fitted["stream"]
-    if rows.kept * rows.length * 4 >= ON_CHIP:
+    if rows.is_long:
         share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
-    if rows.length > 1 and rows.length * rows.itemsize % ALIGNED:
+    if rows.is_odd:
         share *= fitted["odd"]
     return launches * fitted["launch_s"] + moved_bytes / (share * rate_bytes_per_s)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from sublight.cost.record import Direction, Shape
+from sublight.cost.dtypes import find_dtype
+from sublight.cost.record import Cost, Direction, Shape
 from sublight.predict import analytic, links, table
 from sublight.predict.analytic import Heads, Parameters, Rates, Rows
 from sublight.predict.machine import Machine
@@ -35,10 +36,13 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
     """No op is faster than its floor, whatever a table says. `cold`: see `analytic`."""
     if op.kind == "product":
         machine.rate(op.dtype)  # or one line: this GPU has no such products
+    if "l2" in machine.factors:
+        op = replace(op, cost=with_l2(op, machine.gpu.l2_bytes or 1, machine.factors["l2"]))
     floor = machine.limits.floor(op.cost)
     floor_s, bound = (floor.seconds, floor.bound) if floor else (0.0, "unknown")
     kind, sizes = _looked_up(op)
-    found = table.find(kind, machine.key, machine.gpu.architecture) if sizes and op.dtype in HALF else None
+    is_like_rows = sizes and op.dtype in HALF
+    found = table.find(kind, machine.key, machine.gpu.architecture, machine.tables) if is_like_rows else None
     fitted = found.parameters if found and found.parameters else table.parameters(kind)
     base_s = _analytic_s(op, machine, fitted, cold)
     if found is None:
@@ -57,6 +61,19 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
         how="measured" if same else "carried over",
         error=found.p90_error if same else max(found.p90_error, table.analytic_error(kind)),
     )
+
+
+def with_l2(op: Operation, l2_bytes: int, factor: float) -> Cost:
+    """What comes through the memory, once the L2 is larger: of activations, which the op before has just written, it
+    then keeps more until they are read. Weights and caches push each other out as before.
+    """
+    if op.kind == "link" or (op.kind == "attention" and op.shape["q_len"] == 1):
+        return op.cost
+    read = op.cost.read_bytes
+    if op.kind == "product":
+        read = min(read, round(op.shape["m"] * op.shape["k"] * find_dtype(op.dtype).bits / 8))
+    kept = analytic.cold_share(op.cost.bytes, l2_bytes / factor) - analytic.cold_share(op.cost.bytes, l2_bytes)
+    return replace(op.cost, read_bytes=op.cost.read_bytes - round(kept * read))
 
 
 def rates_of(machine: Machine, dtype: str) -> Rates:
