@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -134,7 +135,7 @@ def _figures(project: Project, folder: Path, turn: Path) -> dict[str, Any]:
 def _run(project: Project, folder: Path, *command: str) -> str:
     """In the project, with caches of its own, so that a build is one; the last line of what went wrong."""
     caches = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    environment = os.environ | caches | {"PYTHONPATH": ""}
+    environment = os.environ | caches | {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     environment.pop("TRITON_INTERPRET", None)
     try:
         done = subprocess.run(
@@ -142,6 +143,11 @@ def _run(project: Project, folder: Path, *command: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(f"{Path(command[0]).name}: {error}") from None
+    if done.returncode < 0:
+        last = (done.stdout.splitlines() or ["nothing"])[-1]
+        place = re.search(r"^  File .*", done.stderr, re.MULTILINE)  # of Python's faulthandler
+        where = f", in {place[0].strip()}" if place else ""
+        raise BadInput(f"ended by {signal.Signals(-done.returncode).name} after {last!r}{where}")
     if done.returncode:
         raise BadInput(complaint(done.stdout + "\n" + done.stderr))
     return done.stdout
