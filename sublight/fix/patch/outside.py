@@ -39,6 +39,7 @@ SETTINGS = frozenset(  # of PyTorch and of this machine: a branch may follow
         *("current_stream", "is_current_stream_capturing", "distributed", "get_rng_state", "mps", "xpu", "cuda"),
     ]
 )
+SIZES = frozenset(["shape", "size", "len", "numel", "nelement"])
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF")
@@ -101,7 +102,7 @@ class _Reader:
                 self.found.note(f"imports {step.argval}")
             elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self.found.note(f"writes to a global variable ({step.argval})")
-            elif step.opname == "FOR_ITER":
+            elif step.opname == "FOR_ITER" and SIZES & set(code.co_names):
                 self.found.note("has a loop, whose length may be its input's")
         asks_by_name = {"getattr", "hasattr"} & set(code.co_names)
         texts = {each for each in code.co_consts if isinstance(each, str) and each.isidentifier()}

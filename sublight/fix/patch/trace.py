@@ -87,6 +87,7 @@ ASKS = {  # functions and properties of tensors that no op shows
     "is_sparse": "asks how a tensor lies",
     "_base": "asks how a tensor lies",
     "nbytes": SIZES,
+    "__iter__": SIZES,
     "ndim": DIMS,
     "dim": DIMS,
     "ndimension": DIMS,
