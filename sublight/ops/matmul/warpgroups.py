@@ -16,8 +16,9 @@ the rest, which is less than a value's rounding, with the scale.
 
 from __future__ import annotations
 
-from sublight.backend.jit import gl, gluon, hopper, meet, tile_in, triton
+from sublight.backend.jit import gl, gluon, hopper, tile_in, triton
 from sublight.op import Kernel
+from sublight.ops.attention.slots import slot_of
 from sublight.ops.matmul.packing import WORDS
 
 _WORDS = gl.constexpr(WORDS)
@@ -39,12 +40,12 @@ def _words_layout(rows, warps):
 
 @triton.constexpr_function
 def _take_apart(place, bits, is_bf16):
-    """PTX: the values at a place of both halves of word $2, less $3 and by $4, with $5 added, as two 16-bit floats."""
+    """PTX: the values at a place of both halves of word $1, less $2 and by $3, with $4 added, as two 16-bit floats."""
     kind, exponent = ("bf16x2", 0x4300) if is_bf16 else ("f16x2", 0x6400)
     return (
         "{ .reg .b32 t; "
-        f"shr.u32 t, $2, {place * bits}; lop3.b32 t, t, {((1 << bits) - 1) * 0x10001}, {exponent * 0x10001}, 0xEA; "
-        f"sub.rn.{kind} t, t, $3; fma.rn.{kind} t, t, $4, $5; mov.b32 {{$0, $1}}, t; }}"
+        f"shr.u32 t, $1, {place * bits}; lop3.b32 t, t, {((1 << bits) - 1) * 0x10001}, {exponent * 0x10001}, 0xEA; "
+        f"sub.rn.{kind} t, t, $2; fma.rn.{kind} $0, t, $3, $4; }}"
     )
 
 
@@ -55,36 +56,46 @@ def _twice(x):
 
 
 @gluon.jit
-def _pairs(words, less, scale, rest, PLACE: gl.constexpr, BITS: gl.constexpr, kind: gl.constexpr):
-    if kind == gl.bfloat16:
-        return gl.inline_asm_elementwise(
-            _take_apart(PLACE, BITS, True), "=h,=h,r,r,r,r", [words, less, scale, rest],
-            dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return gl.inline_asm_elementwise(
-            _take_apart(PLACE, BITS, False), "=h,=h,r,r,r,r", [words, less, scale, rest],
-            dtype=(gl.float16, gl.float16), is_pure=True, pack=1,
-        )  # fmt: skip
-
-
-@gluon.jit
-def _values(words, factors, CHUNK_AT: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, kind: gl.constexpr):
-    """(rows, 128) values at four places."""
-    first: gl.constexpr = CHUNK_AT * 4
-    a = _at_place(words, factors, first, BITS, PER_SCALE, kind)
-    b = _at_place(words, factors, first + 1, BITS, PER_SCALE, kind)
-    c = _at_place(words, factors, first + 2, BITS, PER_SCALE, kind)
-    d = _at_place(words, factors, first + 3, BITS, PER_SCALE, kind)
-    joined = gl.join(gl.join(a, c), gl.join(b, d))  # rows, words, halves, place // 2, place % 2
-    return gl.reshape(gl.permute(joined, [0, 3, 4, 1, 2]), [words.shape[0], 4 * _WORDS * 2])
-
-
-@gluon.jit
 def _at_place(words, factors, PLACE: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, kind: gl.constexpr):
+    """Pairs of values at a place, neighbours along k, in one register each."""
     less, scale, rest = factors[PLACE // PER_SCALE]
-    lower, upper = _pairs(words, less, scale, rest, PLACE, BITS, kind)
+    return gl.inline_asm_elementwise(
+        _take_apart(PLACE, BITS, kind == gl.bfloat16), "=r,r,r,r,r", [words, less, scale, rest],
+        dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _pairs(words, factors, CHUNK: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, kind: gl.constexpr):
+    """Those at four places."""
+    return (
+        _at_place(words, factors, CHUNK * 4, BITS, PER_SCALE, kind),
+        _at_place(words, factors, CHUNK * 4 + 1, BITS, PER_SCALE, kind),
+        _at_place(words, factors, CHUNK * 4 + 2, BITS, PER_SCALE, kind),
+        _at_place(words, factors, CHUNK * 4 + 3, BITS, PER_SCALE, kind),
+    )
+
+
+@gluon.jit
+def _halves(pairs, kind: gl.constexpr):
+    if kind == gl.bfloat16:
+        lower, upper = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
+        )
+    else:
+        lower, upper = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=1
+        )
     return gl.join(lower, upper)
+
+
+@gluon.jit
+def _operand(pairs, kind: gl.constexpr, left: gl.constexpr):
+    """(64, 128) values: the same registers, as the left operand of a product."""
+    a, b, c, d = _halves(pairs[0], kind), _halves(pairs[1], kind), _halves(pairs[2], kind), _halves(pairs[3], kind)
+    joined = gl.join(gl.join(a, c), gl.join(b, d))  # rows, words, halves, place // 2, place % 2
+    values = gl.reshape(gl.permute(joined, [0, 3, 4, 1, 2]), [a.shape[0], 128])
+    return gl.convert_layout(values, left, assert_trivial=True)
 
 
 @gluon.jit
@@ -130,87 +141,224 @@ def _load_scales(
 
 
 @gluon.jit
-def _fetch(
-    a_desc, words_desc, a_at, words_at, full, slot, block, tile_row, tile_col, is_there,
-    HALF: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+def _copy(
+    a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
+    HALF: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A block of words and what of A meets it, on their way into a slot."""
+    """The copying warp: blocks of words, of each warpgroup's rows, and what of A meets them."""
     CHUNKS: gl.constexpr = HALF // 4
-    bar = full.index(slot)
-    hopper.mbarrier.expect(bar, BN * _WORDS * 4 + BM * HALF * 64, pred=is_there)
-    tile_in(words_desc, [tile_col, block * _WORDS], bar, words_at.index(slot), pred=is_there)
+    for turn in range(0, count):
+        slot, phase = slot_of(turn, STAGES)
+        bar = full.index(slot)
+        hopper.mbarrier.wait(empty.index(slot), phase ^ 1)
+        hopper.mbarrier.expect(bar, GROUPS * 64 * _WORDS * 4 + BM * HALF * 64)
+        for part in gl.static_range(GROUPS):
+            place = [tile_col + part * 64, (begin + turn) * _WORDS]
+            tile_in(words_desc, place, bar, words_at.index(slot * GROUPS + part))
+        for chunk in gl.static_range(CHUNKS):
+            place = [tile_row, ((begin + turn) * CHUNKS + chunk) * 128]
+            tile_in(a_desc, place, bar, a_at.index(slot * CHUNKS + chunk))
+
+
+@gluon.jit
+def _turn(
+    acc, pairs, words, factors, scales, turn, count, row, scales_ptr, zeros_ptr, n, groups, begin,
+    a_at, words_at, full, empty, PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, left: gl.constexpr,
+):  # fmt: skip
+    """A block's products, and under them the values of the next one."""
+    HALF: gl.constexpr = 16 // BITS
+    CHUNKS: gl.constexpr = HALF // 4
+    of_words: gl.constexpr = words.type.layout
+    slot, phase = slot_of(turn, STAGES)
+    after, after_phase = slot_of(turn + 1, STAGES)
     for chunk in gl.static_range(CHUNKS):
-        k = (block * CHUNKS + chunk) * 128
-        tile_in(a_desc, [tile_row, k], bar, a_at.index(slot * CHUNKS + chunk), pred=is_there)
+        right = a_at.index(slot * CHUNKS + chunk).permute((1, 0))
+        values = _operand(pairs, scales_ptr.dtype.element_ty, left)
+        acc = hopper.warpgroup_mma(values, right, acc, use_acc=(turn > 0) | (chunk > 0), is_async=True)
+        if chunk == CHUNKS - 1:
+            factors = _all_factors(scales)
+            scales = _load_scales(
+                scales_ptr, zeros_ptr, row, begin + turn + 2, row < n, groups, GROUP, PER_SCALE, HALF
+            )  # behind the last block those of the last again
+            hopper.mbarrier.wait(full.index(after), after_phase, pred=turn + 1 < count)
+            words = words_at.index(after * GROUPS + PART).load(of_words)
+        pairs = _pairs(words, factors, (chunk + 1) % CHUNKS, BITS, PER_SCALE, scales_ptr.dtype.element_ty)
+        # the assembler would move the wait for the product up, but not over a branch, which this is
+        hopper.mbarrier.wait(full.index(slot), phase)
+        acc, a, b, c, d = hopper.warpgroup_mma_wait(0, deps=(acc, pairs[0], pairs[1], pairs[2], pairs[3]))
+        pairs = (a, b, c, d)
+    hopper.mbarrier.arrive(empty.index(slot), count=1)
+    return acc, pairs, words, factors, scales
+
+
+@gluon.jit
+def _multiply(
+    scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
+    PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, IS_PART: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: 64 rows of the weight. Two turns a round, so that no register changes hands between them."""
+    if AHEAD:
+        _multiply_ahead(
+            scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
+            PART, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART,
+        )  # fmt: skip
+    else:
+        _multiply_plain(
+            scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
+            PART, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _multiply_plain(
+    scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
+    PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, IS_PART: gl.constexpr,
+):  # fmt: skip
+    HALF: gl.constexpr = 16 // BITS
+    CHUNKS: gl.constexpr = HALF // 4
+    kind: gl.constexpr = scales_ptr.dtype.element_ty
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    of_words: gl.constexpr = _words_layout(64, 4)
+    first = tile_col + PART * 64
+    row = first + gl.arange(0, 64, gl.SliceLayout(1, of_words))
+    scales = _load_scales(scales_ptr, zeros_ptr, row, begin, row < n, groups, GROUP, PER_SCALE, HALF)
+    acc = gl.zeros([64, BM], gl.float32, layout)
+    for turn in range(0, count):
+        slot, phase = slot_of(turn, STAGES)
+        factors = _all_factors(scales)
+        scales = _load_scales(scales_ptr, zeros_ptr, row, begin + turn + 1, row < n, groups, GROUP, PER_SCALE, HALF)
+        hopper.mbarrier.wait(full.index(slot), phase)
+        words = words_at.index(slot * GROUPS + PART).load(of_words)
+        for chunk in gl.static_range(CHUNKS):
+            values = _operand(_pairs(words, factors, chunk, BITS, PER_SCALE, kind), kind, left)
+            right = a_at.index(slot * CHUNKS + chunk).permute((1, 0))
+            acc = hopper.warpgroup_mma(values, right, acc, use_acc=(turn > 0) | (chunk > 0), is_async=True)
+            acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
+        hopper.mbarrier.arrive(empty.index(slot), count=1)
+    col = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    of_a = tile_row + gl.arange(0, BM, gl.SliceLayout(0, layout))
+    at = (gl.program_id(1) * m * IS_PART + of_a)[None, :].to(gl.int64) * n + col[:, None]
+    gl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=(of_a < m)[None, :] & (col < n)[:, None])
+
+
+@gluon.jit
+def _multiply_ahead(
+    scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
+    PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, IS_PART: gl.constexpr,
+):  # fmt: skip
+    HALF: gl.constexpr = 16 // BITS
+    kind: gl.constexpr = scales_ptr.dtype.element_ty
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
+    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
+    of_words: gl.constexpr = _words_layout(64, 4)
+    first = tile_col + PART * 64
+    row = first + gl.arange(0, 64, gl.SliceLayout(1, of_words))
+    scales = _load_scales(scales_ptr, zeros_ptr, row, begin, row < n, groups, GROUP, PER_SCALE, HALF)
+    factors = _all_factors(scales)
+    scales = _load_scales(scales_ptr, zeros_ptr, row, begin + 1, row < n, groups, GROUP, PER_SCALE, HALF)
+    hopper.mbarrier.wait(full.index(0), 0)
+    words = words_at.index(PART).load(of_words)
+    pairs = _pairs(words, factors, 0, BITS, PER_SCALE, kind)
+    acc = gl.zeros([64, BM], gl.float32, layout)
+    for turn in range(0, count - 1, 2):
+        for i in gl.static_range(2):
+            acc, pairs, words, factors, scales = _turn(
+                acc, pairs, words, factors, scales, turn + i, count, row, scales_ptr, zeros_ptr, n, groups, begin,
+                a_at, words_at, full, empty, PART, BITS, PER_SCALE, GROUP, GROUPS, STAGES, left,
+            )  # fmt: skip
+    if count % 2 == 1:
+        acc, pairs, words, factors, scales = _turn(
+            acc, pairs, words, factors, scales, count - 1, count, row, scales_ptr, zeros_ptr, n, groups, begin,
+            a_at, words_at, full, empty, PART, BITS, PER_SCALE, GROUP, GROUPS, STAGES, left,
+        )  # fmt: skip
+    col = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    of_a = tile_row + gl.arange(0, BM, gl.SliceLayout(0, layout))
+    at = (gl.program_id(1) * m * IS_PART + of_a)[None, :].to(gl.int64) * n + col[:, None]
+    gl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=(of_a < m)[None, :] & (col < n)[:, None])
 
 
 @gluon.jit
 def _warpgroups_kernel(
     a_desc, words_desc, scales_ptr, zeros_ptr, c_ptr, m, n, blocks, groups, per_split,
-    BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, IS_PART: gl.constexpr, num_warps: gl.constexpr,
+    BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr,
+    STAGES: gl.constexpr, IS_PART: gl.constexpr, AHEAD: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """BN rows of the weight by BM rows of A, over some of the blocks: the sums, or with IS_PART a part of them."""
+    """64 rows of the weight for each of GROUPS warpgroups by BM rows of A, over some of the blocks: the sums, or with
+    IS_PART a part of them."""
     HALF: gl.constexpr = 16 // BITS
     CHUNKS: gl.constexpr = HALF // 4
-    kind: gl.constexpr = scales_ptr.dtype.element_ty
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BM, 16]
-    )
-    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    of_words: gl.constexpr = _words_layout(BN, num_warps)
-    a_at = gl.allocate_shared_memory(kind, [STAGES * CHUNKS, BM, 128], a_desc.layout)
-    words_at = gl.allocate_shared_memory(gl.int32, [STAGES, BN, _WORDS], words_desc.layout)
+    a_at = gl.allocate_shared_memory(scales_ptr.dtype.element_ty, [STAGES * CHUNKS, BM, 128], a_desc.layout)
+    words_at = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS, 64, _WORDS], words_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(full.index(i), count=1)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        hopper.mbarrier.init(full.index(slot), count=1)
+        hopper.mbarrier.init(empty.index(slot), count=GROUPS)
     hopper.fence_async_shared()  # the copy engine sees the barriers as they are now
-
-    tile_col, tile_row = gl.program_id(0) * BN, gl.program_id(2) * BM
+    tile_col, tile_row = gl.program_id(0) * (64 * GROUPS), gl.program_id(2) * BM
     begin = gl.program_id(1) * per_split
     count = gl.minimum(blocks - begin, per_split)
-    for ahead in gl.static_range(STAGES):
-        _fetch(
-            a_desc, words_desc, a_at, words_at, full, ahead, begin + ahead, tile_row, tile_col, ahead < count,
-            HALF, BM, BN,
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
+                         HALF, BM, GROUPS, STAGES)),
+            ],
+            [1],
+            [24],
         )  # fmt: skip
-    row = tile_col + gl.arange(0, BN, gl.SliceLayout(1, of_words))
-    scales = _load_scales(scales_ptr, zeros_ptr, row, begin, row < n, groups, GROUP, PER_SCALE, HALF)
-    factors = _all_factors(scales)
-    scales = _load_scales(scales_ptr, zeros_ptr, row, begin + 1, row < n, groups, GROUP, PER_SCALE, HALF)
-    hopper.mbarrier.wait(full.index(0), 0)
-    words = words_at.index(0).load(of_words)
-    values = gl.convert_layout(_values(words, factors, 0, BITS, PER_SCALE, kind), left, assert_trivial=True)
-    acc = gl.zeros([BN, BM], gl.float32, layout)
-    for turn in range(0, count):
-        slot = turn % STAGES
-        for chunk in gl.static_range(CHUNKS):
-            right = a_at.index(slot * CHUNKS + chunk).permute((1, 0))
-            acc = hopper.warpgroup_mma(values, right, acc, use_acc=(turn > 0) | (chunk > 0), is_async=True)
-            after = (turn + 1) % STAGES
-            is_there = turn + 1 < count
-            if chunk == CHUNKS - 1:
-                factors = _all_factors(scales)
-                scales = _load_scales(
-                    scales_ptr, zeros_ptr, row, begin + turn + 2, row < n, groups, GROUP, PER_SCALE, HALF
-                )  # behind the last block those of the last again
-                hopper.mbarrier.wait(full.index(after), (turn + 1) // STAGES & 1, pred=is_there)
-                words = words_at.index(after).load(of_words)
-            others = _values(words, factors, (chunk + 1) % CHUNKS, BITS, PER_SCALE, kind)
-            others = gl.convert_layout(others, left, assert_trivial=True)
-            # the assembler would move the wait for the product up, but not over a branch, which this is
-            hopper.mbarrier.wait(full.index(slot), turn // STAGES & 1, deps=(words_at,))
-            acc, values, others = hopper.warpgroup_mma_wait(0, deps=(acc, values, others))
-            values = others
-        meet()  # all warps are done with this turn's place
-        _fetch(
-            a_desc, words_desc, a_at, words_at, full, slot, begin + turn + STAGES, tile_row, tile_col,
-            turn + STAGES < count, HALF, BM, BN,
+    elif GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
+                         HALF, BM, GROUPS, STAGES)),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
         )  # fmt: skip
-    col = tile_col + gl.arange(0, BN, gl.SliceLayout(1, layout))
-    of_a = tile_row + gl.arange(0, BM, gl.SliceLayout(0, layout))
-    at = (gl.program_id(1) * m * IS_PART + of_a)[None, :].to(gl.int64) * n + col[:, None]
-    gl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=(of_a < m)[None, :] & (col < n)[:, None])
+    elif GROUPS == 3:
+        gl.warp_specialize(
+            [
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 2, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
+                         HALF, BM, GROUPS, STAGES)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 2, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                             tile_row, tile_col, 3, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
+                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
+                         HALF, BM, GROUPS, STAGES)),
+            ],
+            [4, 4, 4, 1],
+            [REGISTERS, REGISTERS, REGISTERS, 24],
+        )  # fmt: skip
 
 
 WARPGROUPS = Kernel(
