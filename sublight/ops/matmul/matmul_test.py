@@ -49,6 +49,14 @@ def sliced(m: int, n: int, k: int, **made: Any) -> tuple[Any, Any]:
 LAYOUTS = (along_k, along_n, turned, sliced)
 
 
+@pytest.mark.parametrize("provider", ("tensor_core", "skinny"))
+def test_fp32_keeps_what_additions_lose(provider: str, device: str) -> None:
+    """Blocks of k whose sums are 2**24, then ones, which fp32 cannot add to it, then -2**24: the ones are left."""
+    a, b = torch.zeros(4, 32 * 10, device=device), torch.ones(32 * 10, 5, device=device)
+    a[:, ::32] = torch.tensor([2.0**24, *[1.0] * 8, -(2.0**24)], device=device)
+    assert torch.equal(MATMUL.providers[provider].launch(a, b), torch.full((4, 5), 8.0, device=device))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 @pytest.mark.parametrize("provider", LADDER)
