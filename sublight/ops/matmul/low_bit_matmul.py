@@ -31,6 +31,7 @@ from sublight.ops.record.library import Registered
 
 SAVED = ("packed", "scales", "zeros", "bits", "k")
 FRAGMENT_ROWS = 8  # of A beside a tile of the weight
+CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # each is a number of bf16 and of fp16
 MOST_ROWS = 128  # beyond, the weight is made whole
 MOST_SPLITS = 8  # of k …
 LEAST_BLOCKS = 8  # … each of so many blocks
@@ -229,12 +230,32 @@ _low_bit = Registered(
 
 
 def low_bit_matmul(
-    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4
+    a: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    bits: int = 4,
+    *,
+    scale_a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """a (…, k) @ weight.T, where `packed`, `scales`, `zeros` are what `quantize_weight` makes of a weight (n, k).
 
-    Of the arguments only `a` has a gradient: weights of few bits stay as they are, what is trained lies beside them.
+    `a` may be codes, int8 or fp8, with a scale for each row in `scale_a` (…, 1), as `quantize_int8` and `quantize_fp8`
+    make them: any code is a number of 16 bits, in which the product is made. Of the arguments only `a` has a gradient:
+    weights of few bits stay as they are, what is trained lies beside them.
     """
+    is_codes = a.dtype in CODES
+    if is_codes != (scale_a is not None) or not (is_codes or a.is_floating_point()):
+        raise BadInput(
+            f"activations in {a.dtype} {'with' if scale_a is not None else 'without'} scale_a: use floats without it, "
+            "or codes (int8, fp8) with a scale for each row"
+        )
+    if scale_a is not None:
+        if scale_a.shape != (*a.shape[:-1], 1):
+            raise BadInput(f"scale_a {tuple(scale_a.shape)} for codes {tuple(a.shape)}: one for each row, (…, 1)")
+        small = a.to(scales.dtype) / 128  # exact, and no sum of them leaves fp16's range
+        sums = low_bit_matmul(small, packed, scales, zeros, bits)
+        return (sums.float() * (scale_a.float() * 128)).to(scales.dtype)
     check_bits(bits)
     k = a.shape[-1]
     if packed.dtype != torch.int32 or packed.shape[-1] != words_of(k, bits):
