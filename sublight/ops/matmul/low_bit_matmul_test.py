@@ -22,14 +22,14 @@ from sublight.ops.matmul.low_bit import _two_at_once
 from sublight.ops.matmul.low_bit_matmul import (
     LOW_BIT_MATMUL,
     WAYS,
+    WHY_NOT,
     launched_by,
     low_bit_matmul,
     reference,
-    why_no_fragments,
 )
 from sublight.ops.matmul.packing import BITS, dequantize, pack, quantize_weight, unpack
 
-ROWS = {"row": 1, "fragments": 5, "rows": 9, "whole": 20}
+ROWS = {"row": 1, "fragments": 5, "warpgroups": 20, "rows": 9, "whole": 20}
 GROUPS = [(128, 32), (256, 64), (384, 128), (512, 256), (100, 100), (130, 130), (1536, 512)]
 
 
@@ -52,7 +52,7 @@ def test_products_of_every_width_and_group(
         made: dict[str, Any] = {"generator": generator, "dtype": torch.float16}
         a, weight = (torch.randn(rows, k, **made).to(device) for rows in (ROWS[provider], 19))
         quantized = quantize_weight(weight, bits, group, symmetric=symmetric)
-        if provider == "fragments" and (reason := why_no_fragments(a, quantized[1], bits)):
+        if provider in WHY_NOT and (reason := WHY_NOT[provider](a, quantized[1], bits)):
             pytest.skip(reason)
 
         def truth(a: Any, packed: Any, scales: Any, zeros: Any) -> Any:
@@ -81,7 +81,13 @@ def test_activations_that_are_neither_floats_nor_codes(device: str) -> None:
     """A weight as whole numbers would be zeros and ones: silently wrong."""
     quantized = quantize_weight(torch.randn(4, 128), 4, 128)
     codes, scale = torch.ones(2, 128, dtype=torch.int8), torch.ones(2, 1)
-    for a, scale_a in ((codes, None), (codes.int(), scale), (codes.float(), scale), (codes, scale[:1]), (codes, scale.T)):
+    for a, scale_a in (
+        (codes, None),
+        (codes.int(), scale),
+        (codes.float(), scale),
+        (codes, scale[:1]),
+        (codes, scale.T),
+    ):
         with pytest.raises(BadInput, match="scale_a"):
             low_bit_matmul(a, *quantized, scale_a=scale_a)
 

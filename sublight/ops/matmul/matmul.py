@@ -173,8 +173,8 @@ def matmul(
     fp32 is rounded to tf32 where PyTorch is told to (`torch.set_float32_matmul_precision("high")`). With
     `batch_invariant` a row's result, and its gradient, are the same bits whatever other rows there are, which cuBLAS
     does not promise: the call is then always our kernel's, and an error where there is none.
-    `activation="swiglu"` takes the first half of b's columns as gate, the second as up: silu(gate) * up is half as wide.
-    It follows the product in a launch of its own.
+    `activation="swiglu"` takes the first half of b's columns as gate, the second as up: silu(gate) * up is half as
+    wide, and follows the product in a launch of its own.
     """
     check_activation(activation, SWIGLU)
     if activation == SWIGLU:
@@ -206,10 +206,11 @@ def arguments(
     return a, b, bias, residual, activation, allows_tf32(a)
 
 
-def plan(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Plan:
-    bias, residual, activation, *_ = (*rest, *(None, None, "none")[len(rest) :])
+def plan(
+    a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, activation: str = "none"
+) -> Plan:
     if activation != SWIGLU:
-        return _matmul.decide(*arguments(a, b, *rest))  # type: ignore[no-any-return]
+        return _matmul.decide(*arguments(a, b, bias, residual, activation))
     product = _matmul.decide(*arguments(a, b, bias))
     return replace(product, reason=f"{product.reason}; swiglu follows in a launch of its own")
 

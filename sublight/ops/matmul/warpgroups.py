@@ -1,17 +1,17 @@
-"""Products of up to 128 rows with packed weights on Hopper: unpacked values never leave the registers.
+"""Products of 17 to 128 rows with packed weights on Hopper: values go from registers into the tensor cores.
 
 A warpgroup multiplies 64 x 16 values of the weight, its left operand, by 16 x up to 128 of A's rows. The right operand
 must lie in shared memory, the left one may lie in registers: there words become values, two at a time, less their zero
 and by their scale. The result is C turned over. Which words a lane takes follows from the operand's layout: of a
-block's sixteen the four at q, q + 4, q + 8, q + 12, whose values at a place are then what the tensor cores expect of
-lane q of four (`packing.py` lays neighbours along k in the two halves of a word).
+block's sixteen those at q, q + 4, q + 8, q + 12, whose values at a place are then what the tensor cores expect of lane
+q of four (`packing.py` lays neighbours along k in the two halves of a word).
 
-The copy engine keeps STAGES blocks of words and of A on their way. While the tensor cores multiply a block, the
-integer units take the next one apart.
+One warp has the copy engine bring blocks of words and of A, STAGES of them ahead. Two warpgroups share what is brought
+of A: while one's products run, the other takes words apart.
 
 A value of b bits, put under the exponent of 128 (bf16) or 1024 (fp16), is that number too large, exactly. Its zero is
-taken off in two steps, so that each rounding is small: what 128 + zero is in 16 bits, which leaves a whole number, and
-the rest, which is less than a value's rounding, with the scale.
+taken off in two steps, so that only the last one rounds: first what 128 + zero is in 16 bits, which leaves a whole
+number, then the rest, at most half of one, with the scale. So no scale overflows that does not in the weight itself.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from sublight.ops.attention.slots import slot_of
 from sublight.ops.matmul.packing import WORDS
 
 _WORDS = gl.constexpr(WORDS)
-CHUNK = 4  # places whose values are multiplied together: 128 along k
+GROUPS = 2  # warpgroups …
+ROWS = 64  # … and rows of the weight of each
+REGISTERS = 160  # of the second warpgroup's threads; the first one has what is left
+_GROUPS, _ROWS, _REGISTERS = gl.constexpr(GROUPS), gl.constexpr(ROWS), gl.constexpr(REGISTERS)
 
 
 @triton.constexpr_function
-def _words_layout(rows, warps):
-    """Of (rows, 16) words: as lanes of the left operand hold them, rows 8 apart and every fourth word."""
-    down = [[16 * warps << i, 0] for i in range((rows // (16 * warps)).bit_length() - 1)]
+def _words_layout():
+    """Of (64, 16) words: as four warps' lanes hold the left operand, rows 8 apart and every fourth word."""
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 4], [0, 8], [8, 0], *down],
+        reg_bases=[[0, 4], [0, 8], [8, 0]],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16 << i, 0] for i in range(warps.bit_length() - 1)],
+        warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[rows, WORDS],
+        shape=[ROWS, WORDS],
     )
 
 
@@ -117,7 +119,7 @@ def _factors(scales, zeros):
 def _all_factors(scales):
     factors = ()
     for part in gl.static_range(len(scales)):
-        factors = factors + (_factors(scales[part][0], scales[part][1]),)
+        factors = factors + (_factors(scales[part][0], scales[part][1]),)  # type: ignore[assignment]  # noqa: RUF005
     return factors
 
 
@@ -136,14 +138,14 @@ def _load_scales(
         at = row.to(gl.int64) * groups + group
         scale = gl.load(scales_ptr + at, mask=is_here, other=0.0)
         zero = gl.load(zeros_ptr + at, mask=is_here, other=0.0)
-        loaded = loaded + ((scale, zero),)
+        loaded = loaded + ((scale, zero),)  # type: ignore[assignment]  # noqa: RUF005
     return loaded
 
 
 @gluon.jit
 def _copy(
     a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
-    HALF: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    HALF: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: blocks of words, of each warpgroup's rows, and what of A meets them."""
     CHUNKS: gl.constexpr = HALF // 4
@@ -151,132 +153,47 @@ def _copy(
         slot, phase = slot_of(turn, STAGES)
         bar = full.index(slot)
         hopper.mbarrier.wait(empty.index(slot), phase ^ 1)
-        hopper.mbarrier.expect(bar, GROUPS * 64 * _WORDS * 4 + BM * HALF * 64)
-        for part in gl.static_range(GROUPS):
-            place = [tile_col + part * 64, (begin + turn) * _WORDS]
-            tile_in(words_desc, place, bar, words_at.index(slot * GROUPS + part))
+        hopper.mbarrier.expect(bar, _GROUPS * _ROWS * _WORDS * 4 + BM * HALF * 64)
+        for part in gl.static_range(_GROUPS):
+            place = [tile_col + part * _ROWS, (begin + turn) * _WORDS]
+            tile_in(words_desc, place, bar, words_at.index(slot * _GROUPS + part))
         for chunk in gl.static_range(CHUNKS):
             place = [tile_row, ((begin + turn) * CHUNKS + chunk) * 128]
             tile_in(a_desc, place, bar, a_at.index(slot * CHUNKS + chunk))
 
 
 @gluon.jit
-def _turn(
-    acc, pairs, words, factors, scales, turn, count, row, scales_ptr, zeros_ptr, n, groups, begin,
-    a_at, words_at, full, empty, PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, left: gl.constexpr,
-):  # fmt: skip
-    """A block's products, and under them the values of the next one."""
-    HALF: gl.constexpr = 16 // BITS
-    CHUNKS: gl.constexpr = HALF // 4
-    of_words: gl.constexpr = words.type.layout
-    slot, phase = slot_of(turn, STAGES)
-    after, after_phase = slot_of(turn + 1, STAGES)
-    for chunk in gl.static_range(CHUNKS):
-        right = a_at.index(slot * CHUNKS + chunk).permute((1, 0))
-        values = _operand(pairs, scales_ptr.dtype.element_ty, left)
-        acc = hopper.warpgroup_mma(values, right, acc, use_acc=(turn > 0) | (chunk > 0), is_async=True)
-        if chunk == CHUNKS - 1:
-            factors = _all_factors(scales)
-            scales = _load_scales(
-                scales_ptr, zeros_ptr, row, begin + turn + 2, row < n, groups, GROUP, PER_SCALE, HALF
-            )  # behind the last block those of the last again
-            hopper.mbarrier.wait(full.index(after), after_phase, pred=turn + 1 < count)
-            words = words_at.index(after * GROUPS + PART).load(of_words)
-        pairs = _pairs(words, factors, (chunk + 1) % CHUNKS, BITS, PER_SCALE, scales_ptr.dtype.element_ty)
-        # the assembler would move the wait for the product up, but not over a branch, which this is
-        hopper.mbarrier.wait(full.index(slot), phase)
-        acc, a, b, c, d = hopper.warpgroup_mma_wait(0, deps=(acc, pairs[0], pairs[1], pairs[2], pairs[3]))
-        pairs = (a, b, c, d)
-    hopper.mbarrier.arrive(empty.index(slot), count=1)
-    return acc, pairs, words, factors, scales
-
-
-@gluon.jit
 def _multiply(
     scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
     PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, IS_PART: gl.constexpr, AHEAD: gl.constexpr,
+    STAGES: gl.constexpr, IS_PART: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup: 64 rows of the weight. Two turns a round, so that no register changes hands between them."""
-    if AHEAD:
-        _multiply_ahead(
-            scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
-            PART, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART,
-        )  # fmt: skip
-    else:
-        _multiply_plain(
-            scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
-            PART, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART,
-        )  # fmt: skip
-
-
-@gluon.jit
-def _multiply_plain(
-    scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
-    PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, IS_PART: gl.constexpr,
-):  # fmt: skip
+    """A warpgroup."""
     HALF: gl.constexpr = 16 // BITS
     CHUNKS: gl.constexpr = HALF // 4
     kind: gl.constexpr = scales_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    of_words: gl.constexpr = _words_layout(64, 4)
-    first = tile_col + PART * 64
-    row = first + gl.arange(0, 64, gl.SliceLayout(1, of_words))
+    of_words: gl.constexpr = _words_layout()
+    first = tile_col + PART * _ROWS
+    row = first + gl.arange(0, _ROWS, gl.SliceLayout(1, of_words))
     scales = _load_scales(scales_ptr, zeros_ptr, row, begin, row < n, groups, GROUP, PER_SCALE, HALF)
-    acc = gl.zeros([64, BM], gl.float32, layout)
+    acc = gl.zeros([_ROWS, BM], gl.float32, layout)
     for turn in range(0, count):
         slot, phase = slot_of(turn, STAGES)
         factors = _all_factors(scales)
-        scales = _load_scales(scales_ptr, zeros_ptr, row, begin + turn + 1, row < n, groups, GROUP, PER_SCALE, HALF)
+        scales = _load_scales(
+            scales_ptr, zeros_ptr, row, begin + turn + 1, row < n, groups, GROUP, PER_SCALE, HALF
+        )  # of the next block; behind the last one, those of the last again
         hopper.mbarrier.wait(full.index(slot), phase)
-        words = words_at.index(slot * GROUPS + PART).load(of_words)
+        words = words_at.index(slot * _GROUPS + PART).load(of_words)
         for chunk in gl.static_range(CHUNKS):
             values = _operand(_pairs(words, factors, chunk, BITS, PER_SCALE, kind), kind, left)
             right = a_at.index(slot * CHUNKS + chunk).permute((1, 0))
             acc = hopper.warpgroup_mma(values, right, acc, use_acc=(turn > 0) | (chunk > 0), is_async=True)
             acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
         hopper.mbarrier.arrive(empty.index(slot), count=1)
-    col = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    of_a = tile_row + gl.arange(0, BM, gl.SliceLayout(0, layout))
-    at = (gl.program_id(1) * m * IS_PART + of_a)[None, :].to(gl.int64) * n + col[:, None]
-    gl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=(of_a < m)[None, :] & (col < n)[:, None])
-
-
-@gluon.jit
-def _multiply_ahead(
-    scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count, tile_row, tile_col,
-    PART: gl.constexpr, BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, IS_PART: gl.constexpr,
-):  # fmt: skip
-    HALF: gl.constexpr = 16 // BITS
-    kind: gl.constexpr = scales_ptr.dtype.element_ty
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BM, 16])
-    left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2)
-    of_words: gl.constexpr = _words_layout(64, 4)
-    first = tile_col + PART * 64
-    row = first + gl.arange(0, 64, gl.SliceLayout(1, of_words))
-    scales = _load_scales(scales_ptr, zeros_ptr, row, begin, row < n, groups, GROUP, PER_SCALE, HALF)
-    factors = _all_factors(scales)
-    scales = _load_scales(scales_ptr, zeros_ptr, row, begin + 1, row < n, groups, GROUP, PER_SCALE, HALF)
-    hopper.mbarrier.wait(full.index(0), 0)
-    words = words_at.index(PART).load(of_words)
-    pairs = _pairs(words, factors, 0, BITS, PER_SCALE, kind)
-    acc = gl.zeros([64, BM], gl.float32, layout)
-    for turn in range(0, count - 1, 2):
-        for i in gl.static_range(2):
-            acc, pairs, words, factors, scales = _turn(
-                acc, pairs, words, factors, scales, turn + i, count, row, scales_ptr, zeros_ptr, n, groups, begin,
-                a_at, words_at, full, empty, PART, BITS, PER_SCALE, GROUP, GROUPS, STAGES, left,
-            )  # fmt: skip
-    if count % 2 == 1:
-        acc, pairs, words, factors, scales = _turn(
-            acc, pairs, words, factors, scales, count - 1, count, row, scales_ptr, zeros_ptr, n, groups, begin,
-            a_at, words_at, full, empty, PART, BITS, PER_SCALE, GROUP, GROUPS, STAGES, left,
-        )  # fmt: skip
-    col = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    col = first + gl.arange(0, _ROWS, gl.SliceLayout(1, layout))
     of_a = tile_row + gl.arange(0, BM, gl.SliceLayout(0, layout))
     at = (gl.program_id(1) * m * IS_PART + of_a)[None, :].to(gl.int64) * n + col[:, None]
     gl.store(c_ptr + at, acc.to(c_ptr.dtype.element_ty), mask=(of_a < m)[None, :] & (col < n)[:, None])
@@ -285,80 +202,35 @@ def _multiply_ahead(
 @gluon.jit
 def _warpgroups_kernel(
     a_desc, words_desc, scales_ptr, zeros_ptr, c_ptr, m, n, blocks, groups, per_split,
-    BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr, GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, IS_PART: gl.constexpr, AHEAD: gl.constexpr, REGISTERS: gl.constexpr, num_warps: gl.constexpr,
+    BITS: gl.constexpr, PER_SCALE: gl.constexpr, GROUP: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
+    IS_PART: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """64 rows of the weight for each of GROUPS warpgroups by BM rows of A, over some of the blocks: the sums, or with
-    IS_PART a part of them."""
+    """128 rows of the weight by BM rows of A, over some of the blocks: the sums, or with IS_PART a part of them."""
     HALF: gl.constexpr = 16 // BITS
     CHUNKS: gl.constexpr = HALF // 4
     a_at = gl.allocate_shared_memory(scales_ptr.dtype.element_ty, [STAGES * CHUNKS, BM, 128], a_desc.layout)
-    words_at = gl.allocate_shared_memory(gl.int32, [STAGES * GROUPS, 64, _WORDS], words_desc.layout)
+    words_at = gl.allocate_shared_memory(gl.int32, [STAGES * _GROUPS, _ROWS, _WORDS], words_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         hopper.mbarrier.init(full.index(slot), count=1)
-        hopper.mbarrier.init(empty.index(slot), count=GROUPS)
+        hopper.mbarrier.init(empty.index(slot), count=_GROUPS)
     hopper.fence_async_shared()  # the copy engine sees the barriers as they are now
-    tile_col, tile_row = gl.program_id(0) * (64 * GROUPS), gl.program_id(2) * BM
+    tile_col, tile_row = gl.program_id(0) * (_GROUPS * _ROWS), gl.program_id(2) * BM
     begin = gl.program_id(1) * per_split
     count = gl.minimum(blocks - begin, per_split)
-    if GROUPS == 1:
-        gl.warp_specialize(
-            [
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
-                         HALF, BM, GROUPS, STAGES)),
-            ],
-            [1],
-            [24],
-        )  # fmt: skip
-    elif GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
-                         HALF, BM, GROUPS, STAGES)),
-            ],
-            [4, 1],
-            [REGISTERS, 24],
-        )  # fmt: skip
-    elif GROUPS == 3:
-        gl.warp_specialize(
-            [
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 2, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
-                         HALF, BM, GROUPS, STAGES)),
-            ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 2, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
-                             tile_row, tile_col, 3, BITS, PER_SCALE, GROUP, BM, GROUPS, STAGES, IS_PART, AHEAD)),
-                (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
-                         HALF, BM, GROUPS, STAGES)),
-            ],
-            [4, 4, 4, 1],
-            [REGISTERS, REGISTERS, REGISTERS, 24],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                         tile_row, tile_col, 0, BITS, PER_SCALE, GROUP, BM, STAGES, IS_PART)),
+            (_multiply, (scales_ptr, zeros_ptr, c_ptr, a_at, words_at, full, empty, m, n, groups, begin, count,
+                         tile_row, tile_col, 1, BITS, PER_SCALE, GROUP, BM, STAGES, IS_PART)),
+            (_copy, (a_desc, words_desc, a_at, words_at, full, empty, begin, count, tile_row, tile_col,
+                     HALF, BM, STAGES)),
+        ],
+        [4, 1],  # warps of the second warpgroup and of the copying one …
+        [_REGISTERS, 24],  # … and registers of their threads
+    )  # fmt: skip
 
 
 WARPGROUPS = Kernel(
