@@ -23,7 +23,7 @@ from sublight.ops.matmul.warpgroups import _take_apart
 @pytest.mark.parametrize("bits", (2, 4))
 @pytest.mark.parametrize("scale", (1.0, 2.0**-12, 3000.0))
 def test_a_value_is_rounded_once(dtype: Any, bits: int, scale: float) -> None:
-    """(value - zero) * scale is off by half a unit in its last place, and by a little for what is left of the zero."""
+    """(value - zero) * scale is off by half a unit in its last place, and by a quarter for the rest of the zero."""
     draw = torch.Generator().manual_seed(bits)
     words = torch.randint(2**32, (4000,), generator=draw)
     zeros = torch.cat([torch.rand(3000, generator=draw) * 2**bits, torch.randn(1000, generator=draw) * 60]).to(dtype)
@@ -38,7 +38,7 @@ def test_a_value_is_rounded_once(dtype: Any, bits: int, scale: float) -> None:
         exact = (whole - zeros.double()) * scales.double()
         unit = torch.finfo(dtype).eps * torch.maximum(exact.abs(), scales.double())
         fits = exact.abs() < torch.finfo(dtype).max  # larger ones are infinite in a weight made whole, too
-        assert ((found - exact).abs() <= 0.63 * unit)[fits].all()
+        assert ((found - exact).abs() <= 0.8 * unit)[fits].all()
 
 
 def played(ptx: str, words: Any, less: Any, scales: Any, rest: Any) -> Any:
