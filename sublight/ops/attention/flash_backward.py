@@ -37,6 +37,7 @@ from sublight.ops.attention.parts import (
     view_of,
     weights_of,
 )
+from sublight.ops.matmul.order import add_product
 from sublight.ops.record.tuning import Tile
 
 
@@ -98,7 +99,7 @@ def _add_queries(
         if DROPOUT:
             weights = kept(weights, seed, entry, row[None, :], key[:, None], least, growth)
         dout = tile_at(dout_at, batch, head, start, dout_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
-        dv = tl.dot(weights.to(k.dtype), dout, dv, input_precision="ieee")
+        dv = add_product(dv, weights.to(k.dtype), dout, "ieee")
         delta = tl.load(delta_ptr + row, mask=row < q_len, other=0.0)
         if EXACT or DROPOUT:  # in fp32 the same bits as those that went into delta
             dweights = tl.dot(v, tl.trans(dout), input_precision="ieee")
@@ -110,7 +111,7 @@ def _add_queries(
                 tl.zeros([k.shape[0], QUERIES], tl.float32) - delta[None, :]
             )  # the sum begins there: no more registers
             dscores = steep * tl.dot(v, tl.trans(dout), less, input_precision="ieee")
-        dk = tl.dot(dscores.to(k.dtype), q, dk, input_precision="ieee")
+        dk = add_product(dk, dscores.to(k.dtype), q, "ieee")
     return dk, dv
 
 
@@ -256,7 +257,7 @@ def _add_keys(
         if DROPOUT:
             dweights = kept(dweights, seed, entry, row[:, None], key, least, growth)
         dscores = steep * (dweights - delta[:, None])
-        dq = tl.dot(dscores.to(q.dtype), k, dq, input_precision="ieee")
+        dq = add_product(dq, dscores.to(q.dtype), k, "ieee")
     return dq
 
 
