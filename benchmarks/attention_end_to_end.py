@@ -183,7 +183,8 @@ def why_no(name: str, shape: Network, device: str) -> str:
 
 def measured(shape: Network, name: str, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = Model(shape, way(name)).to(device)
+    with torch.device(device):  # weights drawn on a CPU take most of a run's time
+        model = Model(shape, way(name))
     tokens = torch.randint(shape.vocabulary, (2 * shape.batch, shape.length), device=device)
     forward_s, backward_s = passes(lambda: loss_of(model, tokens[: shape.batch], device), device)
     peaks = [peak_bytes(model, tokens[:batch], device) for batch in (shape.batch, 2 * shape.batch)]
