@@ -15,7 +15,8 @@ from sublight import correct
 from sublight.backend.launch import watching
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
-from sublight.ops.attention.attention import WAYS, attention, launch_backward, plan, reference, why_not
+from sublight.ops.attention.attention import attention, launch_backward, plan, reference
+from sublight.ops.attention.ladder import WAYS, why_not
 from sublight.ops.attention.masks import Mask
 from sublight.ops.attention.reference import attend_with_lse
 
@@ -240,8 +241,13 @@ X = torch.zeros(1, 4, 8, 16)
         ((X, X.half(), X), {}, "make them alike"),
         ((X.int(), X.int(), X.int()), {}, "floating-point"),
         ((X, X, X), {"provider": "flsh"}, "flash"),
-        ((X, X, X), {"window": 0}, "hide every key"),
-        ((X, X, X), {"window": -3}, "positive"),
+        ((X, X, X), {"window": 0}, "from 1 on"),
+        ((X, X, X), {"window": 2.5}, "whole number of keys"),
+        ((X, X, X), {"softcap": math.nan}, "softcap nan: use a positive number"),
+        ((X, X, X), {"scale": "x"}, "scale 'x': use a number"),
+        ((X, [1.0], X), {}, "k is list: use a torch.Tensor"),
+        ((X, X, X), {"dropout": 0.1, "seed": "7"}, "seed is str: use a whole number"),
+        ((X, X, X), {"causal": True, "prefix": -1}, "prefix -1: use the number of keys"),
         ((X[..., :12], X[..., :12], X[..., :12]), {"provider": "flash"}, "leave provider out"),
         ((X, X, X), {"provider": "hopper"}, "leave provider out"),
     ],

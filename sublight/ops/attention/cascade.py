@@ -20,7 +20,7 @@ from sublight.cost import Shape
 from sublight.cost.attention import cascade as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.attention.attention import scale_of
+from sublight.ops.attention.ladder import scale_of
 from sublight.ops.attention.paged_attention import inputs as paged_inputs
 from sublight.ops.attention.pages import (
     MAX_PAGE,

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from sublight.backend.device import PRETEND, Facts
-from sublight.ops.attention.attention import WAYS, plan, why_not
+from sublight.ops.attention.attention import plan
 from sublight.ops.attention.extended import why_no_way
 from sublight.ops.attention.extras import Extras
+from sublight.ops.attention.ladder import WAYS, why_not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from sublight.cost.attention import paged_attention as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention import paged_hopper
-from sublight.ops.attention.attention import scale_of
+from sublight.ops.attention.ladder import check_numbers, check_tensors, scale_of
 from sublight.ops.attention.pages import (
     MAX_PAGE,
     cache_strides,
@@ -260,15 +260,13 @@ def _arguments(
     softcap: float = 0.0, scale: float | None = None, keys_per_program: int | None = None,
     batch_invariant: bool = False, check: bool = False, provider: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
+    check_tensors(q=q)
+    check_numbers(window, softcap, scale)
     if q.dim() != 3:
         raise BadInput(f"q has {q.dim()} dimensions: use 3, (batch, heads, head_dim), one new token a sequence")
     check_cache(q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, q.shape[0])
-    if window is not None and window < 1:
-        raise BadInput(f"window {window} would hide every key: use a positive number, or None for all")
-    if softcap < 0 or (keys_per_program is not None and keys_per_program < 1):
-        raise BadInput(
-            f"softcap {softcap}, keys_per_program {keys_per_program}: use positive numbers, or leave them out"
-        )
+    if keys_per_program is not None and keys_per_program < 1:
+        raise BadInput(f"keys_per_program {keys_per_program}: use a positive number, or leave it out")
     if provider not in ("", "flash", "hopper"):
         raise BadInput(f"unknown provider {provider!r} of paged_attention: use 'flash' or 'hopper', or leave it out")
     if provider and (reason := why_no_way(q, k_cache)):
@@ -378,10 +376,8 @@ PAGED_ATTENTION = Op(
         "hopper": Provider(
             launch=lambda *tensors: paged_attention(*tensors, provider="hopper"),
             why_not=lambda q, k, v, table, lengths: paged_hopper.why_not(q, k, v, None, 0),
-            kernels=tuple(
-                Kernel(jit=jit, targets=(90,)) for jit in (paged_hopper._paged_hopper_kernel, paged_hopper._join_kernel)
-            ),
-            summary="every warp has keys of its own; a ring of blocks on their way; a dependent launch joins parts",
+            kernels=(Kernel(jit=paged_hopper._paged_hopper_kernel, targets=(90,)),),
+            summary="one launch: every warp has keys of its own, the programs of a cluster share a sequence",
         ),
     },
     inputs=inputs,

@@ -1,17 +1,18 @@
-"""Decoding over a cache in pages, for Hopper, in Gluon: every warp has keys of its own, and waits for no other.
+"""Decoding over a cache in pages, for Hopper, in Gluon: one launch, in which every warp has keys of its own.
 
-A warp takes every n-th 16 keys of its program's blocks, with a running maximum, sum and result of its own: products
-are batched over warps, so nothing passes between them before the end. Keys and values come into a ring in shared memory
-without passing through registers, several blocks ahead; the numbers of the first pages are asked for before the
-sequence's length is known, since blocks are dealt to programs in turn and begin at the same places whatever it is.
+A warp takes its share of each block of keys, with a running maximum, sum and result of its own: products are batched
+over warps, so nothing passes between them before the end. Keys and values come into a ring in shared memory without
+passing through registers, several blocks ahead; the numbers of the first pages are asked for before the sequence's
+length is known, since blocks are dealt out in turn and begin at the same places whatever it is.
 
-A small batch is cut into parts. The launch that joins them is a dependent one: it is set up while the parts are still
-being read, and waits inside for their end. It adds them up in their order, so results are the same bits every time.
+A small batch is cut: the programs of a cluster share a sequence. Each writes its warps' parts, which stay in the L2,
+they wait for each other, and each adds up some columns of the result, parts in their order: no second launch, no
+counter to clear, and the same bits every time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,20 +36,57 @@ from sublight.ops.attention.parts import exponent_scale
 
 ROWS = tl.constexpr(16)  # of a product: the heads that share keys, and zeros
 SHARES = (1, 2, 4, 8, 16)
-KEYS, STAGES, WARPS = 64, 3, 4  # of a block, blocks on their way, warps that share a block
-PROGRAMS = 2  # on a multiprocessor at the same time
-COLUMNS = 32  # of a result, that a program joins
+PROGRAMS = 2  # on a multiprocessor, that a cut batch is to fill
+LONG, VERY_LONG = 2048, 16384  # keys from which on wide programs were faster: where nothing is cut, where much is
+
+
+class Cut(NamedTuple):
+    """How a sequence is shared out: programs in its cluster; keys in a block, blocks on their way, warps of each."""
+
+    cluster: int
+    keys: int
+    stages: int
+    warps: int
 
 
 @triton.constexpr_function
-def _lines(warps: int, across: int) -> Any:
-    """(warps, keys, numbers) as they are copied: 16 bytes a thread."""
-    return gl.BlockedLayout([1, 1, 8], [1, 32 // across, across], [warps, 1, 1], [2, 1, 0])
+def _divided(cluster: int, axis: int, rank: int) -> Any:
+    """How a cluster's programs divide a tensor: along one axis."""
+    return [[(1 << i) if axis == at else 0 for at in range(rank)] for i in range(cluster.bit_length() - 1)]
 
 
 @triton.constexpr_function
-def _products(warps: int) -> Any:
-    return gl.NVMMADistributedLayout([2, 0], [warps, 1, 1], [1, 16, 8])
+def _lines(cluster: int, warps: int, across: int) -> Any:
+    """(warps of the cluster, keys, numbers) as they are copied: 16 bytes a thread."""
+    return gl.BlockedLayout([1, 1, 8], [1, 32 // across, across], [warps, 1, 1], [2, 1, 0], _divided(cluster, 0, 3))
+
+
+@triton.constexpr_function
+def _room(cluster: int) -> Any:
+    return gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0], _divided(cluster, 0, 3))
+
+
+@triton.constexpr_function
+def _products(cluster: int, warps: int) -> Any:
+    return gl.NVMMADistributedLayout([2, 0], [warps, 1, 1], [1, 16, 8], _divided(cluster, 0, 3))
+
+
+@triton.constexpr_function
+def _columns(cluster: int, warps: int, count: int) -> Any:
+    """(parts, columns), each program its columns; parts never lie in several warps: sums need no shared memory."""
+    across = max(1, min(32, count // cluster // warps))
+    return gl.BlockedLayout([1, 1], [32 // across, across], [1, warps], [1, 0], _divided(cluster, 1, 2))
+
+
+@gluon.jit
+def _rank(CLUSTER: gl.constexpr):
+    """Of a program in its cluster."""
+    if CLUSTER == 1:
+        return gl.to_tensor(0)
+    else:
+        return gl.inline_asm_elementwise(
+            "mov.u32 $0, %cluster_ctarank;", "=r", [], dtype=gl.int32, is_pure=True, pack=1
+        )
 
 
 @gluon.jit
@@ -80,31 +118,63 @@ def _scores(product, scale, softcap, SOFTCAP: gl.constexpr):
 
 
 @gluon.jit
+def _store_whole(
+    out_ptr, out, top, total, entry, kind: gl.constexpr, SHARE: gl.constexpr, HEAD_DIM: gl.constexpr, mma: gl.constexpr
+):
+    """The result of a program that has a sequence to itself: its warps' parts, through shared memory."""
+    flat: gl.constexpr = gl.SliceLayout(0, mma)
+    highest = gl.max(top, 0)
+    share = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
+    some = gl.sum(total * share, 0)
+    some = gl.convert_layout(gl.where(some == 0.0, 1.0, some), gl.SliceLayout(1, flat))
+    head = gl.arange(0, ROWS, gl.SliceLayout(1, flat))[:, None]
+    col = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, flat))[None, :]
+    result = gl.sum(out * share[:, :, None], 0) / some[:, None]
+    at = (entry.to(gl.int64) * SHARE + head) * HEAD_DIM + col
+    gl.store(out_ptr + at, result.to(kind), mask=(head < SHARE) & (col >= 0))
+
+
+@gluon.jit
+def _join(
+    part_ptr, sums_ptr, out_ptr, entry, kind: gl.constexpr, PARTS: gl.constexpr, SHARE: gl.constexpr,
+    HEAD_DIM: gl.constexpr, CLUSTER: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """This program's columns of the result: the parts, each by its share of the sum."""
+    layout: gl.constexpr = _columns(CLUSTER, num_warps, SHARE * HEAD_DIM)
+    part = gl.arange(0, PARTS, gl.SliceLayout(1, layout))[:, None]
+    col = gl.arange(0, SHARE * HEAD_DIM, gl.SliceLayout(0, layout))
+    at = (entry.to(gl.int64) * PARTS + part) * SHARE + (col // HEAD_DIM)[None, :]
+    top = gl.load(sums_ptr + at * 2, cache_modifier=".cg")  # from the L2: this program's L1 may hold older bytes
+    total = gl.load(sums_ptr + at * 2 + 1, cache_modifier=".cg")
+    out = gl.load(part_ptr + at * HEAD_DIM + (col % HEAD_DIM)[None, :], cache_modifier=".cg")
+    highest = gl.max(top, 0)
+    share = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
+    some = gl.sum(total * share, 0)
+    result = gl.sum(out * share, 0) / gl.where(some == 0.0, 1.0, some)
+    gl.store(out_ptr + entry.to(gl.int64) * SHARE * HEAD_DIM + col, result.to(kind))
+
+
+@gluon.jit
 def _paged_hopper_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, part_ptr, sums_ptr, out_ptr,
-    kv_heads, splits, pages, capacity, table_row, q_batch, q_head, page_stride, row_stride, head_stride,
-    window, scale, softcap, WHOLE: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    PAGE: gl.constexpr, SHARE: gl.constexpr, KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
-    num_warps: gl.constexpr,
+    kv_heads, pages, capacity, table_row, q_batch, q_head, page_stride, row_stride, head_stride,
+    window, scale, softcap, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, PAGE: gl.constexpr, SHARE: gl.constexpr,
+    KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, CLUSTER: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """One part of one sequence for the heads that share its keys: a result, maximum and sum for each warp."""
-    if not WHOLE:  # the joining launch may be set up from here on
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+    """A cluster takes one sequence for the heads that share its keys. Tensors' first axis is the cluster's warps."""
+    WARPS: gl.constexpr = CLUSTER * num_warps
     KEYS_OF_WARP: gl.constexpr = KEYS // num_warps
     kind: gl.constexpr = q_ptr.dtype.element_ty
-    mma: gl.constexpr = _products(num_warps)
+    mma: gl.constexpr = _products(CLUSTER, num_warps)
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    lines: gl.constexpr = _lines(num_warps, HEAD_DIM // 8)
+    lines: gl.constexpr = _lines(CLUSTER, num_warps, HEAD_DIM // 8)
     keys_lines: gl.constexpr = gl.SliceLayout(2, lines)
     rows: gl.constexpr = gl.SliceLayout(2, mma)
-    room: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-    ks = gl.allocate_shared_memory(kind, [STAGES, num_warps, KEYS_OF_WARP, HEAD_DIM], room)
-    vs = gl.allocate_shared_memory(kind, [STAGES, num_warps, KEYS_OF_WARP, HEAD_DIM], room)
+    ks = gl.allocate_shared_memory(kind, [STAGES, WARPS, KEYS_OF_WARP, HEAD_DIM], _room(CLUSTER))
+    vs = gl.allocate_shared_memory(kind, [STAGES, WARPS, KEYS_OF_WARP, HEAD_DIM], _room(CLUSTER))
 
-    entry, rank = gl.program_id(0) // splits, gl.program_id(0) % splits
+    entry, rank = gl.program_id(0), _rank(CLUSTER)
     batch, kv_head = entry // kv_heads, entry % kv_heads
     length = gl.load(length_ptr + batch).to(gl.int32)
     table_ptr += batch.to(gl.int64) * table_row
@@ -114,37 +184,37 @@ def _paged_hopper_kernel(
     begin = rank * KEYS
     if WINDOW:
         begin += gl.maximum(length - window, 0) // KEYS * KEYS
-    step = splits * KEYS
+    STEP: gl.constexpr = CLUSTER * KEYS
 
-    warp = gl.arange(0, num_warps, gl.SliceLayout(1, keys_lines))
+    warp = gl.arange(0, WARPS, gl.SliceLayout(1, keys_lines)) % num_warps
     place = warp[:, None] * KEYS_OF_WARP + gl.arange(0, KEYS_OF_WARP, gl.SliceLayout(0, keys_lines))[None, :]
     col = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, gl.SliceLayout(1, lines)))[None, None, :]
-    bad = gl.zeros([num_warps, KEYS_OF_WARP], gl.int32, keys_lines)
-    first = ()
+    bad = gl.zeros([WARPS, KEYS_OF_WARP], gl.int32, keys_lines)
+    first = ()  # type: ignore[var-annotated]
     for stage in gl.static_range(STAGES + 1):
-        first = first + (_pages_at(table_ptr, begin + stage * step + place, capacity, PAGE),)  # noqa: RUF005
+        first = first + (_pages_at(table_ptr, begin + stage * STEP + place, capacity, PAGE),)  # type: ignore  # noqa: RUF005
     for stage in gl.static_range(STAGES):
-        key = begin + stage * step + place
+        key = begin + stage * STEP + place
         bad = bad | _fetch(
             ks, vs, stage, k_ptr, v_ptr, first[stage], key, end, pages, page_stride, row_stride, col, PAGE
         )
-    page = first[STAGES]
+    page = first[STAGES]  # type: ignore
 
-    q_warp = gl.arange(0, num_warps, gl.SliceLayout(1, gl.SliceLayout(2, left)))[:, None, None]
+    q_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, left)))[:, None, None]
     q_row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, left)))[None, :, None]
     q_col = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, gl.SliceLayout(1, left)))[None, None, :]
     q_ptr += batch.to(gl.int64) * q_batch
     inside = (q_row < SHARE) & (q_col >= 0) & (q_warp >= 0)
     q = gl.load(q_ptr + (kv_head * SHARE + q_row) * q_head + q_col + q_warp * 0, mask=inside, other=0.0)
 
-    out = gl.zeros([num_warps, ROWS, HEAD_DIM], gl.float32, mma)
-    none = gl.zeros([num_warps, ROWS, KEYS_OF_WARP], gl.float32, mma)
-    top = gl.full([num_warps, ROWS], float("-inf"), gl.float32, rows)
-    total = gl.zeros([num_warps, ROWS, 8], gl.float32, mma)  # of each thread's own columns
-    key_at = gl.arange(0, num_warps, gl.SliceLayout(1, gl.SliceLayout(2, mma)))[:, None, None] * KEYS_OF_WARP
+    out = gl.zeros([WARPS, ROWS, HEAD_DIM], gl.float32, mma)
+    none = gl.zeros([WARPS, ROWS, KEYS_OF_WARP], gl.float32, mma)
+    top = gl.full([WARPS, ROWS], float("-inf"), gl.float32, rows)
+    total = gl.zeros([WARPS, ROWS, 8], gl.float32, mma)  # of each thread's own columns
+    key_at = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, mma)))[:, None, None] % num_warps * KEYS_OF_WARP
     key_at = key_at + gl.arange(0, KEYS_OF_WARP, gl.SliceLayout(0, gl.SliceLayout(1, mma)))[None, None, :]
     slot = 0
-    for start in range(begin, end, step):
+    for start in range(begin, end, STEP):
         async_copy.wait_group(STAGES - 1)
         product = small_product(q, ks.index(slot).permute((0, 2, 1)).load(right), none)
         seen = start + key_at < end
@@ -155,13 +225,13 @@ def _paged_hopper_kernel(
         base = gl.where(new_top == float("-inf"), 0.0, new_top)
         weights = gl.exp2(scores - base[:, :, None])
         shrink = gl.exp2(top - base)
-        sums = gl.sum(weights.reshape([num_warps, ROWS, KEYS_OF_WARP // 8, 8]), 2)
+        sums = gl.sum(weights.reshape([WARPS, ROWS, KEYS_OF_WARP // 8, 8]), 2)
         total = total * shrink[:, :, None] + gl.convert_layout(sums, mma)
         packed = gl.convert_layout(weights.to(kind), left)
         out = small_product(packed, vs.index(slot).load(right), out * shrink[:, :, None])
         top = new_top
-        key = start + STAGES * step + place
-        after = _pages_at(table_ptr, key + step, capacity, PAGE)
+        key = start + STAGES * STEP + place
+        after = _pages_at(table_ptr, key + STEP, capacity, PAGE)
         bad = bad | _fetch(ks, vs, slot, k_ptr, v_ptr, page, key, end, pages, page_stride, row_stride, col, PAGE)
         page = after
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
@@ -170,49 +240,22 @@ def _paged_hopper_kernel(
     wrong = gl.convert_layout(gl.max(bad, 1), gl.SliceLayout(1, rows))[:, None]
     is_wrong = (wrong > 0) | (length > capacity) | (length < 0)  # never in silence
     total = gl.where(is_wrong, float("nan"), gl.sum(total, 2))
-    if WHOLE:
-        flat: gl.constexpr = gl.SliceLayout(0, mma)
-        highest = gl.max(top, 0)
-        share = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
-        some = gl.sum(total * share, 0)
-        some = gl.convert_layout(gl.where(some == 0.0, 1.0, some), gl.SliceLayout(1, flat))
-        head = gl.arange(0, ROWS, gl.SliceLayout(1, flat))[:, None]
-        out_col = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, flat))[None, :]
-        result = gl.sum(out * share[:, :, None], 0) / some[:, None]
-        at = (entry.to(gl.int64) * SHARE + head) * HEAD_DIM + out_col
-        gl.store(out_ptr + at, result.to(kind), mask=(head < SHARE) & (out_col >= 0))
+    if CLUSTER == 1:
+        _store_whole(out_ptr, out, top, total, entry, kind, SHARE, HEAD_DIM, mma)
     else:
-        part = rank * num_warps + gl.arange(0, num_warps, gl.SliceLayout(1, rows))[:, None]
+        part = gl.arange(0, WARPS, gl.SliceLayout(1, rows))[:, None]
         head = gl.arange(0, ROWS, gl.SliceLayout(0, rows))[None, :]
-        at = (entry.to(gl.int64) * (splits * num_warps) + part) * SHARE + head
+        at = (entry.to(gl.int64) * WARPS + part) * SHARE + head
         inside = (head < SHARE) & (part >= 0)
         gl.store(sums_ptr + at * 2, top, mask=inside)
         gl.store(sums_ptr + at * 2 + 1, total, mask=inside)
         out_col = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, gl.SliceLayout(1, mma)))[None, None, :]
         gl.store(part_ptr + at[:, :, None] * HEAD_DIM + out_col, out, mask=inside[:, :, None] & (out_col >= 0))
-
-
-@triton.jit
-def _join_kernel(
-    part_ptr, sums_ptr, out_ptr, parts,
-    PARTS: tl.constexpr, SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """Some columns of one result: the parts, each by its share of the sum. Waits for the launch that makes them."""
-    PIECES: tl.constexpr = SHARE * HEAD_DIM // COLS
-    entry = (tl.program_id(0) // PIECES).to(tl.int64)
-    col = tl.program_id(0) % PIECES * COLS + tl.arange(0, COLS)
-    part = tl.arange(0, PARTS)[:, None]
-    at = (entry * parts + part) * SHARE + (col // HEAD_DIM)[None, :]
-    used = (part < parts) & (col >= 0)[None, :]
-    tl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-    top = tl.load(sums_ptr + at * 2, mask=used, other=-float("inf"))
-    total = tl.load(sums_ptr + at * 2 + 1, mask=used, other=0.0)
-    rows = tl.load(part_ptr + at * HEAD_DIM + (col % HEAD_DIM)[None, :], mask=used, other=0.0)
-    highest = tl.max(top, 0)
-    share = tl.exp2(top - tl.where(highest == -float("inf"), 0.0, highest)[None, :])
-    some = tl.sum(total * share, 0)
-    out = tl.sum(rows * share, 0) / tl.where(some == 0.0, 1.0, some)
-    tl.store(out_ptr + entry * SHARE * HEAD_DIM + col, out.to(out_ptr.dtype.element_ty))
+        gl.inline_asm_elementwise(  # what each program of the cluster has written, all others see
+            "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;",
+            "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        _join(part_ptr, sums_ptr, out_ptr, entry, kind, WARPS, SHARE, HEAD_DIM, CLUSTER, num_warps)
 
 
 def why_not(
@@ -235,15 +278,29 @@ def why_not(
     return "" if is_there else "rows at 16-byte boundaries"
 
 
-def parts_for(pairs: int, capacity: int, multiprocessors: int) -> int:
-    """Programs that share a sequence's keys: the GPU is filled once, and none has a block more than it must.
+def cut_for(pairs: int, capacity: int, multiprocessors: int) -> Cut:
+    """What was fastest on an H200 for so many pairs of a sequence and a head of keys, and no more programs than blocks.
 
-    >>> [parts_for(batch * 8, keys, 132) for batch, keys in ((1, 4096), (1, 32768), (16, 8192), (128, 4096), (1, 64))]
-    [32, 33, 2, 1, 1]
+    >>> [cut_for(batch * 8, keys, 132) for batch, keys in ((1, 4096), (4, 4096), (8, 1024))]
+    [Cut(cluster=16, keys=32, stages=4, warps=2), Cut(cluster=8, keys=32, stages=3, warps=2), \
+Cut(cluster=2, keys=64, stages=3, warps=4)]
+    >>> [cut_for(batch * 8, keys, 132) for batch, keys in ((16, 8192), (128, 4096), (64, 512), (1, 40))]
+    [Cut(cluster=2, keys=64, stages=3, warps=4), Cut(cluster=1, keys=64, stages=3, warps=4), \
+Cut(cluster=1, keys=32, stages=3, warps=2), Cut(cluster=2, keys=32, stages=4, warps=2)]
     """
-    blocks = cdiv(capacity, KEYS)
-    most = max(1, min(blocks, PROGRAMS * multiprocessors // pairs))
-    return cdiv(blocks, cdiv(blocks, most))
+    room = PROGRAMS * multiprocessors // pairs
+    if room < 2:
+        return Cut(1, 64, 3, 4) if capacity >= LONG else Cut(1, 32, 3, 2)
+    if room < 8:
+        return Cut(_fitting(2 if room < 5 else 4, capacity, 64), 64, 3, 4)
+    if room < 16:
+        return Cut(_fitting(8, capacity, 32), 32, 3, 2)
+    return Cut(16, 64, 3, 4) if capacity >= VERY_LONG else Cut(_fitting(16, capacity, 32), 32, 4, 2)
+
+
+def _fitting(cluster: int, capacity: int, keys: int) -> int:
+    """So many programs as there are blocks for, by powers of two."""
+    return min(cluster, next_power_of_2(cdiv(capacity, keys)))
 
 
 def plan(
@@ -253,39 +310,28 @@ def plan(
     batch, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
     pairs, share, capacity = batch * kv_heads, heads // kv_heads, block_table.shape[1] * page
-    splits = parts_for(pairs, capacity, facts(q).multiprocessors)
+    cut = cut_for(pairs, capacity, facts(q).multiprocessors)
     copies = copied({}, block_table=block_table, lengths=lengths)
     table_row = block_table.stride(0) if "block_table" not in copies else block_table.shape[1]
     buffers = {"out": Buffer(shape=tuple(q.shape), dtype=q.dtype)}
-    given = "q k_cache v_cache block_table lengths"
-    is_whole, parts = splits == 1, splits * WARPS
-    if not is_whole:
-        buffers["part"] = Buffer(shape=(pairs, parts, share, head_dim), dtype=torch.float32)
-        buffers["sums"] = Buffer(shape=(pairs, parts, share, 2), dtype=torch.float32)
-    steps = [
-        Step(
-            _paged_hopper_kernel, (pairs * splits,), kv_heads, splits, pages, capacity, table_row, *q.stride()[:2],
-            *k_cache.stride()[:3], window, exponent_scale(q, scale, softcap), float(softcap),
-            on=f"{given} {'out out' if is_whole else 'part sums'} out",
-            WHOLE=is_whole, WINDOW=window > 0, SOFTCAP=softcap > 0, PAGE=page, SHARE=share, KEYS=KEYS,
-            HEAD_DIM=head_dim, STAGES=STAGES, num_warps=WARPS,
-        )
-    ]  # fmt: skip
-    if not is_whole:
-        columns = min(COLUMNS, share * head_dim)
-        steps.append(
-            Step(
-                _join_kernel, (pairs * share * head_dim // columns,), parts, on="part sums out",
-                PARTS=next_power_of_2(parts), SHARE=share, HEAD_DIM=head_dim, COLS=columns,
-                num_warps=4, launch_pdl=True,
-            )
-        )  # fmt: skip
-    how = "one program a sequence" if is_whole else f"{splits} programs a sequence, joined by a dependent launch"
+    is_cut = cut.cluster > 1
+    if is_cut:
+        parts = (pairs, cut.cluster * cut.warps, share)
+        buffers["part"] = Buffer(shape=(*parts, head_dim), dtype=torch.float32)
+        buffers["sums"] = Buffer(shape=(*parts, 2), dtype=torch.float32)
+    step = Step(
+        _paged_hopper_kernel, (pairs,), kv_heads, pages, capacity, table_row, *q.stride()[:2],
+        *k_cache.stride()[:3], window, exponent_scale(q, scale, softcap), float(softcap),
+        on=f"q k_cache v_cache block_table lengths {'part sums' if is_cut else 'out out'} out", tile=cut,
+        WINDOW=window > 0, SOFTCAP=softcap > 0, PAGE=page, SHARE=share, KEYS=cut.keys, HEAD_DIM=head_dim,
+        STAGES=cut.stages, CLUSTER=cut.cluster, num_warps=cut.warps, num_ctas=cut.cluster,
+    )  # fmt: skip
+    how = f"a cluster of {cut.cluster} programs shares a sequence" if is_cut else "one program a sequence"
     return Plan(
         provider="hopper",
-        reason=f"{how}; every warp has keys of its own",
+        reason=f"one launch, {how}, every warp with keys of its own",
         copies=copies,
         buffers=buffers,
-        steps=tuple(steps),
+        steps=(step,),
         outputs=("out",),
     )

@@ -35,22 +35,27 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     PRETEND.reset(token)
 
 
-@pytest.mark.parametrize("pairs", [1, 8, 9, 64, 128, 131, 300, 1024])
-@pytest.mark.parametrize("capacity", [1, 64, 65, 1000, 4096, 32768, 131072])
-def test_no_program_has_a_block_more_than_another_must(pairs: int, capacity: int) -> None:
-    blocks, splits = -(-capacity // paged_hopper.KEYS), paged_hopper.parts_for(pairs, capacity, 132)
-    assert 1 <= splits <= blocks and (splits == 1 or pairs * splits <= paged_hopper.PROGRAMS * 132)
-    most = -(-blocks // splits)
-    assert most * (splits - 1) < blocks, "a program without work"
+@pytest.mark.parametrize("pairs", [1, 8, 9, 16, 40, 64, 128, 131, 300, 1024])
+@pytest.mark.parametrize("capacity", [1, 32, 33, 65, 1000, 4096, 32768, 131072])
+def test_no_program_of_a_cluster_is_without_a_block(pairs: int, capacity: int) -> None:
+    cut = paged_hopper.cut_for(pairs, capacity, 132)
+    blocks = -(-capacity // cut.keys)
+    assert cut.cluster in (1, 2, 4, 8, 16) and cut.cluster < 2 * blocks, "half of the programs at most wait for others"
+    assert cut.keys // cut.warps == 16, "what one product of a warp takes"
+    shared_bytes = 2 * cut.stages * cut.keys * 128 * 2
+    assert 2 * (shared_bytes + 1024) <= 227 * 1024, "two programs on a multiprocessor: else clusters wait for room"
 
 
 def test_the_plan_takes_it_where_it_can(pretend: None) -> None:
-    for batch, kernels in ((1, "_paged_hopper_kernel, _join_kernel"), (128, "_paged_hopper_kernel")):
+    for batch, programs in ((1, 16), (16, 2), (128, 1)):
         x = inputs(batch, 32, 8, 1, 4096, 128, 16, 0)
-        assert plan(*x).provider == "hopper" and plan(*x).kernel == kernels
+        made = plan(*x)
+        assert (made.provider, made.kernel) == ("hopper", "_paged_hopper_kernel")
+        assert made.steps[0].constants["num_ctas"] == programs and ("part" in made.buffers) == (programs > 1)
         assert plan(*x, provider="flash").provider == "flash"
     x = inputs(1, 32, 8, 1, 4096, 128, 16, 0)
-    assert "_join_kernel" in plan(*x, window=100, softcap=3.0).kernel
+    constants = plan(*x, window=100, softcap=3.0).steps[0].constants
+    assert constants["WINDOW"] and constants["SOFTCAP"]
     for options in ({"batch_invariant": True}, {"keys_per_program": 64}):
         assert plan(*x, **options).provider == "flash"
         with pytest.raises(BadInput, match="parts of a given length"):
@@ -81,8 +86,11 @@ def test_rows_elsewhere_than_at_16_bytes_are_not_its(pretend: None) -> None:
 
 
 CASES = {
-    "one program": (5, 8, 8, 1, 333, 128, 1, 1),
-    "parts": (2, 32, 8, 1, 4095, 128, 16, 1),
+    "one program": (70, 8, 4, 1, 333, 128, 1, 1),
+    "one wide program": (140, 2, 2, 1, 2100, 64, 16, 1),
+    "two programs": (20, 32, 8, 1, 700, 128, 16, 1),
+    "sixteen programs": (2, 32, 8, 1, 4095, 128, 16, 1),
+    "sixteen wide programs": (1, 8, 2, 1, 17000, 128, 64, 1),
     "all heads share": (2, 16, 1, 1, 130, 64, 7, 1),
     "long pages": (3, 8, 4, 1, 2049, 128, 256, 1),
     "one key": (1, 4, 2, 1, 1, 64, 16, 0),
@@ -114,7 +122,7 @@ def test_right_by_the_rule_whatever_lies_past_the_end(case: str, options: dict[s
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ["one program", "parts"])
+@pytest.mark.parametrize("case", ["one program", "sixteen programs"])
 def test_same_bits_again_and_nan_where_no_page_is(case: str) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("written for Hopper")

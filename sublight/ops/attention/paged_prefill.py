@@ -23,9 +23,9 @@ from sublight.cost.attention import paged_prefill as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention import flash
-from sublight.ops.attention.attention import scale_of
 from sublight.ops.attention.extended import NO_EXTRAS, composed
 from sublight.ops.attention.extras import sequence_at
+from sublight.ops.attention.ladder import scale_of
 from sublight.ops.attention.masks import is_seen, keys_seen
 from sublight.ops.attention.packed_attention import check_starts
 from sublight.ops.attention.paged_attention import inputs as paged_inputs
