@@ -29,7 +29,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sublight import units
-from sublight.ops.attention.attention import attention, why_not
+from sublight.ops.attention.attention import attention
+from sublight.ops.attention.ladder import why_not
 
 STEPS = 5  # of training, for the loss
 WAYS = ("written out", "torch", "sublight", "flash", "hopper")
