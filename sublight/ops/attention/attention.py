@@ -42,6 +42,7 @@ from sublight.ops.attention.ladder import (
     why_not,
     why_torch,
     why_torch_with_lse,
+    widened,
 )
 from sublight.ops.attention.masks import Mask
 from sublight.ops.attention.mods import are_given, check_mods, leaning, same_document
@@ -182,7 +183,7 @@ def _decided(
 ) -> tuple[Registered, tuple[Any, ...]]:  # fmt: skip
     """The op that a call goes to, and its arguments."""
     check_tensors(q=q, k=k, v=v)
-    q, k, v = under_autocast(q, k, v)
+    q, k, v = under_autocast(*widened(q, k, v))
     if deterministic or batch_invariant:
         provider = _fixed(provider, q, k, v, "batch_invariant" if batch_invariant else "deterministic")
     if (
@@ -248,6 +249,7 @@ def attention(
     softcap · tanh(score / softcap). A query that sees no key gets zeros. With `return_lse` the logarithm of each
     query's sum of exponentials comes as well, (batch, heads, q_len) in fp32. `provider` names a kernel of ours:
     `naive`, `online`, `flash`, `hopper`; without it the call goes where an H200 was faster (`sublight.why` says where).
+    q, k and v in fp8 are read as bf16, and so is the result: q's scale times k's goes into `scale`, v's to the result.
 
     `alibi_slopes` (heads,) take slope · distance from every score; `sinks` (heads,), which have a gradient, are scores
     of a key without a value; `dropout` is the share of weights that are dropped, by draws that depend on `seed` (a

@@ -327,3 +327,11 @@ def test_autocast_chooses_the_data_type_as_for_pytorchs_own(provider: str, devic
     assert torch.equal(out, attention(*halves, causal=True, provider=provider))
     with pytest.raises(BadInput, match="make them alike"):
         attention(*leaves, causal=True, provider=provider)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_is_read_as_bf16(kind: Any) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 16).to(kind) for _ in range(3))
+    out = attention(q, k, v, causal=True)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, attention(*(x.to(torch.bfloat16) for x in (q, k, v)), causal=True))

@@ -33,6 +33,7 @@ from sublight.ops.attention.extras import NONE, Extras
 from sublight.ops.attention.masks import Mask
 from sublight.ops.record.call import wants_grad
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 NOT_TIMED = "our kernels are timed on Hopper in 16 bits alone: name one, as provider='flash'"
 CUDNN = "cuDNN's: on an H200 ours are not faster at such sizes, or not timed; provider='hopper' takes ours"
 CUDNN_TRAINING = "cuDNN's: on an H200 ours with a gradient reach 0.94 to 1.01 of it; provider='hopper' takes ours"
@@ -109,6 +110,11 @@ def check_tensors(**tensors: Any) -> None:
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise BadInput(f"{name} is {type(x).__name__}: use a torch.Tensor")
+
+
+def widened(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """fp8 as bf16, which holds each of its values: weights in fp8 would be off by more than PyTorch's are."""
+    return tuple(x.to(torch.bfloat16) if x.dtype in FP8 else x for x in tensors)
 
 
 def check_numbers(window: Any, softcap: Any, scale: Any) -> None:
