@@ -13,9 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sublight import correct
+from sublight.backend import device as device_facts
 from sublight.backend.launch import CHECKED, watching
 from sublight.conftest import HAS_GPU
 from sublight.correct import Inputs
@@ -289,6 +291,29 @@ def test_opcheck(op: Op, device: str) -> None:
         utilities = utilities[1:]  # PyTorch's check of a schema multiplies its inputs, which it cannot do with fp8
     checks = torch.library.opcheck(getattr(torch.ops.sublight, op.name), op.library_args(*inputs), test_utils=utilities)
     assert set(checks.values()) == {"SUCCESS"}, checks
+
+
+@EACH_OP
+def test_a_traced_tensor_is_not_asked_for_its_address(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.compile traces a gradient: fake tensors on a GPU, while nobody says that a compiler is at work."""
+
+    def no_address(x: torch.Tensor) -> int:
+        raise RuntimeError("Cannot access data pointer of Tensor")
+
+    inputs = op.inputs(op.test_shapes[1], next(reversed(op.dtypes)), "cpu", 0)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", no_address)
+    monkeypatch.setattr(device_facts, "_facts", lambda _: device_facts.Facts(capability=90, multiprocessors=132))
+    with FakeTensorMode():
+        traced = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") if isinstance(x, torch.Tensor) else x
+            for x in inputs
+        ]
+        try:
+            op.call(*traced)
+        except RuntimeError as problem:
+            if "not linked with support for cuda" not in str(problem):
+                raise
+            pytest.skip("a CPU build of torch indexes no tensor on a GPU, not even a fake one")
 
 
 @EACH_OP

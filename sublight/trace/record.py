@@ -19,6 +19,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 NONE = -1  # in an integer column: not known, or does not apply
+XLA_CPU = "the CPU, by XLA"  # a device like any other: its threads run ops while Python goes on
 
 
 class Kind(enum.IntEnum):
