@@ -1,4 +1,4 @@
-"""`explain TRACE` needs neither torch nor triton, whether or not the machine has a GPU, nor what takes long to import."""
+"""`explain TRACE` needs neither torch nor triton, with or without a GPU, nor what takes long to import."""
 
 from __future__ import annotations
 
