@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from sublight import units
 from sublight.fix.quantize.model import quantize, unquantize
 
-WIDTH, HEADS, LAYERS, TOKENS = 256, 4, 4, 128
+HEADS, TOKENS = 4, 128
 BATCH = {"cuda": 128, "cpu": 24}
 MOST_LETTERS = 4_000_000
 HELD_BACK = 8  # batches of 32 pieces
@@ -33,26 +33,26 @@ BARS = {("w8a16", 128): 0.01, ("w4a16", 128): 0.03}  # by how much the perplexit
 
 
 class Block(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.before, self.after = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
-        self.qkv, self.out = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.before, self.after = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, _ = x.shape
+        batch, tokens, width = x.shape
         q, k, v = self.qkv(self.before(x)).view(batch, tokens, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, WIDTH))
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
         return x + self.down(F.gelu(self.up(self.after(x))))  # type: ignore[no-any-return]
 
 
 class Characters(torch.nn.Module):
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
         super().__init__()
-        self.embed, self.place = torch.nn.Embedding(vocabulary, WIDTH), torch.nn.Embedding(TOKENS, WIDTH)
-        self.blocks = torch.nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, vocabulary, bias=False)
+        self.embed, self.place = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(TOKENS, width)
+        self.blocks = torch.nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.head
@@ -86,9 +86,8 @@ def loss_of(model: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> 
     return F.cross_entropy(model(rows[0]).float().flatten(0, 1), rows[1].flatten())
 
 
-def trained(ids: torch.Tensor, vocabulary: int, seconds: float) -> torch.nn.Module:
-    torch.manual_seed(0)
-    model, generator = Characters(vocabulary).to(ids.device), torch.Generator().manual_seed(1)
+def trained(ids: torch.Tensor, model: torch.nn.Module, seconds: float) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     begin, steps, kind = time.perf_counter(), 0, ids.device.type
     while (passed := time.perf_counter() - begin) < seconds:
@@ -111,11 +110,15 @@ def main() -> None:
     parser.add_argument("text", type=Path, nargs="?")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=35.0, help="of training (35)")
+    parser.add_argument("--width", type=int, default=256, help="of the model, a multiple of 128 (256)")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--device", choices=tuple(BATCH), default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     text = options.text.read_text(encoding="utf-8") if options.text else standard_library()
     ids, vocabulary = numbered(text, options.device)
-    model = trained(ids[: len(ids) * 9 // 10], vocabulary, options.seconds)
+    torch.manual_seed(0)
+    model: torch.nn.Module = Characters(vocabulary, options.width, options.layers).to(options.device)
+    model = trained(ids[: len(ids) * 9 // 10], model, options.seconds)
     model = model.bfloat16() if options.device == "cuda" else model
     generator = torch.Generator().manual_seed(2)
     held_back = [pieces(ids[len(ids) * 9 // 10 :], generator, 32) for _ in range(HELD_BACK)]
@@ -148,7 +151,14 @@ def main() -> None:
         )
     assert loss() == whole, "unquantize did not give the model back"
     if options.json:
-        about = {"device": options.device, "letters": len(text), "seconds": options.seconds, "torch": torch.__version__}
+        about = {
+            "width": options.width,
+            "layers": options.layers,
+            "device": options.device,
+            "letters": len(text),
+            "seconds": options.seconds,
+            "torch": torch.__version__,
+        }
         options.json.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n", encoding="utf-8")
 
 

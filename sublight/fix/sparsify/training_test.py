@@ -51,7 +51,7 @@ def test_a_penalty_on_its_gradient_is_refused() -> None:
 def test_a_model_learns_and_comes_back_with_what_it_learned() -> None:
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 6))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     parameters = list(model.parameters())
     done = sparsify(model, training=True)
     assert [row.is_changed for row in done.rows] == [True, False] and "6 outputs do not come in fours" in done.rows[
@@ -62,12 +62,12 @@ def test_a_model_learns_and_comes_back_with_what_it_learned() -> None:
     zeros = both_ways(model[0].weight) == 0
     x, y = torch.randn(64, 16), torch.randint(0, 6, (64,))
     losses = []
-    for _ in range(40):
+    for _ in range(15):
         losses.append(F.cross_entropy(model(x), y))
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < 0.9 * losses[0]
     assert not torch.equal(both_ways(model[0].weight) == 0, zeros)  # chosen anew
     with torch.autocast("cpu", torch.bfloat16):
         assert model[0](x).dtype == torch.bfloat16
