@@ -258,6 +258,7 @@ def busy_share(batch: Callable[[], None], seconds: float) -> float:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_tensor_activity_is_what_the_products_own_count_says() -> None:
     """FLOP/s over what the tensor cores do at this clock, within five points; GPM's only, so from Hopper on."""
     kind = gpus.detect()
@@ -285,6 +286,7 @@ def test_tensor_activity_is_what_the_products_own_count_says() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_sm_activity_of_a_kernel_on_half_the_sms_is_half() -> None:
     """Where NVML's own utilisation says that the GPU is busy all the time."""
     torch = pytest.importorskip("torch")

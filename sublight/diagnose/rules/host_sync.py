@@ -11,6 +11,7 @@ from sublight.diagnose.case import Case, Change, Edit, Rule, drop, no_wait
 from sublight.diagnose.events import SMALL_COPY, WAITS
 from sublight.diagnose.model import COMPUTE, COPY, Model
 from sublight.trace.attribute import ENGINE
+from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, Ints
 
 SELDOM = 0.5  # a step: a wait every few steps is how to do it
@@ -52,7 +53,7 @@ def check(case: Case) -> Change | None:
     feeds = ", ".join(f"{name} ×{case.often(count)}" for name, count in names.most_common(4))
     main = ops.most_common(1)[0][0] if ops else "API"
     which = f"{PYTHON_NAMES.get(main, main)} call{'s' if count > 1.5 else ''}"
-    launches = 2 * np.isin(calls, np.unique(case.model.call[case.model.kind == COMPUTE])).sum() > len(calls)
+    launches = 2 * np.isin(calls, distinct(case.model.call[case.model.kind == COMPUTE])).sum() > len(calls)
     waits = f"all {times} launches a step wait for their kernels" if launches else ""
     return Change(
         title=waits or f"the host waits on {times} {which} a step",
@@ -72,7 +73,7 @@ def check(case: Case) -> Change | None:
 def syncs(case: Case) -> Ints:
     """The calls that waited for anything but the bytes of a large copy, which is another finding's."""
     model, base = case.model, case.base
-    waited = np.unique(base.call[base.wait_end > base.wait_start])
+    waited = distinct(base.call[base.wait_end > base.wait_start])
     mine = waited[model.wait_kind[waited] == WAITS.index("sync")]
     target = model.waits_for[mine]
     rows = model.event_row[target]
@@ -89,7 +90,7 @@ def feeding(case: Case, rows: Ints) -> list[int]:
     reads = sorted({_top(case, row) for row in rows.tolist()} - {NONE})
     kept = _kept_for_backward(case)
     found: set[int] = set()
-    for lane in np.unique(trace.lane[reads]).tolist() if reads else ():
+    for lane in distinct(trace.lane[reads]).tolist() if reads else ():
         line = tops[trace.lane[tops] == lane]
         for read in (row for row in reads if trace.lane[row] == lane):
             source = case.attribution.place(read)[0]
@@ -110,7 +111,7 @@ def _kept_for_backward(case: Case) -> frozenset[int]:
     """Forward ops that a node of the backward pass belongs to."""
     trace = case.trace
     nodes = trace.rows_named(lambda name: name.startswith(ENGINE) or "Backward" in name)
-    numbers = np.unique(trace.sequence[nodes])
+    numbers = distinct(trace.sequence[nodes])
     forward = case.attribution.forward_of
     return frozenset(forward[number] for number in numbers.tolist() if number in forward)
 

@@ -13,6 +13,7 @@ from sublight import units
 from sublight.diagnose.record import BREAKDOWN, Explanation, Finding, OpRow, RangeRow
 from sublight.diagnose.source import SourceLine
 from sublight.report.bench import dtype_text
+from sublight.report.draw.code import Code
 from sublight.report.draw.tables import Fitting, plain, titled
 from sublight.report.explain.causes import cause
 from sublight.results import TOO_GOOD
@@ -254,8 +255,7 @@ def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterato
     for line in finding.sources:
         if line.before:
             yield from _source(line)
-    for words in finding.code.splitlines():  # line by line: code keeps its own indent
-        yield Padding(Text(printable(words), style="green", overflow="fold"), (0, 0, 0, 6), expand=False)
+    yield Code("\n".join(map(printable, finding.code.splitlines())))
     yield Text("")
 
 

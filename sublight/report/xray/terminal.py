@@ -88,11 +88,11 @@ def _kernel(group: Sequence[Page]) -> Iterator[RenderableType]:
         yield indented(Text(f"note: {words}", style="dim"))
 
 
-def _distinct(group: Sequence[Page], told: Callable[[Page], T]) -> list[tuple[str, T]]:
-    """What is told of each GPU, once for those of which it is the same; they are named where not all agree."""
+def _distinct(group: Sequence[Page], words_of: Callable[[Page], T]) -> list[tuple[str, T]]:
+    """What is words_of of each GPU, once for those of which it is the same; they are named where not all agree."""
     kept: list[tuple[list[str], T]] = []
     for each in group:
-        words = told(each)
+        words = words_of(each)
         for keys, other in kept:
             if other == words:
                 keys.append(each.code.gpu.key)
@@ -123,8 +123,8 @@ def resources(group: Sequence[Page]) -> Table:
 def _sentences(group: Sequence[Page]) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    for keys, told in _distinct(group, lambda each: tuple(sentences(each))):
-        for claim, arithmetic in told:
+    for keys, claims in _distinct(group, lambda each: tuple(sentences(each))):
+        for claim, arithmetic in claims:
             behind = f" ({arithmetic})" if arithmetic else ""
             yield indented(Text.assemble((f"{keys}: " if keys else "", "bold"), claim, (behind, "dim")))
 
