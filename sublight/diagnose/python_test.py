@@ -169,7 +169,9 @@ def test_a_printed_tensors_ops_are_the_prints() -> None:
         sources = {"ops": ["aten::ne"], "index": [0] * 20, "source": [f"train.py:{line}"] * 20, "module": [""] * 20}
         return HOST_BOUND.check(fakes.case(machine.trace(sources=sources)))
 
-    assert found(20).title.startswith("train.py:20 prints tensors: 495 µs of each step") and "step % 100" in found(20).fix
+    assert (
+        found(20).title.startswith("train.py:20 prints tensors: 495 µs of each step") and "step % 100" in found(20).fix
+    )
     assert found(21).title.startswith("Python outside of torch")
 
 
