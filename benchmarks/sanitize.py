@@ -1,9 +1,9 @@
-"""The products' kernels under compute-sanitizer, at odd sizes: does any read or write outside of its tensors?
+"""Kernels under compute-sanitizer, at odd sizes: does any read or write outside of its tensors, do any two race?
 
-    python benchmarks/sanitize_products.py [--tool memcheck|racecheck|initcheck]     about a minute on an H200
+    python benchmarks/sanitize.py products|attention [--tool memcheck|racecheck|initcheck]     a minute or two, H200
 
 It starts itself under compute-sanitizer, which slows kernels down a hundredfold: so sizes are small, and each kernel
-runs once.
+runs once. After `--limit` seconds no further launch is begun, and the last line says how many were left out.
 Exit status 0: clean; 1: something was found, printed as compute-sanitizer says it; 2: no compute-sanitizer or no GPU.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ SIZES = ((1, 65, 700), (17, 129, 63), (130, 257, 136))
 FOUND = 9  # what compute-sanitizer is told to exit with
 
 
-def launches() -> Iterator[tuple[str, Any]]:
+def products() -> Iterator[tuple[str, Any]]:
     """A name and a call for each provider of each product, at each size that it takes."""
     import torch
 
@@ -57,6 +58,37 @@ def launches() -> Iterator[tuple[str, Any]]:
             yield from _of(op.at(shape), shape, "bfloat16")
 
 
+def attention() -> Iterator[tuple[str, Any]]:
+    """A name and a call for each provider of each op of attention, forward and backward."""
+    import torch
+
+    from sublight.ops import OPS
+    from sublight.ops.attention.attention import ATTENTION, launch_backward
+
+    keys = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
+    for size in ((1, 2, 1, 129, 257, 128, 1), (2, 2, 2, 130, 65, 64, 0), (1, 4, 2, 20, 129, 80, 1)):
+        shape = dict(zip(keys, size, strict=True))
+        yield from _of(ATTENTION, shape, "bfloat16")
+        q, k, v = ATTENTION.inputs(shape, "bfloat16", "cuda", 0)
+        for name, provider in ATTENTION.providers.items():
+            if provider.backward and not provider.why_not(q, k, v):
+                yield (
+                    f"attention {name} backward {shape}",
+                    lambda name=name, q=q, k=k, v=v: launch_backward(
+                        torch.randn_like(q), q, k, v, causal=True, provider=name
+                    ),
+                )
+        for number, variant in enumerate(ATTENTION.providers["flash"].variants):
+            yield f"attention flash, extras {number} {shape}", lambda variant=variant, q=q, k=k, v=v: variant(q, k, v)
+    for op in OPS:
+        if op.reference.__module__.startswith("sublight.ops.attention.") and op is not ATTENTION:
+            for shape in op.test_shapes[1:3]:
+                yield from _of(op.at(shape), shape, "bfloat16")
+
+
+GROUPS = {"products": products, "attention": attention}
+
+
 def _of(op: Any, shape: Any, dtype: str, *more: Any) -> Iterator[tuple[str, Any]]:
     inputs = op.inputs(shape, dtype, "cuda", 0)
     for name, provider in op.providers.items():
@@ -66,16 +98,24 @@ def _of(op: Any, shape: Any, dtype: str, *more: Any) -> Iterator[tuple[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("group", choices=GROUPS)
     parser.add_argument("--tool", default="memcheck", choices=("memcheck", "racecheck", "initcheck"))
+    parser.add_argument("--limit", type=float, default=100.0, help="seconds")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
         import torch
 
-        for name, call in launches():
+        begin, done, left = time.monotonic(), 0, 0
+        for name, call in GROUPS[given.group]():
+            if time.monotonic() - begin > given.limit:
+                left += 1
+                continue
             print(name, flush=True)
             call()
             torch.cuda.synchronize()
+            done += 1
+        print(f"{done} launches, {left} left out")
         return 0
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
@@ -84,10 +124,11 @@ def main() -> int:
     import torch
 
     if not torch.cuda.is_available():
-        print("sanitize_products.py launches kernels on a GPU, and torch finds none here", file=sys.stderr)
+        print("sanitize.py launches kernels on a GPU, and torch finds none here", file=sys.stderr)
         return 2
     options = [f"--tool={given.tool}", f"--error-exitcode={FOUND}", "--print-limit=20"]
-    done = subprocess.run([sanitizer, *options, sys.executable, __file__, "--inside"], check=False)
+    inside = [sys.executable, __file__, given.group, "--inside", f"--limit={given.limit}"]
+    done = subprocess.run([sanitizer, *options, *inside], check=False)
     return 0 if done.returncode == 0 else 1
 
 
