@@ -149,6 +149,7 @@ def test_errors_are_openais_and_serving_goes_on(site: Site) -> None:
     assert site.client.get("/v1/models/other").status_code == 404
     text = httpx.get(f"{site.client.base_url}/metrics").text
     assert 'sublight_answers_total{path="/v1/completions",status="400"}' in text
+    assert 'path="other",status="404"' in text and "nothing" not in text  # a stranger's paths are no labels
     assert f"sublight_pages_free {PAGES}" in text and "sublight_first_token_seconds_count" in text
     assert site.post("completions", prompt="a", max_tokens=2).status_code == 200
 

@@ -110,8 +110,8 @@ class _Steps:
             out = forward(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
             return out[0]  # type: ignore[no-any-return]
 
-        options = {"backend": backend} if backend else {}
-        self.step = step if scope == "none" else graph_of(step, **options)
+        options: dict[str, Any] = {"backend": backend} if backend else {}
+        self.step: Any = step if scope == "none" else graph_of(step, **options)
         self.output: Any = None
 
     def __call__(
@@ -168,7 +168,7 @@ def _cache_class() -> Any:
                 self.store.write_token(layer, k, v)
             else:
                 self.store.write_prompt(layer, k, v)
-            k.sublight_pages = (self.store, layer) if self.seen else None
+            k.sublight_pages = (self.store, layer) if self.seen else None  # type: ignore[attr-defined]
             return k, v
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
