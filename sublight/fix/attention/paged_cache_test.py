@@ -83,8 +83,10 @@ def test_what_it_is_not_for_is_refused(model: Any) -> None:
     with paged_cache(model, batch=3, tokens=14, scope="none") as cache:
         with pytest.raises(BadInput, match="3 texts of 15 tokens do not fit a cache for 3 texts of 14 tokens"):
             model.generate(**given, past_key_values=cache)
-        with pytest.raises(BadInput, match="call its reset"):  # it holds a prompt
-            cache.seen = 11
+        with pytest.raises(BadInput, match="lost its pages"):
+            model(given["input_ids"][:, :1])  # without the cache
+        cache.seen = 11
+        with pytest.raises(BadInput, match="call its reset"):
             model(given["input_ids"][:, :2], past_key_values=cache)
     with paged_cache(model, batch=3, tokens=30, scope="none") as cache:
         given["attention_mask"] = given["attention_mask"].flip(1)
