@@ -312,9 +312,9 @@ def log_spaced(count: int = 330) -> Iterator[Row]:
             "torch_s": seconds(torch.matmul, inputs, 0.01), "ours_s": seconds(MATMUL.launch, inputs, 0.01),
         }  # fmt: skip
         n, k = 16 * math.ceil(n / 16), 16 * math.ceil(k / 16)  # what PyTorch's product of codes takes
-        count = max(1, min(64, math.ceil(2 * CACHE_BYTES / (m * k + n * k))))
+        sets = max(1, min(64, math.ceil(2 * CACHE_BYTES / (m * k + n * k))))
         shape = {"m": m, "n": n, "k": k}
-        codes = [SCALED_MATMUL.inputs({**shape, "block": 0}, "float8_e4m3fn", "cuda", seed) for seed in range(count)]
+        codes = [SCALED_MATMUL.inputs({**shape, "block": 0}, "float8_e4m3fn", "cuda", seed) for seed in range(sets)]
         calls = {
             "torch_s": SCALED_MATMUL.reference,
             "ours_s": SCALED_MATMUL.providers["promoted"].launch,
