@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from sublight.backend.device import facts
+from sublight.backend.state import PLAIN
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.matmul import matmul as cost
@@ -85,8 +86,8 @@ def why_torch(a: torch.Tensor, b: torch.Tensor, bias: Maybe, residual: Maybe, ac
         return reason
     if not a.is_cuda:
         return ""  # interpreted, or planned for a GPU that is not here
-    if torch.compiler.is_compiling():
-        return "cuBLAS: torch.compile sees no addresses, which the choice depends on"
+    if torch.compiler.is_compiling() or any(type(x) not in PLAIN for x in (a, b)):  # a traced gradient's, for one
+        return "cuBLAS: a traced tensor has no address, which the choice depends on"
     product = product_of(a, b)
     if product is None:
         return "cuBLAS: the leading dimensions would have to be copied"
