@@ -15,19 +15,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sublight import cost, gpus
-from sublight.cost.attention import attended
-from sublight.predict import analytic, expected, machine, table
-from sublight.predict.analytic import Heads, Rates
+from sublight import gpus
+from sublight.predict import machine
+from sublight.predict.fit import Row, attention_row, checked, errors, product_row, rows_of_run, streams
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
@@ -36,33 +30,6 @@ SOURCE = (
     "vLLM 0.24.0 with the cache's write, H100 SXM; 3,000 rows of each drawn evenly over the logarithms of the shape"
 )
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
-RIDGE, SMOOTH, ROBUST = 0.01, 0.05, 0.05
-SEED = 1
-LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
-START = {
-    "product": {
-        **{"launch_s": 2.5e-6, "prologue_s": 3e-7, "stream": 0.85, "sm_share": 0.82, "split": 9.0},
-        **{"feed_bytes_per_clock": 154.0, "blend": 3.7},
-    },
-    "prefill attention": {"launch_s": 1.1e-5, "rate": 0.95, "rate_64": 0.64, "stream": 0.5},
-    "decode attention": {
-        **{"launch_s": 8e-6, "rate": 0.53, "rows": 55.0, "prologue_s": 2.5e-6, "stream": 0.99, "combine_s": 1.9e-6},
-        **{"blend": 1.7},
-    },
-    "stream": {"launch_s": 2e-6, "stream": 0.85},
-}
-MOST = {"stream": 1.0, "rate": 1.0, "rate_64": 1.0, "rows": 128.0, "blend": 12.0, "sm_share": 3.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured case: its sizes, its seconds, and what the models say of it."""
-
-    sizes: tuple[float, ...]
-    seconds: float
-    model: Callable[[dict[str, float]], float]
-    roofline_s: float
-    viewer_s: float
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -70,157 +37,12 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def rates(gpu: machine.Machine) -> Rates:
-    return expected.rates_of(gpu, "bfloat16")
-
-
-def roofline(gpu: machine.Machine, flops: float, moved: float) -> float:
-    return max(flops / gpu.peak("bfloat16"), moved / (gpu.gpu.memory_bytes_per_s or 1.0))
-
-
-def viewer(gpu: machine.Machine, flops: float, moved: float) -> float:
-    """LLM-Viewer's formula (hahnyuan/LLM-Viewer at 472f71f): a roofline with its own figure of the H100's memory."""
-    bandwidth = 3072e9 if gpu.key == "h100" else gpu.gpu.memory_bytes_per_s or 1.0
-    return max(flops / gpu.peak("bfloat16"), moved / bandwidth)
-
-
-def product_row(gpu: machine.Machine, m: int, n: int, k: int, seconds: float) -> Row:
-    spent = cost.find("matmul")({"m": m, "n": n, "k": k}, "bfloat16", "fwd")
-    figures = rates(gpu)
-    return Row(
-        (m, n, k),
-        seconds,
-        lambda fitted: analytic.product_s(m, n, k, 1, spent.bytes, 2, figures, fitted),
-        roofline(gpu, spent.total_flops, spent.bytes),
-        viewer(gpu, spent.total_flops, spent.bytes),
-    )
-
-
-def attention_row(gpu: machine.Machine, row: dict[str, str]) -> Row:
-    names = ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim")
-    batch, queries, keys, heads, kv_heads, head_dim = (int(row[name]) for name in names)
-    shape = Heads(batch=batch, queries=queries, keys=keys, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    sizes = dict(zip(names, (batch, queries, keys, heads, kv_heads, head_dim), strict=True)) | {"causal": 1}
-    spent = cost.find("attention")(sizes, "bfloat16", "fwd")
-    written = 8 * batch * queries * kv_heads * head_dim + 8 * batch * queries  # k and v read and written, and slots
-    figures, is_decode = rates(gpu), row["phase"] == "generation"
-    model = analytic.decode_s if is_decode else analytic.prefill_s
-    pairs = batch * heads * queries * keys  # LLM-Viewer counts the whole square, and five operations of a softmax
-    viewer_bytes = 2 * (batch * heads * queries * head_dim + 2 * batch * keys * heads * head_dim)
-    viewer_bytes += 4 * batch * heads * queries * keys if is_decode else 4 * batch * heads * queries * head_dim
-    assert attended(queries, keys, causal=True, bottom_right=True) <= queries * keys
-    return Row(
-        (batch, keys, heads, kv_heads, head_dim),
-        float(row["us"]) * 1e-6,
-        lambda fitted: model(shape, spent.bytes + written, figures, fitted),
-        roofline(gpu, spent.total_flops, spent.bytes),
-        viewer(gpu, 4.0 * pairs * head_dim + 5.0 * pairs, viewer_bytes),
-    )
-
-
-def fit(rows: Sequence[Row], start: dict[str, float], most_rows: int = 400) -> dict[str, float]:
-    """Coordinate descent on the mean |log error|: each parameter up and down by a step that shrinks."""
-    rows = rows[:most_rows]
-
-    def loss(fitted: dict[str, float]) -> float:
-        if any(value > MOST.get(name, math.inf) for name, value in fitted.items()):
-            return math.inf
-        return statistics.fmean(abs(math.log(row.model(fitted) / row.seconds)) for row in rows)
-
-    best, least, step = dict(start), loss(start), 0.2
-    while step > 0.01:
-        before = least
-        for name in best:
-            for factor in (1 + step, 1 / (1 + step)):
-                trial = {**best, name: best[name] * factor}
-                if (found := loss(trial)) < least:
-                    best, least = trial, found
-                    break
-        if least > before - 1e-4:
-            step /= 2
-    return {name: float(f"{value:.4g}") for name, value in best.items()}
-
-
-def grid(rows: Sequence[Row], base: Sequence[float], axes: Sequence[Sequence[float]]) -> list[float]:
-    """Node values whose interpolation is nearest to log(measured / analytic): least absolute error, smooth, near 0."""
-    counts = [len(axis) for axis in axes]
-    nodes = math.prod(counts)
-    weights = np.zeros((len(rows), nodes))
-    for place, row in enumerate(rows):
-        for index, weight in table.corners(axes, [math.log2(size) for size in row.sizes]):
-            weights[place, index] += weight
-    target = np.array([math.log(row.seconds / seconds) for row, seconds in zip(rows, base, strict=True)])
-    penalty = RIDGE * np.eye(nodes)
-    places = np.arange(nodes).reshape(counts)
-    for axis in range(len(counts)):
-        left, right = np.take(places, range(counts[axis] - 1), axis), np.take(places, range(1, counts[axis]), axis)
-        for one, other in zip(left.ravel(), right.ravel(), strict=True):
-            penalty[[one, other], [one, other]] += SMOOTH
-            penalty[[one, other], [other, one]] -= SMOOTH
-    importance = np.ones(len(rows))
-    for _ in range(6):
-        weighted = weights * importance[:, None]
-        found = np.linalg.solve(weighted.T @ weights + penalty, weighted.T @ target)
-        importance = ROBUST / np.maximum(np.abs(target - weights @ found), 0.02)
-    return [round(float(value), 4) for value in found]
-
-
-def errors(predicted: Iterable[float], rows: Sequence[Row]) -> tuple[float, float]:
-    """Median and 90th percentile of |predicted / measured - 1|."""
-    found = sorted(abs(seconds / row.seconds - 1) for seconds, row in zip(predicted, rows, strict=True))
-    return round(statistics.median(found), 4), round(found[math.ceil(0.9 * len(found)) - 1], 4)
-
-
-def corrected(rows: Sequence[Row], base: Sequence[float], axes: Any, values: Sequence[float]) -> list[float]:
-    logs = [table.interpolate(axes, values, [math.log2(size) for size in row.sizes]) for row in rows]
-    return [seconds * math.exp(log) for seconds, log in zip(base, logs, strict=True)]
-
-
-def halves(rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    order = np.random.default_rng(SEED).permutation(len(rows))
-    return [rows[place] for place in order[::2]], [rows[place] for place in order[1::2]]
-
-
-def checked(
-    kind: str, gpu: str, rows: list[Row], axes: Any, source: str = SOURCE, fitted: dict[str, float] | None = None
-) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
-    """Parameters, the table of all rows, and the errors on the half that neither saw."""
-    known, held = halves(rows)
-    fitted = fitted or fit(known, START[kind])
-    base = {id(row): row.model(fitted) for row in rows}
-    known_base, held_base = [base[id(row)] for row in known], [base[id(row)] for row in held]
-    values = grid(known, known_base, axes)
-    table_error = errors(corrected(held, held_base, axes, values), held)
-    check = {
-        "what": f"{kind}, {gpu}",
-        "rows": len(held),
-        "table": table_error,
-        "analytic": errors(held_base, held),
-        "roofline": errors([row.roofline_s for row in held], held),
-        "viewer": errors([row.viewer_s for row in held], held),
-    }
-    made = {
-        "gpu": gpu,
-        "architecture": gpus.find(gpu).architecture,
-        "kind": kind,
-        "axes": axes,
-        "values": grid(rows, [base[id(row)] for row in rows], axes),
-        "median_error": table_error[0],
-        "p90_error": table_error[1],
-        "rows": len(rows),
-        "source": source,
-    }
-    return fitted, made, check
-
-
-def steps(first: int, last: int, step: int) -> list[float]:
-    return [float(value) for value in range(first, last + step, step)]
-
-
 def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
     """The fastest row of each case of this project's own runs, by GPU."""
     found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for path in sorted((ROOT / "benchmarks").glob("*.json")):
+        if path.name.startswith("predict_check"):  # what predictions are held against is never fitted
+            continue
         run = json.loads(path.read_text(encoding="utf-8"))
         rows = [row for row in run["rows"] if "op" in row] if isinstance(run, dict) and "rows" in run else []
         if not rows:
@@ -232,77 +54,6 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
                 if key not in cases or row["median_s"] < cases[key]["median_s"]:
                     cases[key] = row
     return found
-
-
-def rows_of_run(gpu: str, cases: Iterable[dict[str, Any]]) -> dict[str, list[Row]]:
-    """Products and attention of a run, by the kind of table that they make."""
-    here = machine.find(gpu)
-    found: dict[str, list[Row]] = {"product": [], "prefill attention": [], "decode attention": []}
-    for row in cases:
-        shape = row["shape"]
-        if row["op"] in ("matmul", "linear") and row["direction"] == "fwd":
-            found["product"].append(product_row(here, shape["m"], shape["n"], shape["k"], row["median_s"]))
-        if row["op"] in ("attention", "paged_attention") and row["direction"] == "fwd" and shape.get("causal", 1):
-            phase = "generation" if shape["q_len"] == 1 else "context"
-            words = {name: str(size) for name, size in shape.items()} | {"phase": phase}
-            kind = "decode attention" if phase == "generation" else "prefill attention"
-            found[kind].append(attention_row(here, words | {"us": str(row["median_s"] * 1e6)}))
-    return {kind: rows for kind, rows in found.items() if len(rows) >= LEAST_ROWS}
-
-
-def stream_row(gpu: machine.Machine, row: dict[str, Any]) -> Row:
-    moved, rate = row["bytes"], gpu.gpu.memory_bytes_per_s or 1.0
-    return Row(
-        (moved,),
-        row["median_s"],
-        lambda fitted: analytic.stream_s(moved, 1, rate, fitted),
-        moved / rate,
-        moved / rate,
-    )
-
-
-def streams(gpu: str, cases: Iterable[dict[str, Any]]) -> tuple[dict[str, float], list[dict[str, Any]], dict[str, Any]]:
-    """One small table an op and direction; the parameters are of all of them together."""
-    here = machine.find(gpu)
-    axes = [steps(10, 34, 4)]
-    heavy = ("matmul", "linear", "attention", "paged_attention")
-    light = [row for row in cases if row.get("bytes") and row.get("bound") in ("memory", "launch")]
-    light = [row for row in light if row["op"] not in heavy]
-    rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in light]
-    known, held = halves(rows)
-    fitted = fit([row for _, row in known], START["stream"])
-    predicted, made = [], []
-    for kind in sorted({name for name, _ in rows}):
-        of_kind = [row for name, row in known if name == kind]
-        values = grid(of_kind, [row.model(fitted) for row in of_kind], axes) if of_kind else [0.0] * len(axes[0])
-        out = [row for name, row in held if name == kind]
-        predicted += list(zip(corrected(out, [row.model(fitted) for row in out], axes, values), out, strict=True))
-    error = errors([seconds for seconds, _ in predicted], [row for _, row in predicted])
-    for kind in sorted({name for name, _ in rows}):
-        every = [row for name, row in rows if name == kind]
-        made.append(
-            {
-                "gpu": gpu,
-                "architecture": gpus.find(gpu).architecture,
-                "kind": kind,
-                "axes": axes,
-                "values": grid(every, [row.model(fitted) for row in every], axes),
-                "median_error": error[0],
-                "p90_error": error[1],
-                "rows": len(every),
-                "source": f"benchmarks/{gpu}.json, the fastest provider of each case",
-            }
-        )
-    rest = [row for _, row in held]
-    check = {
-        "what": f"memory-bound ops, {gpu}",
-        "rows": len(rest),
-        "table": error,
-        "analytic": errors([row.model(fitted) for row in rest], rest),
-        "roofline": errors([row.roofline_s for row in rest], rest),
-        "viewer": errors([row.viewer_s for row in rest], rest),
-    }
-    return fitted, made, check
 
 
 def a100_rows(rows: Sequence[dict[str, str]]) -> list[Row]:
@@ -358,40 +109,35 @@ def main() -> None:
     given = options.parse_args()
     h100 = machine.find("h100")
     products = [
-        product_row(h100, *(int(row[size]) for size in "mnk"), float(row["us"]) * 1e-6)
+        product_row(h100, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
         for row in read(given.rows / "gemm_h100.csv")
     ]
     attention = read(given.rows / "attention_h100.csv")
-    head_axis = [6.0, 7.0, 8.0]
     groups = {
-        "product": (products, [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)]),
-        "prefill attention": (
-            [attention_row(h100, row) for row in attention if row["phase"] == "context"],
-            [steps(0, 9, 3), steps(0, 15, 3), steps(0, 9, 3), steps(0, 6, 3), head_axis],
-        ),
-        "decode attention": (
-            [attention_row(h100, row) for row in attention if row["phase"] == "generation"],
-            [steps(0, 12, 3), steps(0, 18, 3), steps(0, 9, 3), steps(0, 3, 3), head_axis],
-        ),
+        "product": products,
+        "prefill attention": [attention_row(h100, row) for row in attention if row["phase"] == "context"],
+        "decode attention": [attention_row(h100, row) for row in attention if row["phase"] == "generation"],
     }
     fitted: dict[str, Any] = {}
     made: list[dict[str, Any]] = []
     checks: list[dict[str, Any]] = []
-    for kind, (rows, axes) in groups.items():
-        parameters, grids, check = checked(kind, "h100", rows, axes)
+    for kind, of_kind in groups.items():
+        parameters, grids, check = checked(kind, h100, of_kind, SOURCE)
         fitted[kind] = {"parameters": parameters, "p90_error": check["analytic"][1]}
         made.append(grids)
         checks.append(check)
         print(checks_markdown([check]).splitlines()[-1], flush=True)
     for gpu, cases in of_runs().items():
-        parameters, grids_of_run, check = streams(gpu, cases.values())
-        fitted["stream"] = {"parameters": parameters, "p90_error": check["analytic"][1]}
+        here = machine.find(gpu)
+        source = f"benchmarks/{gpu}.json, the fastest provider of each case"
+        parameters, grids_of_run, of_streams = streams(here, cases.values(), source)
+        fitted["stream"] = {"parameters": parameters, "p90_error": of_streams[0]["analytic"][1]}
         made += grids_of_run
-        checks.append(check)
-        for kind, of_kind in rows_of_run(gpu, cases.values()).items():
-            own = checked(kind, gpu, of_kind, groups[kind][1], f"benchmarks/{gpu}.json", fitted[kind]["parameters"])
-            made.append(own[1])
-            checks.append(own[2])
+        checks += of_streams
+        for kind, of_kind in rows_of_run(here, cases.values()).items():
+            parameters, grids, check = checked(kind, here, of_kind, f"benchmarks/{gpu}.json")
+            made.append(grids | {"parameters": parameters})
+            checks.append(check)
     rows = a100_rows(read(given.rows / "mlp_vidur_a100.csv"))
     checks.append(
         {

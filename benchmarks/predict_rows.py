@@ -1,34 +1,29 @@
-"""Measures products and attention on this GPU, as `predict_fit.py` reads them, or holds predictions against them.
+"""Measures ops on this GPU, as `predict_fit.py` reads them, or holds predictions against them.
 
-    python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about two minutes
+    python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about three minutes
+    python benchmarks/predict_rows.py --only "memory-bound op" --limit 60      some kinds; no more than a minute
     python benchmarks/predict_rows.py --check --seed 1                         errors on shapes that are in no table
     python benchmarks/predict_rows.py --tiny                                   a few small shapes, on whatever there is
 
-Products are torch's (cuBLAS), attention is torch's flash attention, with the write of the new keys and values into the
-cache before it, as an engine runs it. Shapes are drawn evenly over the logarithm of each size, by the seed.
+`sublight/predict/rows.py` says what is measured, and how shapes are drawn.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sublight import cost, timing
-from sublight.predict import expected, machine
-from sublight.predict.operation import Operation
+from sublight import cost
+from sublight.predict import analytic, expected, machine
+from sublight.predict.operation import Kind, Operation
+from sublight.predict.rows import COUNTS, cases, measured
 
-PRODUCTS, PREFILLS, DECODES = 320, 120, 120
-MOST_BYTES = 12 << 30  # of one case
-MOST_FLOPS = 4e13
-EACH_S = 0.06  # of measuring, for a case
-BARS = {"product": (0.05, 0.12), "prefill attention": (0.05, 0.12), "decode attention": (0.05, 0.12)}
+BARS = dict.fromkeys(COUNTS, (0.05, 0.12)) | {"memory-bound op": (0.04, 0.10)}
 
 
 def main() -> None:
@@ -39,11 +34,12 @@ def main() -> None:
     options.add_argument("--gpu", default="", help="of the predictions; this one unless told")
     options.add_argument("--tiny", action="store_true", help="a few small shapes")
     options.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no shape after S seconds")
+    options.add_argument("--only", action="append", choices=list(COUNTS), help="a kind of op; may be given again")
     given = options.parse_args()
     device, key = this_device()
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
-    for kind, shape in cases(given.seed, tiny=given.tiny):
+    for kind, shape in cases(given.seed, tiny=given.tiny, only=given.only or tuple(COUNTS)):
         if time.monotonic() - begin > given.limit:
             break
         rows.append(measured(kind, shape, device))
@@ -64,112 +60,17 @@ def this_device() -> tuple[str, str]:
     return ("cuda", found.key) if torch.cuda.is_available() and found else ("cpu", "h200")
 
 
-def cases(seed: int, *, tiny: bool = False) -> Iterator[tuple[str, dict[str, int]]]:
-    """Shapes that fit, kinds in turn: what is cut short has some of each."""
-    draw = random.Random(f"sublight {seed}")
-    counts = (3, 2, 2) if tiny else (PRODUCTS, PREFILLS, DECODES)
-    drawn: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
-        ("product", lambda: product_shape(draw, tiny)),
-        ("prefill attention", lambda: attention_shape(draw, tiny, decode=False)),
-        ("decode attention", lambda: attention_shape(draw, tiny, decode=True)),
-    )
-    found = []
-    for (kind, shape_of), count in zip(drawn, counts, strict=True):
-        seen: set[tuple[int, ...]] = set()
-        while len(seen) < count:
-            shape = shape_of()
-            spent = cost_of(kind, shape)
-            if spent.bytes <= MOST_BYTES and spent.total_flops <= MOST_FLOPS and tuple(shape.values()) not in seen:
-                seen.add(tuple(shape.values()))
-                found.append((len(seen) / count, kind, shape))
-    yield from ((kind, shape) for _, kind, shape in sorted(found, key=lambda each: each[0]))
-
-
-def power(draw: random.Random, low: float, high: float, multiple: int = 1) -> int:
-    return max(multiple, round(2 ** draw.uniform(low, high) / multiple) * multiple)
-
-
-def product_shape(draw: random.Random, tiny: bool) -> dict[str, int]:
-    top = 7 if tiny else 15
-    return {"m": power(draw, 0, top - 1), "n": power(draw, 6, top, 64), "k": power(draw, 6, top, 64)}
-
-
-def attention_shape(draw: random.Random, tiny: bool, *, decode: bool) -> dict[str, int]:
-    kv_heads = draw.choice((1, 2) if tiny else (1, 2, 4, 8, 16, 32))
-    group = draw.choice((1, 2, 4, 8))
-    length = power(draw, 4, 6 if tiny else 16 if decode else 14, 1 if decode else 16)
-    batch = power(draw, 0, 1 if tiny else 8 if decode else 4)
-    sizes = {"batch": batch, "heads": kv_heads * group, "kv_heads": kv_heads}
-    return sizes | {"q_len": 1 if decode else length, "kv_len": length, "head_dim": draw.choice((64, 128)), "causal": 1}
-
-
-def cost_of(kind: str, shape: dict[str, int]) -> cost.Cost:
-    return cost.find("matmul" if kind == "product" else "attention")(shape, "bfloat16", "fwd")
-
-
-def measured(kind: str, shape: dict[str, int], device: str) -> dict[str, Any]:
-    """One row in the format of benchmarks/<gpu>.json."""
-    spent = cost_of(kind, shape)
-    cache_bytes = 64 << 20 if device == "cuda" else 1 << 20
-    sets = min(timing.sets_for(spent.bytes, cache_bytes), 8 if device == "cpu" else 64)
-    sets = max(1, min(sets, MOST_BYTES // max(spent.bytes, 1)))
-    make = product_call if kind == "product" else attention_call
-    samples = timing.measure([make(shape, device) for _ in range(sets)], device=device, time_limit_s=EACH_S)
-    return {
-        "op": "matmul" if kind == "product" else "attention",
-        "direction": "fwd",
-        "shape": shape,
-        "dtype": "bfloat16",
-        "provider": "torch",
-        "ours": False,
-        "cache": "cold",
-        "bound": "memory" if spent.bytes > spent.total_flops / 100 else "matmul_bf16",
-        "median_s": samples.median_s,
-        "spread_s": samples.spread_s,
-        "n": samples.n,
-        "bytes": spent.bytes,
-        "flops": spent.total_flops,
-    }
-
-
-def product_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
-    import torch
-
-    x = torch.randn(shape["m"], shape["k"], dtype=torch.bfloat16, device=device)
-    weight = torch.randn(shape["n"], shape["k"], dtype=torch.bfloat16, device=device)
-    return lambda: torch.nn.functional.linear(x, weight)
-
-
-def attention_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
-    """The new keys and values go into the cache, then attention reads it."""
-    import torch
-
-    batch, queries, head_dim = shape["batch"], shape["q_len"], shape["head_dim"]
-    q = torch.randn(batch, shape["heads"], queries, head_dim, dtype=torch.bfloat16, device=device)
-    cache = torch.randn(2, batch, shape["kv_heads"], shape["kv_len"], head_dim, dtype=q.dtype, device=device)
-    new = torch.randn(2, batch, shape["kv_heads"], queries, head_dim, dtype=q.dtype, device=device)
-
-    def call() -> Any:
-        cache[:, :, :, -queries:].copy_(new)
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, cache[0], cache[1], is_causal=queries > 1, enable_gqa=True
-        )
-
-    return call
-
-
 def operation(row: dict[str, Any]) -> Operation:
-    is_product = row["op"] == "matmul"
-    kind = "product" if is_product else "attention"
-    spent = cost_of(kind, row["shape"])
-    if not is_product:  # and the write of the cache
+    kind: Kind = {"matmul": "product", "attention": "attention"}.get(row["op"], "stream")  # type: ignore[assignment]
+    spent = cost.find(row["op"])(row["shape"], "bfloat16", "fwd")
+    if kind == "attention":  # and the write of the cache
         shape = row["shape"]
         numel = shape["batch"] * shape["q_len"] * shape["kv_heads"] * shape["head_dim"]
         spent = spent + cost.Cost(read_bytes=4 * numel, write_bytes=4 * numel)
     return Operation(
         name=kind,
         op=row["op"],
-        kind="product" if is_product else "attention",
+        kind=kind,
         shape=row["shape"],
         dtype="bfloat16",
         count=1,
@@ -181,12 +82,12 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
     """Median and 90th percentile of |predicted / measured - 1|, of the prediction and of the pure roofline."""
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        kind = "product" if row["op"] == "matmul" else "prefill attention" if row["shape"]["q_len"] > 1 else ""
-        predicted = expected.timed(operation(row), here).expected_s
+        cold = analytic.cold_share(row["bytes"] * row["buffer_sets"], here.gpu.l2_bytes or 1)
+        predicted = expected.timed(operation(row), here, cold).expected_s
         rate = here.gpu.memory_bytes_per_s or 1.0
         roof = max(row["flops"] / here.peak("bfloat16"), row["bytes"] / rate)
         pair = (abs(predicted / row["median_s"] - 1), abs(roof / row["median_s"] - 1))
-        found.setdefault(kind or "decode attention", []).append(pair)
+        found.setdefault(kind_of(row), []).append(pair)
     return [
         {
             "what": kind,
@@ -196,6 +97,12 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
         }
         for kind, pairs in found.items()
     ]
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    if row["op"] == "attention":
+        return "prefill attention" if row["shape"]["q_len"] > 1 else "decode attention"
+    return "product" if row["op"] == "matmul" else "memory-bound op"
 
 
 def spread(values: list[float]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sublight.predict import expected, machine
+from sublight.predict import analytic, expected, fit, machine, rows
 
 HERE = Path(__file__).parent
 
@@ -26,44 +26,41 @@ def loaded(name: str) -> Any:
 script = loaded("predict_rows")
 
 
-def faked(kind: str, shape: dict[str, int], factor: float) -> dict[str, Any]:
+def faked(kind: str, shape: dict[str, Any], factor: float) -> dict[str, Any]:
     """A row whose time is the predicted one times a factor."""
-    spent = script.cost_of(kind, shape)
-    row = {
-        "op": "matmul" if kind == "product" else "attention",
-        "direction": "fwd",
-        "shape": shape,
-        "dtype": "bfloat16",
-    }
+    spent = rows.cost_of(kind, shape)
+    op, sizes = rows.op_of(kind, shape)
+    row = {"op": op, "direction": "fwd", "shape": sizes, "dtype": "bfloat16", "buffer_sets": 1000}
     row |= {"bytes": spent.bytes, "flops": spent.total_flops}
-    return row | {"median_s": expected.timed(script.operation(row), machine.find("h100")).expected_s * factor}
+    cold = analytic.cold_share(1000 * spent.bytes, machine.find("h200").gpu.l2_bytes or 1)
+    return row | {"median_s": expected.timed(script.operation(row), machine.find("h200"), cold).expected_s * factor}
 
 
 def test_as_many_shapes_as_a_table_needs_and_others_by_another_seed() -> None:
-    first, second = list(script.cases(0)), list(script.cases(1))
-    assert [kind for kind, _ in first].count("product") >= 300 and len(first) == 560
-    assert first == list(script.cases(0))
+    first, second = list(rows.cases(0)), list(rows.cases(1))
+    assert [kind for kind, _ in first].count("product") >= 300 and len(first) == 680
+    assert first == list(rows.cases(0))
     keys = [{(kind, *shape.values()) for kind, shape in drawn} for drawn in (first, second)]
     assert len(keys[0] & keys[1]) < 12  # tiny ones may meet
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
 def test_errors_are_those_that_were_put_in(factor: float) -> None:
-    rows = [faked(kind, shape, factor) for kind, shape in script.cases(0) if kind != "product" or shape["m"] < 64]
-    found = {row["what"]: row for row in script.errors(rows, machine.find("h100"))}
+    made = [faked(kind, shape, factor) for kind, shape in rows.cases(0) if kind != "product" or shape["m"] < 64]
+    found = {row["what"]: row for row in script.errors(made, machine.find("h200"))}
     assert set(found) == set(script.BARS)
     assert all(row["predicted"][0] == pytest.approx(1 - 1 / factor, abs=1e-9) for row in found.values())
     assert "decode attention" in script.table(list(found.values()))
 
 
 def test_the_fit_reads_the_rows() -> None:
-    rows = [faked(kind, shape, 1.0) for kind, shape in script.cases(0)]
-    counts = {kind: len(each) for kind, each in loaded("predict_fit").rows_of_run("h200", rows).items()}
+    made = [faked(kind, shape, 1.0) for kind, shape in rows.cases(0)]
+    counts = {kind: len(each) for kind, each in fit.rows_of_run(machine.find("h200"), made).items()}
     assert counts == {"product": 320, "prefill attention": 120, "decode attention": 120}
 
 
 def test_small_cases_run_here() -> None:
     pytest.importorskip("torch")
-    for kind, shape in [case for case in script.cases(0, tiny=True) if case[0] != "prefill attention"][::2]:
-        row = script.measured(kind, shape, "cpu")
-        assert row["median_s"] > 0 and row["flops"] > 0 and row["shape"] == shape
+    for kind, shape in [case for case in rows.cases(0, tiny=True) if case[0] != "prefill attention"][::2]:
+        row = rows.measured(kind, shape, "cpu")
+        assert row["median_s"] > 0 and row["flops"] > 0 and (row["op"], row["shape"]) == rows.op_of(kind, shape)

@@ -36,6 +36,7 @@ class Request:
 
     model: str = ""
     trace: str = ""
+    calibrate: str = ""
     gpus: Sequence[str] = ()
     batches: Sequence[str] = ()
     contexts: Sequence[str] = ()
@@ -59,14 +60,27 @@ class Request:
     json: str = ""
 
 
-OPTIONS = {"batches": "--batch", "contexts": "--context", "modes": "--mode", "parallel": "--tp, --pp, --dp or --ep"}
+OPTIONS = {
+    "gpus": "--gpu",
+    "changes": "--what-if",
+    "trace": "--from",
+    "batches": "--batch",
+    "contexts": "--context",
+    "modes": "--mode",
+    "parallel": "--tp, --pp, --dp or --ep",
+}
+CALIBRATES = "--calibrate measures this machine's GPU, and predicts nothing yet"
 OF_GPUS = ("trace", "gpus", "changes", "json")  # what a trace needs to know
 
 
 def command(request: Request) -> None:
-    output.check_writable(request.html, request.csv, request.json)
-    read = [request.model, request.trace, *request.gpus]
-    output.check_apart((request.html, request.csv, request.json), read)
+    written = (request.html, request.csv, request.json, request.calibrate)
+    output.check_writable(*written)
+    output.check_apart(written, [request.model, request.trace, *request.gpus])
+    if request.calibrate:
+        others = [field.name for field in fields(Request) if field.name not in ("calibrate", "gpus", "json")]
+        refuse(replace(request, gpus=()) if list(request.gpus) == ["h100"] else request, CALIBRATES, [*others, "gpus"])
+        return calibrate(request)
     if request.model and request.trace:
         raise BadInput(f"name a model or a trace, not both: leave out {request.model} or --from {request.trace}")
     if not request.model and not request.trace:
@@ -92,6 +106,22 @@ def refuse(request: Request, why: str, names: Sequence[str]) -> None:
     ]
     if given:
         raise BadInput(f"{why}: leave out {', '.join(given)}")
+
+
+def calibrate(request: Request) -> None:
+    """This machine's GPU, into a file that --gpu takes."""
+    from sublight.predict import calibrate as measuring
+    from sublight.report.draw import console
+    from sublight.report.predict import calibration
+    from sublight.results import write_json
+
+    path = Path(request.calibrate)
+    if path.suffix != ".json":
+        raise BadInput(f"--calibrate {path}: name a .json file, as in --calibrate mine.json")
+    with console.progress("calibrate") as progress:
+        document = measuring.run(path.stem, progress=progress).to_json()
+    write_json(document, path)
+    output.show(calibration.page(document, str(path)), document, request.json)
 
 
 def show_models(request: Request) -> None:

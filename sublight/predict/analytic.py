@@ -1,8 +1,11 @@
 """How long an op takes by its shape and the GPU's figures alone: waves of tiles, bytes, and what every launch costs.
 
-A dozen dimensionless parameters (`efficiency.json`) say how near to each limit kernels come; they were fitted to
-published times on an H100, and `docs/predict.md` shows how far off the model is on rows that it never saw, and on
-another GPU.
+A few parameters (`efficiency.json`) say how near to each limit kernels come, and what they wait for. They were fitted
+to published times on an H100, for every GPU, and to this project's own run where a GPU has one; `docs/predict.md` shows
+how far off the model is on rows that it never saw, and on another GPU.
+
+`cold` is the share of an op's inputs that comes from the memory and not from the L2: 1 in a model, whose weights and
+caches push each other out; less where a benchmark runs the same few buffers again (`cold_share`).
 """
 
 from __future__ import annotations
@@ -16,10 +19,15 @@ TILES = (
     *((16, 64), (32, 64), (64, 16), (64, 32), (64, 64), (64, 128), (64, 256)),
     *((128, 64), (128, 128), (128, 256), (256, 64), (256, 128)),
 )
-SPLITS = (1, 2, 4, 8, 16)  # of k over several blocks
+SPLITS = (1, 2, 4, 8, 16, 32)  # of k over several blocks
 LEAST_K = 128  # that a block of a split has
 K_STEP = 64
+TILE = 128 * 128  # elements of a product, in which `store_s` is given
 ROWS = 128  # queries of a block of attention, and keys that it takes at a time
+BLOCKS = 2  # of one sequence and head in decoding that an SM holds
+ON_CHIP = 1 << 18  # bytes of registers, in which a program keeps its row
+ALIGNED = 16  # bytes that a thread loads at once
+KEPT, LOST = 0.4, 0.8  # of the L2: what less than that is touched in turn stays there, more than this does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,38 +37,54 @@ class Rates:
     flops_per_s: float  # of products in the op's data type, reached
     bytes_per_s: float
     sms: int
-    clock_hz: float | None
+
+
+def cold_share(touched_bytes: float, l2_bytes: float) -> float:
+    """Of inputs that come again after `touched_bytes` were touched: what the L2 has lost by then.
+
+    >>> cold_share(10e6, 50e6), round(cold_share(30e6, 50e6), 6), cold_share(60e6, 50e6)
+    (0.0, 0.5, 1.0)
+    """
+    return min(1.0, max(0.0, (touched_bytes / l2_bytes - KEPT) / (LOST - KEPT)))
 
 
 def product_s(
-    m: int, n: int, k: int, groups: int, moved_bytes: int, itemsize: float, rates: Rates, fitted: Parameters
+    m: int,
+    n: int,
+    k: int,
+    groups: int,
+    moved_bytes: int,
+    rates: Rates,
+    fitted: Parameters,
+    cold: float = 1.0,
 ) -> float:
     """The fastest of several tiles and splits, as a library would choose.
 
-    Blocks run in waves over the SMs; a tile is fed from the L2; all bytes come once through the memory, which takes
-    nearly all SMs to saturate.
+    Blocks run in waves over the SMs, each over its part of k, which has a time that no small tile goes below, and then
+    stores its tile; parts of a split are added up after that. All bytes come once through the memory, which takes
+    many SMs to saturate.
     """
     sms, power = rates.sms, fitted["blend"]
     per_sm = rates.flops_per_s / sms
-    feed = fitted["feed_bytes_per_clock"] * sms * rates.clock_hz if rates.clock_hz else math.inf
     full_rate = fitted["stream"] * rates.bytes_per_s
     sm_rate = fitted["sm_share"] * rates.bytes_per_s / sms
     rows = m / groups
     best = math.inf
     for tile_m, tile_n in TILES:
         tiles = groups * math.ceil(rows / tile_m) * math.ceil(n / tile_n)
-        fill = 2.0 * tile_m * tile_n / per_sm
+        along_k = max(2.0 * tile_m * tile_n / per_sm, fitted["k_s"])
+        ends = fitted["prologue_s"] + fitted["store_s"] * tile_m * tile_n / TILE
         for split in SPLITS:
             if split > 1 and k / split < LEAST_K:
                 break
             depth = math.ceil(k / split / K_STEP) * K_STEP
             blocks = tiles * split
-            compute = math.ceil(blocks / sms) * (fill * depth + fitted["prologue_s"])
+            compute = math.ceil(blocks / sms) * (along_k * depth + ends)
             partial = fitted["split"] * 4 * m * n * split if split > 1 else 0.0
             memory = (moved_bytes + partial) / min(full_rate, min(blocks, sms) * sm_rate)
-            fed = itemsize * blocks * (tile_m + tile_n) * depth / feed
-            best = min(best, (compute**power + memory**power + fed**power) ** (1 / power))
-    return fitted["launch_s"] + best
+            added = fitted["split_s"] if split > 1 else 0.0
+            best = min(best, (compute**power + memory**power) ** (1 / power) + added)
+    return fitted["launch_s"] + cold * fitted["cold_s"] + best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +105,11 @@ def _efficiency(head_dim: int, fitted: Parameters) -> float:
     return fitted["rate"] * (fitted["rate_64"] if head_dim <= 64 else 1.0)
 
 
-def prefill_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, work: float = 1.0) -> float:
-    """Blocks of 128 queries, each over the keys that it sees; the longest block, or all of them over all SMs.
+def prefill_s(
+    shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, work: float = 1.0, cold: float = 1.0
+) -> float:
+    """Blocks of 128 queries, each over the keys that it sees: whole waves of equal blocks; of causal ones, which
+    differ, the longest, or the work of all over all SMs and a part of the longest at the end.
 
     `work`: products for each pair, where the forward pass has one share.
     """
@@ -90,31 +117,65 @@ def prefill_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, 
     per_key = work * 4.0 * ROWS * shape.head_dim / (rates.flops_per_s / rates.sms * _efficiency(shape.head_dim, fitted))
     whole = math.ceil(shape.keys / ROWS) * ROWS
     seen = min(whole, shape.window + ROWS) if shape.window else whole
-    if shape.causal:
+    every = shape.batch * shape.heads * blocks
+    longest = fitted["prologue_s"] + seen * per_key
+    if shape.causal and blocks > 1:
         ramp = min(math.ceil(seen / ROWS), blocks)
         visited = ROWS * (ramp * (ramp + 1) / 2) + (blocks - ramp) * seen
+        spread = shape.batch * shape.heads * (visited * per_key + blocks * fitted["prologue_s"]) / rates.sms
+        compute = max(longest, spread + (fitted["tail"] * longest if every > rates.sms else 0.0))
     else:
-        visited = blocks * seen
-    compute = max(seen * per_key, shape.batch * shape.heads * visited * per_key / rates.sms)
-    return fitted["launch_s"] + compute + moved_bytes / (fitted["stream"] * rates.bytes_per_s)
-
-
-def decode_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters) -> float:
-    """One block for each sequence and head of keys, split over the keys where that leaves SMs idle."""
-    sms, power = rates.sms, fitted["blend"]
-    chunks = math.ceil(shape.keys / ROWS)
-    units = shape.batch * shape.kv_heads
-    splits = min(max(sms // units, 1), chunks)
-    waves = math.ceil(units * splits / sms)
-    keys = math.ceil(chunks / splits) * ROWS
-    rows = math.ceil(shape.heads / shape.kv_heads / fitted["rows"]) * fitted["rows"]
-    compute = waves * (4.0 * rows * keys * shape.head_dim / (rates.flops_per_s / sms * fitted["rate"]))
-    compute += waves * fitted["prologue_s"]
+        compute = math.ceil(every / rates.sms) * longest
     memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
-    combine = fitted["combine_s"] if splits > 1 else 0.0
-    return fitted["launch_s"] + combine + float((compute**power + memory**power) ** (1 / power))
+    return fitted["launch_s"] + cold * fitted["cold_s"] + compute + memory
 
 
-def stream_s(moved_bytes: int, launches: int, rate_bytes_per_s: float, fitted: Parameters) -> float:
-    """A launch, then bytes at nearly the memory's rate."""
-    return launches * fitted["launch_s"] + moved_bytes / (fitted["stream"] * rate_bytes_per_s)
+def decode_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, cold: float = 1.0) -> float:
+    """One block for each sequence and head of keys: it walks along them, up to where the keys are split over blocks;
+    where there are more blocks than fit, in waves. Bytes come meanwhile; the new keys and values are written before.
+    """
+    power = fitted["blend"]
+    units = shape.batch * shape.kv_heads
+    walked = min(1.0, shape.keys * shape.head_dim / fitted["walk_elements"])
+    waves = math.ceil(units / (BLOCKS * rates.sms))
+    queued = (waves - 1) * (fitted["wave_s"] + fitted["wave_walk_s"] * walked)
+    rows = math.ceil(shape.heads / shape.kv_heads / fitted["rows"]) * fitted["rows"]
+    compute = 4.0 * rows * units * shape.keys * shape.head_dim / (rates.flops_per_s * fitted["rate"])
+    memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
+    fixed = fitted["launch_s"] + cold * fitted["cold_s"] + fitted["walk_s"] * walked
+    written = fitted["write_s"] * units * shape.head_dim
+    return fixed + written + float((queued**power + compute**power + memory**power) ** (1 / power))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """How an op that moves bytes walks: along rows of so many elements, or flat over all of them (length 1)."""
+
+    length: int = 1
+    itemsize: int = 2
+    kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
+
+    @property
+    def is_long(self) -> bool:
+        """Too long to stay on the chip."""
+        return self.kept * self.length * 4 >= ON_CHIP
+
+    @property
+    def is_odd(self) -> bool:
+        """Rows do not begin where a thread's loads do."""
+        return self.length > 1 and self.length * self.itemsize % ALIGNED > 0
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.is_long and not self.is_odd
+
+
+def stream_s(moved_bytes: int, launches: int, rate_bytes_per_s: float, fitted: Parameters, rows: Rows) -> float:
+    """A launch, then bytes at nearly the memory's rate: less where a row is too long to stay on the chip, or where
+    rows do not begin at a multiple of 16 bytes."""
+    share = fitted["stream"]
+    if rows.is_long:
+        share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
+    if rows.is_odd:
+        share *= fitted["odd"]
+    return launches * fitted["launch_s"] + moved_bytes / (share * rate_bytes_per_s)

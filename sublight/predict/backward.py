@@ -8,7 +8,7 @@ from dataclasses import replace
 from sublight import cost
 from sublight.cost import attention, matmul, movement, norm, optimizer
 from sublight.cost.dtypes import matmul_limit
-from sublight.cost.record import Cost
+from sublight.cost.record import Cost, Shape
 from sublight.cost.tensor import dense
 from sublight.predict import model as models
 from sublight.predict.forward import Builder, transformer
@@ -24,6 +24,10 @@ def backward(builder: Builder) -> Iterator[Operation]:
         if step.checkpointing and op.name not in ("embedding", "positions", "head", "loss", "patches"):
             yield replace(op, name=f"{op.name} (again)")
         if op.kind == "product":
+            if (
+                op.name == "qkv projection"
+            ):  # attention leaves three gradients, by heads; this product takes one, by tokens
+                yield _moved(op, "q, k, v joined", "transpose", {"rows": op.shape["m"], "cols": op.shape["n"]})
             yield from _product_backward(op, step, trained=place not in builder.frozen)
         elif op.kind == "link":
             yield replace(op, direction="bwd")
@@ -78,6 +82,14 @@ def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[O
         yield replace(
             op, name=f"{op.name} (weight)", direction="bwd", shape={**op.shape, "m": n, "n": k, "k": m}, cost=spent
         )
+        if op.op == "linear":
+            yield _moved(op, f"{op.name} (bias)", "reduce_sum", {"outer": 1, "n": m, "inner": n})
+
+
+def _moved(op: Operation, name: str, moves: str, shape: Shape) -> Operation:
+    """An op that moves bytes, as often as a product runs whose gradients it serves."""
+    spent = cost.find(moves)(shape, op.dtype, "fwd")
+    return replace(op, name=name, op=moves, kind="stream", direction="fwd", shape=shape, cost=spent)
 
 
 def _attention_backward(op: Operation) -> Cost:

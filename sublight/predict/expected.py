@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sublight.cost.dtypes import find_dtype
+from sublight.cost.record import Cost, Direction, Shape
 from sublight.predict import analytic, links, table
-from sublight.predict.analytic import Heads, Rates
+from sublight.predict.analytic import Heads, Parameters, Rates, Rows
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
 
 How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
+ROW_LENGTHS = ("cols", "n", "vocab")  # names of a row's length in shapes; the first that is there
 HALF = ("bfloat16", "float16")  # what the tables were measured in
 
 
@@ -30,14 +32,19 @@ class Timed:
         return self.floor_s / self.expected_s if self.expected_s else 1.0
 
 
-def timed(op: Operation, machine: Machine) -> Timed:
-    """No op is faster than its floor, whatever a table says."""
+def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
+    """No op is faster than its floor, whatever a table says. `cold`: see `analytic`."""
     if op.kind == "product":
         machine.rate(op.dtype)  # or one line: this GPU has no such products
+    if "l2" in machine.factors:
+        op = replace(op, cost=with_l2(op, machine.gpu.l2_bytes or 1, machine.factors["l2"]))
     floor = machine.limits.floor(op.cost)
     floor_s, bound = (floor.seconds, floor.bound) if floor else (0.0, "unknown")
-    kind, base_s, sizes = _base(op, machine)
-    found = table.find(kind, machine.key, machine.gpu.architecture) if sizes and op.dtype in HALF else None
+    kind, sizes = _looked_up(op)
+    is_like_rows = sizes and op.dtype in HALF
+    found = table.find(kind, machine.key, machine.gpu.architecture, machine.tables) if is_like_rows else None
+    fitted = found.parameters if found and found.parameters else table.parameters(kind)
+    base_s = _analytic_s(op, machine, fitted, cold)
     if found is None:
         return Timed(
             floor_s=floor_s,
@@ -56,6 +63,19 @@ def timed(op: Operation, machine: Machine) -> Timed:
     )
 
 
+def with_l2(op: Operation, l2_bytes: int, factor: float) -> Cost:
+    """What comes through the memory, once the L2 is larger: of activations, which the op before has just written, it
+    then keeps more until they are read. Weights and caches push each other out as before.
+    """
+    if op.kind == "link" or (op.kind == "attention" and op.shape["q_len"] == 1):
+        return op.cost
+    read = op.cost.read_bytes
+    if op.kind == "product":
+        read = min(read, round(op.shape["m"] * op.shape["k"] * find_dtype(op.dtype).bits / 8))
+    kept = analytic.cold_share(op.cost.bytes, l2_bytes / factor) - analytic.cold_share(op.cost.bytes, l2_bytes)
+    return replace(op.cost, read_bytes=op.cost.read_bytes - round(kept * read))
+
+
 def rates_of(machine: Machine, dtype: str) -> Rates:
     """The vendor's memory rate, and the products' rate that somebody reached."""
     gpu = machine.gpu
@@ -63,32 +83,62 @@ def rates_of(machine: Machine, dtype: str) -> Rates:
         flops_per_s=machine.reached(dtype),
         bytes_per_s=gpu.memory_bytes_per_s or 0.0,
         sms=gpu.sms or 1,
-        clock_hz=gpu.boost_clock_hz,
     )
 
 
-def _base(op: Operation, machine: Machine) -> tuple[str, float, tuple[float, ...]]:
-    """The kind of table, the analytic time, and the sizes that the table is looked up by; none: there is no table."""
+def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
+    """The kind of table, and the sizes that it is looked up by; none: there is no table."""
     shape = op.shape
     if op.kind == "link":
-        return "link", links.seconds(op, machine), ()
+        return "link", ()
     if op.kind == "stream":
-        rate, fitted = machine.gpu.memory_bytes_per_s or 0.0, table.parameters("stream")
-        seconds = analytic.stream_s(op.cost.bytes, op.cost.launches, rate, fitted)
-        return f"stream {op.op} {op.direction}", seconds, (max(op.cost.bytes, 1),)
+        return f"stream {op.op} {op.direction}", (max(op.cost.bytes, 1), rows_of(op.shape, op.direction).length)
+    if op.kind == "product":
+        is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d"
+        return "product", (shape["m"], shape["n"], shape["k"]) if is_plain else ()
+    heads = _heads(op)
+    kind = "decode attention" if heads.queries == 1 else "prefill attention"
+    is_plain = heads.causal and not heads.window and "value_dim" not in shape
+    is_measured = heads.head_dim <= 256 and op.direction == "fwd" and (heads.queries == 1 or is_plain)
+    return kind, sizes_of(heads) if is_measured else ()
+
+
+def sizes_of(heads: Heads) -> tuple[float, ...]:
+    """What attention's tables are looked up by: heads over the whole batch, of keys in decoding, and the rest."""
+    every = heads.batch * (heads.kv_heads if heads.queries == 1 else heads.heads)
+    return every, heads.keys, heads.heads / heads.kv_heads, heads.head_dim
+
+
+def rows_of(shape: Shape, direction: Direction) -> Rows:
+    """Of an op that moves bytes; one without rows, or that reduces over another dimension than the last, is flat."""
+    is_last = shape.get("inner", 1) == 1
+    length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1) if is_last else 1
+    return Rows(length=length, kept=2 if direction != "fwd" else 1)
+
+
+def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float) -> float:
+    shape = op.shape
+    if op.kind == "link":
+        return links.seconds(op, machine)
+    if op.kind == "stream":
+        rate = machine.gpu.memory_bytes_per_s or 0.0
+        return analytic.stream_s(op.cost.bytes, op.cost.launches, rate, fitted, rows_of(op.shape, op.direction))
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
         m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)
-        itemsize = find_dtype(op.dtype).bits / 8
-        fitted = table.parameters("product")
-        seconds = analytic.product_s(m, n, k, groups, op.cost.bytes, itemsize, rates, fitted)
-        return "product", seconds, (m, n, k) if groups == 1 and op.op != "conv2d" else ()
-    return _attention(op, rates)
+        return analytic.product_s(m, n, k, groups, op.cost.bytes, rates, fitted, cold)
+    heads = _heads(op)
+    if heads.queries == 1:
+        return analytic.decode_s(heads, op.cost.bytes, rates, fitted, cold)
+    work = 1.0 if op.direction == "fwd" else 2.5  # five products where the forward pass has two
+    if value_dim := shape.get("value_dim"):
+        work *= (heads.head_dim + value_dim) / (2 * heads.head_dim)
+    return analytic.prefill_s(heads, op.cost.bytes, rates, fitted, work, cold)
 
 
-def _attention(op: Operation, rates: Rates) -> tuple[str, float, tuple[float, ...]]:
+def _heads(op: Operation) -> Heads:
     shape = op.shape
-    heads = Heads(
+    return Heads(
         batch=shape["batch"],
         queries=shape["q_len"],
         keys=shape["kv_len"],
@@ -98,14 +148,3 @@ def _attention(op: Operation, rates: Rates) -> tuple[str, float, tuple[float, ..
         causal=bool(shape.get("causal", 0)),
         window=shape.get("window", 0),
     )
-    sizes = (heads.batch, heads.keys, heads.heads, heads.kv_heads, heads.head_dim)
-    measured = heads.head_dim <= 256 and op.direction == "fwd"
-    if heads.queries == 1:
-        seconds = analytic.decode_s(heads, op.cost.bytes, rates, table.parameters("decode attention"))
-        return "decode attention", seconds, sizes if measured else ()
-    work = 1.0 if op.direction == "fwd" else 2.5  # five products where the forward pass has two
-    if value_dim := shape.get("value_dim"):
-        work *= (heads.head_dim + value_dim) / (2 * heads.head_dim)
-    seconds = analytic.prefill_s(heads, op.cost.bytes, rates, table.parameters("prefill attention"), work)
-    plain = heads.causal and not heads.window and "value_dim" not in shape
-    return "prefill attention", seconds, sizes if measured and plain else ()

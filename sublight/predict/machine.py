@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 import statistics
 import tomllib
@@ -16,12 +17,14 @@ from sublight import gpus
 from sublight.cost.dtypes import matmul_limit
 from sublight.errors import BadInput, nearest
 from sublight.gpus import Gpu
-from sublight.predict import known_limits
+from sublight.predict import known_limits, table
+from sublight.predict.table import Table
 from sublight.results import Limit, Limits
 
 KNOBS = {  # what --what-if may scale, and the figures behind it
     "bandwidth": ("memory_bytes_per_s", "memory_transfers_per_s"),
     "flops": (),
+    "l2": ("l2_bytes",),
     "links": ("nvlink_bytes_per_s", "pcie_bytes_per_s"),
     "memory": ("memory_bytes",),
     "power": ("power_w",),
@@ -39,6 +42,7 @@ class Machine:
     changed: bool = False  # by --what-if or a user's file: what was measured on such a GPU is not of this one
     factors: Mapping[str, float] = field(default_factory=dict)  # of --what-if
     network_bytes_per_s: float | None = None  # of one GPU to other machines
+    tables: tuple[Table, ...] = ()  # of --calibrate, which come before the project's
 
     @property
     def key(self) -> str:
@@ -90,18 +94,47 @@ def usual_share() -> float:
     return statistics.median(reached / peak for reached, peak in known_rates if reached and peak)
 
 
-def of_gpu(gpu: Gpu, *, changed: bool = False) -> Machine:
+def of_gpu(gpu: Gpu, *, changed: bool = False, tables: tuple[Table, ...] = ()) -> Machine:
     for figure in _NEEDED:
         if not getattr(gpu, figure):
             raise BadInput(f"{gpu.name} lacks {figure}: a prediction needs {', '.join(_NEEDED)}")
-    return Machine(gpu=gpu, limits=known_limits.of_gpu(gpu)[0], changed=changed)
+    return Machine(gpu=gpu, limits=known_limits.of_gpu(gpu)[0], changed=changed, tables=tables)
 
 
 def find(words: str) -> Machine:
-    """A known GPU's, or that of a file such as my.toml."""
+    """A known GPU's, or that of a file: figures in my.toml, or a machine's own that --calibrate wrote to mine.json."""
     if words.endswith(".toml"):
         return of_gpu(read_gpu(Path(words)), changed=True)
+    if words.endswith(".json"):
+        return read_calibration(Path(words))
     return of_gpu(gpus.find(words))
+
+
+CALIBRATION = 1  # the format of its file
+_PLAIN = ("key", "name", "vendor", "architecture", "sms", "memory_bytes", "memory_bytes_per_s", "l2_bytes",
+          "pcie_bytes_per_s", "nvlink_bytes_per_s", "power_w", "peak_flops", "reached")  # fmt: skip
+
+
+def gpu_to_json(gpu: Gpu) -> dict[str, Any]:
+    """The figures that a prediction reads."""
+    return {name: value for name in _PLAIN if (value := getattr(gpu, name)) not in (None, {}, "")}
+
+
+def read_calibration(path: Path) -> Machine:
+    """The machine that --calibrate measured."""
+    again = "write it with `sublight predict --calibrate mine.json`"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["calibration"] != CALIBRATION:
+            raise BadInput(f"{path} was written by another version of sublight: {again} again")
+        gpu = Gpu(**{name: value for name, value in data["gpu"].items() if name in _PLAIN})
+        return of_gpu(gpu, tables=tuple(table.of_json(row) for row in data["tables"]))
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}: {again}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {path}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(f"{path} is no calibration: {again}") from None
 
 
 def read_gpu(path: Path) -> Gpu:
@@ -184,8 +217,12 @@ def change(machine: Machine, factors: Mapping[str, float]) -> Machine:
     gpu, limits = machine.gpu, list(machine.limits.limits)
     for knob, factor in factors.items():
         figures = {name: getattr(gpu, name) * factor for name in KNOBS[knob] if getattr(gpu, name)}
-        if "memory_bytes" in figures:
-            figures["memory_bytes"] = int(figures["memory_bytes"])
+        if knob == "l2" and (not figures or factor < 1):
+            lacks = (
+                f"the table has no l2_bytes of the {gpu.name}" if not figures else "what a smaller one costs is unknown"
+            )
+            raise BadInput(f"--what-if l2={factor:g}x: {lacks}: " + ("leave it out" if not figures else "give l2=2x"))
+        figures = {name: int(value) if name in _INTEGERS else value for name, value in figures.items()}
         if knob == "flops":
             figures = {"peak_flops": {dtype: peak * factor for dtype, peak in gpu.peak_flops.items()}}
         gpu = replace(gpu, **figures)
@@ -197,6 +234,7 @@ def change(machine: Machine, factors: Mapping[str, float]) -> Machine:
         changed=True,
         factors=dict(factors),
         network_bytes_per_s=(machine.network_bytes_per_s or 0) * factors.get("links", 1.0) or None,
+        tables=machine.tables,
     )
 
 

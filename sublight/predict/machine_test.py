@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sublight import cost, gpus
 from sublight.errors import BadInput
 from sublight.gpus import UnknownGpu
-from sublight.predict import machine
+from sublight.predict import expected, machine, table
+from sublight.predict.operation import Operation
 
 WHOLE = """
 name = "Next year's"
@@ -81,3 +86,28 @@ def test_changes_scale_limits_and_figures() -> None:
     assert more.limits.value("matmul_bf16") == 3 * (here.limits.value("matmul_bf16") or 0)
     assert more.peak("bfloat16") == 3 * here.peak("bfloat16") and more.label == "h200 bandwidth x2 flops x3"
     assert machine.change(here, {}) is here
+
+
+def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """Its own tables come first: 1.5 times the analytic time, and no figure of the project's."""
+    gpu, path = gpus.find("h200"), tmp_path / "mine.json"
+    row = next(each for each in table.data()["tables"] if each["kind"] == "product")
+    slow = {**row, "gpu": "mine", "values": [math.log(1.5)] * len(row["values"]), "p90_error": 0.07}
+    document = {"calibration": machine.CALIBRATION, "gpu": machine.gpu_to_json(replace(gpu, key="mine"))}
+    path.write_text(json.dumps({**document, "tables": [slow]}))
+    op = Operation(name="up", op="matmul", kind="product", shape={"m": 64, "n": 4096, "k": 4096}, dtype="bfloat16",
+                   count=1, cost=cost.find("matmul")({"m": 64, "n": 4096, "k": 4096}, "bfloat16", "fwd"))  # fmt: skip
+    found = machine.find(str(path))
+    timed = expected.timed(op, found)
+    base = expected.timed(op, replace(found, tables=(replace(found.tables[0], values=(0.0,) * len(row["values"])),)))
+    assert found.key == "mine" and found.gpu.reached == gpu.reached and timed.how == "measured" and timed.error == 0.07
+    assert timed.expected_s == pytest.approx(1.5 * base.expected_s)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"calibration": 1}', '{"calibration": 99, "gpu": {}, "tables": []}'])
+def test_what_is_no_calibration_is_said_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match="--calibrate mine") as caught:
+        machine.find(str(path))
+    assert "\n" not in str(caught.value)

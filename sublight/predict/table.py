@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Table:
     p90_error: float
     rows: int
     source: str
+    parameters: Mapping[str, float] | None = None  # of the analytic model, where they were fitted to this GPU's rows
 
     def correction(self, sizes: Sequence[float]) -> float:
         """The factor by which the analytic time is multiplied."""
@@ -70,23 +71,37 @@ def data() -> dict[str, Any]:
 @functools.cache
 def parameters(kind: str) -> dict[str, float]:
     """Of the analytic model of this kind of op."""
-    return dict(data()["analytic"][kind]["parameters"])
+    return dict(_fitted(kind)["parameters"])
 
 
 @functools.cache
 def analytic_error(kind: str) -> float:
     """The 90th percentile of the analytic model's relative error, where it was checked; a half where it never was."""
-    return float(data()["analytic"]["stream" if kind.startswith("stream") else kind].get("p90_error", 0.5))
+    return float(_fitted(kind).get("p90_error", 0.5))
+
+
+def _fitted(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = data()["analytic"]["stream" if kind.startswith("stream ") else kind]
+    return found
 
 
 @functools.cache
 def tables() -> tuple[Table, ...]:
-    rows = [{**row, "axes": tuple(map(tuple, row["axes"])), "values": tuple(row["values"])} for row in data()["tables"]]
-    return tuple(Table(**row) for row in rows)
+    return tuple(of_json(row) for row in data()["tables"])
 
 
-def find(kind: str, gpu: str, architecture: str | None) -> Table | None:
-    """The table of that GPU, else of one with the same architecture."""
+def of_json(row: dict[str, Any]) -> Table:
+    return Table(**{**row, "axes": tuple(map(tuple, row["axes"])), "values": tuple(row["values"])})
+
+
+def find(kind: str, gpu: str, architecture: str | None, own: Sequence[Table] = ()) -> Table | None:
+    """The machine's own, or the table of that GPU, else of one with the same architecture.
+
+    An own one of "stream" stands for every memory-bound op that was not measured there.
+    """
+    wanted = (kind, "stream") if kind.startswith("stream ") else (kind,)
+    if mine := next((table for name in wanted for table in own if table.kind == name), None):
+        return mine
     fitting = [table for table in tables() if table.kind == kind]
     return next(
         (table for table in fitting if table.gpu == gpu),

@@ -275,6 +275,7 @@ def inside(launch: Callable[[], object], seconds: float) -> tuple[GpuState, list
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_tensor_activity_is_what_the_products_own_count_says() -> None:
     """FLOP/s over what the tensor cores do at this clock, within five points; GPM's only, so from Hopper on."""
     torch = pytest.importorskip("torch")
@@ -289,6 +290,7 @@ def test_tensor_activity_is_what_the_products_own_count_says() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_sm_activity_of_a_kernel_on_half_the_sms_is_half() -> None:
     """Where NVML's own utilisation says that the GPU is busy all the time."""
     torch = pytest.importorskip("torch")

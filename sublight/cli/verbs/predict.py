@@ -20,7 +20,7 @@ def predict(
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMES", help="As in h100,b200, or my.toml.", autocompletion=gpu_lists),
+        typer.Option(metavar="NAMES", help="As in h100,b200; my.toml, mine.json.", autocompletion=gpu_lists),
     ] = None,
     batch: Annotated[list[str] | None, typer.Option(metavar="N", help="Sequences, as in 1,8,64.")] = None,
     context: Annotated[list[str] | None, typer.Option(metavar="N", help="Tokens of each, as in 4096.")] = None,
@@ -43,10 +43,14 @@ def predict(
     latency: Annotated[str, typer.Option(metavar="30ms", help="With --plan: the most that a step may take.")] = "",
     price: Annotated[str, typer.Option(metavar="$", help="Of a GPU's hour: cost of a million tokens.")] = "",
     what_if: Annotated[
-        list[str] | None, typer.Option(metavar="KNOB=2x", help="bandwidth, flops, links, memory, power.")
+        list[str] | None, typer.Option(metavar="KNOB=2x", help="bandwidth, flops, l2, links, memory, power.")
     ] = None,
     trace: Annotated[
         str, typer.Option("--from", metavar="TRACE", help="Instead of a model: what was recorded on another GPU.")
+    ] = "",
+    calibrate: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Measure this machine's GPU for a minute: --gpu FILE predicts with that."),
     ] = "",
     census: Annotated[bool, typer.Option("--census", help="Every op, its bytes, its bound, its share.")] = False,
     html: Annotated[str, typer.Option(metavar="FILE", help="A page: roofline, bottlenecks, GPUs.")] = "",
@@ -61,6 +65,7 @@ def predict(
     sublight predict mixtral-8x7b --gpu my.toml --what-if bandwidth=2x
     sublight predict llama-3-70b --gpu h100 --plan 8 --latency 30ms
     sublight predict --from trace.json.gz --gpu b200
+    sublight predict --calibrate mine.json; sublight predict llama-3-8b --gpu mine.json
     """
     from sublight.cli import predict as cli_predict
     from sublight.predict.step import Parallel
@@ -69,6 +74,7 @@ def predict(
         cli_predict.Request(
             model=model or "",
             trace=trace,
+            calibrate=calibrate,
             gpus=split(gpu) or ["h100"],
             batches=split(batch),
             contexts=split(context),
