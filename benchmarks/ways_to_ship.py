@@ -145,8 +145,8 @@ def _run(project: Project, folder: Path, *command: str) -> str:
         raise BadInput(f"{Path(command[0]).name}: {error}") from None
     if done.returncode < 0:
         last = (done.stdout.splitlines() or ["nothing"])[-1]
-        place = re.search(r"^  File .*", done.stderr, re.MULTILINE)  # of Python's faulthandler
-        where = f", in {place[0].strip()}" if place else ""
+        place = re.search(r"^Current thread.*\n  (File .*)", done.stderr, re.MULTILINE)  # of Python's faulthandler
+        where = f", in {place[1]}" if place else ""
         raise BadInput(f"ended by {signal.Signals(-done.returncode).name} after {last!r}{where}")
     if done.returncode:
         raise BadInput(complaint(done.stdout + "\n" + done.stderr))
