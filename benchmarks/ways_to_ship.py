@@ -129,7 +129,8 @@ def timed(built: Built, folder: Path) -> Row:
 
 def _figures(project: Project, folder: Path, turn: Path) -> dict[str, Any]:
     shown = _run(project, folder, sys.executable, "-c", CHILD, project.name, str(turn))
-    return json.loads(shown.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(shown.splitlines()[-1])
+    return figures
 
 
 def _run(project: Project, folder: Path, *command: str) -> str:
