@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch.model import apply, undo
+from sublight.fix.patch.model import apply, patch, undo
 from sublight.fix.patch.record import Left, Swap
 from sublight.fix.patch.rules import rope
 
@@ -283,3 +283,10 @@ def test_one_that_is_only_almost_it_is_left(function: Any) -> None:
     assert turning is not None, "by a look at its values it is one"
     assert "not proven" in rope.unproven(function, turning, torch.float32)
     assert rope.unproven(llama, turning, torch.float32) == ""
+
+
+def test_a_model_is_proven_where_no_gradients_are_taken() -> None:
+    """A server patches inside of inference_mode, where nothing has a gradient."""
+    with torch.inference_mode():
+        swapped = [row.rule for row in patch(Model()).rows if row.is_swapped]
+    assert "rope" in swapped
