@@ -105,7 +105,8 @@ def tensors(shape: Shape, device: str) -> tuple[Any, Any, Any]:
 
 def prefill(shape: Shape, device: str) -> tuple[str, Callable[[], Any]]:
     """By the last step of the ladder that takes the shape; without a GPU by PyTorch, to try the script."""
-    from sublight.ops.attention.attention import attention, why_not
+    from sublight.ops.attention.attention import attention
+    from sublight.ops.attention.ladder import why_not
 
     q, k, v = tensors(shape, device)
     takes = [name for name in ("hopper", "flash") if not why_not(name, q, k, v, causal=True)]
