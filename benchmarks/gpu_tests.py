@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_tests_worker import BROKEN, JOB, Job
+from sublight.errors import BadInput
 
 ROOT = Path(__file__).parent.parent
 OPS = "sublight/ops"
@@ -213,6 +214,10 @@ def processes_here() -> int:
     """As many as have a core and memory of the GPU each."""
     import torch
 
+    if not torch.cuda.is_available():
+        raise BadInput(
+            "no GPU that torch can use here: `python -m sublight doctor` says why; --processes 2 runs on the CPU"
+        )
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
     return max(1, min((os.cpu_count() or 2) - 2, int(memory_bytes // PROCESS_BYTES)))
 
@@ -230,13 +235,22 @@ def parsed(arguments: Sequence[str]) -> Any:
         parser.error(f"--limit {given.limit:g}: more than 0 seconds")
     if missing := [path for path in given.paths if not Path(path.split("::")[0]).exists()]:
         parser.error(f"{missing[0]}: no such file or folder")
+    if given.json and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
+    given.json = given.json and given.json.absolute()
+    given.paths = [os.path.relpath(path, ROOT) for path in given.paths]
     return given
 
 
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     given = parsed(arguments)
+    try:
+        processes = given.processes or processes_here()
+    except BadInput as error:
+        print(f"gpu_tests: {error}", file=sys.stderr)
+        return 2
     os.chdir(ROOT)
-    result = run(given.paths or files_with_gpu_tests(), given.processes or processes_here(), given.limit)
+    result = run(given.paths or files_with_gpu_tests(), processes, given.limit)
     print(table(result))
     if given.json:
         given.json.write_text(json.dumps(asdict(result), indent=1))
