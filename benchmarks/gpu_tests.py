@@ -162,16 +162,30 @@ def run(paths: Sequence[str], processes: int, limit_s: float, whole: str = OPS) 
     with tempfile.TemporaryDirectory() as folder:
         for turn, at_once in (("together", processes), ("few", min(FEW, processes)), ("alone", 1)):
             again = tuple(each.id for each in outcomes.values() if each.outcome == "memory")
-            if turn == "few" and not again:
+            files = paths if turn == "together" else files_for(turn, paths, again)
+            if not files:
                 continue
             share = OURS / at_once if at_once > 1 else 1.0
             job = Job(folder=folder, name="", turn=turn, share=share, whole=whole, again=again)
-            lines = run_turn(job, paths, at_once, begin_s + limit_s)
+            lines = run_turn(job, files, at_once, begin_s + limit_s)
             outcomes |= lines.outcomes
             tests += lines.collected or ()
     not_run = tuple(dict.fromkeys(test for test in tests if test not in outcomes))
     elapsed_s = time.monotonic() - begin_s
     return Run(outcomes=tuple(outcomes.values()), not_run=not_run, elapsed_s=elapsed_s, processes=processes)
+
+
+def files_for(turn: str, paths: Sequence[str], again: Sequence[str]) -> Sequence[str]:
+    """Those that the tests of a later turn are in: to collect all of them once more takes as long as to run some."""
+    if any("::" in path for path in paths):
+        return paths
+    files = {test.split("::")[0] for test in again}
+    if turn == "alone":
+        all_files = [
+            file for path in map(Path, paths) for file in (path.rglob("*_test.py") if path.is_dir() else [path])
+        ]
+        files |= {str(file) for file in all_files if "gpu_alone" in file.read_text(encoding="utf-8")}
+    return sorted(files)
 
 
 def table(result: Run) -> str:
