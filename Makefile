@@ -9,7 +9,10 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia/version \
 	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo test rest thorough gpu check-compile check-compile-amd docs clean
+# tests start hundreds of processes: without bytecode each would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test rest thorough gpu gpu-bench check-compile check-compile-amd docs clean
 
 demo: $(READY)
 	$(BIN)/sublight explain examples/unfused_attention.py --html demo/this-machine.html
@@ -36,11 +39,19 @@ rest: $(READY)
 	SUBLIGHT_CASES=rest $(BIN)/python -m pytest -n 2 -q -rs --dist loadfile --no-loadscope-reorder -m 'not alone'
 
 # On a machine with a GPU, with the Python that is there: installs nothing.
-gpu:
+define needs_gpu
 	@$(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
-		{ echo 'make gpu: no GPU that torch can use here; `$(PYTHON) -m sublight doctor` says why' >&2; exit 2; }
-	$(PYTHON) -m pytest -q -p no:cacheprovider sublight/ops # all of them: where there is a GPU, kernels run on it
-	$(PYTHON) -m pytest -q -p no:cacheprovider -m gpu --ignore=sublight/ops
+		{ echo 'make $@: no GPU that torch can use here; `$(PYTHON) -m sublight doctor` says why' >&2; exit 2; }
+endef
+
+# All tests that run on a GPU, several at once; those that need much of its memory, or time it, alone.
+gpu:
+	$(needs_gpu)
+	$(PYTHON) -m benchmarks.gpu_tests
+
+# The figures that docs and predictions are made of: what this GPU can do, then every op and the end-to-end runs.
+gpu-bench:
+	$(needs_gpu)
 	$(PYTHON) -m sublight limits
 	key=$$($(PYTHON) -c 'from sublight import gpus; print(gpus.detect().key)') && \
 	$(PYTHON) -m sublight bench --against compile,liger,quack --json benchmarks/$$key.json && \

@@ -1,13 +1,16 @@
-"""Decoding on a GPU in one call, in under four minutes: tokens a second beside the limit (training: train_step.py).
+"""Decoding on a GPU in one call, in under five minutes: tokens a second beside the limit (training: train_step.py).
 
     python benchmarks/engines.py --json engines.json          everything
+    python benchmarks/engines.py --modes int4 --batches 64    a part of it
     python benchmarks/engines.py --tiny --device cpu          tiny models, to see that it runs
 
 Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is
 the engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same
-without graphs, `int4` with weights of four bits. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops
-over a contiguous cache, under torch.compile(mode="reduce-overhead"). Every part runs in a process of its own with a
-time limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
+without graphs, `int4` with weights of four bits. `eager`, `captured`: the engine on PyTorch's ops, without and with
+graphs. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops over a contiguous cache, under
+torch.compile(mode="reduce-overhead"). The limit is what the weights and the cache, as long as it is on average while
+timed, take to read. Every part runs in a process of its own with a time
+limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
 """
 
 from __future__ import annotations
@@ -33,12 +36,16 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 LIMIT_S = {  # of each process; what compiles needs the most
-    "decode": {"graphs": 35.0, "int4": 30.0, "launches": 20.0, "compile": 115.0},
+    "decode": {
+        **{"graphs": 40.0, "launches": 18.0, "int4": 50.0, "eager": 18.0, "captured": 18.0},
+        "compile": 115.0,
+    },
 }
 BASE = {"train": "eager", "decode": "compile"}  # what the others are compared with
 PROFILED = 3  # steps
+BEGIN_S = time.perf_counter()
 WARMUP = 10  # steps: some until a graph is captured
-MEASURED_S = 4.0  # of steps, after those that warm up
+MEASURED_S = 2.0  # of steps, after those that warm up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,7 @@ class Sizes:
     kv_heads: int = 8
     llama_vocab: int = 128256
     batches: tuple[int, ...] = (1, 64)
-    room: int = 256  # tokens that a decoded text may get
+    room: int = 160  # tokens that a decoded text may get
 
 
 TINY = Sizes(
@@ -84,7 +91,7 @@ def timed(step: Callable[[], Any], device: str, *, warmup: int, most: int) -> tu
     return count, time.perf_counter() - begin
 
 
-def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
+def decode(mode: str, device: str, sizes: Sizes, batches: Sequence[int] = ()) -> Iterator[Row]:
     """Greedy decoding of a batch whose texts have `context` tokens already; one row a batch."""
     import torch
 
@@ -99,20 +106,24 @@ def decode(mode: str, device: str, sizes: Sizes) -> Iterator[Row]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     made = weights.random(config, dtype=dtype, device=device, how="w4a16" if mode == "int4" else "")
     rate = _memory_rate(device)
-    for batch in sizes.batches if mode in ("graphs", "int4") else sizes.batches[:1]:  # compiling takes a minute
+    usual = sizes.batches if mode in ("graphs", "int4") else sizes.batches[:1]  # compiling takes a minute
+    for batch in batches or usual:
         if device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
+        print(f"{mode}, batch {batch}: begins at {time.perf_counter() - BEGIN_S:.0f} s", file=sys.stderr, flush=True)
         step, note = (by_compile if mode == "compile" else by_engine)(config, made, mode, batch, device, sizes)
         ready_s = time.perf_counter() - begin
-        count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - batch // 2 - WARMUP - PROFILED - 8)
-        keys = batch * sizes.context * 2 * config.kv_heads * config.head_dim * config.layers * made.tokens.itemsize
-        floor = rate and rate * batch / (made.read_bytes + keys)
-        row = {"part": "decode", "mode": mode, "batch": batch, "context": sizes.context, "dtype": str(dtype)[6:]}
+        count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - batch // 2 - WARMUP - PROFILED - 12)
+        keys = note()["keys"] - batch * count / 2  # on average while timed
+        token_bytes = 2 * config.kv_heads * config.head_dim * config.layers * made.tokens.itemsize
+        floor = rate and rate * batch / (made.read_bytes + keys * token_bytes)
+        row = {"part": "decode", "mode": mode, "batch": batch, "context": keys / batch, "dtype": str(dtype)[6:]}
         kernels = by_kernel(step) if device == "cuda" else []
         more = {"steps": count, "step_s": seconds / count, "kernels": kernels, "ready_s": ready_s, **note()}
         yield row | _figures(count * batch / seconds, floor, device) | more
+        del step, note
 
 
 def by_engine(
@@ -125,9 +136,11 @@ def by_engine(
     from sublight.engines.generate.llama import Llama
 
     chance = random.Random(1)  # prompts that differ: pages are not shared
-    model = Llama(config, made, mode="ours" if device == "cuda" else "eager")
+    is_ours = device == "cuda" and mode not in ("eager", "captured")
+    model = Llama(config, made, mode="ours" if is_ours else "eager")
     pages = batch * -(-config.longest // PAGE)
-    engine = Engine(model, pages=pages, most_texts=batch, most_tokens=2048, graphs=mode != "launches")
+    has_graphs = mode not in ("launches", "eager")
+    engine = Engine(model, pages=pages, most_texts=batch, most_tokens=2048, graphs=has_graphs)
     prompts = [[chance.randrange(config.vocab) for _ in range(sizes.context)] for _ in range(batch)]
     texts = [engine.add(Request(prompt, sizes.room)) for prompt in prompts]
     while any(text.cached < sizes.context for text in texts):
@@ -135,7 +148,8 @@ def by_engine(
     decoder = engine.decoder
 
     def note() -> Row:
-        return {"graphs": decoder.graph_count, "graph_bytes": decoder.graph_bytes}
+        keys = sum(text.cached for text in texts)
+        return {"graphs": decoder.graph_count, "graph_bytes": decoder.graph_bytes, "keys": keys}
 
     def step() -> None:
         if len(engine.step()) != batch:
@@ -176,7 +190,7 @@ def by_compile(
         ids = call(ids, positions).clone()
         positions.add_(1)
 
-    return step, dict
+    return step, lambda: {"keys": batch * int(positions[0])}
 
 
 def by_kernel(step: Callable[[], None]) -> list[Row]:
@@ -232,8 +246,9 @@ def _memory_rate(device: str) -> float | None:
 
     machine = run.this_machine("cuda" if device == "cuda" else "cpu")
     found = run.cached(machine)
-    if found is None and machine.gpu and machine.gpu.key == "h200":
-        found = read_limits_file(Path(__file__).parents[1] / "examples/recorded/h200/limits.json")
+    recorded = Path(__file__).parents[1] / "examples/recorded/h200/limits.json"
+    if found is None and machine.gpu and machine.gpu.key == "h200" and recorded.exists():
+        found = read_limits_file(recorded)
     if found and (rate := found.memory_rate(1.0, 0.0)):
         return rate
     return machine.gpu.memory_bytes_per_s if machine.gpu else None
@@ -262,8 +277,9 @@ def run_part(part: str, mode: str, words: Sequence[str]) -> list[Row]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
             if done.returncode:
                 error = " | ".join(done.stderr.strip().splitlines()[-4:] or ["no word"])[-900:]
-        except subprocess.TimeoutExpired:
-            error = f"not done within {limit_s:.0f} s"
+        except subprocess.TimeoutExpired as cut:
+            last = (cut.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+            error = " | ".join([f"not done within {limit_s:.0f} s", *last])
         rows: list[Row] = json.loads(out.read_text()) if out.exists() else []
         return [*rows, *([{"part": part, "mode": mode, "error": error}] if error else [])]
 
@@ -298,6 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(LIMIT_S), help="one of the two")
     parser.add_argument("--modes", default="", help="of them, these alone: graphs,int4")
+    parser.add_argument("--batches", default="", help="these alone: 1,64")
     parser.add_argument("--tiny", action="store_true", help="tiny models: shows that it runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
@@ -307,11 +324,12 @@ def main() -> None:
         part, mode = given.part
         measure = {"decode": decode}[part]
         found: list[Row] = []
-        for row in measure(mode, given.device, TINY if given.tiny else Sizes()):
+        batches = [int(each) for each in given.batches.split(",") if each]
+        for row in measure(mode, given.device, TINY if given.tiny else Sizes(), batches):
             found.append(row)
             write_json(found, Path(given.json))  # whole at any moment: the next row may never come
         return
-    words = ["--device", given.device, *["--tiny"] * given.tiny]
+    words = ["--device", given.device, *["--tiny"] * given.tiny, *(["--batches", given.batches] * bool(given.batches))]
     modes = given.modes.split(",") if given.modes else [mode for each in LIMIT_S.values() for mode in each]
     parts = [(part, mode) for part in LIMIT_S if given.only in (None, part) for mode in LIMIT_S[part] if mode in modes]
     rows: list[Row] = []

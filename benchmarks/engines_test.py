@@ -38,7 +38,7 @@ def test_the_table_compares_within_a_part_and_batch(module: ModuleType) -> None:
 
 
 def test_each_part_is_bounded(module: ModuleType) -> None:
-    assert all(sum(modes.values()) <= 200 for modes in module.LIMIT_S.values())
+    assert all(sum(modes.values()) <= 320 for modes in module.LIMIT_S.values())
 
 
 def test_a_part_that_breaks_says_why(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

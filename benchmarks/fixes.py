@@ -1,36 +1,55 @@
 """What `explain --fix` predicts, and what its cures really save: every example that a cure treats, and five scripts
 that nothing was fitted to.
 
-    python benchmarks/fixes.py --out DIR                   all of them, some 25 minutes on an H200
-    python benchmarks/fixes.py --out DIR --seconds 540     as many as begin in that time; call it again for the others
+    python benchmarks/fixes.py --out DIR --seconds 300     of each script the main cure; call it again for the others
+    python benchmarks/fixes.py --out DIR --cures all       every cure, all together and the diff, some 25 minutes
     python benchmarks/fixes.py --out DIR unfused_norm      these
     python benchmarks/fixes.py --out DIR --table           what DIR holds
 
-Each script runs from a folder of its own. DIR/NAME.json is its report, DIR/fixes.json the rows (the form of
-benchmarks/explain_fix_h200.json), both written after each script, so that a call that is cut short keeps what it did.
+Each script runs from a folder of its own. Three are under way at a time, one of them on the device: a process
+loads PyTorch, then waits for the others. DIR/NAME.json is a script's report, DIR/fixes.json the rows (the form of
+benchmarks/explain_fix_h200.json), both written after each script. At the end of its time the call ends what runs, and
+keeps what was measured by then.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[1]
 WITHIN = 0.25
-LIMIT_S = 240  # of one trial
-TIME_OUT_S = 900  # of one script with all its trials
+LIMIT_S = 240.0  # of one trial, waiting for the device included
+JOBS = 3  # scripts under way
+LEAST_S = 15.0  # less is not worth a script's beginning
+GRACE_S = 20.0  # to write its report in, for a script whose time has run out
+NOT_IN_TIME = "not done in the call's time"
+LIMITS = "limits.json"
+LOCK = "SUBLIGHT_FIXES_LOCK"
+WAIT_FOR_THE_DEVICE = f"""\
+import fcntl, os, sys
+if "sublight.fix.cure.child" in sys.orig_argv:  # not the script's own workers
+    import torch
+    lock = open(os.environ[{LOCK!r}])
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    sys.sublight_fixes_lock = lock  # until the process ends
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,32 +78,98 @@ def cases() -> dict[str, Case]:
     return {case.name: case for case in found}
 
 
-def run(case: Case, out: Path) -> str:
-    """Let `explain --fix` try the script; why there is no report, where there is none."""
+def run(case: Case, out: Path, cures: str, deadline_s: float) -> str:
+    """Let `explain --fix` try the script until then; why there is no report, where there is none."""
     report = out / f"{case.name}.json"
     report.unlink(missing_ok=True)
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with tempfile.TemporaryDirectory() as scratch:
-        shutil.copy(case.path, scratch)
-        words = [sys.executable, "-m", "sublight", "explain", "--fix", "--yes", "--limit", f"{LIMIT_S}s"]
-        words += ["--json", str(report), "--html", str(Path(scratch) / "page.html"), case.path.name]
+    with tempfile.TemporaryDirectory(prefix="sublight-fixes-") as scratch:
+        folder, site = Path(scratch, "work"), Path(scratch, "site")
+        folder.mkdir()
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(WAIT_FOR_THE_DEVICE, encoding="utf-8")
+        shutil.copy(case.path, folder)
+        path = os.pathsep.join(filter(None, (str(ROOT), str(site), os.environ.get("PYTHONPATH"))))
+        words = [sys.executable, __file__, "--out", str(out.resolve()), "--cures", cures, "--try", str(case.path.name)]
         with (out / f"{case.name}.log").open("w", encoding="utf-8") as log:
-            try:
-                done = subprocess.run(
-                    words,
-                    cwd=scratch,
-                    env={**os.environ, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=TIME_OUT_S,
-                )
-            except subprocess.TimeoutExpired:
-                return f"not done after {TIME_OUT_S} s"
+            process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": path, LOCK: str((out / LOCK).resolve())},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            ended = _wait(process, deadline_s)
     if report.exists():
         return ""
+    if ended:
+        return ended
     last = (out / f"{case.name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-    return f"exit status {done.returncode}: {''.join(last)}"
+    return f"exit status {process.returncode}: {''.join(last)}"
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> str:
+    """Until it ends. After its time it is asked to end its trial and to write what it has; then it is ended."""
+    for signal_number, more_s in ((signal.SIGINT, 0.0), (signal.SIGKILL, GRACE_S)):
+        try:
+            process.wait(max(0.1, deadline_s + more_s - time.monotonic()))
+            return NOT_IN_TIME if more_s else ""
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal_number)
+    process.wait()
+    return NOT_IN_TIME
+
+
+def try_one(script: str, out: Path, cures: Literal["all", "main"]) -> None:
+    """In a process of its own, in the script's folder: what `explain --fix --yes` does, its report as JSON."""
+    from sublight.diagnose.cures import fix
+    from sublight.diagnose.explain import explain
+    from sublight.fix.cure import scratch
+    from sublight.fix.cure.run import Rerun
+    from sublight.report.explain.fix import to_json
+    from sublight.results import write_json
+    from sublight.trace.capture import profile
+
+    profile.set_up_profiler()
+    import torch  # noqa: F401  # before it waits for the device
+
+    with _device():
+        captured = profile.run_script(script, (), profiled=4, say=_say)
+        trace = captured.trace
+    if trace is None:
+        raise SystemExit(f"no trace: {captured.reason}")
+
+    def of_steps(meta: dict[str, Any]) -> Any:
+        return explain([replace(trace, meta={**trace.meta, **meta})], limits_file=str(out / LIMITS), source=script)
+
+    explanation = of_steps({})
+    again = Rerun(
+        target=script,
+        args=(),
+        module=False,
+        scratch=scratch.plan(os.getcwd(), script, module=False),
+        limit_s=LIMIT_S,
+    )
+    fixed = fix(
+        explanation,
+        again,
+        say=_say,
+        rebased=lambda step_s: of_steps({"unprofiled_total_s": step_s, "unprofiled_steps": 1}),
+        tries=cures,
+    )
+    write_json(to_json(explanation.to_json(), fixed), out / f"{Path(script).stem}.json")
+
+
+@contextlib.contextmanager
+def _device() -> Iterator[None]:
+    """Nobody else is on it meanwhile."""
+    with open(os.environ[LOCK], encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def rows_of(name: str, report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -156,40 +241,88 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
+class Store:
+    """DIR/fixes.json, written after each script."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._folder = folder / "fixes.json", folder
+        text = self._file.read_text(encoding="utf-8") if self._file.exists() else '{"rows": [], "failed": {}}'
+        self.data: dict[str, Any] = json.loads(text)
+
+    @property
+    def done(self) -> set[str]:
+        """The scripts that a later call need not begin again."""
+        failed = {name for name, why in self.data["failed"].items() if why != NOT_IN_TIME}
+        return {row["example"] for row in self.data["rows"]} | failed
+
+    def keep(self, name: str, reason: str) -> str:
+        """What a script gave; a word for the terminal."""
+        self.data["rows"] = [row for row in self.data["rows"] if row["example"] != name]
+        self.data["failed"].pop(name, None)
+        if not reason:
+            report = json.loads((self._folder / f"{name}.json").read_text(encoding="utf-8"))
+            rows = rows_of(name, report)
+            is_cut = any("interrupted" in note for note in report["fix"]["notes"])
+            if is_cut and all(row["real_s"] is None for row in rows):
+                reason = NOT_IN_TIME
+            else:
+                self.data["rows"] += rows
+                reason = "" if rows else "; ".join(report["fix"]["notes"]) or "none of its findings has a cure"
+            self.data |= {"device": report["device"], "date": datetime.now(UTC).date().isoformat(), "commit": _commit()}
+        if reason:
+            self.data["failed"][name] = reason
+        half = self._file.with_suffix(".half")
+        half.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
+        half.replace(self._file)
+        return reason or "done"
+
+
+def in_order(known: Mapping[str, Case]) -> list[str]:
+    """Those first that the last full table has no row of."""
+    last = json.loads((ROOT / "benchmarks" / "explain_fix_h200.json").read_text(encoding="utf-8"))
+    return sorted(known, key=lambda name: name in {row["example"] for row in last["rows"]})
+
+
+def measure_limits(out: Path) -> None:
+    """Once a machine and folder: all predictions come from the same limits."""
+    words = [sys.executable, "-m", "sublight", "limits", "--quick", "--json", str((out / LIMITS).resolve())]
+    if not (out / LIMITS).exists():
+        subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="scripts; all that DIR has no report of, unless named")
+    parser.add_argument("names", nargs="*", help="scripts; all that DIR has no rows of, unless named")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no script after this time")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="end by this time (1800)")
+    parser.add_argument("--cures", choices=("main", "all"), default="main", help="of each script (main)")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--try", dest="script", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.script:
+        return try_one(args.script, args.out, args.cures)
+    deadline_s, began_s = time.monotonic() + args.seconds - GRACE_S, time.monotonic()
     known = cases()
     if unknown := [name for name in args.names if name not in known]:
         parser.error(f"no such script: {', '.join(unknown)}; there are {', '.join(known)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    file, began_s = args.out / "fixes.json", time.monotonic()
-    data = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": [], "failed": {}}
-    done = {row["example"] for row in data["rows"]} | set(data["failed"])
-    wanted = [] if args.table else args.names or [name for name in known if name not in done]
-    for name in wanted:
-        if time.monotonic() - began_s > args.seconds:
-            print(f"not begun: {', '.join(wanted[wanted.index(name) :])}")
-            break
-        reason = run(known[name], args.out)
-        data["rows"] = [row for row in data["rows"] if row["example"] != name]
-        data["failed"].pop(name, None)
-        if reason:
-            data["failed"][name] = reason
-        else:
-            report = json.loads((args.out / f"{name}.json").read_text(encoding="utf-8"))
-            fix = report.get("fix") or {"tried": [], "checked": None, "notes": ["no cure was tried"]}
-            data["rows"] += rows_of(name, {**report, "fix": fix})
-            if not fix["tried"]:
-                data["failed"][name] = "; ".join(fix["notes"]) or "none of its findings has a cure"
-            data |= {"device": report["device"], "date": datetime.now(UTC).date().isoformat(), "commit": _commit()}
-        file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {reason or 'done'} after {time.monotonic() - began_s:.0f} s", flush=True)
-    print(table(data["rows"], data["failed"], known))
+    (args.out / LOCK).touch()
+    store = Store(args.out)
+    wanted = [] if args.table else args.names or [name for name in in_order(known) if name not in store.done]
+    if wanted:
+        measure_limits(args.out)
+
+    def begin(name: str) -> str:
+        if time.monotonic() + LEAST_S > deadline_s:
+            return NOT_IN_TIME
+        return run(known[name], args.out, args.cures, deadline_s)
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        running = {pool.submit(begin, name): name for name in wanted}
+        for each in as_completed(running):
+            word = store.keep(running[each], each.result())
+            print(f"{running[each]}: {word} after {time.monotonic() - began_s:.0f} s", flush=True)
+    print(table(store.data["rows"], store.data["failed"], known))
 
 
 def _commit() -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import runpy
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,3 +91,27 @@ def test_the_table() -> None:
     assert "1.50  none" in lines[2] and "not done" in lines[3] and lines[4].endswith("slower")
     assert lines[5] == "examples: 1 of 2 that ran within 25%; 3 in all"
     assert lines[6] == "new scripts: 0 of 1 that ran within 25%; 1 in all"
+
+
+def test_a_call_that_is_cut_short_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixes, "_commit", lambda: "abc")
+    store = fixes.Store(tmp_path)
+    cut = report(tried("main", 6e-3, None, "not measured"))
+    cut["fix"]["notes"].append("interrupted: a diff is shown only when it has been run")
+    for name, made in (("good", report(tried("main", 6e-3, 5e-3, "saves"))), ("cut", cut), ("none", report())):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**made, "device": "a GPU"}))
+        store.keep(name, "")
+    store.keep("late", fixes.NOT_IN_TIME)
+    store.keep("broken", "exit status 1")
+    again = fixes.Store(tmp_path)
+    assert again.done == {"good", "none", "broken"} and [row["example"] for row in again.data["rows"]] == ["good"]
+    assert again.keep("cut", "") == fixes.NOT_IN_TIME
+
+
+def test_a_script_that_outlasts_its_time_is_asked_then_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixes, "GRACE_S", 0.2)
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", deaf], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    assert fixes._wait(process, time.monotonic()) == fixes.NOT_IN_TIME
+    assert process.returncode == -signal.SIGKILL

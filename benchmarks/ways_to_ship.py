@@ -2,8 +2,9 @@
 
     python benchmarks/ways_to_ship.py --json benchmarks/ways_to_ship_h200.json
 
-Every project is written by `sublight new op`, built, held to its own test, then timed alone. On a GPU the calls are on
-the GPU. Two minutes on 16 cores; `--ways` and `--like` take fewer.
+Every project is written by `sublight new op`, built, held to its own test, then timed, one at a time. On a GPU the
+calls are on the GPU. A minute on 16 cores; `--ways` and `--like` take fewer. `--after FILE` waits with the timing until
+that file is there: builds may then share the machine with other work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -32,7 +35,7 @@ from sublight.results import write_file
 
 LIMIT_S = 600  # of one command
 CHILD = """
-import importlib, json, sys, time
+import fcntl, importlib, json, sys, time
 import torch
 
 name = sys.argv[1]
@@ -41,6 +44,8 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
 import cases
 inputs = cases.inputs((64, 64), device, 0)
+turn = open(sys.argv[2], "a")
+fcntl.flock(turn, fcntl.LOCK_EX)  # PyTorch is imported by several processes at once, timed is one
 wait()
 begin = time.perf_counter()
 op = getattr(importlib.import_module(name), name)
@@ -102,7 +107,7 @@ def build(way: Way, like: str, folder: Path) -> Built:
         begin = time.perf_counter()
         _run(project, folder, "make", "build", f"PYTHON={sys.executable}")
         build_s = time.perf_counter() - begin
-    first = json.loads(_run(project, folder, sys.executable, "-c", CHILD, project.name).splitlines()[-1])
+    first = _figures(project, folder, folder / f"{project.name}.turn")
     _run(project, folder, sys.executable, f"test_{project.name}.py")
     return Built(
         project=project,
@@ -114,18 +119,23 @@ def build(way: Way, like: str, folder: Path) -> Built:
 
 
 def timed(built: Built, folder: Path) -> Row:
-    """With nothing else running: start and calls of what is built."""
+    """Start and calls of what is built, when it is this one's turn."""
     project = built.project
-    figures = json.loads(_run(project, folder, sys.executable, "-c", CHILD, project.name).splitlines()[-1])
+    figures = _figures(project, folder, folder / "turn")
     once_s = max(0.0, built.first_start_s - figures["start_s"]) if built.build_s is None else built.build_s
     times = {name: figures[name] for name in ("start_s", "call_s", "bare_call_s", "torch_call_s")}
     return Row(way=project.way, like=project.start, build_s=once_s, **times)
 
 
+def _figures(project: Project, folder: Path, turn: Path) -> dict[str, Any]:
+    shown = _run(project, folder, sys.executable, "-c", CHILD, project.name, str(turn))
+    return json.loads(shown.splitlines()[-1])
+
+
 def _run(project: Project, folder: Path, *command: str) -> str:
     """In the project, with caches of its own, so that a build is one; the last line of what went wrong."""
     caches = {"TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    environment = os.environ | caches | {"PYTHONPATH": ""}
+    environment = os.environ | caches | {"PYTHONPATH": "", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     environment.pop("TRITON_INTERPRET", None)
     try:
         done = subprocess.run(
@@ -133,6 +143,11 @@ def _run(project: Project, folder: Path, *command: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(f"{Path(command[0]).name}: {error}") from None
+    if done.returncode < 0:
+        last = (done.stdout.splitlines() or ["nothing"])[-1]
+        place = re.search(r"^  File .*", done.stderr, re.MULTILINE)  # of Python's faulthandler
+        where = f", in {place[0].strip()}" if place else ""
+        raise BadInput(f"ended by {signal.Signals(-done.returncode).name} after {last!r}{where}")
     if done.returncode:
         raise BadInput(complaint(done.stdout + "\n" + done.stderr))
     return done.stdout
@@ -143,15 +158,21 @@ def complaint(report: str) -> str:
 
     >>> complaint("a.cpp:3: error: no such file\\nninja: build stopped: subcommand failed.\\nmake: *** [build] Error 1")
     'a.cpp:3: error: no such file'
+    >>> complaint("CMake Error in CMakeLists.txt:\\n  CUDA_ARCHITECTURES is empty for target\\n\\nmake: *** Error 1")
+    'CMake Error in CMakeLists.txt: CUDA_ARCHITECTURES is empty for target'
     """
     lines = [line.strip() for line in report.splitlines() if line.strip()]
     own = [line for line in lines if not re.match(r"(g?make(\[\d+\])?|ninja|FAILED|subprocess\.\w+Error)\b", line)]
-    wrong = [line for line in own if re.search(r"\berror\b|Error:", line, re.IGNORECASE)]
-    return (wrong[:1] or own[-1:] or lines[-1:] or ["failed without a word"])[0][:300]
+    wrong = [at for at, line in enumerate(own) if re.search(r"\berror\b|Error:", line, re.IGNORECASE)]
+    if wrong and re.match(r"CMake Error.*:$", own[wrong[0]]):  # what it is stands on the next line
+        return " ".join(own[wrong[0] : wrong[0] + 2])[:300]
+    return ([own[at] for at in wrong[:1]] or own[-1:] or lines[-1:] or ["failed without a word"])[0][:300]
 
 
-def rows(ways: Sequence[str], likes: Sequence[str], folder: Path, jobs: int) -> tuple[list[Row], str]:
-    """Builds and tests several at a time, then every timing alone; and what they ran on."""
+def rows(
+    ways: Sequence[str], likes: Sequence[str], folder: Path, jobs: int, after: Path | None = None
+) -> tuple[list[Row], str]:
+    """Builds and tests several at a time, then (`after` a file is there) every timing alone; and what they ran on."""
     cases = [(way_of(name), like) for like in likes for name in ways]
 
     def attempt(case: tuple[Way, str]) -> Built | Row:
@@ -163,16 +184,21 @@ def rows(ways: Sequence[str], likes: Sequence[str], folder: Path, jobs: int) -> 
         except BadInput as error:
             return Row(way=way.name, like=like, problem=str(error))
 
+    def figures(result: Built | Row) -> Row:
+        if isinstance(result, Row):
+            return result
+        try:
+            return timed(result, folder)
+        except BadInput as error:
+            return Row(way=result.project.way, like=result.project.start, problem=str(error))
+
     with ThreadPoolExecutor(jobs) as pool:
         results = list(pool.map(attempt, cases))
+    while after and not after.exists():
+        time.sleep(0.2)
+    with ThreadPoolExecutor(max(1, min(jobs, (os.cpu_count() or 1) // 4))) as pool:  # imports beside a timing
+        found = list(pool.map(figures, results))
     where = next((f"{each.device}, torch {each.torch}" for each in results if isinstance(each, Built)), "nothing ran")
-    found = []
-    for each in results:
-        try:
-            found.append(each if isinstance(each, Row) else timed(each, folder))
-        except BadInput as error:
-            assert isinstance(each, Built)
-            found.append(Row(way=each.project.way, like=each.project.start, problem=str(error)))
     return found, where
 
 
@@ -195,6 +221,7 @@ def main() -> int:
     parser.add_argument("--ways", default=",".join(way.name for way in WAYS))
     parser.add_argument("--like", default=",".join(STARTS))
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="builds at a time")
+    parser.add_argument("--after", type=Path, help="time nothing before this file is there")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     try:
@@ -204,7 +231,7 @@ def main() -> int:
         print(f"ways_to_ship: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="ways-to-ship-") as folder:
-        found, where = rows(ways, likes, Path(folder), max(1, options.jobs))
+        found, where = rows(ways, likes, Path(folder), max(1, options.jobs), options.after)
     print(f"{where}; builds {max(1, options.jobs)} at a time\n\n{table(found)}")
     if options.json:
         written = {"machine": where, "jobs": options.jobs, "rows": [dataclasses.asdict(row) for row in found]}

@@ -73,3 +73,12 @@ def test_the_complaint_is_the_compilers(ways: ModuleType) -> None:
     assert ways.complaint(report) == "a.cpp:3: error: no such file"
     assert ways.complaint("make: *** [build] Error 1") == "make: *** [build] Error 1"
     assert ways.complaint("") == "failed without a word"
+
+
+def test_a_crash_is_named_with_its_place(ways: ModuleType, tmp_path: Path) -> None:
+    project = ways.Project(name="x", way="load", start="add2", folder=tmp_path, files={})
+    script = "print('begun')\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
+    with pytest.raises(
+        ways.BadInput, match=r"ended by SIGSEGV after 'begun', in File \"<string>\", line 3 in <module>"
+    ):
+        ways._run(project, tmp_path, sys.executable, "-c", script)

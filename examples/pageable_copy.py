@@ -54,7 +54,7 @@ def main():
     chunk, marks = max(1, args.steps // 12), [time.perf_counter()]
     for step in range(1, args.steps + 1):
         x = next(batches).bfloat16()
-        loss = model(x).square().mean()
+        loss = model(x).square().sum(1).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -387,6 +387,7 @@ def test_every_needed_limit_has_a_probe() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_on_a_gpu_our_kernels_run_and_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path))
     machine = limits_run.this_machine("cuda")

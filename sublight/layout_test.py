@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import runpy
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +42,56 @@ def part_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
-def imported(source: str) -> Iterator[str]:
-    """The parts of sublight that a file imports, those inside functions included, those for type checkers too."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the checks ask of a file."""
+
+    imports: tuple[str, ...]  # with dots, those inside functions included, those for type checkers too
+    peaks: tuple[str, ...]  # figures of 1e12 and more: a GPU's peak
+    untyped: tuple[str, ...]  # public functions that leave an argument or the result untyped; Triton types its own
+
+
+@functools.cache  # several checks ask, and to take all files apart costs seconds
+def facts(source: str) -> Facts:
+    imports: list[str] = []
+    peaks: list[str] = []
+    untyped: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            package, _, rest = name.partition(".")
-            if package == "sublight":
-                part = rest.split(".")[0]
-                yield part if part in RANK else "__init__"
+            imports += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, float) and _is_peak(node.value):
+            peaks.append(str(node.value))
+        elif isinstance(node, ast.FunctionDef) and _is_untyped(node):
+            untyped.append(node.name)
+    return Facts(imports=tuple(imports), peaks=tuple(peaks), untyped=tuple(untyped))
+
+
+def _is_peak(value: float) -> bool:
+    return 1e12 <= value < 1e17 and value not in {10.0**power for power in range(12, 19)}  # powers of ten are units
+
+
+def _is_untyped(node: ast.FunctionDef) -> bool:
+    if node.name.startswith("_") or any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return False
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    named = [arg for arg in every if arg.arg not in ("self", "cls")]
+    return node.returns is None or any(arg.annotation is None for arg in named)
+
+
+def facts_of_all() -> dict[str, Facts]:
+    """By the file's path in the package."""
+    return {str(path.relative_to(PACKAGE)): facts(path.read_text(encoding="utf-8")) for path in sources()}
+
+
+def imported(source: str) -> Iterator[str]:
+    """The parts of sublight that a file imports."""
+    for name in facts(source).imports:
+        package, _, rest = name.partition(".")
+        if package == "sublight":
+            part = rest.split(".")[0]
+            yield part if part in RANK else "__init__"
 
 
 def upward(part: str, source: str) -> list[str]:
@@ -66,11 +104,13 @@ def sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith(tests))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down(path: Path) -> None:
-    part = part_of(path)
-    assert part in RANK, f"{part} has no row: add it to ROWS and to the design"
-    assert upward(part, path.read_text(encoding="utf-8")) == []
+def test_imports_point_down() -> None:
+    without = {part_of(path) for path in sources()} - RANK.keys()
+    assert not without, "these have no row: add them to ROWS and to the design"
+    wrong = {
+        str(path.relative_to(PACKAGE)): upward(part_of(path), path.read_text(encoding="utf-8")) for path in sources()
+    }
+    assert {file: names for file, names in wrong.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -95,18 +135,12 @@ def module_of(path: Path) -> str:
 
 
 def modules_imported(source: str, known: Collection[str]) -> set[str]:
-    """Of these modules, those that a file imports, inside functions and for type checkers too."""
+    """Of these modules, those that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            while name and name not in known:
-                name = name.rpartition(".")[0]
-            found |= {name} - {"", "sublight"}
+    for name in facts(source).imports:
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        found |= {name} - {"", "sublight"}
     return found
 
 
@@ -204,53 +238,22 @@ def test_every_op_is_named_after_its_file() -> None:
     assert all(getattr(sublight, op.name) is op.call for op in ops.OPS)
 
 
-def peaks(source: str) -> list[str]:
-    """Figures of 1e12 and more: a GPU's peak written where it does not belong."""
-    numbers = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-    return [str(node.value) for node in numbers if isinstance(node.value, float) and _is_peak(node.value)]
-
-
-def _is_peak(value: float) -> bool:
-    return 1e12 <= value < 1e17 and value not in {10.0**power for power in range(12, 19)}  # powers of ten are units
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_peaks_live_in_the_table_alone(path: Path) -> None:
-    if path.name == "fakes.py" and path.parent.name in ("report", "diagnose"):
-        assert peaks(path.read_text(encoding="utf-8"))  # made-up machines have made-up peaks
-    else:
-        assert peaks(path.read_text(encoding="utf-8")) == []
+def test_peaks_live_in_the_table_alone() -> None:
+    made_up = {"report/fakes.py", "diagnose/fakes.py"}  # machines that are made up have made-up peaks
+    assert {file for file, each in facts_of_all().items() if each.peaks} == made_up
 
 
 def test_the_checker_finds_a_peak() -> None:
-    assert peaks("PEAK = 989.4e12\nTERA = 1e12") == ["989400000000000.0"]
+    assert facts("PEAK = 989.4e12\nTERA = 1e12").peaks == ("989400000000000.0",)
 
 
-def _is_kernel(node: ast.FunctionDef) -> bool:
-    return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-
-def untyped(source: str) -> list[str]:
-    """Public functions that leave an argument or the result untyped; Triton types its own."""
-    bad = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not _is_kernel(node):
-            every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            named = [arg for arg in every if arg.arg not in ("self", "cls")]
-            if node.returns is None or any(arg.annotation is None for arg in named):
-                bad.append(node.name)
-    return bad
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_public_signatures_are_typed(path: Path) -> None:
-    assert untyped(path.read_text(encoding="utf-8")) == []
+def test_public_signatures_are_typed() -> None:
+    assert {file: each.untyped for file, each in facts_of_all().items() if each.untyped} == {}
 
 
 def test_the_checker_finds_an_untyped_function() -> None:
-    assert untyped(
-        "def f(x: int): ...\ndef g(x) -> int: ...\ndef h(x: int) -> int: ...\n@triton.jit\ndef k(x): ..."
-    ) == ["f", "g"]
+    source = "def f(x: int): ...\ndef g(x) -> int: ...\ndef h(x: int) -> int: ...\n@triton.jit\ndef k(x): ..."
+    assert facts(source).untyped == ("f", "g")
 
 
 LEFT_OUT = re.compile(r"(_test|conftest|fakes?)$")  # of a wheel
@@ -266,13 +269,19 @@ def test_wheels_hold_no_tests_and_no_stand_ins(monkeypatch: pytest.MonkeyPatch) 
     assert "chrome" in held and not [name for name in held if LEFT_OUT.search(name)]
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_that_is_installed_needs_what_is_left_out(path: Path) -> None:
-    if not LEFT_OUT.search(path.stem):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom):
-                names += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-        modules = [name for name in names if (PACKAGE.parent / f"{name.replace('.', '/')}.py").exists()]
-        assert [name for name in modules if LEFT_OUT.search(name)] == []
+def left_out_modules(source: str) -> list[str]:
+    """The modules that a file imports and a wheel does not hold."""
+    names = [module for name in facts(source).imports for module in (name.rpartition(".")[0], name)]
+    modules = [name for name in names if (PACKAGE.parent / f"{name.replace('.', '/')}.py").exists()]
+    return [name for name in modules if LEFT_OUT.search(name)]
+
+
+def test_nothing_that_is_installed_needs_what_is_left_out() -> None:
+    installed = [path for path in sources() if not LEFT_OUT.search(path.stem)]
+    wrong = {str(path): left_out_modules(path.read_text(encoding="utf-8")) for path in installed}
+    assert {file: names for file, names in wrong.items() if names} == {}
+
+
+def test_the_checker_finds_what_is_left_out() -> None:
+    source = "from sublight.report import fakes, bench\nfrom sublight.diagnose.fakes import trace\nimport sublight.op"
+    assert left_out_modules(source) == ["sublight.report.fakes", "sublight.diagnose.fakes"]

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from sublight.cost import Cost, Shape, shape_text
 from sublight.errors import BadInput
 
+UNWELL = "unwell"  # in a limit's detail: what was wrong with the GPU meanwhile
 TOO_GOOD = 1.02  # a fraction of the limit above this means that the cost or the limit is wrong
 
 

@@ -163,6 +163,7 @@ def test_a_call_that_moves_nothing_has_sets_too() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_a_kernel_is_timed_in_a_graph() -> None:
     import torch
 
@@ -175,6 +176,7 @@ def test_a_kernel_is_timed_in_a_graph() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_what_cannot_be_captured_is_timed_with_events_and_says_so() -> None:
     import torch
 
@@ -190,6 +192,7 @@ def test_what_cannot_be_captured_is_timed_with_events_and_says_so() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_an_op_without_work_takes_about_a_graph_node() -> None:
     import torch
 
@@ -199,6 +202,7 @@ def test_an_op_without_work_takes_about_a_graph_node() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_call_seconds_does_not_wait_for_the_kernel() -> None:
     import torch
 

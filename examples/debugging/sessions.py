@@ -22,6 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from sublight.errors import BadInput
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RECORD = HERE / "recorded.json"
@@ -201,12 +205,15 @@ def main() -> int:
         write(kept, RECORD)
         return 0
     found = {} if given.gpu and given.json != RECORD else kept
-    for session in on_the_gpu() if given.gpu else on_the_cpu():
-        found[session.name] = session
-        print(
-            f"{session.name:<18} status {session.status}: {(session.output.splitlines() or [''])[-1][:90]}", flush=True
-        )
-        write(found, given.json)
+    try:
+        for session in on_the_gpu() if given.gpu else on_the_cpu():
+            found[session.name] = session
+            last = (session.output.splitlines() or [""])[-1]
+            print(f"{session.name:<18} status {session.status}: {last[:90]}", flush=True)
+            write(found, given.json)
+    except (BadInput, subprocess.SubprocessError) as error:  # no driver, no nvcc, or one that fails
+        print(f"sessions: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

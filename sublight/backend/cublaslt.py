@@ -22,7 +22,8 @@ import torch
 WORKSPACE_BYTES = 32 * 2**20  # what PyTorch gives it on Hopper
 _COMPUTE_32F, _SCALE_32F, _TRANSPOSED = 68, 0, 1
 _TRANS_A, _TRANS_B, _EPILOGUE, _BIAS, _AUX, _AUX_LD = 3, 4, 7, 8, 11, 12  # of a product's description
-_MOST_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
+_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # of a preference
+_IN_FP32 = 2  # where k is split: its parts are added up as they were computed, never rounded to 16 bits before
 _KINDS = {torch.bfloat16: 14, torch.float16: 2}
 CANDIDATES = 16  # of the heuristic, which are timed
 ROUNDS, CALLS = 3, 3  # of each: the best round counts, since others may be disturbed
@@ -119,6 +120,7 @@ class _Product:
         self._layouts = (self._layout(b), self._layout(a), self._layout_of(cols, rows, cols))
         preference = self._made("cublasLtMatmulPreferenceCreate")
         self._prefer(preference, _MOST_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
+        self._prefer(preference, _REDUCTIONS, ctypes.c_uint32(_IN_FP32))
         for each in _ALIGNMENTS:
             self._prefer(preference, each, ctypes.c_uint32(alignment))
         # the heuristic looks at pointers for their alignment alone

@@ -86,7 +86,8 @@ def parse(text: str, words: Sequence[str]) -> tuple[Budget | None, list[str]]:
     match = _FACTOR.fullmatch(text.strip())
     if not match or not (factor := float(match["factor"])) > 0:
         raise BadInput(f"{text!r} is no budget: {_HOW}")
-    file = match["file"] or next((word for word in left[:2] if _is_report(word)), "")
+    meant = left[:1] if len(left) > 1 and left[0].endswith(".json") else []  # though it is not there, or no report
+    file = match["file"] or next(iter([*filter(_is_report, left[:2]), *meant]), "")
     if not file:
         raise BadInput(f"{text!r} of what? {_HOW}, which sublight explain --json BASE.json writes")
     if not match["file"]:

@@ -73,6 +73,11 @@ def test_what_is_no_budget(text: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "\n" not in str(error.value)
 
 
+def test_a_base_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadInput, match=r"cannot read gone.json: No such file"):
+        budget.parse("1.1x", ["gone.json", "train.py"])
+
+
 def test_a_failing_script_keeps_its_own_status(say: Say, here: Path) -> None:  # noqa: F811
     pytest.importorskip("torch")
     (here / "train.py").write_text("import sys\nsys.exit(7)\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.cli import output
-from sublight.cli.train import device_named
+from sublight.cli.engine_options import EngineOptions
 from sublight.errors import BadInput
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Request:
     """The command's words."""
 
-    model: str
+    engine: EngineOptions
     prompts: Sequence[str] = ()
     file: str = ""
     most_new: int = 64
@@ -37,14 +37,6 @@ class Request:
     presence: float = 0.0
     frequency: float = 0.0
     stop: Sequence[str] = ()
-    batch: int = 64
-    chunk: int = 512
-    cache: int = 0
-    mode: str = "ours"
-    dtype: str = ""
-    weights: str = ""
-    graphs: bool = True
-    device: str = ""
     json: str = ""
 
 
@@ -58,7 +50,7 @@ def command(request: Request) -> None:
     output.check_writable(request.json)
     output.check_apart((request.json,), (request.file,))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
-    folder = Path(request.model)
+    folder = request.engine.folder
     config = configs.read(folder)
     words = vocabulary.read(folder, config.vocab)
     how = Sampling(
@@ -73,7 +65,7 @@ def command(request: Request) -> None:
     )
     texts = texts_of(request)
     requests = [request_of(text, words, how, config.ends, request) for text in texts]
-    engine = engine_of(folder, requests, request)
+    engine = engine_of(requests, request.engine)
     begin, count = time.perf_counter(), 0
     with console.progress("generate") as show:
         for _, _ in engine.run(requests):
@@ -126,27 +118,14 @@ def request_of(text: str, words: Vocabulary, how: Sampling, ends: Sequence[int],
     return TextRequest(prompt, request.most_new, how, frozenset(ends), stopping)
 
 
-def engine_of(folder: Path, requests: Sequence[TextRequest], request: Request) -> Engine:
-    """With a cache for what was asked; weights are read last."""
-    from sublight.engines.generate.build import Build, build
+def engine_of(requests: Sequence[TextRequest], options: EngineOptions) -> Engine:
+    """With a cache for what was asked."""
     from sublight.engines.generate.engine import PAGE
 
     longest = max(len(each.prompt) + each.most_new for each in requests)
-    most = max(1, request.batch)
+    most = max(1, options.batch)
     needed = sum(sorted(-(-(len(each.prompt) + each.most_new) // PAGE) for each in requests)[-most:])
-    how = Build(
-        folder=folder,
-        device=device_named(request.device),
-        mode=request.mode,
-        dtype=request.dtype,
-        weights=request.weights,
-        batch=request.batch,
-        chunk=request.chunk,
-        cache=request.cache or needed * PAGE,
-        longest=longest,
-        graphs=request.graphs,
-    )
-    return build(how)
+    return options.build(cache=needed * PAGE, longest=longest)
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

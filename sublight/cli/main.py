@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED, bare_threads
+from sublight.cli.start import command_for
 from sublight.cli.verbs import (
     bench,
     board,
@@ -36,9 +38,67 @@ from sublight.cli.verbs import (
 USAGE = 2
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
 
+VERBS: dict[str, dict[Callable[..., Any], str]] = {  # section -> verb -> its line in the help
+    "Measure": {
+        gpus.gpus: "known GPUs: figures with their sources, and their peaks",
+        limits.limits: "measure what this machine can do",
+        bench.bench: "time ops against their floors and their peers",
+        why.why: "which kernel a call of an op gets on a GPU, and why",
+        timers.timers: "what clocks measure and cost here, and the mistakes with them",
+        top.top: "how this machine is: what its GPUs do, what slows them",
+    },
+    "Explain": {
+        explain.explain: "why a script or a trace is slow, what to change (--fix)",
+        memory.memory: "what fills the GPU's memory at its peak, what would lower it",
+        pyprof.pyprof: "where a Python program's time goes: function, line, thread",
+        xray.xray: "what a kernel really is: registers, occupancy, instructions",
+        predict.predict: "what a model will do on a GPU that you do not have",
+    },
+    "Prove": {
+        train.train: "train a GPT-2 from scratch; kill it at any time and --resume",
+        generate.generate: "text from a model's folder, many prompts at once",
+        serve.serve: "serve a model's folder to OpenAI's clients",
+    },
+    "Learn": {
+        learn.learn: "write GPU kernels, step by step, with or without a GPU",
+        demo.demo: "questions about the GPU, answered by running",
+        board.board: "serve a leaderboard that runs what it ranks",
+        new.new: "write an op for PyTorch as a project that builds and tests itself",
+    },
+    "Set up": {
+        doctor.doctor: "what works here, what does not, and the fix for each",
+        mcp.mcp: "offer these verbs to an assistant (MCP)",
+    },
+}
+
+
+class Verbs(TyperGroup):
+    """The help has them under their sections; Ctrl-C inside one stays Ctrl-C: newer typer makes a silent status 130
+    of it."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, verbs in VERBS.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb.__name__, line) for verb, line in verbs.items()])
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
 app = typer.Typer(
     name="sublight",
-    help="How far below its limits this machine runs: measure the limits, then time ops against them.",
+    cls=Verbs,
+    help="Nothing on a GPU runs faster than its memory and tensor cores allow. sublight measures that limit, explains"
+    " what runs below it, fixes it, proves the gain, and teaches how.",
     rich_markup_mode=None,  # the plain help is out in half the time, and reads as well
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,12 +120,9 @@ def start(
     pass
 
 
-_MEASURE = (gpus.gpus, limits.limits, bench.bench, why.why, timers.timers)
-_EXPLAIN = (explain.explain, predict.predict, xray.xray, memory.memory, pyprof.pyprof)
-_ENGINES = (train.train, generate.generate, serve.serve)
-_LEARN = (learn.learn, demo.demo, board.board)
-for _verb in (*_MEASURE, *_EXPLAIN, *_ENGINES, *_LEARN, mcp.mcp, new.new, top.top, doctor.doctor):
-    app.command()(_verb)
+for _verbs in VERBS.values():
+    for _verb in _verbs:
+        app.command()(_verb)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +136,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         words = bare_threads(words)
     set_up_profiler()
     try:
-        status = typer.main.get_command(app)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)
+        status = command_for(app, words)(args=words or ["--help"], prog_name="sublight", standalone_mode=False)
     except (BadInput, UnknownGpu, UnknownFigure) as error:
         return _complain(str(error))
     except UsageError as error:

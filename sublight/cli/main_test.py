@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,15 +79,20 @@ def test_what_needs_no_torch_does_not_import_it(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("words", [["-m", "sublight", "--help"], ["-c", "import sublight"]])
 def test_cold_start(words: list[str]) -> None:
-    def seconds() -> float:
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, *words], capture_output=True, check=True, cwd=ROOT)
-        return time.perf_counter() - begin
+    """In CPU seconds: neighbours on this machine take turns with us, and not our instructions."""
 
-    assert min(seconds() for _ in range(5)) < HELP_S  # the best of five: neighbours on this machine are not ours
+    def spent_s() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
+
+    def seconds() -> float:
+        begin = spent_s()
+        subprocess.run([sys.executable, *words], capture_output=True, check=True, cwd=ROOT)
+        return spent_s() - begin
+
+    assert min(seconds() for _ in range(5)) < HELP_S
 
 
 def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
@@ -350,13 +355,14 @@ def test_from_refuses_what_asks_for_a_measurement(say: Say, results_file: Path) 
     assert say("bench", "add", "--from", str(results_file))[2].startswith("sublight: unknown op in that file 'add'")
 
 
-@pytest.mark.parametrize("signal", [KeyboardInterrupt, typer.Abort])  # older click turns the one into the other
-def test_interrupted(signal: type[BaseException], say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> Any:
-        raise signal
+def test_interrupted(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    for signal in (KeyboardInterrupt, typer.Abort):  # older click makes the second of the first, newer typer a status
 
-    monkeypatch.setattr("sublight.doctor.examine", interrupt)
-    assert say("doctor")[:2] == (130, "")
+        def interrupt(signal: type[BaseException] = signal) -> Any:
+            raise signal
+
+        monkeypatch.setattr("sublight.doctor.examine", interrupt)
+        assert say("doctor") == (130, "", "sublight: interrupted\n")
 
 
 def test_a_full_gpu_is_a_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

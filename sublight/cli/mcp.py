@@ -41,11 +41,11 @@ def server_of(tools: Tools) -> MCPServer[Any]:
     for name in TOOLS:
         function = getattr(tools, name)
         hints = ToolAnnotations(read_only_hint=not (tools.allowed and name in MAY_RUN), open_world_hint=False)
-        server.tool(name=name, description=function.__doc__, annotations=hints)(_told(function))
+        server.tool(name=name, description=function.__doc__, annotations=hints)(_as_tool(function))
     return server
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
     """What the assistant did wrong is a line for it to read, no traceback in the server's log."""
     from mcp.server.mcpserver.exceptions import ToolError
 

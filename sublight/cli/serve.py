@@ -7,10 +7,9 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sublight.cli.train import device_named
+from sublight.cli.engine_options import EngineOptions
 from sublight.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,22 +22,14 @@ GRACE_S = 3  # for streams to end, once the server is told to
 class Request:
     """The command's words."""
 
-    model: str
+    engine: EngineOptions
     host: str = "127.0.0.1"
     port: int = 8000
     name: str = ""
     key: str = ""
-    batch: int = 64
     queue: int = 256
     time_limit_s: float = 600.0
     context: int = 0
-    cache: int = 0
-    chunk: int = 512
-    weights: str = ""
-    dtype: str = ""
-    mode: str = "ours"
-    graphs: bool = True
-    device: str = ""
 
 
 def command(request: Request) -> None:
@@ -49,28 +40,13 @@ def command(request: Request) -> None:
         from sublight.engines.serve.app import app_of
     except ImportError as error:
         raise BadInput(f"serve needs {error.name}: pip install 'sublight[serve]'") from None
-    from sublight.engines.generate.build import Build, build
     from sublight.engines.serve.worker import Worker
 
     if request.queue < 0 or not 0 < request.time_limit_s < math.inf:
         raise BadInput(f"--queue {request.queue}, --time-limit {request.time_limit_s:g}: give 0 or more, and seconds")
     served = served_of(request)
     with taken(request.host, request.port) as listening:
-        engine = build(
-            Build(
-                folder=Path(request.model),
-                device=device_named(request.device),
-                mode=request.mode,
-                dtype=request.dtype,
-                weights=request.weights,
-                batch=request.batch,
-                chunk=request.chunk,
-                cache=request.cache,
-                longest=request.context,
-                graphs=request.graphs,
-            )
-        )
-
+        engine = request.engine.build(longest=request.context)
         room = engine.scheduler.pages.count * engine.scheduler.pages.size
         served = replace(served, longest=min(served.longest, room))  # a text that the cache does not hold never ends
 
@@ -105,7 +81,7 @@ def served_of(request: Request) -> Served:
     from sublight.engines.serve import chat
     from sublight.engines.serve.protocol import Served
 
-    folder = Path(request.model)
+    folder = request.engine.folder
     config = configs.read(folder)
     return Served(
         name=request.name or folder.resolve().name,

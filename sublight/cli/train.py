@@ -268,7 +268,7 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
         threads=busy.threads(),
         time_limit_s=limit_s,
     )
-    told = (
+    settings = (
         "accumulate",
         "lr",
         "warmup",
@@ -281,7 +281,7 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
         "save_every",
     )
     given: dict[str, Any] = {
-        name: getattr(request, name) for name in (*told, "mode", "attention", "parallel", "graph", "deterministic")
+        name: getattr(request, name) for name in (*settings, "mode", "attention", "parallel", "graph", "deterministic")
     }
     return replace(plain, **{name: value for name, value in given.items() if value is not None and value != ""})
 

@@ -148,7 +148,7 @@ def show_reach(codes: Sequence[Code], wanted: Wanted) -> int:
     from sublight.report.xray import reach as report
     from sublight.xray.ptx.reach import reaches
 
-    found = [(code, reaches(code)) for code in _told(codes, wanted)]
+    found = [(code, reaches(code)) for code in _with_arguments(codes, wanted)]
     if wanted.html:
         html_page.write(report.document(found), Path(wanted.html))
     cli_output.show(report.page(found), report.to_json(found), wanted.json)
@@ -205,7 +205,7 @@ def _pages(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[list[Page]
     if not target:
         raise BadInput(f"name a kernel: {EXAMPLE}")
     with cli_output.stdout_kept():
-        codes = _told(_codes(wanted, target, args), wanted)
+        codes = _with_arguments(_codes(wanted, target, args), wanted)
         measured = _measure(codes, wanted) if wanted.measure else {}
     pages = []
     with console.progress("xray") as progress:
@@ -258,18 +258,18 @@ def _gpus(names: Sequence[str], path: Path | None) -> list[gpus.Gpu]:
     return [here if here and here.compute_capability else gpus.find(DEFAULT_GPU)]
 
 
-def _told(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
+def _with_arguments(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
     """With the launch's numbers and grid, where the user gives them."""
     numbers, grid = dict(_number(words) for words in wanted.numbers), _grid(wanted.grid)
     for name in numbers:
         if not any(_takes(code, name) for code in codes):
             known = ", ".join(dict.fromkeys(each for code in codes for each in code.signature)) or "0, 1, …, in order"
             raise BadInput(f"--arg {name}: no such argument; the arguments are {known}")
-    told = []
+    changed = []
     for code in codes:
         mine = {name: number for name, number in numbers.items() if _takes(code, name)}
-        told.append(dataclasses.replace(code, arguments={**code.arguments, **mine}, grid=grid or code.grid))
-    return told
+        changed.append(dataclasses.replace(code, arguments={**code.arguments, **mine}, grid=grid or code.grid))
+    return changed
 
 
 def _takes(code: Code, name: str) -> bool:
@@ -339,5 +339,5 @@ def _with_time(code: Code, found: Measured) -> Page:
     from sublight.xray.examine import examine
 
     page = examine(code, measured_s=found.samples.median_s if found.samples else None)
-    told = {"not timed": found.no_time, "no counters": found.no_counters}
-    return dataclasses.replace(page, notes=(*page.notes, *(f"{what}: {why}" for what, why in told.items() if why)))
+    missing = {"not timed": found.no_time, "no counters": found.no_counters}
+    return dataclasses.replace(page, notes=(*page.notes, *(f"{what}: {why}" for what, why in missing.items() if why)))

@@ -20,7 +20,7 @@ from sublight.diagnose.work import Item
 from sublight.results import Limits
 from sublight.trace import intervals
 from sublight.trace.attribute import ENGINE, Attribution
-from sublight.trace.intervals import Floats
+from sublight.trace.intervals import Floats, distinct
 from sublight.trace.record import NONE, Ints, Kind, Trace
 from sublight.trace.steps import Steps
 
@@ -209,8 +209,8 @@ def drop(model: Model, events: Ints) -> Model:
     delay[events] = 0.0
     gone = np.zeros(len(model.event_row), dtype=bool)
     gone[events] = True
-    kept_calls = np.unique(model.call[~gone])
-    calls = np.setdiff1d(np.unique(model.call[events]), kept_calls)
+    kept_calls = distinct(model.call[~gone])
+    calls = np.setdiff1d(distinct(model.call[events]), kept_calls, assume_unique=True)
     launch, cost = model.before_s["launch"].copy(), model.cost_s.copy()
     launch[calls] = 0.0
     cost[calls] = 0.0

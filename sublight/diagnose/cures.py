@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sublight import units
 from sublight.fix import cure as cures
@@ -43,10 +43,12 @@ def fix(
     *,
     say: Callable[[str], None],
     rebased: Callable[[float], Explanation] | None = None,
+    tries: Literal["all", "main"] = "all",
 ) -> Fixed:
     """Try each cure of what was found, then those that were right together, then the diff of those that save.
 
     `rebased` explains the same steps for another step time: what a plain run takes, with nothing that watches it.
+    `tries="main"` ends with the first cure that could be timed, the one of the largest saving, without a diff.
     """
     chosen, left = _plan(explanation)
     if not chosen:
@@ -72,10 +74,11 @@ def fix(
     checked: Tried | None = None
     text = ""
     try:
-        trials.each(chosen)
-        trials.together()
-        text, checked, why = trials.diff()
-        notes += [why] if why else []
+        trials.each(chosen, tries)
+        if tries == "all":
+            trials.together()
+            text, checked, why = trials.diff()
+            notes += [why] if why else []
     except KeyboardInterrupt:
         say("interrupted: the cures that were tried are reported")
         notes.append("interrupted: a diff is shown only when it has been run")
@@ -117,8 +120,10 @@ class Trials:
         self.outcomes: list[Outcome] = []
         self.lost: set[str] = set()  # cures whose diff was run, and did not do what they had done
 
-    def each(self, chosen: Sequence[Cure]) -> None:
+    def each(self, chosen: Sequence[Cure], tries: Literal["all", "main"]) -> None:
         for cure in chosen:
+            if tries == "main" and any(tried.real_s is not None for tried in self.tried):
+                return
             if cure.needs_gpu and self._explanation.kind != "cuda":
                 outcome = Outcome(left={cure.name: "it is for scripts that run on a GPU"})
             else:

@@ -85,6 +85,15 @@ def test_each_cure_alone_then_all_together() -> None:
     assert data["fix"]["tried"][0]["names"] == norms and data["fix"]["left"][0]["finding"] == "host-sync"
 
 
+def test_the_main_cure_alone_is_the_first_that_could_be_timed() -> None:
+    norms, fused = ("patch norms",), ("fused optimizer",)
+    outcomes = {norms: replace(BEFORE, left={"patch norms": "none here"}), fused: done(*fused, 7e-3)}
+    found = explained(unfused_norm=5e-3, unfused_optimizer=3e-3, allocator_thrash=1e-3)
+    fixed, asked = fix(found, outcomes, tries="main")
+    assert asked == [(), norms, fused]
+    assert [tried.real_s for tried in fixed.tried] == [None, pytest.approx(3e-3)] and not fixed.diff
+
+
 def test_the_largest_saving_first_and_none_that_no_run_would_show() -> None:
     norms, fused, graph = ("patch norms",), ("fused optimizer",), ("graph",)
     outcomes = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight.trace import communication, intervals
-from sublight.trace.intervals import Floats, Intervals, middle
+from sublight.trace.intervals import Floats, Intervals, distinct, middle
 from sublight.trace.record import NONE, Ints, Kind, Mask, Trace
 
 NEAR_S = 5e-6  # two events this close in time are taken as one causing the other
@@ -131,7 +131,7 @@ def _held_by(trace: Trace, rows: Ints, call: Ints, ready: Floats, around: Ints) 
     after = np.full(len(rows), NONE, dtype=np.int64)
     start_s, end_s = trace.span_s(rows)[0], trace.span_s(around)[1]
     late = np.flatnonzero(start_s - ready > NEAR_S)
-    lanes = np.unique(trace.lane[around])
+    lanes = distinct(trace.lane[around])
     if not len(late) or len(lanes) < 2:
         return after
     order = np.argsort(end_s, kind="stable")

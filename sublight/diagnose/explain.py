@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sublight.diagnose import breakdown, fusion, idle, known, replay, tables, words
+from sublight.diagnose import breakdown, fusion, idle, jax_advice, known, replay, tables, trainer, words
 from sublight.diagnose import model as models
 from sublight.diagnose import source as sources
 from sublight.diagnose.case import Case, Change, Rule
@@ -19,14 +19,14 @@ from sublight.diagnose.items import cpu_items, gpu_items
 from sublight.diagnose.model import Model
 from sublight.diagnose.record import BUSY, Explanation, Finding, Place
 from sublight.diagnose.rules import RULES
-from sublight.diagnose.unprofiled import corrected, unprofiled_s, unprofiled_times_s
+from sublight.diagnose.unprofiled import corrected, measured_s, unprofiled_times_s
 from sublight.diagnose.work import Item, device_rows
 from sublight.errors import BadInput
 from sublight.results import TOO_GOOD, Limits
 from sublight.trace import cut as cuts
 from sublight.trace import steps
 from sublight.trace.attribute import Attribution, attribute
-from sublight.trace.record import Trace
+from sublight.trace.record import XLA_CPU, Trace
 from sublight.trace.steps import Steps
 
 SHOWN = 0.01  # of the step: a finding below it is not worth a reader's time
@@ -48,17 +48,17 @@ def explain(
     chosen = cuts.typical(trace, found)
     part = trace if chosen is found else cuts.cut(trace, chosen.spans_ns[0][0], chosen.spans_ns[-1][1])
     case = _case(part, chosen, limits, tuple(others))
-    step_s = unprofiled_s(trace) or case.step_s
+    step_s = measured_s(trace, case.profiled_step_s) or case.step_s
     parts = _adding_up_to(step_s, case.split.parts)
     floor_s = parts["floor"] + parts["unknown"]
     judged = _judged(case, rules, step_s)
     first = judged.findings[0] if judged.findings else None
-    spread_s = _spread(trace, found)
+    spread_s = _spread(trace, found, timed=step_s != case.profiled_step_s)
     caveats, unsure = words.caveats(case, limits_from, step_s=step_s, spread_s=spread_s)
     explanation = Explanation(
         source=source or trace.source,
         device=known.device_of(trace, limits),
-        kind="cuda" if trace.on_gpu else "cpu",
+        kind="cuda" if trace.on_gpu and known.device_name(trace) != XLA_CPU else "cpu",
         limits=limits,
         limits_from=limits_from,
         steps=chosen.count,
@@ -249,12 +249,19 @@ def _finding(case: Case, name: str, change: Change, saving_s: float) -> Finding:
         title=_sentence_case(change.title),
         saving_s=saving_s,
         evidence=change.evidence,
-        fix=change.fix,
-        cure=change.cure,
+        fix=_fix(case.trace, name, change.fix),
+        cure=change.cure if case.trace.tool != "jax" else "",
         places=places,
         ops=change.ops,
         sources=sources.named(case.trace, change.at) or sources.lines(case.attribution, rows, case.model.steps, name),
     )
+
+
+def _fix(trace: Trace, finding: str, plain: str) -> str:
+    """The rule's, in the words of what runs the steps."""
+    if trace.tool == "jax":
+        return jax_advice.fix(finding, plain)
+    return trainer.fix(finding, plain) if trainer.runs(trace) else plain
 
 
 def _sentence_case(title: str) -> str:
@@ -267,8 +274,8 @@ def _sentence_case(title: str) -> str:
     return title if any(sign in first for sign in ":._`(") else title[:1].upper() + title[1:]
 
 
-def _spread(trace: Trace, found: Steps) -> float:
-    times = unprofiled_times_s(trace)
+def _spread(trace: Trace, found: Steps, *, timed: bool) -> float:
+    times = unprofiled_times_s(trace) if timed else []
     lengths = times if len(times) > 1 else [(end - start) * 1e-9 for start, end in found.spans_ns]
     if len(lengths) < 2:
         return 0.0

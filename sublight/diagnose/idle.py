@@ -65,7 +65,7 @@ def unexplained(case: Case, fixed: Model, found: Sequence[str], step_s: float) -
     return Change(
         title=f"{what} for {units.percent(idle_s / step_s)} of the step: {_WHY[worst]}",
         evidence=(f"{BREAKDOWN[worst]}: {units.text(now[worst], 's')} a step", *lines),
-        fix=_FIX,
+        fix=(_FIX_SCRIPT_OTHER if worst == "other" else _FIX_SCRIPT) if "samples" in case.trace.meta else _FIX,
         edit=lambda model: model,
         saving_s=parts[worst],
         rows=rows,
@@ -100,6 +100,11 @@ def _length(case: Case, row: int) -> str:
     return units.text(float(case.trace.end_ns[row] - case.trace.start_ns[row]) * 1e-9, "s")
 
 
+_FIX_SCRIPT = """\
+# what the host does in the gaps above is the place to look"""
+_FIX_SCRIPT_OTHER = """\
+# nothing of the script's ran there: other programs on this machine, a full disk or memory, a wait inside of a library;
+# `sublight pyprof script.py` shows where each thread is"""
 _FIX = """\
 # what the host does in the gaps above is the place to look: `sublight explain script.py` names its lines;
 # a trace of later steps leaves out what happens once: torch.profiler.schedule(wait=5, warmup=3, active=5)"""

@@ -18,6 +18,7 @@ from sublight.results import Limits
 from sublight.trace import costs, intervals
 from sublight.trace.attribute import DEEPEST, ENGINE, Attribution
 from sublight.trace.costs import OpCost
+from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, Detail, Ints, Kind, Mask, Trace
 
 _OP, _KERNEL = int(Kind.OP), int(Kind.KERNEL)  # an enum's member is slow to look up
@@ -131,7 +132,7 @@ def _owners(attribution: Attribution, book: Book, rows: Ints) -> tuple[Ints, Mas
     alone = (inner == NONE) | copies[trace.name[rows]] | (trace.tool == "jax")  # XLA's kernels are its ops
     engine = np.array([name.startswith(ENGINE) for name in trace.names], dtype=bool)
     works = np.array([not costs.no_cost(name) for name in trace.names], dtype=bool)
-    known = _climb(inner, above, _has_cost(book, np.unique(inner[inner != NONE]), above))
+    known = _climb(inner, above, _has_cost(book, distinct(inner[inner != NONE]), above))
     working = _climb(inner, above, works[trace.name])
     outermost = _climb(inner, above, np.asarray(above == NONE))
     owner = np.where(known != NONE, known, np.where(working != NONE, working, outermost))
@@ -156,7 +157,7 @@ def _has_cost(book: Book, ops: Ints, above: Ints) -> Mask:
     at = ops
     for _ in range(DEEPEST):
         at = at[(at != NONE)]
-        at = np.unique(at[~wanted[at]])
+        at = distinct(at[~wanted[at]])
         if not len(at):
             break
         wanted[at] = True

@@ -10,7 +10,7 @@ from sublight import gpus, nvml
 from sublight.gpus import Gpu
 from sublight.predict.known_limits import of_gpu
 from sublight.results import Limits, read_limits_file
-from sublight.trace.record import Trace
+from sublight.trace.record import XLA_CPU, Trace
 
 _MODEL = re.compile(r"\b(GB?H?\d{2,3}|[ABHLPTV]\d{1,3}S?|MI\d{3}[AX]?|RTX ?A?\d{4}|GTX ?\d{4})\b", re.IGNORECASE)
 
@@ -22,7 +22,7 @@ def limits_for(trace: Trace, *, gpu: str = "", file: str = "") -> tuple[Limits, 
         return limits, f"from {file}: {limits.device}, measured {limits.date[:10]}"
     if gpu:
         return of_gpu(gpus.find(gpu))
-    if not trace.on_gpu:
+    if not trace.on_gpu or device_name(trace) == XLA_CPU:
         return _of_cpu(trace)
     name = device_name(trace)
     if (measured := _measured_here(name)) is not None:

@@ -18,7 +18,7 @@ from sublight.diagnose.events import ALLOCATORS, SYNCS, Events, Waits
 from sublight.diagnose.work import COMPILING, COPIES, LOADING, Item, of_device, started_by
 from sublight.trace import communication, intervals
 from sublight.trace.attribute import Attribution
-from sublight.trace.intervals import Floats
+from sublight.trace.intervals import Floats, distinct
 from sublight.trace.record import NONE, Ints, Kind, Trace
 from sublight.trace.steps import Steps
 
@@ -112,7 +112,7 @@ def start_up(trace: Trace, calls: Ints, around: Ints, steps: Steps) -> Ints:
 
     Contexts, streams, the code of a kernel at its first launch. A wait by its name is none of them.
     """
-    threads = np.unique(trace.lane[calls])
+    threads = distinct(trace.lane[calls])
     rows = trace.of_kind(Kind.RUNTIME)
     rows = rows[np.isin(trace.lane[rows], threads) & (trace.end_ns[rows] - trace.start_ns[rows] > START_UP_S * 1e9)]
     rows = rows[(trace.start_ns[rows] >= steps.spans_ns[0][0]) & (trace.start_ns[rows] < steps.spans_ns[-1][1])]
@@ -155,15 +155,15 @@ def _slow_to_launch(trace: Trace, calls: Ints, rows: Ints, launch: Ints, around:
 
 def _calls(trace: Trace, launch: Ints, first_ns: int, last_ns: int) -> Ints:
     """Launches, syncs and allocations on the threads that launch, without those inside another call."""
-    launching = np.unique(launch)
+    launching = distinct(launch)
     launching = launching[launching != NONE]
-    threads = np.unique(trace.lane[launching])
+    threads = distinct(trace.lane[launching])
     named = trace.rows_named(lambda name: name.startswith((*SYNCS, *ALLOCATORS)))
     named = named[(trace.kind[named] == Kind.RUNTIME) & np.isin(trace.lane[named], threads)]
     named = named[(trace.start_ns[named] >= first_ns) & (trace.start_ns[named] < last_ns)]
     above = trace.parents[named]
     named = named[(above == NONE) | (trace.kind[np.maximum(above, 0)] != Kind.RUNTIME)]
-    return np.unique(np.concatenate((launching, named)))
+    return distinct(np.concatenate((launching, named)))
 
 
 class _Host:
@@ -177,7 +177,7 @@ class _Host:
         self.step = np.clip(np.searchsorted(spans[:, 0], start, side="right") - 1, 0, len(spans) - 1)
         self.trace = trace
         rows = trace.of_kind(Kind.RUNTIME, Kind.OP)
-        threads = np.unique(trace.lane[calls[calls != NONE]])
+        threads = distinct(trace.lane[calls[calls != NONE]])
         rows = rows[np.isin(trace.lane[rows], threads)]
         self.torch_rows = rows
         self.recorded = np.sort(trace.span_s(rows)[0])
@@ -219,7 +219,7 @@ class _Host:
         at = self.calls[self.calls != NONE]
         while len(at):
             at = self.trace.parents[at]
-            at = np.unique(at[at != NONE])
+            at = distinct(at[at != NONE])
             at = at[~enclosing[at]]
             enclosing[at] = True
         enclosing[self.calls[self.calls != NONE]] = True

@@ -7,6 +7,7 @@ is left is the time between ops. The looks give shares only: the seconds are the
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ _NO_PYTHON = (
     ("torch/_ops.py", ""),
 )
 LOADER = "torch/utils/data/"
+OUR_CALL = "sublight_call"  # a frame that the capture puts around modules and optimizers
 _WORKERS = ("_MultiProcessingDataLoaderIter.__init__", "_MultiProcessingDataLoaderIter._shutdown_workers")
 _Key = tuple[str, str, int]  # file, function, line
 
@@ -79,6 +81,8 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
         rows = [row for row in seen if _is_loader(samples.stack(row)) == in_loader]
         if count > 0 and len(rows) >= (ENOUGH if labels == OFTEN else FEWEST):
             lines = _lines(samples, mine, rows, _everywhere(samples, seen))
+            if sum(line.looks for line in lines.values()) < FEWEST:
+                continue
             spent_s = {key: line.wall_s / count for key, line in lines.items()}
             if not in_loader:
                 whole_s = sum(row.wall_ns for row in seen) * 1e-9 / count
@@ -151,20 +155,21 @@ def _is_loader(stack: tuple[Frame, ...]) -> bool:
 def _lines(
     samples: Samples, mine: tuple[bool, ...], rows: Sequence[Row], everywhere: frozenset[int]
 ) -> dict[tuple[str, str, int], _Line]:
-    """The looks by the innermost line of the user's, but for those in which no Python ran.
+    """The looks by the innermost line of the user's, but for those in which no Python ran, or only the capture's own.
 
     A line that all looks saw runs every step from inside a library, as `trainer.train()`: there, the library's function
-    is named.
+    is named, which is neither torch's nor Python's own.
     """
     lines: dict[tuple[str, str, int], _Line] = defaultdict(_Line)
     for row in rows:
         stack, numbers = samples.stack(row), samples.stacks[row.stack]
         own = [at for at, number in enumerate(numbers) if mine[number]]
-        if not own or _runs_ops(stack[-1]):
+        if not own or _runs_ops(stack[-1]) or any(map(_is_captures, stack[own[-1] + 1 :])):
             continue
         if numbers[own[-1]] in everywhere:
-            own += [at for at in range(own[-1] + 1, len(stack)) if not _is_torch(stack[at])][-1:]
-        frame, below = stack[own[-1]], stack[own[-1] + 1 :]
+            own += [at for at in range(own[-1] + 1, len(stack)) if not _is_beneath(stack[at])][-1:]
+        frame = stack[own[-1]]
+        below = tuple(called for called in stack[own[-1] + 1 :] if called.function != OUR_CALL)
         line = lines[frame.file, frame.function, frame.line]
         line.wall_s += row.wall_ns * 1e-9
         line.waited_s += row.wall_ns * 1e-9 if row.waited else 0.0
@@ -180,8 +185,14 @@ def _everywhere(samples: Samples, rows: Sequence[Row]) -> frozenset[int]:
     return frozenset.intersection(*map(frozenset, stacks)) if len(stacks) > 1 else frozenset()
 
 
-def _is_torch(frame: Frame) -> bool:
-    return frame.file.startswith(("torch/", "contextlib.py", "functools.py"))
+def _is_beneath(frame: Frame) -> bool:
+    """Whether it is torch's, or of Python's own library."""
+    package = frame.file.partition("/")[0].removesuffix(".py")
+    return package == "torch" or package.startswith("<") or package in sys.stdlib_module_names
+
+
+def _is_captures(frame: Frame) -> bool:
+    return "sublight/trace/capture/" in frame.file or frame.file.endswith("sublight/sampling.py")
 
 
 def _runs_ops(frame: Frame) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sublight.diagnose import fakes, python, python_advice
+from sublight.diagnose import fakes, python, python_advice, trainer
+from sublight.diagnose.explain import explain
 from sublight.diagnose.rules.data_loading import DATA_LOADING, workers_here
 from sublight.diagnose.rules.host_bound import HOST_BOUND
-from sublight.trace.record import Trace
+from sublight.trace.record import Kind, Trace
 
 SCRIPT = """\
 import torch
@@ -115,6 +115,16 @@ def test_a_line_that_runs_every_step_from_a_library_tells_nothing() -> None:
     assert [spot.file for spot in found][:2] == ["transformers/trainer_pt_utils.py", "train.py"]
 
 
+def test_neither_pythons_own_library_nor_the_captures_is_named() -> None:
+    """A whole step on one line of the script: what all looks have in common is that line."""
+    ours = ("torch/nn/modules/module.py", "sublight_call", 3, 1)
+    slow = [MAIN, ours, ("torch/nn/modules/module.py", "f", 9, 1), ("linecache.py", "checkcache", 72, 1)]
+    own_work = [MAIN, ours, ("/x/sublight/sampling.py", "Sampler.start", 170, 1), ("threading.py", "wait", 327, 1)]
+    found = python.spots(fakes.case(trace(samples((slow, 30), ([MAIN, ours], 10), (own_work, 500)))))
+    assert [(spot.file, spot.line, spot.looks) for spot in found] == [("train.py", 16, 40)]
+    assert [frame.function for frame in found[0].called] == ["f", "checkcache"]
+
+
 @pytest.mark.parametrize("leaf", [("torch/autograd/graph.py", "_engine_run_backward", 9, 1)])
 def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -> None:
     found = python.spots(fakes.case(trace(samples(([MAIN, leaf], 90), ([MAIN, ("train.py", "f", 6, 3)], 10)))))
@@ -145,6 +155,26 @@ def test_what_it_does(stack: list[tuple[str, str, int, int]], kind: python_advic
     assert python_advice.kind_of(spot, case.trace) == kind
 
 
+def test_a_printed_tensors_ops_are_the_prints() -> None:
+    """Its line is the script's `print(step)`; the ops of another line stay what they are."""
+
+    def found(line: int) -> Any:
+        machine = fakes.Machine()
+        for _ in range(3):
+            with machine.step():
+                machine.python(200)
+                for _ in range(20):
+                    machine.work("aten::ne", (64,), us=20)
+                    machine.python(5)
+        sources = {"ops": ["aten::ne"], "index": [0] * 20, "source": [f"train.py:{line}"] * 20, "module": [""] * 20}
+        return HOST_BOUND.check(fakes.case(machine.trace(sources=sources)))
+
+    assert (
+        found(20).title.startswith("train.py:20 prints tensors: 495 µs of each step") and "step % 100" in found(20).fix
+    )
+    assert found(21).title.startswith("Python outside of torch")
+
+
 def test_what_waits_is_no_loop() -> None:
     case = fakes.case(trace(samples(([MAIN, ("train.py", "positions", 6, 3)], 20), waited=True)))
     (spot,) = python.spots(case)
@@ -165,6 +195,8 @@ def test_damaged_samples_name_nobody(damage: Any) -> None:
 
 def test_few_looks_tell_nothing() -> None:
     assert python.spots(fakes.case(trace(samples(([MAIN], python.FEWEST - 1))))) == ()
+    engine = [MAIN, ("torch/autograd/graph.py", "_engine_run_backward", 9, 1)]  # no Python, so they do not count
+    assert python.spots(fakes.case(trace(samples(([MAIN], python.FEWEST - 1), (engine, 30))))) == ()
 
 
 def test_what_the_loader_does_in_this_process_is_named() -> None:
@@ -197,10 +229,25 @@ def test_the_trainers_own_argument() -> None:
     assert found.fix.startswith("TrainingArguments(..., dataloader_num_workers=7)") and not found.cure
 
 
+def test_what_the_trainer_has_an_argument_for_is_that_argument() -> None:
+    """Also where a trace says by its recorded functions alone that the Trainer runs the steps."""
+    saves = [("transformers/trainer.py", "Trainer.train", 7, 1), ("train.py", "<module>", 19, 1)]
+    found = explain([trace(samples((saves, 30)))], gpu="h200").findings[0]
+    assert (found.id, found.fix) == ("host-bound", 'TrainingArguments(..., save_strategy="steps", save_steps=1000)')
+    machine = fakes.Machine()
+    assert not trainer.runs(machine.trace())
+    with machine.range("/x/transformers/trainer.py(3812): training_step", Kind.PYTHON):
+        machine.lookups(1)
+    assert trainer.runs(machine.trace())
+    compiled = "model = torch.compile(model)"
+    assert trainer.fix("unfused-pointwise", compiled) == "TrainingArguments(..., torch_compile=True)"
+    assert trainer.fix("unfused-pointwise", "y = F.gelu(x)") == "y = F.gelu(x)"
+
+
 def test_workers_by_the_cores_there_are() -> None:
-    counts = [workers_here(fakes.case(trace(None, **meta))) for meta in ({"cores": 2}, {"cores": 1}, {"cores": 96})]
-    assert counts == [1, 1, 16]
-    assert workers_here(fakes.case(trace(None))) == max(1, min((os.cpu_count() or 1) - 1, 16))
+    """Another machine's trace may not say: then not by the cores of this one."""
+    metas: list[dict[str, int]] = [{"cores": 2}, {"cores": 1}, {"cores": 96}, {"cores": 96, "cores_to_use": 8}, {}]
+    assert [workers_here(fakes.case(trace(None, **meta))) for meta in metas] == [1, 1, 16, 7, 4]
 
 
 def test_the_more_exact_looks_count_where_there_are_enough() -> None:

@@ -97,5 +97,7 @@ def test_ranks_on_cpus_are_held_against_each_other() -> None:
     assert finding.saving_s * 1e6 == pytest.approx(750, rel=0.02)
     waits = found(EXPOSED_COMMUNICATION, on_cpu(0, 1000.0), on_cpu(1, 2500.0))
     assert waits is not None and waits.saving_s * 1e6 == pytest.approx(500, rel=0.02)  # what rank 1 is in it for
+    slow = explain.explain([on_cpu(0, 2500.0), on_cpu(1, 1000.0)], gpu="h200")
+    assert slow.fixed_floor_s == pytest.approx(0.7 * slow.floor_s, rel=0.01)  # it keeps 1.75 of 2.5 ms of its work
     unnamed = dataclasses.replace(on_cpu(0, 1000.0), rank=None)
     assert found(RANK_IMBALANCE, unnamed, on_cpu(1, 2500.0)) is not None

@@ -38,6 +38,9 @@ class Place:
     label: str = ""
 
 
+ARGUMENTS = ("num_workers=", "fused=True")  # a fix that has one of these is in one line already
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One cause of headroom."""
@@ -55,7 +58,8 @@ class Finding:
     @property
     def code(self) -> str:
         """The fix, and the line that has us do it where that is another."""
-        return f"{self.fix}\n# or, in one line:\n{self.cure}" if self.cure and self.cure not in self.fix else self.fix
+        same = self.cure in self.fix or any(word in self.cure and word in self.fix for word in ARGUMENTS)
+        return self.fix if same else f"{self.fix}\n# or, in one line:\n{self.cure}"
 
     def to_json(self) -> dict[str, Any]:
         return {

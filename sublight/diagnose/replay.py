@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight.diagnose.model import Model
-from sublight.trace.intervals import Floats
+from sublight.trace.intervals import Floats, distinct
 from sublight.trace.record import Ints
 
 SHORT_S = 5e-6  # an event held back longer than this did not wait for its launch
@@ -58,11 +58,11 @@ def run(model: Model, *, repeats: int = 0) -> Replay:
     repeats = repeats or repeats_of(model)
     n_calls, n_events = len(model.call_row), len(model.event_row)
     state = _State(model, repeats)
-    pieces = _pieces(model)
+    pieces = _joined(_pieces(model))
     marks = []
     for repeat in range(repeats):
-        for first, last in pieces:
-            if last - first < SHORT or not state.at_once(repeat, first, last):
+        for first, last, is_long in pieces:
+            if not is_long or not state.at_once(repeat, first, last):
                 state.one_by_one(repeat, first, last)
         marks.append(max(state.now, state.busy_until))
     half = repeats // 2
@@ -103,6 +103,22 @@ def _pieces(model: Model) -> list[tuple[int, int]]:
     return pieces
 
 
+def _joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+    """Short runs in a row are one, that goes call by call; and whether each run is a long one.
+
+    >>> _joined([(0, 2), (2, 5), (5, 90), (90, 91)])
+    [(0, 5, False), (5, 90, True), (90, 91, False)]
+    """
+    joined: list[tuple[int, int, bool]] = []
+    for first, last in pieces:
+        is_long = last - first >= SHORT
+        if joined and not is_long and not joined[-1][2]:
+            joined[-1] = (joined[-1][0], last, False)
+        else:
+            joined.append((first, last, is_long))
+    return joined
+
+
 class _State:
     """The clocks, and the times of everything that has run; a repeat's events follow those of the repeat before."""
 
@@ -122,9 +138,9 @@ class _State:
         return _Lists(self.before, self.first, self.model)
 
     def one_by_one(self, repeat: int, first: int, last: int) -> None:
-        """Calls of a short run, each for itself."""
+        """Calls of a short run, each for itself; comparisons instead of max(), which takes half of the time here."""
         columns = self.lists
-        base, now, free, all_ends = repeat * self.n_events, self.now, self.free, self.ends
+        base, now, free, busy_until = repeat * self.n_events, self.now, self.free, self.busy_until
         begun_at = base + columns.first[first]
         starts: list[float] = []
         ends: list[float] = []
@@ -132,39 +148,42 @@ class _State:
         host = []
 
         def end_of(event: int) -> float:
-            return ends[event - begun_at] if event >= begun_at else float(all_ends[event])
+            return ends[event - begun_at] if event >= begun_at else float(self.ends[event])
 
         for call in range(first, last):
             begun = now
             now += columns.before[call]
-            events = range(columns.first[call], columns.first[call + 1])
-            done = base + columns.first[call]  # events so far
-            if events and done >= QUEUE:
-                now = max(now, end_of(done - QUEUE))  # the queue is full
+            low, high = columns.first[call], columns.first[call + 1]
+            if high > low and base + low >= QUEUE and (end := end_of(base + low - QUEUE)) > now:
+                now = end  # the queue is full
             at = now
-            for event in events:
+            for event in range(low, high):
                 line, wait = columns.stream[event], columns.delay[event]
-                ready = at + columns.latency[event]
-                start = max(ready, free[line])
-                if 0 <= (other := columns.after[event]) < event:
-                    start = max(start, end_of(base + other))
+                ready = start = at + columns.latency[event]
+                if free[line] > start:
+                    start = free[line]
+                if 0 <= (other := columns.after[event]) < event and (end := end_of(base + other)) > start:
+                    start = end
                 launched.append(start <= ready and wait < SHORT_S)
-                start = max(start + wait, at)
+                start += wait
+                if at > start:
+                    start = at
                 free[line] = end = start + columns.duration[event]
                 starts.append(start)
                 ends.append(end)
-                if end > self.busy_until:
-                    self.busy_until = end
+                if end > busy_until:
+                    busy_until = end
             now += columns.cost[call]
             wait_start = wait_end = now
-            if 0 <= (target := columns.waits_for[call]) < columns.first[call + 1]:
-                wait_end = now = max(now, end_of(base + target))
-                now += columns.tail[call]
+            if 0 <= (target := columns.waits_for[call]) < high:
+                if (end := end_of(base + target)) > now:
+                    wait_end = end
+                now = wait_end + columns.tail[call]
             host.append((begun, at, wait_start, wait_end, now))
         here = slice(begun_at, base + columns.first[last])
         self.starts[here], self.ends[here], self.launched[here] = starts, ends, launched
         self.host[repeat * self.n_calls + first : repeat * self.n_calls + last] = host
-        self.now = now
+        self.now, self.busy_until = now, busy_until
 
     def at_once(self, repeat: int, first: int, last: int) -> bool:
         """Calls of a long run: `end[i] = max(end[i - 1] + a[i], b[i])` is a running maximum of b less the sum of a.
@@ -196,7 +215,7 @@ class _State:
         after = model.after[low:high]
         held_back = np.flatnonzero((after >= 0) & (after < np.arange(low, high)))
         delay, duration, stream = model.delay_s[low:high], model.duration_s[low:high], model.stream[low:high]
-        lines = [(line, np.flatnonzero(stream == line)) for line in np.unique(stream).tolist()]
+        lines = [(line, np.flatnonzero(stream == line)) for line in distinct(stream).tolist()]
         starts, ends = np.empty(high - low), np.full(high - low, -np.inf)
         idle, held = np.empty(high - low, dtype=bool), np.full(high - low, -np.inf)
         self.ends[here] = -np.inf

@@ -21,6 +21,7 @@ NUDGE = 0.03  # of the host's time, to see whether the step grows with it
 CLOSE = 0.01  # to the measured step
 EXACT = 0.001
 ROUNDS = 14  # of narrowing down
+CROWDED = 1.5  # processes that want to run, a core
 SHORTEST_S, LONGEST_S, MOST_STEPS = 1e-7, 1e6, 10**9  # of steps that can be
 
 
@@ -32,10 +33,10 @@ def corrected(model: Model, trace: Trace) -> tuple[Model, float]:
     slows down where ops run inside it. What is still too long is shortened throughout. A step that was recorded
     shorter than it is was shorter on the host: loading and Python vary, kernels do not.
     """
-    measured = unprofiled_s(trace)
-    if not measured:
+    if not unprofiled_s(trace):
         return _estimated(model, trace), 0.0
     step_s = replay.run(model).step_s
+    measured = measured_s(trace, step_s)
     if step_s > measured:
         whole = model
         model, step_s = _fitted(lambda cost_s: _cheaper(whole, cost_s, trace.on_gpu), measured, MOST_S, step_s)
@@ -106,6 +107,20 @@ def _faster(model: Model, share: float) -> Model:
     """The host's time by every cause, and its calls, shorter by this share."""
     before = {cause: (1 - share) * column for cause, column in model.before_s.items()}
     return model.replace(before_s=before, cost_s=(1 - share) * model.cost_s, tail_s=(1 - share) * model.tail_s)
+
+
+def measured_s(trace: Trace, recorded_s: float) -> float:
+    """The step that figures are of: the timed one; on a crowded machine the recorded one if it is shorter, since a
+    profiler makes no step shorter, and other programs make some longer.
+    """
+    timed = unprofiled_s(trace)
+    return recorded_s if crowded(trace) and recorded_s < timed else timed
+
+
+def crowded(trace: Trace) -> bool:
+    """Whether other programs wanted the cores while this was recorded."""
+    load, cores = trace.meta.get("load"), trace.meta.get("cores")
+    return isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load > CROWDED * cores
 
 
 def unprofiled_s(trace: Trace) -> float:

@@ -9,13 +9,13 @@ from typing import Any
 from sublight import units
 from sublight.diagnose.case import Case
 from sublight.diagnose.record import Explanation
-from sublight.diagnose.unprofiled import has_stacks, unprofiled_s
+from sublight.diagnose.unprofiled import crowded, has_stacks, unprofiled_s
 from sublight.diagnose.work import backlog, devices_of
 from sublight.results import TOO_GOOD
 
 WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
 COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
-CROWDED = 1.5  # processes that want to run, a core
+FIRST_STEPS = "The steps are the script's first ones, before it was warm: a longer run gives better figures."
 MODEL_OFF = 0.1  # of the measured step
 UNEVEN = 0.25  # of the step: steps that differ by more have no typical one
 FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
@@ -32,6 +32,8 @@ def _cause(found: Explanation) -> str:
     saved, share = units.part_of(first.saving_s, found.step_s, "s"), units.percent(first.saving_s / found.step_s)
     if found.steps_from == WHOLE_RUN:
         return f"No step to judge, only a whole run. Most of it: {first.title} ({saved}, {share})"
+    if FIRST_STEPS in found.caveats:
+        return f"No step to judge, only the script's first ones. Most of them: {first.title} ({saved}, {share})"
     if found.unsure:
         return f"Probably: {first.title}: fixing it would save about {saved} ({share})"
     return f"{first.title}: fixing it saves {saved} ({share})"
@@ -63,10 +65,15 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             "initialisation. More steps, or sublight.step() at the end of each, give a step's."
         )
     elif any(str(note).startswith(COLD) for note in _listed(case.trace.meta.get("notes"))):
-        doubts.append("The steps are the script's first ones, before it was warm: a longer run gives better figures.")
-    load, cores = case.trace.meta.get("load"), case.trace.meta.get("cores")
-    if isinstance(load, int | float) and isinstance(cores, int) and cores > 0 and load > CROWDED * cores:
+        doubts.append(FIRST_STEPS)
+    if crowded(case.trace):
+        load, cores = case.trace.meta["load"], case.trace.meta["cores"]
         doubts.append(f"The machine was busy: a load of {load:.1f} on {cores} cores. The host's times are too long.")
+        if (timed_s := unprofiled_s(case.trace)) > (1 + MODEL_OFF) * case.profiled_step_s:
+            doubts.append(
+                f"Steps took {units.text(timed_s, 's')} while they were timed, and "
+                f"{units.text(case.profiled_step_s, 's')} under the profiler: the figures are of the recorded ones."
+            )
     if abs(case.model_off) > MODEL_OFF:
         way = "longer" if case.model_off > 0 else "shorter"
         doubts.append(

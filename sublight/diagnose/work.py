@@ -13,6 +13,7 @@ import numpy as np
 from sublight.cost import Cost
 from sublight.trace.attribute import Attribution
 from sublight.trace.costs import OpCost
+from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, Ints, Mask, Trace
 from sublight.trace.steps import Steps
 
@@ -67,13 +68,13 @@ def backlog(attribution: Attribution) -> Mask:
     old = np.zeros(len(trace), dtype=bool)
     launched = attribution.launch[rows] != NONE
     devices = devices_of(trace)[trace.lane[rows]]
-    for device in np.unique(devices).tolist():
+    for device in distinct(devices).tolist():
         mine = devices == device
         if launched.all() or 2 * np.count_nonzero(launched & mine) <= np.count_nonzero(mine):
             continue
         on_device, known = rows[mine], launched[mine]
         first_of_all = int(trace.start_ns[on_device[known]].min())
-        for lane in np.unique(trace.lane[on_device[~known]]).tolist():
+        for lane in distinct(trace.lane[on_device[~known]]).tolist():
             here = trace.lane[on_device] == lane
             first = int(trace.start_ns[on_device[here & known]].min()) if (here & known).any() else first_of_all
             early = on_device[here & ~known]

@@ -129,6 +129,26 @@ def driver_trouble(driver_cuda: str | None, nvcc_release: str | None) -> Trouble
     )
 
 
+def torch_home() -> str:
+    """Where PyTorch looks for the CUDA toolkit: CUDA_HOME, else the folder above that of the nvcc on the PATH."""
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return home
+    path = shutil.which("nvcc")
+    return str(Path(path).parent.parent) if path else "/usr/local/cuda"
+
+
+def headers_trouble(home: str, nvcc: str) -> Trouble | None:
+    """An nvcc on the PATH may be a script that calls another: CUDA's headers are not beside it, where PyTorch looks."""
+    if (Path(home) / "include" / "cuda_runtime.h").exists():
+        return None
+    places = (Path(nvcc).resolve().parent.parent, Path("/usr/local/cuda"))
+    near = next((str(each) for each in places if (each / "include" / "cuda_runtime.h").exists()), "the CUDA toolkit")
+    return Trouble(
+        problem=f"PyTorch looks for CUDA in {home}, which has no include/cuda_runtime.h",
+        fix=f"set CUDA_HOME to {near}",
+    )
+
+
 def _number(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
@@ -179,8 +199,8 @@ def _nvcc_troubles(cuda: str | None) -> list[Trouble]:
         return []
     if missing := _complaint_of(build.nvcc):
         return missing
-    other = cuda_trouble(cuda, build.nvcc_release(build.nvcc()))
-    found = [other] if other else []
+    wrong = (cuda_trouble(cuda, build.nvcc_release(build.nvcc())), headers_trouble(torch_home(), build.nvcc()))
+    found = [each for each in wrong if each]
     words = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if words and (wrong := arch_list_trouble(words, None)):
         found.append(Trouble(problem=f"TORCH_CUDA_ARCH_LIST: {wrong.problem}", fix=wrong.fix))

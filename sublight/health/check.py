@@ -22,7 +22,6 @@ Kind = Literal[
 ]  # fmt: skip
 Weight = Literal["wrong", "worth knowing"]
 HARMLESS_SLOWDOWNS = {"power cap": "power-cap", "clocks set by a user": "clocks", "sync boost": "clocks"}
-MARK = "unwell"  # in a limit's detail: what was wrong with the GPU meanwhile
 LOWERED = 0.95  # a power limit below this share of the default was set by somebody
 LEAST_MEMORY, LEAST_DISK, MOST_PRESSURE = 0.03, 0.02, 0.4
 APPLICATION_XIDS = {13, 31, 43, 45, 68}  # a program's own mistake, or its end: no fault of the GPU

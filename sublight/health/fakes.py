@@ -4,7 +4,8 @@ On a machine with a GPU, one call makes the file of the tests:
 
     python -m sublight.health.fakes sublight/health/h200.json
 
-Until it is there, the tests stand on `by_hand`, whose values are made up: those that an H200 could show.
+`recorded` is that H200 with answers changed, `by_hand` a machine whose answers are all made up: with NVLinks, several
+GPUs, or parts of one (MIG), which the recorded machine did not have.
 """
 
 from __future__ import annotations
@@ -230,6 +231,19 @@ def by_hand(*changes: Mapping[str, Any], system: Mapping[str, Any] | None = None
         for one in answer if isinstance(answer, InTurn) else (answer,):
             calls.append((name, [*first, *map(json.loads, arguments)], one))
     return Replay(calls)
+
+
+def recorded(change: Mapping[str, Any]) -> Replay:
+    """The recorded H200 as it was at its last look, under load and with no other process; but for these answers."""
+    last: dict[str, tuple[str, list[Any], Any]] = {}
+    for name, arguments, answer in json.loads(RECORDED.read_text(encoding="utf-8"))["calls"]:
+        last[_key(name, arguments)] = (name, arguments, answer)
+    handle = next(answer["handle"] for name, _, answer in last.values() if name == "nvmlDeviceGetHandleByIndex")
+    for words, answer in {"nvmlDeviceGetComputeRunningProcesses": [], **change}.items():
+        name, *rest = words.split(" ")
+        arguments = [handle, *map(json.loads, rest)]
+        last[_key(name, arguments)] = (name, arguments, answer)
+    return Replay(list(last.values()))
 
 
 def process(pid: int, used_bytes: int | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sublight.health.record import GpuState
 from sublight.limits import LIMITS, busy
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
-from sublight.results import Limit, Limits, read_limits, write_json
+from sublight.results import UNWELL, Limit, Limits, read_limits, write_json
 
 ROOM_BYTES = 5 * 10**9  # three buffers of a gigabyte, and what torch and the driver take
 Progress = Callable[[str, int, int], None]  # what is being measured, how many are done, of how many
@@ -165,7 +165,7 @@ def _with_health(limit: Limit, state: GpuState | None) -> Limit:
     words = check.wrong_with(state)
     if not words or limit.value is None:
         return limit
-    return dataclasses.replace(limit, detail={**limit.detail, check.MARK: words})
+    return dataclasses.replace(limit, detail={**limit.detail, UNWELL: words})
 
 
 def measured_busy(limits: Limits) -> list[str]:
@@ -220,7 +220,7 @@ def _replaces(limit: Limit, before: Limit, quick: bool) -> bool:
     if limit.value is None or before.value is None:
         return limit.value is not None
     is_better = limit.value < before.value if limit.unit == "s" else limit.value > before.value
-    was_busy, is_busy = (bool(one.detail.get(busy.MARK) or one.detail.get(check.MARK)) for one in (before, limit))
+    was_busy, is_busy = (bool(one.detail.get(busy.MARK) or one.detail.get(UNWELL)) for one in (before, limit))
     if was_busy != is_busy:
         return was_busy or is_better
     return is_better or not (quick or is_busy)

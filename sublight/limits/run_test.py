@@ -9,12 +9,11 @@ from sublight import gpus, nvml
 from sublight.cli import output as cli_output
 from sublight.errors import BadInput
 from sublight.folder import cache_folder
-from sublight.health import check
 from sublight.health.record import Clocks, GpuState
 from sublight.limits import run as run_module
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.run import Machine, cached, run, this_machine
-from sublight.results import Limit, Limits
+from sublight.results import UNWELL, Limit, Limits
 
 CPU: tuple[Kind, ...] = ("cpu",)
 
@@ -219,7 +218,7 @@ def test_on_a_gpu_figures_are_judged_and_cached_by_device_and_driver(
         "normal",
         "low: throttled (hardware thermal) to 1.98 GHz",
     ]
-    assert [limit.detail[check.MARK] for limit in limits.limits] == [["throttled (hardware thermal) to 1.98 GHz"]] * 2
+    assert [limit.detail[UNWELL] for limit in limits.limits] == [["throttled (hardware thermal) to 1.98 GHz"]] * 2
     assert this_machine().cache_path.name == "GPU-1-2-570.1.json"
     assert values(cached(this_machine())) == values(limits)
 

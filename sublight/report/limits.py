@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sublight import units
-from sublight.health.check import MARK
 from sublight.report.draw.tables import note, plain, titled
-from sublight.results import Limit, Limits
+from sublight.results import UNWELL, Limit, Limits
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -172,7 +171,7 @@ def unwell_lines(limits: Limits) -> list[str]:
     """
     names: dict[str, list[str]] = {}
     for limit in limits.limits:
-        for words in limit.detail.get(MARK, ()):
+        for words in limit.detail.get(UNWELL, ()):
             names.setdefault(words, []).append(limit.name)
     return [f"measured while the GPU was not well ({words}): {', '.join(which)}" for words, which in names.items()]
 

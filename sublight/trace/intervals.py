@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
+_T = TypeVar("_T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
 Intervals = npt.NDArray[np.float64]  # (n, 2): starts and ends, sorted, disjoint
 
@@ -34,6 +37,16 @@ def middle(values: npt.ArrayLike) -> float:
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def distinct(values: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    """Each value once, in order. (As above: numpy's `unique` imports masked arrays.)
+
+    >>> distinct(np.array([3, 1, 3])).tolist(), distinct(np.array([])).tolist()
+    ([1, 3], [])
+    """
+    ordered = np.sort(values, axis=None)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)]]
 
 
 def length(intervals: Intervals) -> float:

@@ -38,7 +38,7 @@ def _foreign(name: str, first: bytes) -> str:
     """What a file is that is no trace for us, by its name or its first bytes; empty where neither tells."""
     if ending := next((ending for ending in FOREIGN if name.endswith(ending)), ""):
         return FOREIGN[ending]
-    if first[:1] == b"\n" and (b"/host:CPU" in first or b"/device:" in first):  # field 1 of a protocol buffer
+    if first[:1] == b"\n" and (b"/host:" in first or b"/device:" in first):  # field 1 of a protocol buffer
         return FOREIGN[".xplane.pb"]
     return ""
 

@@ -61,7 +61,7 @@ def test_nothing_to_load_is_said_in_one_line(tmp_path: Path) -> None:
     ("name", "data", "words"),
     [
         ("host.xplane.pb", b"\n\x10", "an XPlane profile of JAX or TensorFlow"),
-        ("profile", b"\n\x84\x01\x08\x02\x12\x09/host:CPU", "an XPlane profile of JAX or TensorFlow"),
+        ("profile", b"\n\x84\x01\x08\x02\x12\x0e/host:metadata", "an XPlane profile of JAX or TensorFlow"),
         ("run.pftrace", b"\n\x05hello", "a Perfetto trace in its binary form"),
         ("run.perfetto-trace", b"\n\x05hello", "a Perfetto trace in its binary form"),
         ("kernel.ncu-rep", b"NVR\0", "a report of Nsight Compute"),

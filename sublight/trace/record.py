@@ -19,6 +19,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 NONE = -1  # in an integer column: not known, or does not apply
+XLA_CPU = "the CPU, by XLA"  # a device like any other: its threads run ops while Python goes on
 
 
 class Kind(enum.IntEnum):
@@ -156,10 +157,13 @@ class Trace:
     def lane_of(self, row: int) -> Lane:
         return self.lanes[int(self.lane[row])]
 
-    def rows_named(self, test: Any) -> Ints:
-        """The rows whose name passes `test`; each distinct name is asked once."""
+    def rows_named(self, test: Any, *kinds: Kind) -> Ints:
+        """The rows whose name passes `test`, of these kinds where any are given; each distinct name is asked once."""
+        if not len(self.names):
+            return np.empty(0, dtype=np.int64)
         wanted = np.fromiter((bool(test(name)) for name in self.names), dtype=bool, count=len(self.names))
-        return np.flatnonzero(wanted[self.name]) if len(self.names) else np.empty(0, dtype=np.int64)
+        named = wanted[self.name]
+        return np.flatnonzero(named & self.is_kind(*kinds) if kinds else named)
 
     @functools.cached_property
     def device_rows(self) -> Ints:

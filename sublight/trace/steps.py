@@ -69,7 +69,7 @@ def _apart(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _named_ranges(trace: Trace, test: Callable[[str], bool]) -> list[tuple[int, int]]:
     """The ranges whose name passes, of the thread that has most of them."""
-    rows = np.intersect1d(trace.rows_named(test), trace.of_kind(Kind.RANGE))
+    rows = trace.rows_named(test, Kind.RANGE)
     if not len(rows):
         return []
     lane = Counter(trace.lane[rows].tolist()).most_common(1)[0][0]
@@ -83,7 +83,7 @@ def _profiler_steps(trace: Trace) -> list[tuple[int, int]]:
 
 def _optimizer_steps(trace: Trace) -> list[tuple[int, int]]:
     """From the end of one optimizer's step to the end of its next."""
-    rows = np.intersect1d(trace.rows_named(lambda name: name.startswith("Optimizer.step")), trace.of_kind(Kind.RANGE))
+    rows = trace.rows_named(lambda name: name.startswith("Optimizer.step"), Kind.RANGE)
     first = _plain(trace.name_of(int(rows[0]))) if len(rows) else ""  # of several that step in turn, one counts
     ends = [end for _, end in _apart(_named_ranges(trace, lambda name: _plain(name) == first))]
     return list(itertools.pairwise(ends))
@@ -122,7 +122,7 @@ def _user_ranges(trace: Trace) -> list[tuple[int, int]]:
 
 def _module_calls(trace: Trace) -> list[tuple[int, int]]:
     """Calls of the outermost nn.Module, where Python was recorded."""
-    rows = np.intersect1d(trace.rows_named(lambda name: name.startswith("nn.Module: ")), trace.of_kind(Kind.PYTHON))
+    rows = trace.rows_named(lambda name: name.startswith("nn.Module: "), Kind.PYTHON)
     if not len(rows):
         return []
     names = Counter(trace.name_of(row) for row in rows.tolist())

@@ -56,15 +56,15 @@ def tool(name: str) -> str:
 
 def disassemble(cubin: bytes) -> dict[str, str]:
     """Symbol -> SASS with a comment at every change of source line."""
-    told = _run(tool("nvdisasm"), "-gi", "-c", file=cubin, suffix=".cubin")
-    marks = list(_SECTION.finditer(told))
-    ends = [mark.start() for mark in marks[1:]] + [len(told)]
-    return {mark[1]: told[mark.end() : end].strip("\n") for mark, end in zip(marks, ends, strict=True)}
+    output = _run(tool("nvdisasm"), "-gi", "-c", file=cubin, suffix=".cubin")
+    marks = list(_SECTION.finditer(output))
+    ends = [mark.start() for mark in marks[1:]] + [len(output)]
+    return {mark[1]: output[mark.end() : end].strip("\n") for mark, end in zip(marks, ends, strict=True)}
 
 
 def usage(cubin: bytes) -> dict[str, dict[str, int]]:
     """Symbol -> REG, STACK, SHARED, LOCAL, … as the driver will say; BARRIERS; THREADS where the kernel fixes them."""
-    told = _run(tool("cuobjdump"), "-res-usage", file=cubin, suffix=".cubin")
+    output = _run(tool("cuobjdump"), "-res-usage", file=cubin, suffix=".cubin")
     marked = _run(tool("cuobjdump"), "-elf", file=cubin, suffix=".cubin")
     marks = list(_INFO.finditer(marked))
     ends = [mark.start() for mark in marks[1:]] + [len(marked)]
@@ -72,7 +72,7 @@ def usage(cubin: bytes) -> dict[str, dict[str, int]]:
     return {
         symbol: {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", words)}
         | attributes.get(symbol, {"BARRIERS": 0})
-        for symbol, words in _FUNCTION.findall(told)
+        for symbol, words in _FUNCTION.findall(output)
     }
 
 
@@ -203,13 +203,13 @@ def assembled(ptx: str, capability: int) -> Assembled:
         return Assembled(cubin=out.read_bytes(), spilled=spills(done.stdout + done.stderr))
 
 
-def spills(told: str) -> dict[str, int]:
+def spills(output: str) -> dict[str, int]:
     """Symbol -> bytes that spill stores move, as `ptxas -v` tells them.
 
     >>> spills("Function properties for f\\n  8 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads")
     {'f': 8}
     """
-    return {symbol: int(stores) or int(loads) for symbol, stores, loads in _SPILLS.findall(told)}
+    return {symbol: int(stores) or int(loads) for symbol, stores, loads in _SPILLS.findall(output)}
 
 
 def _newest_ptxas() -> str:
@@ -220,8 +220,8 @@ def _newest_ptxas() -> str:
         return tool("ptxas")
 
 
-def _first_line(told: str) -> str:
-    lines = [line for line in told.splitlines() if line.strip()]
+def _first_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "no message")
 
 
@@ -231,6 +231,8 @@ def _run(command: str, *words: str, file: bytes, suffix: str) -> str:
         holder.flush()
         done = subprocess.run([command, *words, holder.name], capture_output=True, text=True)
     if done.returncode:
-        told = _first_line(done.stderr).replace(holder.name, "the file")
-        raise BadInput(_CUT_OFF if "does not contain device code" in told else f"{Path(command).name}: {told}")
+        complaint = _first_line(done.stderr).replace(holder.name, "the file")
+        raise BadInput(
+            _CUT_OFF if "does not contain device code" in complaint else f"{Path(command).name}: {complaint}"
+        )
     return done.stdout

@@ -94,8 +94,8 @@ def _of_python(error: BaseException, jit: Any) -> tuple[str, str]:
         elif not words:
             words = f"{type(reached).__name__}: {first_line(str(reached))}"
         reached = reached.__cause__
-    told = re.fullmatch(r"(\w+)\((['\"])(.*)\2\)", words)  # Triton hands on the repr of some exceptions
-    return place, f"{told[1]}: {told[3]}" if told else words or "no message"
+    parts = re.fullmatch(r"(\w+)\((['\"])(.*)\2\)", words)  # Triton hands on the repr of some exceptions
+    return place, f"{parts[1]}: {parts[3]}" if parts else words or "no message"
 
 
 def _place(error: Any, jit: Any) -> str:

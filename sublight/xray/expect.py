@@ -62,8 +62,8 @@ def check(
         if max_registers is not None and used.registers > max_registers:
             wrong.append(f"{name}: {used.registers} registers a thread, at most {max_registers} allowed")
         if min_occupancy is not None and (page.occupancy is None or page.occupancy.fraction < min_occupancy):
-            told = f"{page.occupancy.fraction:.2f}" if page.occupancy else "not known"
-            wrong.append(f"{name}: occupancy {told}, at least {min_occupancy:.2f} wanted")
+            reached = f"{page.occupancy.fraction:.2f}" if page.occupancy else "not known"
+            wrong.append(f"{name}: occupancy {reached}, at least {min_occupancy:.2f} wanted")
         wrong += [f"{name}: {words}" for words in _narrow(page.code, "global load", min_load_bytes)]
         wrong += [f"{name}: {words}" for words in _narrow(page.code, "global store", min_store_bytes)]
         wrong += [f"{name}: {words}" for words in _tensor_cores(page, tensor_cores)]
@@ -123,8 +123,8 @@ def _tensor_cores(page: Page, wanted: bool | str | None) -> Iterator[str]:
     used = page.mix.tensor_core
     if wanted is None or (wanted == bool(used) if isinstance(wanted, bool) else wanted in (used or "").split("+")):
         return
-    told = wanted if isinstance(wanted, str) else "tensor cores" if wanted else "no tensor cores"
-    yield f"{told} wanted, {used or 'none'} used"
+    words = wanted if isinstance(wanted, str) else "tensor cores" if wanted else "no tensor cores"
+    yield f"{words} wanted, {used or 'none'} used"
 
 
 def _at(place: Place | None) -> str:

@@ -132,9 +132,10 @@ def place(text: str, shape: Sequence[int], dtype: str, defined: dict[str, str]) 
         return _linear(text, shape)
     if kind[1] == "swizzled_shared":
         vec, per_phase, max_phase = (int(fields[name]) for name in ("vec", "perPhase", "maxPhase"))
-        return _swizzled(shape, bits, _numbers(fields["order"]), vec, per_phase, max_phase)
+        order = _numbers(fields["order"])
+        return _swizzled(shape[-len(order) :], bits, order, vec, per_phase, max_phase)  # one of a ring of buffers
     if kind[1] == "nvmma_shared":
-        return _for_tensor_cores(fields, shape, bits)
+        return _for_tensor_cores(fields, shape[-2:], bits)
     raise NotDrawn(f"{kind[1]} layouts are not drawn yet")
 
 

@@ -209,6 +209,14 @@ def test_ttgir_is_read() -> None:
     assert odd.where is None and odd.why_not == "48x64 is no power of two"
 
 
+def test_one_buffer_of_a_ring_is_drawn() -> None:
+    """Of barriers, whose layout has one dimension fewer than the memory, and of tiles for tensor cores."""
+    barriers = "#ttg.swizzled_shared<{vec = 1, perPhase = 1, maxPhase = 1, order = [0]}>"
+    assert lanes.place(barriers, (4, 1), "i64", {}) == Shared(shape=(1,), item_bits=64, offsets={(0,): 0})
+    tiles = "#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 16}>"
+    assert lanes.place(tiles, (4, 64, 64), "f16", {}) == lanes.place(tiles, (64, 64), "f16", {})
+
+
 @pytest.mark.parametrize("text", ["#ttg.padded_shared<[512:+8] {order = [1, 0]}>", "#unknown"])
 def test_what_is_not_known_is_named(text: str) -> None:
     with pytest.raises(NotDrawn, match=r"padded_shared|unknown"):

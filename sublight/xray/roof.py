@@ -85,10 +85,10 @@ class Roof:
             words = f"{_HOLDS[highest.name]}: {at}{over}"
         if not measured:
             return words
-        told = f"; measured {units.text(measured, 's')}"
+        beside = f"; measured {units.text(measured, 's')}"
         if highest.seconds > EQUAL * measured:
-            return words + f"{told}, which is less: a cache had its data"
-        return words + f"{told}, of which that explains {units.percent(min(1.0, highest.seconds / measured))}"
+            return words + f"{beside}, which is less: a cache had its data"
+        return words + f"{beside}, of which that explains {units.percent(min(1.0, highest.seconds / measured))}"
 
 
 def roof_of(

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from sublight.cli import engine_options
 from sublight.cli.options import Device, Json
 
 
 def generate(
-    model: Annotated[str, typer.Argument(metavar="FOLDER", help="With config.json, *.safetensors, tokenizer.json.")],
+    model: engine_options.Model,
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="May be given several times.")] = None,
     prompts: Annotated[str, typer.Option(metavar="FILE", help="A prompt a line.")] = "",
     max_new: Annotated[int, typer.Option(metavar="N", help="New tokens of each, at most.")] = 64,
@@ -25,15 +26,13 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(metavar="X", help="Off the logit of a token the text has.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(metavar="X", help="The same, each time it has it.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text.")] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Texts at a time, at most.")] = 64,
-    chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step: longer prompts are cut.")] = 512,
-    cache: Annotated[
-        int, typer.Option(metavar="N", help="Tokens that the cache holds; enough for all unless told.")
-    ] = 0,
-    mode: Annotated[str, typer.Option(metavar="NAME", help="ours or eager.")] = "ours",
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="bf16 on a GPU, fp32 on a CPU, unless told.")] = "",
-    weights: Annotated[str, typer.Option(metavar="WAY", help="Pack them: int4, int8, fp8, w4a16, w8a8 …")] = "",
-    graphs: Annotated[bool, typer.Option(help="Replay decoding as CUDA graphs.")] = True,
+    batch: engine_options.Batch = 64,
+    chunk: engine_options.Chunk = 512,
+    cache: engine_options.Cache = 0,
+    mode: engine_options.Mode = "ours",
+    dtype: engine_options.Dtype = "",
+    weights: engine_options.Weights = "",
+    graphs: engine_options.Graphs = True,
     device: Device = "",
     json: Json = "",
 ) -> None:
@@ -47,7 +46,17 @@ def generate(
 
     cli_generate.command(
         cli_generate.Request(
-            model=model,
+            engine=engine_options.EngineOptions(
+                model=model,
+                batch=batch,
+                chunk=chunk,
+                cache=cache,
+                mode=mode,
+                dtype=dtype,
+                weights=weights,
+                graphs=graphs,
+                device=device,
+            ),
             prompts=prompt or (),
             file=prompts,
             most_new=max_new,
@@ -60,14 +69,6 @@ def generate(
             presence=presence_penalty,
             frequency=frequency_penalty,
             stop=stop or (),
-            batch=batch,
-            chunk=chunk,
-            cache=cache,
-            mode=mode,
-            dtype=dtype,
-            weights=weights,
-            graphs=graphs,
-            device=device,
             json=json,
         )
     )

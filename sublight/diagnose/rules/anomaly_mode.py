@@ -10,6 +10,7 @@ from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, drop, no_wait
 from sublight.diagnose.model import Model
 from sublight.trace.attribute import ENGINE
+from sublight.trace.intervals import distinct
 from sublight.trace.record import Ints, Kind
 
 CHECK = "aten::isnan"
@@ -60,7 +61,7 @@ def check(case: Case) -> Change | None:
 
 def _without_tracebacks(case: Case, model: Model, forward: Ints) -> Model:
     """On a CPU the traceback is part of the op's time, with a GPU of the host's time to launch it."""
-    calls = np.unique(model.call[forward])
+    calls = distinct(model.call[forward])
     launch, duration = model.before_s["launch"].copy(), model.duration_s.copy()
     if case.on_gpu:
         launch[calls] = np.maximum(launch[calls] - TRACEBACK_S, np.minimum(launch[calls], LEAST_S))

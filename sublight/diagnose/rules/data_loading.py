@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 from sublight import units
-from sublight.diagnose import python, python_advice
+from sublight.diagnose import python, python_advice, trainer
 from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.work import LOADING
 from sublight.fix.cure.workers import WORKERS
 from sublight.trace.record import Kind
 
 MOST_WORKERS = 16  # beyond, workers wait for the disk and for each other
+USUAL_WORKERS = 4  # where the trace does not say how many cores there were
 LEAST = 0.2  # of the loading time, for a function to be named
 
 
@@ -41,7 +40,7 @@ def check(case: Case) -> Change | None:
             ),
         ),
         fix=_fix(case, workers),
-        cure="" if workers or by_trainer(case) else WORKERS.line,
+        cure="" if workers or trainer.runs(case.trace) else WORKERS.line,
         edit=lambda model: model.without("data"),
         most_s=per_step_s - restarts_s,  # the rest is another finding's
         rows=case.inside(rows),
@@ -50,24 +49,14 @@ def check(case: Case) -> Change | None:
 
 
 def workers_here(case: Case) -> int:
-    """As many as the machine that was recorded has cores, less the one that runs the steps."""
-    cores = case.trace.meta.get("cores")
-    known = cores if isinstance(cores, int) and cores > 0 else os.cpu_count() or 1
-    return max(1, min(known - 1, MOST_WORKERS))
-
-
-def by_trainer(case: Case) -> bool:
-    """Whether Hugging Face's Trainer runs the steps: then the loader is its own."""
-    samples = case.trace.meta.get("samples")
-    frames = samples.get("frames") if isinstance(samples, dict) else None
-    return isinstance(frames, list) and any(
-        isinstance(frame, list) and frame and str(frame[0]).startswith("transformers/trainer.py") for frame in frames
-    )
+    """As many as the script had cores where it was recorded, less the one that runs the steps."""
+    cores = case.trace.meta.get("cores_to_use") or case.trace.meta.get("cores")
+    return max(1, min(cores - 1, MOST_WORKERS)) if isinstance(cores, int) and cores > 0 else USUAL_WORKERS
 
 
 def _fix(case: Case, workers: bool) -> str:
     count = workers_here(case)
-    if by_trainer(case):
+    if trainer.runs(case.trace):
         return f"TrainingArguments(..., dataloader_num_workers={count})\n{_ONCE}"
     options = f"num_workers={count}, prefetch_factor=4"
     if workers:

@@ -10,6 +10,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, fuse
 from sublight.diagnose.model import Model
+from sublight.trace.intervals import distinct
 from sublight.trace.record import Kind
 
 _REGION = re.compile(r"Torch-Compiled Region: (\d+)/")
@@ -70,7 +71,7 @@ def _between(case: Case, regions: np.ndarray) -> np.ndarray:
     apart = (place >= 0) & ~inside & np.append(follows, False)[place + 1]
     numbers, firsts = np.unique(np.where(inside, place, -1), return_index=True)
     firsts = firsts[(numbers >= 0) & follows[numbers]]
-    return np.union1d(np.flatnonzero(apart), firsts)
+    return distinct(np.concatenate((np.flatnonzero(apart), firsts)))
 
 
 _FIX = """\

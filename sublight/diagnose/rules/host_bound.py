@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from sublight import units
 from sublight.diagnose import python, python_advice
-from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.case import Case, Change, Rule, drop
 from sublight.diagnose.python import Spot
 from sublight.diagnose.rules.data_loading import workers_here
+from sublight.diagnose.source import PLACE, text_of
 from sublight.trace.record import NONE
 
 SHOWN = 3  # functions that are named
 LEAST = 0.1  # of the Python time, for one to be named
+LOOKED_UP = 30_000  # ops whose place is looked up
 
 
 def check(case: Case) -> Change | None:
@@ -26,6 +30,8 @@ def check(case: Case) -> Change | None:
     rows = rows[rows != NONE]
     stretches = np.count_nonzero(before_s) / case.model.steps
     stretch = f"{stretches:.1f} stretches a step in which no op ran, up to {units.text(float(before_s.max()), 's')}"
+    if not case.on_gpu and (change := _printing(case, per_step_s)):
+        return change
     hot = [spot for spot in python.spots(case) if spot.share >= LEAST][:SHOWN]
     if hot:
         return _named(case, hot, per_step_s, stretch, rows)
@@ -36,6 +42,39 @@ def check(case: Case) -> Change | None:
         fix=_FIX + ("" if "samples" in case.trace.meta else _RECORD),
         edit=lambda model: model.without("python"),
         rows=rows,
+    )
+
+
+def _printing(case: Case, python_s: float) -> Change | None:
+    """A tensor that is printed runs ops to be shown, with Python between them: more of that than of other Python."""
+    trace, places = case.trace, dict[str, bool]()
+    tops = case.inside(case.attribution.top_ops)
+    if not case.attribution.has_places or len(tops) > LOOKED_UP:
+        return None
+    shown: dict[int, str] = {}
+    for row in tops.tolist():
+        place = case.attribution.place(row)[0] if case.attribution.forward(row) == NONE else ""
+        if place not in places:
+            match = PLACE.match(place)
+            text = text_of(trace, match["file"], int(match["line"])) if match else ""
+            places[place] = bool(re.search(python_advice.PRINT.text, text))
+        if places[place]:
+            shown[row] = place
+    top = (
+        (event, (case.attribution.ops_above(row) or [row])[-1])
+        for event, row in enumerate(case.model.event_row.tolist())
+    )
+    events = np.array([event for event, op in top if op in shown], dtype=np.int64)
+    spent_s = case.step_s - case.replayed_s(drop(case.model, events)) if len(events) else 0.0
+    if spent_s <= max(python_s, LEAST * case.step_s):
+        return None
+    place = max(shown.values(), key=list(shown.values()).count)
+    return Change(
+        title=f"{place.partition(' ')[0]} prints tensors: {units.text(spent_s, 's')} of each step",
+        evidence=(f"{case.often(len(events))} ops a step run to show them, with Python between them",),
+        fix=python_advice.PRINT.fix,
+        edit=lambda model: drop(model, events),
+        rows=np.array(sorted(shown), dtype=np.int64),
     )
 
 

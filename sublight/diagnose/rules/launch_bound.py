@@ -10,6 +10,7 @@ from sublight.diagnose.case import Case, Change, Rule
 from sublight.diagnose.model import COMPUTE, Model
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
 from sublight.fix.cure.graphed import GRAPH
+from sublight.trace.intervals import distinct
 from sublight.trace.record import Ints
 
 GRAPH_LAUNCH_S = 10e-6  # of the host, once a step
@@ -23,7 +24,7 @@ def check(case: Case) -> Change | None:
     if idle_s < LEAST * case.step_s:
         return None
     model = case.model
-    calls = np.unique(model.call[model.kind == COMPUTE])
+    calls = distinct(model.call[model.kind == COMPUTE])
     if not len(calls):
         return None
     host_s = float((model.before_s["launch"] + model.cost_s)[calls].sum()) / len(calls)
@@ -65,19 +66,19 @@ def _of_optimizer(case: Case) -> float:
     if change is None:
         return 0.0
     host = case.model.before_s["launch"] + case.model.cost_s
-    calls = np.unique(case.model.call[case.events(sorted(case.in_optimizer))])
+    calls = distinct(case.model.call[case.events(sorted(case.in_optimizer))])
     return float(host[calls].sum()) / max(float(host.sum()), 1e-12)
 
 
 def _rows(case: Case) -> Ints:
-    late: Ints = case.model.event_row[np.unique(case.base.event[case.base.by_launch])]
+    late: Ints = case.model.event_row[distinct(case.base.event[case.base.by_launch])]
     return late
 
 
 def _graphed(model: Model) -> Model:
     """All launches of a step from one graph: what syncs, loads or computes in Python stays where it is."""
     launch, cost, delay = np.zeros(len(model.call_row)), model.cost_s.copy(), model.delay_s.copy()
-    starts = np.unique(model.call)
+    starts = distinct(model.call)
     cost[starts] = 0.0
     first_of_step = np.searchsorted(model.step, np.arange(model.steps))
     launch[first_of_step] = GRAPH_LAUNCH_S

@@ -9,6 +9,7 @@ from sublight.diagnose.case import Case, Change, Edit, Rule
 from sublight.diagnose.events import SMALL_COPY
 from sublight.diagnose.model import COPY, Model
 from sublight.fix.cure.pinned import PINNED
+from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, Ints
 
 PINNED_BYTES_PER_S = 25e9  # PCIe 4.0, where the link was not measured
@@ -66,7 +67,7 @@ def overlapped(case: Case, events: Ints) -> Edit:
         after[np.isin(after, events)] = NONE
         after[events] = NONE
         delay[events] = 0.0
-        calls = np.union1d(model.call[events], np.flatnonzero(np.isin(waits_for, events)))
+        calls = distinct(np.concatenate((model.call[events], np.flatnonzero(np.isin(waits_for, events)))))
         waits_for[calls], tail[calls] = NONE, 0.0
         cost[calls] = np.minimum(cost[calls], 10e-6)
         return model.replace(

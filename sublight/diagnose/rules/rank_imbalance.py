@@ -22,15 +22,16 @@ def check(case: Case) -> Change | None:
     lost = max(by_work, by_wait)
     if lost < LEAST * case.step_s:
         return None
+    fair = min(float(compute.mean() / compute[0]), 1.0) if compute[0] else 1.0  # of this rank's work, what it keeps
     slow = found[int(compute.argmax())] if by_work >= by_wait / 2 else found[int(talk.argmin())]
     return Change(
         title=_title(slow, float(compute.mean()), by_work >= by_wait / 2, lost),
         evidence=tuple(_line(rank) for rank in found[:16])
         + ((f"and {len(found) - 16} more",) if len(found) > 16 else ()),
-        fix=_FIX,
+        fix=_FIX + (_CLOCK if case.on_gpu else ""),
         edit=lambda model: model,
         saving_s=lost,
-        floor_saving_s=lost,
+        floor_saving_s=case.floor_after_s(case.model) * (1 - fair),
     )
 
 
@@ -54,6 +55,8 @@ def name(trace: Trace) -> str:
 
 _FIX = """\
 # give every rank the same work: batches of equal tokens rather than of equal rows, experts balanced, no rank-0 extras
-# in the step; `nvidia-smi` shows a GPU with a lower clock"""
+# in the step"""
+_CLOCK = """
+# `nvidia-smi` shows a GPU with a lower clock"""
 
 RANK_IMBALANCE = Rule(id="rank-imbalance", check=check)

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublight import units
+from sublight.diagnose import recurrence
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, fuse
 from sublight.diagnose.model import Model
 from sublight.diagnose.rules.small_grid import over_pieces
-from sublight.trace.record import Ints, Kind
+from sublight.diagnose.source import PLACE, text_of
+from sublight.trace.intervals import distinct
+from sublight.trace.record import NONE, Ints, Kind
 
 OFTEN = 64  # times a step
 LAYERS = 0.25  # modules a round: with as many, the rounds are layers, each of which needs the one before
 REACHED = 0.6  # of the limit, by one op over all rows
 LOOKED_UP = 30_000  # ops whose place is looked up
 GATES, PRODUCTS = ("tanh", "sigmoid"), ("linear", "matmul", "mm", "addmm", "bmm", "addmv", "mv")
+CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +34,18 @@ class _Line:
     @property
     def recurs(self) -> bool:
         """A cell whose rounds wait for each other: products, and gates on them."""
-        return any(name in GATES for name in self.names) and any(name in PRODUCTS for name in self.names)
+        gates, products = (any(name in kind for name in self.names) for kind in (GATES, PRODUCTS))
+        return (gates and products) or any(name in CELLS for name in self.names)
 
 
 def check(case: Case) -> Change | None:
-    lines = [line for line in _lines(case) if line.recurs or over_pieces(case, line.times)]
+    lines = [line for line in _whole_cells(_lines(case)) if line.recurs or _batches(case, line)]
     if not lines:
         return None
-    top_of = {row: _top(case, row) for row in case.model.event_row.tolist()}
+    rows = case.model.event_row.tolist()
+    ops_of = [(_top(case, row), _forward(case, row)) for row in rows]
     by_line = {
-        line.place: np.array([at for at, row in enumerate(case.model.event_row.tolist()) if top_of[row] in line.ops])
-        for line in lines
+        line.place: np.array([at for at, ops in enumerate(ops_of) if not line.ops.isdisjoint(ops)]) for line in lines
     }
     line = max(lines, key=lambda line: len(by_line[line.place]))
     events: Ints = by_line[line.place].astype(np.int64)
@@ -48,10 +53,11 @@ def check(case: Case) -> Change | None:
         return None
     spent = case.device_s(events)
     return Change(
-        title=f"{line.place.partition(' ')[0]} runs {units.count(line.times)} times a step, on a little each time",
+        title=f"{line.place.partition(' ')[0]} {'unrolls a recurrent cell: it ' if line.recurs else ''}runs "
+        f"{units.count(line.times)} times a step, on a little each time",
         evidence=(
             f"{case.often(len(events))} {'kernels' if case.on_gpu else 'ops'} a step come from that line, "
-            f"{units.text(spent, 's')} of {'device' if case.on_gpu else 'op'} time",
+            f"backward too, {units.text(spent, 's')} of {'device' if case.on_gpu else 'op'} time",
             f"ops: {', '.join(line.names[:6])}",
             *(("each round needs the one before: a recurrent cell",) if line.recurs else ()),
         ),
@@ -92,9 +98,38 @@ def _lines(case: Case) -> list[_Line]:
     return [_Line(source, often[source], names[source], frozenset(rows[source])) for source in often]
 
 
+def _whole_cells(lines: list[_Line]) -> list[_Line]:
+    """Lines that run equally often are one loop's: where they are a cell together, they are one line, their longest."""
+    loops: dict[tuple[str, float], list[_Line]] = defaultdict(list)
+    for line in lines:
+        loops[line.place.partition(":")[0], line.times].append(line)
+    found: list[_Line] = []
+    for loop in loops.values():
+        most = max(loop, key=lambda line: len(line.ops))
+        names = tuple(dict.fromkeys(name for line in loop for name in line.names))
+        whole = _Line(most.place, most.times, names, frozenset().union(*(line.ops for line in loop)))
+        found += [whole] if whole.recurs else loop
+    return found
+
+
+def _batches(case: Case, line: _Line) -> bool:
+    """Whether all rounds can be one op: they take a tensor apart, and none needs the one before."""
+    match = PLACE.match(line.place)
+    readable = match and text_of(case.trace, match["file"], int(match["line"]))
+    if match and readable and recurrence.recurs(match["file"], int(match["line"])):
+        return False
+    return over_pieces(case, line.times)
+
+
 def _top(case: Case, row: int) -> int:
     chain = case.attribution.ops_above(row)
     return chain[-1] if chain else row
+
+
+def _forward(case: Case, row: int) -> int:
+    """Of an op in the backward pass, the forward pass's that it belongs to: both go with the line."""
+    found = case.attribution.forward(row)
+    return _top(case, found) if found != NONE else NONE
 
 
 def _batched(case: Case, events: Ints) -> Edit:
@@ -119,7 +154,7 @@ def _unrolled(case: Case, events: Ints) -> Edit:
 
     def edit(model: Model) -> Model:
         model = drop(model, others) if len(others) else model
-        calls = np.unique(model.call[products])
+        calls = distinct(model.call[products])
         launch, cost = model.before_s["launch"].copy(), model.cost_s.copy()
         launch[calls] = 0.0
         cost[calls] = 0.0

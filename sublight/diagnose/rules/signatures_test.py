@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sublight.diagnose import explain, fakes
 from sublight.diagnose.case import Rule
 from sublight.diagnose.fakes import FP32, Machine
 from sublight.diagnose.record import Finding
+from sublight.diagnose.rules import repeated_line
 from sublight.diagnose.rules.anomaly_mode import ANOMALY_MODE
 from sublight.diagnose.rules.dense_embedding import DENSE_EMBEDDING
 from sublight.diagnose.rules.repeated_line import REPEATED_LINE
@@ -34,20 +38,26 @@ def backward(*, checks: int) -> Trace:
     return machine.trace()
 
 
-def looped(*, rounds: int, us: float, modules: int = 1, gates: bool = False, sliced: bool = True) -> Trace:
-    """One line of two ops, so often, of so many modules in turn, each time on a slice."""
+def looped(
+    *, rounds: int, us: float, modules: int = 1, gates: bool = False, sliced: bool = True, backward: bool = False
+) -> Trace:
+    """One line of two ops, so often, of so many modules in turn, each time on a slice; `backward`: one op for each."""
     names = ("aten::linear", "aten::tanh") if gates else ("aten::mul", "aten::relu")
     dims: Any = [((16, 32), (32, 32)), ((16, 32),)] if gates else [((64,),), ((64,),)]
     machine = Machine()
-    for _ in range(4):
+    for step in range(4):
         with machine.step():
             machine.lookups(2)
-            for _ in range(rounds):
+            numbers = range(step * rounds, (step + 1) * rounds)
+            for number in numbers:
                 if sliced:
                     with machine.range("aten::select", Kind.OP):
                         machine.python(1.0)
                 for name, shapes in zip(names, dims, strict=True):
-                    machine.op(name, *shapes, us=us, dtype=FP32, host=20.0)
+                    machine.op(name, *shapes, us=us, dtype=FP32, host=20.0, sequence=number)
+            for number in numbers if backward else ():
+                with machine.range(f"{ENGINE}: MulBackward0", Kind.OP, sequence=number):
+                    machine.op("aten::mul", (64,), us=us, dtype=FP32, host=20.0)
             machine.sync()
     count = 2 * rounds
     sources = {
@@ -134,13 +144,36 @@ NEAR_MISSES = {
 def test_an_unrolled_cell_is_a_layer_of_the_library() -> None:
     finding = found(REPEATED_LINE, looped(rounds=200, us=5.0, gates=True))
     assert finding is not None
-    assert finding.title == "train.py:8 runs 200 times a step, on a little each time" and "nn.LSTM" in finding.fix
+    words = "train.py:8 unrolls a recurrent cell: it runs 200 times a step, on a little each time"
+    assert finding.title == words and "nn.LSTM" in finding.fix
     finding = found(REPEATED_LINE, looped(rounds=200, us=5.0))
     assert finding is not None and "torch.vmap" in finding.fix and "LSTM" not in finding.fix
 
 
-def test_rounds_that_need_each_other_are_not_batched() -> None:
+def test_the_backward_pass_of_a_line_goes_with_it() -> None:
+    forward, both = (looped(rounds=ROWS, us=3.0, backward=backward) for backward in (False, True))
+    alone, together = found(REPEATED_LINE, forward), found(REPEATED_LINE, both)
+    assert alone is not None and together is not None
+    assert together.evidence[0].startswith("384 kernels") and alone.evidence[0].startswith("256 kernels")
+    assert 0.9 < (together.saving_s - alone.saving_s) / (ROWS * 20e-6) < 1  # a launch each
+
+
+def test_a_cell_of_the_library_and_one_over_several_lines_are_cells() -> None:
+    def line(name: str, number: int) -> repeated_line._Line:
+        return repeated_line._Line(f"train.py:{number} (f)", 100.0, (name,), frozenset({number}))
+
+    assert line("lstm_cell", 3).recurs and not line("linear", 3).recurs
+    (whole,) = repeated_line._whole_cells([line("linear", 3), line("tanh", 4)])
+    assert whole.recurs and whole.ops == {3, 4}
+    assert len(repeated_line._whole_cells([line("linear", 3), line("mul", 4)])) == 2
+
+
+def test_rounds_that_need_each_other_are_not_batched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(REPEATED_LINE, looped(rounds=ROWS, us=3.0, sliced=False)) is None
+    monkeypatch.chdir(tmp_path)
+    for body, batches in (("y = f(x[t])", True), ("y = f(x[t], y)", False)):
+        (tmp_path / "train.py").write_text("\n" * 6 + f"for t in range(99):\n    {body}\n")
+        assert (found(REPEATED_LINE, looped(rounds=ROWS, us=3.0)) is not None) == batches
 
 
 def test_a_line_that_runs_seldom_is_none() -> None:
@@ -161,14 +194,15 @@ def test_anomaly_mode_is_named() -> None:
 
 
 def test_a_few_calls_that_were_interrupted_are_no_slow_kernel() -> None:
-    def calls(slow: int) -> Trace:
+    def calls(slow: int, **meta: Any) -> Trace:
         machine = Machine()
         for _ in range(4):
             with machine.step():
                 for number in range(10):
                     machine.work("aten::mm", (1_000, 1_000), (1_000, 1_000), us=20_000.0 if number < slow else 100.0)
-        return machine.trace()
+        return machine.trace(**meta)
 
     assert found(SLOW_KERNEL, calls(2)) is None
     finding = found(SLOW_KERNEL, calls(9))
     assert finding is not None and finding.title.startswith("aten::mm reaches ")
+    assert found(SLOW_KERNEL, calls(9, load=8.0, cores=2)) is None  # others had the cores

@@ -8,6 +8,7 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case, Change, Rule, edit_durations
+from sublight.diagnose.unprofiled import crowded
 from sublight.diagnose.work import COPIES, Item
 
 FAR = 0.25  # of the limit
@@ -18,6 +19,8 @@ MOSTLY = 0.5  # of the calls with these shapes: a few slow ones among many were 
 
 
 def check(case: Case) -> Change | None:
+    if not case.on_gpu and crowded(case.trace):
+        return None  # ops that other programs kept from the cores: another kernel would wait as long
     grouped = {at for group in case.groups for at in group.items}
     slow: dict[tuple[str, str], list[int]] = defaultdict(list)
     calls_of = Counter(_kind(item) for item in case.items)

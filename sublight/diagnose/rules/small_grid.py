@@ -11,7 +11,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.case import Case, Change, Edit, Rule, edit_durations, fuse
 from sublight.trace import costs
-from sublight.trace.intervals import middle
+from sublight.trace.intervals import distinct, middle
 
 FULL = 0.5  # of the SMs: fewer blocks than this is small
 LONG_S = 8e-6  # a shorter kernel is a launch's matter
@@ -88,7 +88,7 @@ def _loop(case: Case, chosen: np.ndarray) -> np.ndarray:
         return np.empty(0, dtype=np.int64)
     if not over_pieces(case, case.per_step(len(chosen))):
         return np.empty(0, dtype=np.int64)
-    return np.unique(np.concatenate([chosen - back for back in range(period)]).clip(0))
+    return distinct(np.concatenate([chosen - back for back in range(period)]).clip(0))
 
 
 def over_pieces(case: Case, rounds: float) -> bool:

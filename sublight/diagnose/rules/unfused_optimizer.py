@@ -13,6 +13,7 @@ from sublight import units
 from sublight.cost import Cost
 from sublight.diagnose.case import Case, Change, Rule, fuse
 from sublight.fix.cure.optimizer import line_for
+from sublight.trace.intervals import distinct
 from sublight.trace.record import Kind
 
 REACHED = 0.8  # of the copy rate, by torch's fused AdamW
@@ -37,7 +38,7 @@ def check(case: Case) -> Change | None:
         return None
     fused_s = floor.seconds / REACHED
     step = case.model.step[case.model.call[events]]
-    parts = [(np.sort(events[step == number]), fused_s) for number in np.unique(step).tolist()]
+    parts = [(np.sort(events[step == number]), fused_s) for number in distinct(step).tolist()]
     spent = case.device_s(events)
     return Change(
         title=f"{name} updates its parameters with {case.often(len(events))} kernels a step",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sublight import units
-from sublight.diagnose import python
+from sublight.diagnose import python, trainer
 from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.rules.data_loading import by_trainer
 
 LEAST = 0.02  # of the step
 
@@ -20,7 +19,7 @@ def check(case: Case) -> Change | None:
             f"the main thread started or ended worker processes in {looks} looks at its stack, during {steps} steps",
             "epochs are short here: the longer they are, the less it matters",
         ),
-        fix=_TRAINER if by_trainer(case) else _FIX,
+        fix=_TRAINER if trainer.runs(case.trace) else _FIX,
         edit=lambda model: model,
         saving_s=spent,
     )

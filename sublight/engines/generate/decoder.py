@@ -4,6 +4,9 @@ A step's numbers (token, position, slot, length of each text, and the table of p
 the device in one copy each. With graphs a batch is padded to the next of BUCKETS, the table's width to a power of two:
 how attention is cut depends on that width, so a short context is not cut as a long one is. Padding writes nowhere (slot
 -1) and sees nothing (length 0).
+
+A step may follow another whose tokens the host has not read: then the device takes each text's token from the row of
+the step before. What the host writes lies twice, since the step before may not have been copied yet.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from sublight.fix.graph.backend import Backend, Captured
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # batches that decode is captured for; beyond, no graph
 LEAST_WIDTH = 64  # pages of a captured table
-ID, POSITION, SLOT, LENGTH = range(4)
+WHICH, POSITION, SLOT, LENGTH, ID, LAST = range(6)  # WHICH: the token's place among ID, which the host wrote, and LAST
 
 
 class Decoder:
@@ -33,20 +36,31 @@ class Decoder:
         self.width = min(-(-model.cos.shape[0] // self.page), pages)
         most = self._bucket(most_texts)
         is_pinned = self.device.type == "cuda"
-        self._numbers = torch.zeros(4, most, dtype=torch.int32, pin_memory=is_pinned)
-        self._table = torch.zeros(most * self.width, dtype=torch.int32, pin_memory=is_pinned)
-        self._numbers_there, self._table_there = (x.to(self.device) for x in (self._numbers, self._table))
+        self.most = most
+        self._numbers_there = torch.zeros(6, most, dtype=torch.int32, device=self.device)
+        self._table_there = torch.zeros(most * self.width, dtype=torch.int32, device=self.device)
+        self._staged = [
+            [torch.zeros(count, dtype=torch.int32, pin_memory=is_pinned) for count in (LAST * most, most * self.width)]
+            for _ in range(2)
+        ]
+        self._table = np.zeros(most * self.width, dtype=np.int32)
         self._row_of: list[tuple[Text | None, int, int]] = [(None, 0, 0)] * most  # whose pages a row of the table holds
         self._shape = (0, 0)
         self._captured: dict[tuple[int, int], Captured | None] = {}  # None: it could not be captured
         self._pool: Any = graphs.new_pool() if graphs else None
 
-    def __call__(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (texts, vocab) and the largest's place; good until the next call."""
+    def __call__(
+        self, chunks: Sequence[Chunk], rows_before: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (texts, vocab) and the largest's place; good until the next call.
+
+        With `rows_before` nobody knows the chunks' tokens yet: they are what these rows of the last call gave as the
+        largest. The call before that one must have been waited for.
+        """
         count = len(chunks)
         widest = max(len(chunk.text.pages) for chunk in chunks)
         size, width = (self._bucket(count), self._wide(widest)) if self.graphs else (count, widest)
-        self._write(chunks, size, width)
+        self._write(chunks, size, width, rows_before)
         captured = self._graph(size, width)
         if captured is None or self.graphs is None:
             logits, best = self._run(size, width)
@@ -54,6 +68,7 @@ class Decoder:
             self.graphs.enter(self._pool, self.device)
             captured.replay()
             logits, best = captured.outputs
+        self._numbers_there[LAST, :count].copy_(best[:count])  # behind the graph, which capturing runs twice
         return logits[:count], best[:count]
 
     @property
@@ -74,19 +89,27 @@ class Decoder:
             wide *= 2
         return min(wide, self.width)
 
-    def _write(self, chunks: Sequence[Chunk], size: int, width: int) -> None:
-        """The host's numbers, and their copies to the device. The last step's were waited for, so nobody reads them."""
-        page, numbers = self.page, self._numbers.numpy()
+    def _write(self, chunks: Sequence[Chunk], size: int, width: int, rows_before: Sequence[int] | None) -> None:
+        """The host's numbers, and their copies to the device."""
+        self._staged.reverse()
+        staged_numbers, staged_table = self._staged[0]
+        page, count, numbers = self.page, len(chunks), staged_numbers.numpy().reshape(LAST, self.most)
         rows = [
-            (text.tokens[at], at, text.pages[at // page] * page + at % page, at + 1)
+            (at, text.pages[at // page] * page + at % page, at + 1)
             for text, at in ((chunk.text, chunk.start) for chunk in chunks)
         ]
-        numbers[:, : len(rows)] = np.array(rows, dtype=np.int32).T
-        numbers[:, len(rows) : size] = ((0,), (0,), (-1,), (0,))
-        self._numbers_there.copy_(self._numbers, non_blocking=True)
-        table = self._table[: size * width].view(size, width)
-        if self._write_table(chunks, table.numpy(), (size, width)):
-            self._table_there[: size * width].copy_(self._table[: size * width], non_blocking=True)
+        numbers[POSITION : LENGTH + 1, :count] = np.array(rows, dtype=np.int32).T
+        if rows_before is None:
+            numbers[ID, :count] = [chunk.text.tokens[chunk.start] for chunk in chunks]
+            numbers[WHICH, :count] = np.arange(count)
+        else:
+            numbers[WHICH, :count] = self.most + np.array(rows_before, dtype=np.int32)
+        numbers[:, count:size] = ((0,), (0,), (-1,), (0,), (0,))
+        self._numbers_there[:LAST].view(-1).copy_(staged_numbers, non_blocking=True)
+        used = size * width
+        if self._write_table(chunks, self._table[:used].reshape(size, width), (size, width)):
+            staged_table.numpy()[:used] = self._table[:used]
+            self._table_there[:used].copy_(staged_table[:used], non_blocking=True)
 
     def _write_table(self, chunks: Sequence[Chunk], table: np.ndarray[Any, Any], shape: tuple[int, int]) -> bool:
         """Rows that are not as they were; whether there are any."""
@@ -106,8 +129,9 @@ class Decoder:
 
     def _run(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = self._numbers_there[:, :size]
+        ids = self._numbers_there[ID:].view(-1).index_select(0, numbers[WHICH])
         table = self._table_there[: size * width].view(size, width)
-        logits = self.model.decode(numbers[ID], numbers[POSITION], numbers[SLOT], table, numbers[LENGTH], self.cache)
+        logits = self.model.decode(ids, numbers[POSITION], numbers[SLOT], table, numbers[LENGTH], self.cache)
         return logits, largest(logits)
 
     def _graph(self, size: int, width: int) -> Captured | None:

@@ -1,4 +1,8 @@
-"""The engine: requests in, tokens out. A step is: schedule, prefill chunks, decode the rest at once, sample, append."""
+"""The engine: requests in, tokens out. A step is: schedule, prefill chunks, decode the rest at once, sample, append.
+
+On a GPU a step that only decodes, greedily, is followed by the next before its tokens are read: the device has them, so
+the host schedules and appends while the device computes. A text that turns out to have ended is computed once in vain.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,33 @@ class Request:
     finish: str = ""  # "stop" or "length"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """A step that was launched: whose next tokens it gives, in the order of its rows."""
+
+    chunks: list[Chunk]
+    mine: list[tuple[Request, Draw]]
+    logits: torch.Tensor
+    best: torch.Tensor
+    arrival: Arrival | None  # of `best` at the host, where that is all that is needed
+    may_go_on: bool  # the next step could begin from `best`
+
+
+class Arrival:
+    """Tokens on their way to the host; what is launched behind them is not waited for."""
+
+    def __init__(self, best: torch.Tensor) -> None:
+        self._there = best.to("cpu", non_blocking=True, copy=True)  # the next step overwrites it
+        self._event = torch.cuda.Event() if best.is_cuda else None
+        if self._event:
+            self._event.record()
+
+    def tokens(self) -> list[int]:
+        if self._event:
+            self._event.synchronize()
+        return self._there.tolist()
+
+
 class Engine:
     def __init__(
         self,
@@ -42,8 +73,10 @@ class Engine:
         most_texts: int = 64,
         most_tokens: int = 512,
         graphs: Backend | bool = True,
+        ahead: bool | None = None,
     ) -> None:
-        """`most_tokens` of a step bound a prefill's chunk; `graphs` are CUDA's on a GPU, unless told otherwise."""
+        """`most_tokens` of a step bound a prefill's chunk; `graphs` are CUDA's on a GPU, unless told otherwise.
+        `ahead`: whether a step may begin before the last one's tokens are read; None: on a GPU."""
         self.model, self.device = model, model.weights.tokens.device
         self.scheduler = Scheduler(Pages(pages, page), most_texts=most_texts, most_tokens=most_tokens)
         self.cache = Cache(model.config, pages, page, model.weights.tokens)
@@ -52,7 +85,9 @@ class Engine:
         else:
             by = graphs
         self.decoder = Decoder(model, self.cache, most_texts=most_texts, graphs=by)
+        self.is_ahead = self.device.type == "cuda" if ahead is None else ahead
         self._requests: dict[Text, tuple[Request, Draw]] = {}
+        self._flight: Flight | None = None  # launched before the tokens of the step before it were read
 
     def add(self, request: Request) -> Text:
         longest = len(request.prompt) + request.most_new
@@ -76,17 +111,44 @@ class Engine:
         """After a step that failed: no text is left, and the device is asked whether it still answers."""
         for text in list(self._requests):
             self.cancel(text)
+        self._flight = None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def step(self) -> list[tuple[Request, int]]:
         """The new tokens of one step. The device is waited for once, when they are read."""
+        flight, self._flight = self._flight, None
+        flight = self._still_wanted(flight) or self._launch()
+        if flight is None:
+            return []
+        self._flight = self._launch_behind(flight)
+        if flight.arrival is not None:
+            tokens, logprobs = flight.arrival.tokens(), [None] * len(flight.mine)
+        else:
+            tokens, logprobs = choose(flight.logits, flight.best, [draw for _, draw in flight.mine])
+        news = []
+        for chunk, (request, _), token, each in zip(flight.chunks, flight.mine, tokens, logprobs, strict=True):
+            if not chunk.text.is_over:  # else it ended, or was cancelled, while this step was on its way
+                self._append(chunk.text, request, token, each)
+                news.append((request, token))
+        return news
+
+    def _still_wanted(self, flight: Flight | None) -> Flight | None:
+        """A step that was launched early, now that its own texts' last tokens are known; None where all have ended."""
+        if flight is None or all(chunk.text.is_over for chunk in flight.chunks):
+            return None
+        for chunk in flight.chunks:
+            if not chunk.text.is_over:
+                self.scheduler.done(chunk)
+        return flight
+
+    def _launch(self) -> Flight | None:
+        """The usual way: everything is known."""
         chunks = self.scheduler.next_step()
         if not chunks and not self.scheduler.is_idle:
             raise RuntimeError("no text can go on")  # the scheduler's tests hold that this never is
         decodes = [chunk for chunk in chunks if chunk.is_decode]
-        prefills = [chunk for chunk in chunks if not chunk.is_decode]
-        firsts = [(chunk, self._prefill(chunk)) for chunk in prefills]
+        firsts = [(chunk, self._prefill(chunk)) for chunk in chunks if not chunk.is_decode]
         ready = [(chunk, row) for chunk, row in firsts if chunk.ends_the_text]
         parts = [(row[None], row.argmax(-1)[None]) for _, row in ready]
         ended = [chunk for chunk, _ in ready]
@@ -96,13 +158,32 @@ class Engine:
         for chunk in chunks:
             self.scheduler.done(chunk)
         if not ended:
-            return []
-        mine = [self._requests[chunk.text] for chunk in ended]
+            return None
         logits, best = parts[0] if len(parts) == 1 else (torch.cat(each) for each in zip(*parts, strict=True))
-        tokens, logprobs = choose(logits, best, [draw for _, draw in mine])
-        for chunk, (request, _), token, each in zip(ended, mine, tokens, logprobs, strict=True):
-            self._append(chunk.text, request, token, each)
-        return [(request, token) for (request, _), token in zip(mine, tokens, strict=True)]
+        return self._flight_of(ended, logits, best, is_decode=len(decodes) == len(chunks))
+
+    def _launch_behind(self, flight: Flight) -> Flight | None:
+        """The step behind one whose tokens only the device knows; None where there is none to be had like this."""
+        if not flight.may_go_on:
+            return None
+        row_of = {chunk.text: row for row, chunk in enumerate(flight.chunks)}
+        chunks = self.scheduler.next_before_tokens([chunk for chunk in flight.chunks if not chunk.text.is_over])
+        if not chunks:
+            return None
+        logits, best = self.decoder(chunks, [row_of[chunk.text] for chunk in chunks])
+        return self._flight_of(chunks, logits, best, is_decode=True)
+
+    def _flight_of(self, chunks: list[Chunk], logits: torch.Tensor, best: torch.Tensor, *, is_decode: bool) -> Flight:
+        mine = [self._requests[chunk.text] for chunk in chunks]
+        is_greedy = all(draw.is_greedy for _, draw in mine)
+        return Flight(
+            chunks=chunks,
+            mine=mine,
+            logits=logits,
+            best=best,
+            arrival=Arrival(best) if is_greedy else None,
+            may_go_on=self.is_ahead and is_greedy and is_decode,
+        )
 
     def _append(self, text: Text, request: Request, token: int, logprobs: Logprobs | None) -> None:
         request.new.append(token)

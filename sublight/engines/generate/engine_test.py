@@ -73,12 +73,12 @@ def model_of(folder: Path, mode: Mode = "eager") -> Llama:
 @pytest.mark.parametrize(
     "how",
     [
-        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64},  # all at once
+        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64, "ahead": True},  # all at once
         {"pages": 40, "page": 4, "most_texts": 1, "most_tokens": 64},  # one after another: beginnings are reused
-        {"pages": 8, "page": 4, "most_texts": 8, "most_tokens": 64},  # too few pages: some are preempted
+        {"pages": 8, "page": 4, "most_texts": 8, "most_tokens": 64, "ahead": True},  # too few pages: some are preempted
         {"pages": 40, "page": 3, "most_texts": 3, "most_tokens": 5},  # prefill in chunks
-        {"pages": 9, "page": 5, "most_texts": 5, "most_tokens": 3},  # all of it
-        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64, "graphs": Fake()},  # buckets
+        {"pages": 9, "page": 5, "most_texts": 5, "most_tokens": 3, "ahead": True},  # all of it
+        {"pages": 40, "page": 4, "most_texts": 8, "most_tokens": 64, "graphs": Fake(), "ahead": True},  # buckets
     ],
     ids=["batched", "alone", "preempted", "chunked", "tight", "buckets"],
 )
@@ -104,6 +104,32 @@ def test_our_ops_give_the_same_tokens(saved: tuple[Path, list[list[int]]]) -> No
     engine = Engine(model_of(folder, "ours"), pages=12, page=4, most_tokens=6)
     request = Request(PROMPTS[0], 3)
     assert [token for _, token in engine.run([request])] == expected[0][:3]
+
+
+def test_a_step_ahead_changes_no_token(tiny: Llama) -> None:
+    """Texts that end by a token, by a stop word and by length, some cancelled on their way, some that come late."""
+
+    def tokens(*, ahead: bool) -> tuple[list[list[int]], list[str], int]:
+        engine = Engine(tiny, pages=40, page=4, most_texts=3, graphs=Fake(), ahead=ahead)
+        requests = [Request(prompt, 14) for prompt in PROMPTS]
+        requests[1].ends = frozenset(range(0, 97, 4))
+        requests[2].is_stopped = lambda new: new[-1] % 5 == 3
+        texts = [engine.add(request) for request in requests[:4]]
+        early = 0
+        for number in range(200):
+            if engine.scheduler.is_idle:
+                break
+            engine.step()
+            early += engine._flight is not None
+            if number == 4:
+                engine.cancel(texts[0])
+                engine.add(requests[4])
+        assert engine.scheduler.is_idle and engine.scheduler.pages.free == 40
+        return [request.new for request in requests[1:]], [request.finish for request in requests[1:]], early
+
+    plain, early = tokens(ahead=False), tokens(ahead=True)
+    assert plain[:2] == early[:2] and "stop" in early[1] and "length" in early[1]
+    assert plain[2] == 0 and early[2] > 5
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +264,8 @@ def test_a_text_that_began_anew_has_its_new_pages(tiny: Llama) -> None:
     """After preemption: as many pages in the same row, and others."""
     decoder = Engine(tiny, pages=40, page=4).decoder
     text = Text([1] * 6, 20, pages=[3, 4], cached=5, begun=1)
-    decoder._write([Chunk(text, 5, 1)], 1, 2)
+    decoder._write([Chunk(text, 5, 1)], 1, 2, None)
     text.pages, text.begun = [7, 9], 2
-    decoder._write([Chunk(text, 5, 1)], 1, 2)
+    decoder._write([Chunk(text, 5, 1)], 1, 2, None)
     assert decoder._table_there[:2].tolist() == [7, 9]
-    assert decoder._numbers_there[:, 0].tolist() == [1, 5, 9 * 4 + 1, 6]
+    assert decoder._numbers_there[:, 0].tolist() == [0, 5, 9 * 4 + 1, 6, 1, 0]  # its token is the first of ID

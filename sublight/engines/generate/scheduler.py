@@ -9,6 +9,7 @@ everyone ends. No torch here: the scheduler is tested by itself.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sublight.engines.generate.pages import Pages
@@ -109,6 +110,21 @@ class Scheduler:
             chunks.append(Chunk(text, text.cached, count))
             room -= count
         return chunks
+
+    def next_before_tokens(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """What follows these, which are computed now and whose tokens nobody knows yet: one token more of each text
+        that may have one. Nothing where the usual way might do more: somebody in its prompt, one who waits and may come
+        in, too few pages."""
+        going = [chunk for chunk in chunks if chunk.start + 2 < chunk.text.most]
+        has_room = len(going) < self.most_texts
+        if len(chunks) != len(self.running) or (self.waiting and has_room):
+            return []
+        missing = [-(-(chunk.start + 2) // self.pages.size) - len(chunk.text.pages) for chunk in going]
+        if sum(missing) > self.pages.free:
+            return []
+        for chunk in going:
+            self._grow(chunk.text, chunk.start + 2)
+        return [Chunk(chunk.text, chunk.start + 1, 1) for chunk in going]
 
     def done(self, chunk: Chunk) -> None:
         """The chunk is in the cache: pages that are full now are known to others."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublight.engines.generate.pages import Pages
-from sublight.engines.generate.scheduler import Scheduler, Text
+from sublight.engines.generate.scheduler import Chunk, Scheduler, Text
 from sublight.errors import BadInput
 
 
@@ -36,12 +36,14 @@ def drive(
     seed: int = 0,
     cancels: int = 0,
 ) -> list[Text]:
-    """Arrivals and cancels at random moments; every step is checked."""
+    """Arrivals and cancels at random moments, some steps before the tokens of the last are known; every step is
+    checked."""
     chance = random.Random(seed)
     scheduler = Scheduler(Pages(pages, size), most_texts=texts, most_tokens=budget)
     memory = [-1] * (pages * size)
     coming = [Text(list(prompt), len(prompt) + more) for prompt, more in zip(prompts, new, strict=True)]
     made, arrived, cancelled = list(coming), [], []
+    early: list[Chunk] = []
     steps = 0
     while coming or not scheduler.is_idle:
         while coming and chance.random() < 0.5:
@@ -52,15 +54,24 @@ def drive(
             scheduler.cancel(cancelled[-1])
         oldest = next((text for text in arrived if not text.is_over), None)
         before = oldest and (oldest.cached, len(oldest.tokens))
-        chunks = scheduler.next_step()
+        chunks = [chunk for chunk in early if not chunk.text.is_over]
+        is_early = bool(chunks)
+        chunks = chunks or scheduler.next_step()
         assert sum(chunk.count for chunk in chunks) <= budget and len(scheduler.running) <= texts
         assert len({id(chunk.text) for chunk in chunks}) == len(chunks)
         for chunk in chunks:
             assert chunk.count >= 1 and chunk.start == chunk.text.cached
             for place, slot in zip(range(chunk.start, chunk.start + chunk.count), scheduler.slots(chunk), strict=True):
+                assert not is_early or memory[slot] == chunk.text.tokens[place]  # the device was first
                 memory[slot] = chunk.text.tokens[place]
+        are_decodes = all(chunk.is_decode for chunk in chunks)
         for chunk in chunks:
             scheduler.done(chunk)
+        early = scheduler.next_before_tokens(chunks) if are_decodes and chance.random() < 0.7 else []
+        assert all(chunk.start == chunk.text.cached == len(chunk.text.tokens) for chunk in early)
+        for chunk in early:
+            memory[scheduler.slots(chunk)[0]] = follow(chunk.text.tokens)
+        for chunk in chunks:
             read = [memory[chunk.text.pages[at // size] * size + at % size] for at in range(chunk.text.cached)]
             assert read == chunk.text.tokens[: chunk.text.cached]  # nobody else wrote there
             if chunk.ends_the_text:

@@ -120,10 +120,11 @@ def test_the_cuda_sum_is_right_when_played(compiler: None, tmp_path: Path) -> No
     assert out[:299].equal((a + b)[:299]) and out[299].isnan()  # n is the bound, not the grid
 
 
-def _library(start: str, folder: Path) -> ModuleType:
-    """The Triton kernels of a project, under the interpreter; a process defines an op once, so it has its own name."""
-    made = write(f"played_{start}", "triton", start, folder / "made").folder / f"played_{start}" / "_library.py"
-    spec = importlib.util.spec_from_file_location(f"played_{start}_library", made)
+def _library(start: str, folder: Path, way: str = "triton") -> ModuleType:
+    """The module that defines a project's op; a process defines an op once, so it has its own name."""
+    name = f"played_{start}_{way}"
+    made = write(name, way, start, folder / "made").folder / name / "_library.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_library", made)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -143,6 +144,51 @@ def test_the_triton_kernels_are_right(tmp_path: Path, device: str) -> None:
     grid = (-(-COLS // library.COLS),)
     library.backward_weight_kernel[grid](grad, x, scale, weight_grad, ROWS, COLS, ROWS=library.ROWS, COLS=library.COLS)
     assert_right([y, x_grad, weight_grad], theirs, truth)
+
+
+def test_nvrtc_hands_its_arguments_to_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played by a function that the driver's stands for: grid, stream, and each argument behind its pointer."""
+    library = _library("add2", tmp_path, "nvrtc")
+    seen: list[Any] = []
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, pointers, ctypes.c_void_p)
+    def launch(function: int, *rest: Any) -> int:
+        given, kinds = rest[8], (ctypes.c_void_p, ctypes.c_int, ctypes.c_double)
+        seen.extend(
+            (function, rest[:7], rest[7], *(kind.from_address(given[at]).value for at, kind in enumerate(kinds)))
+        )
+        return len(seen) // 6 - 1  # the second one fails
+
+    monkeypatch.setattr(library, "_driver_launch", lambda: launch)
+    monkeypatch.setattr(library, "_kernel", lambda name, device: SimpleNamespace(func=ctypes.c_void_p(99)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=2**40))
+    x = torch.zeros(3)
+    library._launch("k", torch.device("cuda", 0), 5, x, 7, 0.25)
+    assert seen == [99, (5, 1, 1, 256, 1, 1, 0), 2**40, x.data_ptr(), 7, 0.25]
+    with pytest.raises(RuntimeError, match="the launch of k failed: error 1"):
+        library._launch("k", torch.device("cuda", 0), 5, x, 7, 0.25)
+
+
+@pytest.mark.parametrize("capability", ["90", "100"])
+def test_cmake_takes_a_pytorch_for_cuda(capability: str, tmp_path: Path) -> None:
+    """As far as its build files: PyTorch's answer is made up, nvcc and CMake are this machine's."""
+    try:
+        nvcc = build.nvcc()
+        build.host_compiler()
+    except BadInput as missing:
+        pytest.skip(str(missing))
+    if not shutil.which("cmake"):
+        pytest.skip("no cmake")
+    project = write("my_op", "cmake", "add2", tmp_path / "made").folder
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '/usr/include|/usr/lib|13.0|{capability}'\n")
+    python.chmod(0o755)
+    command = ["cmake", "-B", str(tmp_path / "build"), f"-DPython_EXECUTABLE={python}", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"sm_{capability}" in "".join(each.read_text() for each in (tmp_path / "build").rglob("flags.make"))
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -1,4 +1,4 @@
-"""A float32 model's forward in bfloat16 where that serves: the user's to decide, so told as such."""
+"""A float32 model's forward in bfloat16 where that serves: the user's to decide, and named as such."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sublight.fix.cure.first_call import at_first_call
-from sublight.fix.cure.record import Cure, Told
+from sublight.fix.cure.record import Changes, Cure
 
 if TYPE_CHECKING:
     import torch
@@ -17,16 +17,16 @@ LINE = 'with torch.autocast("cuda", dtype=torch.bfloat16):'
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     def act(models: list[torch.nn.Module]) -> None:
-        told.left[NAME] = "no model on a GPU was called"
+        changes.left[NAME] = "no model on a GPU was called"
         for model in models:
             if any(p.is_cuda for p in model.parameters()):
-                told.left.pop(NAME, None)
-                told.did[NAME] = "the model's products in bfloat16, its weights in float32"
+                changes.left.pop(NAME, None)
+                changes.did[NAME] = "the model's products in bfloat16, its weights in float32"
                 model.forward = casting(model.forward, "cuda")
 
-    told.left[NAME] = "no module was called"
+    changes.left[NAME] = "no module was called"
     with at_first_call(act):
         yield
 

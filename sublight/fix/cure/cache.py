@@ -6,26 +6,26 @@ import contextlib
 from collections.abc import Iterator
 
 from sublight.fix.cure import place
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 NAME = "keep the cache"
 CALL = "torch.cuda.empty_cache()"
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     import torch
 
     own = torch.cuda.empty_cache
 
     def empty_cache() -> None:
-        if NAME in told.left:
-            del told.left[NAME]
-            told.did[NAME] = f"{CALL} does nothing"
-        if len(told.edits) < 8 and (where := place.calling()):
-            told.edit(Edit(kind="instead", file=where[0], line=where[1], text="pass", call="empty_cache"))
+        if NAME in changes.left:
+            del changes.left[NAME]
+            changes.did[NAME] = f"{CALL} does nothing"
+        if len(changes.edits) < 8 and (where := place.calling()):
+            changes.edit(Edit(kind="instead", file=where[0], line=where[1], text="pass", call="empty_cache"))
 
-    told.left[NAME] = f"the script does not call {CALL}"
+    changes.left[NAME] = f"the script does not call {CALL}"
     torch.cuda.empty_cache = empty_cache
     try:
         yield

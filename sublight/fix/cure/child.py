@@ -21,7 +21,7 @@ from sublight.fix import cure as cures
 from sublight.fix.cure import landlock, native
 from sublight.fix.cure.figures import Figures
 from sublight.fix.cure.graphed import NAME as GRAPH
-from sublight.fix.cure.record import Outcome, Told
+from sublight.fix.cure.record import Changes, Outcome
 from sublight.fix.cure.scratch import is_below
 from sublight.fix.cure.timer import StepTimer
 
@@ -48,7 +48,7 @@ class Child:
         self._target = capture_script.check(target, args, module=module)
         self._cures = [cures.find(name) for name in names]
         self._result = Path(result)
-        self.told = Told(script=self._target.file)
+        self.changes = Changes(script=self._target.file)
         self._figures = Figures()
         self._timer = StepTimer(self._leave)
         self._stack = contextlib.ExitStack()
@@ -64,7 +64,7 @@ class Child:
         with self._stack:
             self._stack.enter_context(self._figures.watch())
             for cure in self._cures:
-                self._stack.enter_context(cure.install(self.told))
+                self._stack.enter_context(cure.install(self.changes))
             self._timer.start()
             os.register_at_fork(after_in_child=self._timer.abandon)
             capture._Current.recorder = self._timer  # type: ignore[assignment]  # whom sublight.step() tells
@@ -108,9 +108,9 @@ class Child:
             figures=tuple(values),
             figures_of=figures_of,
             low_precision=self._figures.low_precision,
-            did=self.told.did,
-            left=self.told.left,
-            edits=tuple(self.told.edits if GRAPH not in self.told.left else _without_graph(self.told.edits)),
+            did=self.changes.did,
+            left=self.changes.left,
+            edits=tuple(self.changes.edits if GRAPH not in self.changes.left else _without_graph(self.changes.edits)),
             error=error,
         )
         half = self._result.with_suffix(f".{threading.get_ident()}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sublight.fix.cure import place
 from sublight.fix.cure.first_call import at_first_call, has_parameters, precision
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 if TYPE_CHECKING:
     import torch
@@ -18,23 +18,23 @@ LINE = "model = torch.compile(model)"
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     def act(models: list[torch.nn.Module]) -> None:
         import torch
 
-        told.left[NAME] = "its model is compiled already, or not on a GPU: a CPU's compiler takes longer than it saves"
+        changes.left[NAME] = "the model is compiled already, or not on a GPU: a CPU's compiler costs more than it saves"
         for model in models:
             if hasattr(model, "_orig_mod") or not any(p.is_cuda for p in model.parameters()):
                 continue
-            told.left.pop(NAME, None)
-            told.did[NAME] = f"the model's forward compiled by torch.compile, in {precision(model)}"
+            changes.left.pop(NAME, None)
+            changes.did[NAME] = f"the model's forward compiled by torch.compile, in {precision(model)}"
             where = place.before_use(model)
             model.forward = torch.compile(model.forward)  # not the call: hooks on the model stay outside
             if where and has_parameters(model):
                 text = f"{where[2]}.forward = torch.compile({where[2]}.forward)"  # whoever else holds the model has it
-                told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
+                changes.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
 
-    told.left[NAME] = "no module was called"
+    changes.left[NAME] = "no module was called"
     with at_first_call(act):
         yield
 

@@ -19,7 +19,7 @@ from sublight.fix.cure.autocast import casting
 from sublight.fix.cure.first_call import at_first_call, models, precision
 from sublight.fix.cure.optimizer import fuse, line_for
 from sublight.fix.cure.place import loop_around
-from sublight.fix.cure.record import Told
+from sublight.fix.cure.record import Changes
 from sublight.fix.graph import callable as graphs
 from sublight.fix.graph.fake import Fake
 from sublight.fix.patch.model import is_patched
@@ -37,12 +37,12 @@ def test_names_and_findings() -> None:
 @pytest.mark.parametrize("cure", CURES, ids=lambda cure: cure.name)
 def test_a_cure_that_finds_nothing_says_so_and_leaves_no_trace(cure: Any) -> None:
     names = (torch.Tensor.to, torch.Tensor.cuda, torch.cuda.empty_cache, DataLoader.__init__, torch.nn.Module.__call__)
-    told = Told()
-    with cure.install(told):
+    changes = Changes()
+    with cure.install(changes):
         pass
     after = (torch.Tensor.to, torch.Tensor.cuda, torch.cuda.empty_cache, DataLoader.__init__, torch.nn.Module.__call__)
-    assert after == names and not told.edits
-    assert cure.name in told.left or cure.name in told.did
+    assert after == names and not changes.edits
+    assert cure.name in changes.left or cure.name in changes.did
 
 
 def test_models_are_roots_and_the_called_one_comes_first() -> None:
@@ -57,21 +57,21 @@ def test_models_are_roots_and_the_called_one_comes_first() -> None:
 
 
 def test_norms_and_activations_are_patched_apart() -> None:
-    told, x = Told(), torch.randn(4, 16)
+    changes, x = Changes(), torch.randn(4, 16)
     model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.GELU())
     before = model(x)
-    with find("patch norms").install(told):
+    with find("patch norms").install(changes):
         model(x)
     assert is_patched(model[0]) and not is_patched(model[2])
-    with find("patch activations").install(told):
+    with find("patch activations").install(changes):
         model(x)
-    assert is_patched(model[2]) and set(told.did) == {"patch norms", "patch activations"} and not told.left
+    assert is_patched(model[2]) and set(changes.did) == {"patch norms", "patch activations"} and not changes.left
     assert torch.allclose(model(x), before, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
 def test_an_optimizer_is_fused_at_its_first_step(kind: str) -> None:
-    told = Told()
+    changes = Changes()
     nets = [torch.nn.Linear(4, 4) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     optimizer = getattr(torch.optim, kind)(nets[0].parameters(), lr=0.1)
@@ -82,12 +82,12 @@ def test_an_optimizer_is_fused_at_its_first_step(kind: str) -> None:
         by.step()
         by.zero_grad()
 
-    with find("fused optimizer").install(told):
+    with find("fused optimizer").install(changes):
         for _ in range(3):
             step(nets[0], optimizer)
     for _ in range(3):
         step(nets[1], other)
-    assert optimizer.param_groups[0]["fused"] and told.did == {"fused optimizer": f"{kind}: fused=True"}
+    assert optimizer.param_groups[0]["fused"] and changes.did == {"fused optimizer": f"{kind}: fused=True"}
     assert torch.allclose(nets[0].weight, nets[1].weight, atol=1e-6)
     assert fuse(optimizer) == "it is fused already"
     assert ("state" in fuse(other)) == bool(other.state)
@@ -96,23 +96,23 @@ def test_an_optimizer_is_fused_at_its_first_step(kind: str) -> None:
 
 def test_a_model_without_gradients_is_graphed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "Graph", functools.partial(graphs.Graph, backend=Fake()))
-    told, model = Told(), torch.nn.Linear(4, 4)
+    changes, model = Changes(), torch.nn.Linear(4, 4)
     xs = [torch.randn(2, 4) for _ in range(8)]
     with torch.no_grad():
         eager = [model(x) for x in xs]
-        with find("graph").install(told):
+        with find("graph").install(changes):
             model(xs[0])
             given = [model(x) for x in xs]
     assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True))
-    assert told.did == {"graph": "1 graph captured"} and "graph" not in told.left
+    assert changes.did == {"graph": "1 graph captured"} and "graph" not in changes.left
 
 
 def test_a_model_that_trains_is_not_graphed() -> None:
-    told, model = Told(), torch.nn.Linear(4, 4)
-    with find("graph").install(told):
+    changes, model = Changes(), torch.nn.Linear(4, 4)
+    with find("graph").install(changes):
         for _ in range(3):
             model(torch.ones(1, 4)).sum().backward()
-    assert "step = sublight.graph(step)" in told.left["graph"] and not told.did
+    assert "step = sublight.graph(step)" in changes.left["graph"] and not changes.did
 
 
 def test_a_loader_gets_workers_unless_it_has_some() -> None:
@@ -120,20 +120,20 @@ def test_a_loader_gets_workers_unless_it_has_some() -> None:
         def __iter__(self) -> Any:
             return iter([1])
 
-    told, items = Told(), TensorDataset(torch.arange(4))
-    with find("loader workers").install(told):
+    changes, items = Changes(), TensorDataset(torch.arange(4))
+    with find("loader workers").install(changes):
         assert DataLoader(items).num_workers > 0
         assert DataLoader(items, num_workers=1).num_workers == 1
         assert DataLoader(Stream()).num_workers == 0
     assert DataLoader(items).num_workers == 0
-    assert "4 batches" in told.did["loader workers"]
-    with find("loader workers").install(told := Told()):
+    assert "4 batches" in changes.did["loader workers"]
+    with find("loader workers").install(changes := Changes()):
         DataLoader(TensorDataset(torch.arange(1000)))
         DataLoader(items, num_workers=0, persistent_workers=False)
-    assert "an epoch has 4 batches, and starts its workers first" in told.did["loader workers"]
-    with find("loader workers").install(told := Told()):
+    assert "an epoch has 4 batches, and starts its workers first" in changes.did["loader workers"]
+    with find("loader workers").install(changes := Changes()):
         DataLoader(TensorDataset(torch.arange(1000)))
-    assert told.did["loader workers"].endswith("that had none")
+    assert changes.did["loader workers"].endswith("that had none")
 
 
 class Changing(Dataset):  # type: ignore[type-arg]
@@ -158,16 +158,16 @@ def test_workers_give_what_the_script_had() -> None:
         return given
 
     before = epochs()
-    with find("loader workers").install(told := Told()):
-        assert epochs() == before and told.did
+    with find("loader workers").install(changes := Changes()):
+        assert epochs() == before and changes.did
 
 
 def test_the_cache_is_kept() -> None:
-    told = Told()
-    with find("keep the cache").install(told):
+    changes = Changes()
+    with find("keep the cache").install(changes):
         torch.cuda.empty_cache()
         torch.cuda.empty_cache()
-    assert told.did and not told.left
+    assert changes.did and not changes.left
 
 
 def test_which_copies_are_taken() -> None:
@@ -190,7 +190,7 @@ def test_a_batch_that_comes_again_is_pinned_where_it_lies(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     monkeypatch.setattr(pinned, "MOST_BYTES", 3 << 10)
-    copier = pinned.Copier(torch.Tensor.to, Told())
+    copier = pinned.Copier(torch.Tensor.to, Changes())
     batches = torch.zeros(2, 256)
     assert not copier._pin(batches[0]) and copier._pin(batches[1]), "two views of one tensor"
     assert copier._pin(batches[0]) and asked == [(batches.data_ptr(), 2048)]
@@ -243,13 +243,13 @@ train(model)
     ],
 )
 def test_where_the_line_goes(tmp_path: Path, name: str, line: int, text: str) -> None:
-    file, told = tmp_path / "train.py", Told()
+    file, changes = tmp_path / "train.py", Changes()
     file.write_text(SCRIPT)
-    with find(name).install(told):
+    with find(name).install(changes):
         exec(compile(SCRIPT, str(file), "exec"), {"__name__": "__main__"})
-    edit = told.edits[0]
+    edit = changes.edits[0]
     assert (edit.file, edit.line) == (str(file), line) and edit.text.startswith(text)
-    after = diff.edited(SCRIPT, told.edits)
+    after = diff.edited(SCRIPT, changes.edits)
     assert text in after and compile(after, "after", "exec")
 
 
@@ -271,13 +271,13 @@ result = steps(net)
 
 def test_a_line_goes_behind_all_that_was_done_to_the_model(tmp_path: Path) -> None:
     """Right after the model is made, its children may still be replaced: the cure ran at the first call."""
-    file, told = tmp_path / "train.py", Told()
+    file, changes = tmp_path / "train.py", Changes()
     file.write_text(REPLACED)
-    with find("patch norms").install(told):
+    with find("patch norms").install(changes):
         exec(compile(REPLACED, str(file), "exec"), {"__name__": "__main__"})
-    (edit,) = told.edits
+    (edit,) = changes.edits
     assert (edit.line, edit.text) == (12, 'sublight.patch(net, only=["norm"])')
-    after = diff.edited(REPLACED, told.edits)
+    after = diff.edited(REPLACED, changes.edits)
     names: dict[str, Any] = {}
     exec(compile(after, "after", "exec"), names)
     assert is_patched(names["net"][0]), "the replaced child has our forward: the diff does what the cure did"
@@ -300,9 +300,9 @@ def test_a_line_before_the_loop(source: str, line: int, place: int) -> None:
 
 @pytest.mark.gpu
 def test_batches_come_whole_through_pinned_memory() -> None:
-    told = Told()
+    changes = Changes()
     batches = [torch.randn(1 << 18) for _ in range(2)]
-    with find("pinned copies").install(told):
+    with find("pinned copies").install(changes):
         for number in range(6):
             batch = batches[number % 2]
             batch.fill_(number)
@@ -311,20 +311,20 @@ def test_batches_come_whole_through_pinned_memory() -> None:
             assert moved.mean().item() == number
             fresh = torch.full((1 << 18,), float(number)).cuda()
             assert fresh.mean().item() == number
-    assert told.did and not told.left
+    assert changes.did and not changes.left
     assert batches[0].to("cuda").sum().item() == -(1 << 18)
 
 
 @pytest.mark.gpu
 def test_a_model_on_a_gpu_is_graphed_and_right() -> None:
-    told, model = Told(), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
+    changes, model = Changes(), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
     xs = [torch.randn(8, 64, device="cuda") for _ in range(12)]
     with torch.no_grad():
         eager = [model(x) for x in xs]
-        with find("graph").install(told):
+        with find("graph").install(changes):
             model(xs[0])
             given = [model(x) for x in xs]
-    assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True)) and told.did
+    assert all(torch.equal(one, other) for one, other in zip(given, eager, strict=True)) and changes.did
 
 
 def test_a_cure_says_in_which_data_type_it_runs() -> None:
@@ -332,10 +332,10 @@ def test_a_cure_says_in_which_data_type_it_runs() -> None:
     assert precision(model) == "float32" and precision(model.bfloat16()) == "bfloat16"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert precision(model.float()) == "float32, products in bfloat16"
-    told, norm = Told(), torch.nn.Sequential(torch.nn.LayerNorm(4)).half()
-    with find("patch norms").install(told):
+    changes, norm = Changes(), torch.nn.Sequential(torch.nn.LayerNorm(4)).half()
+    with find("patch norms").install(changes):
         norm(torch.ones(1, 4, dtype=torch.float16))
-    assert told.did["patch norms"].startswith("1 module swapped: LayerNorm (LayerNorm); in float16;")
+    assert changes.did["patch norms"].startswith("1 module swapped: LayerNorm (LayerNorm); in float16;")
 
 
 LOGITS = """\
@@ -352,12 +352,12 @@ for _ in range(2):
 
 def test_a_line_patches_what_the_cure_patched_and_no_more(tmp_path: Path) -> None:
     """A loop that reads its logits: the cure of norms leaves them, and sublight.patch(model) does not."""
-    file, told = tmp_path / "train.py", Told()
+    file, changes = tmp_path / "train.py", Changes()
     file.write_text(LOGITS)
-    with find("patch norms").install(told):
+    with find("patch norms").install(changes):
         exec(compile(LOGITS, str(file), "exec"), {})
-    assert [edit.text for edit in told.edits] == ['sublight.patch(model, only=["norm"])']
-    after = diff.edited(LOGITS, told.edits)
+    assert [edit.text for edit in changes.edits] == ['sublight.patch(model, only=["norm"])']
+    after = diff.edited(LOGITS, changes.edits)
     names: dict[str, Any] = {}
     exec(compile(after, "after", "exec"), names)
     assert is_patched(names["model"].body.inner) and names["best"].shape == (2, 5)

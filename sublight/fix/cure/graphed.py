@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublight.fix.cure import place
 from sublight.fix.cure.first_call import at_first_call, has_parameters
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 if TYPE_CHECKING:
     import torch
@@ -21,34 +21,34 @@ TRAINS = f"it trains, and its step is no one function that we could wrap from ou
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     graphs: list[Graph] = []
 
     def act(models: list[torch.nn.Module]) -> None:
         for model in models:
             if has_parameters(model) and not hasattr(model, "_orig_mod"):  # a compiled one is its compiler's
-                graphs.append(_wrap(model, told))
+                graphs.append(_wrap(model, changes))
 
-    told.left[NAME] = "no module was called without gradients"
+    changes.left[NAME] = "no module was called without gradients"
     try:
         with at_first_call(act):
             yield
     finally:
-        tell(told, graphs)
+        note_graphs(changes, graphs)
 
 
-def tell(told: Told, graphs: list[Graph]) -> None:
+def note_graphs(changes: Changes, graphs: list[Graph]) -> None:
     """What became of the graphs, in words."""
     reports = [graph.report() for graph in graphs]
     captures = sum(report.captures for report in reports)
     if captures:
-        told.left.pop(NAME, None)
-        told.did[NAME] = f"{captures} graph{'s' * (captures > 1)} captured"
+        changes.left.pop(NAME, None)
+        changes.did[NAME] = f"{captures} graph{'s' * (captures > 1)} captured"
     elif reasons := [reason for report in reports for reason in (*(row.reason for row in report.eager), *report.notes)]:
-        told.left.setdefault(NAME, reasons[0])
+        changes.left.setdefault(NAME, reasons[0])
 
 
-def _wrap(model: torch.nn.Module, told: Told) -> Graph:
+def _wrap(model: torch.nn.Module, changes: Changes) -> Graph:
     import torch
 
     from sublight.fix.graph.callable import Graph
@@ -57,14 +57,14 @@ def _wrap(model: torch.nn.Module, told: Told) -> Graph:
     graph, where = Graph(own), place.before_use(model)
     if where:
         text = f"{where[2]}.forward = sublight.graph({where[2]}.forward)"
-        told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
+        changes.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            told.left[NAME] = TRAINS
+            changes.left[NAME] = TRAINS
             return own(*args, **kwargs)
-        if told.left.get(NAME) != TRAINS:
-            told.left.pop(NAME, None)
+        if changes.left.get(NAME) != TRAINS:
+            changes.left.pop(NAME, None)
         return graph(*args, **kwargs)
 
     model.forward = forward

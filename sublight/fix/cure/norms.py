@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 
 from sublight.fix.cure.patching import LINE, WHERE, patched
-from sublight.fix.cure.record import Cure, Told
+from sublight.fix.cure.record import Changes, Cure
 
 NAME = "patch norms"
 
 
-def install(told: Told) -> contextlib.AbstractContextManager[None]:
-    return patched(told, NAME, ("norm", "residual_norm"))
+def install(changes: Changes) -> contextlib.AbstractContextManager[None]:
+    return patched(changes, NAME, ("norm", "residual_norm"))
 
 
 NORMS = Cure(name=NAME, treats=("unfused-norm",), line=LINE, where=WHERE, install=install)

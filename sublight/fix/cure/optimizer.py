@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sublight.fix.cure import place
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ def line_for(name: str) -> str:
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     """Each optimizer at its first step, when its parameters are where they will be."""
     from torch.compiler import is_compiling
     from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -33,10 +33,10 @@ def install(told: Told) -> Iterator[None]:
         if is_compiling() or id(optimizer) in seen:
             return
         seen.add(id(optimizer))
-        told.left.pop(NAME, None)
-        _treat(optimizer, told)
+        changes.left.pop(NAME, None)
+        _treat(optimizer, changes)
 
-    told.left[NAME] = "no optimizer made a step"
+    changes.left[NAME] = "no optimizer made a step"
     handle = register_optimizer_step_pre_hook(hook)
     try:
         yield
@@ -44,21 +44,21 @@ def install(told: Told) -> Iterator[None]:
         handle.remove()
 
 
-def _treat(optimizer: torch.optim.Optimizer, told: Told) -> None:
+def _treat(optimizer: torch.optim.Optimizer, changes: Changes) -> None:
     from sublight.fix.patch.optimizer import patch_optimizer
 
     kind = type(optimizer).__name__
     (row,) = patch_optimizer(optimizer).rows or (None,)
     if row is not None and row.is_swapped:
-        told.did[NAME] = f"{kind}: {row.reason}"
+        changes.did[NAME] = f"{kind}: {row.reason}"
         if where := place.before_use(optimizer):
-            told.edit(Edit(kind="before", file=where[0], line=where[1], text=f"sublight.patch({where[2]})"))
+            changes.edit(Edit(kind="before", file=where[0], line=where[1], text=f"sublight.patch({where[2]})"))
     elif reason := fuse(optimizer):
-        told.left[NAME] = f"{kind}: {reason}"
+        changes.left[NAME] = f"{kind}: {reason}"
     else:
-        told.did[NAME] = f"{kind}: fused=True"
+        changes.did[NAME] = f"{kind}: fused=True"
         if where := place.made(optimizer):
-            told.edit(Edit(kind="argument", file=where[0], line=where[1], text="fused=True", call=kind))
+            changes.edit(Edit(kind="argument", file=where[0], line=where[1], text="fused=True", call=kind))
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> str:

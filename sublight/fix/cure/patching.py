@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sublight.fix.cure import place
 from sublight.fix.cure.first_call import at_first_call, precision
-from sublight.fix.cure.record import Edit, Told
+from sublight.fix.cure.record import Changes, Edit
 
 if TYPE_CHECKING:
     import torch
@@ -20,14 +20,14 @@ WHERE = "after the model is made, before it is compiled"
 
 
 @contextlib.contextmanager
-def patched(told: Told, name: str, rules: tuple[str, ...]) -> Iterator[None]:
+def patched(changes: Changes, name: str, rules: tuple[str, ...]) -> Iterator[None]:
     from sublight.fix.patch import model as patching
     from sublight.fix.patch.rules import RULES
 
     chosen = [rule for rule in RULES if rule.name in rules]
 
     def act(models: list[torch.nn.Module]) -> None:
-        told.left.pop(name, None)
+        changes.left.pop(name, None)
         swapped, kinds, reasons = 0, [], []
         for model in models:
             found = patching.patch(model, rules=chosen)
@@ -37,17 +37,17 @@ def patched(told: Told, name: str, rules: tuple[str, ...]) -> Iterator[None]:
             if found.swapped and (where := place.before_use(model)):
                 used = list(dict.fromkeys(row.rule for row in found.rows if row.is_swapped))
                 text = f"sublight.patch({where[2]}, only={json.dumps(used)})"  # no other rule was tried
-                told.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
+                changes.edit(Edit(kind="before", file=where[0], line=where[1], text=text))
         if swapped:
-            told.did[name] = (
+            changes.did[name] = (
                 f"{swapped} module{'s' * (swapped > 1)} swapped: {', '.join(dict.fromkeys(kinds))}; "
                 f"in {precision(models[0])}"
             )
             if not any(p.is_cuda for model in models for p in model.parameters()):
-                told.did[name] += "; on a CPU each call still goes to PyTorch, which wins there"
+                changes.did[name] += "; on a CPU each call still goes to PyTorch, which wins there"
         else:
-            told.left[name] = reasons[0] if reasons else "no module here that our ops do"
+            changes.left[name] = reasons[0] if reasons else "no module here that our ops do"
 
-    told.left[name] = NOT_SEEN
+    changes.left[name] = NOT_SEEN
     with at_first_call(act):
         yield

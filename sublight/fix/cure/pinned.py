@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublight.backend import private
 from sublight.fix.cure import place
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ MOST_BYTES = 8 << 30  # pinned in place, all together
 class Copier:
     """Moves batches; what it pinned in place it holds, for memory must not be freed while it is pinned."""
 
-    def __init__(self, own: Callable[..., Any], told: Told) -> None:
-        self._own, self._told = own, told
+    def __init__(self, own: Callable[..., Any], changes: Changes) -> None:
+        self._own, self._changes = own, changes
         self._streams: dict[Any, Any] = {}
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._held: dict[int, torch.Tensor] = {}  # by address of the storage
@@ -70,15 +70,15 @@ class Copier:
         return True
 
     def _tell(self, was_pinned: bool) -> None:
-        if NAME not in self._told.did:
-            self._told.did[NAME] = "batches go through pinned memory, on a stream of their own"
-            self._told.left.pop(NAME, None)
+        if NAME not in self._changes.did:
+            self._changes.did[NAME] = "batches go through pinned memory, on a stream of their own"
+            self._changes.left.pop(NAME, None)
             if where := place.calling():
                 file, line = where
                 for call in ("to", "cuda"):
-                    self._told.edit(Edit(kind="argument", file=file, line=line, text="non_blocking=True", call=call))
+                    self._changes.edit(Edit(kind="argument", file=file, line=line, text="non_blocking=True", call=call))
                     if not was_pinned:  # else non_blocking would change nothing
-                        self._told.edit(Edit(kind="chained", file=file, line=line, text=".pin_memory()", call=call))
+                        self._changes.edit(Edit(kind="chained", file=file, line=line, text=".pin_memory()", call=call))
 
 
 def takes(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -101,12 +101,12 @@ def takes(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     import torch
     from torch.utils.data import DataLoader
 
     own_to, own_cuda, own_loader = torch.Tensor.to, torch.Tensor.cuda, DataLoader.__init__
-    copier = Copier(own_to, told)
+    copier = Copier(own_to, changes)
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = takes(self, args, kwargs)
@@ -120,12 +120,12 @@ def install(told: Told) -> Iterator[None]:
         if "pin_memory" not in kwargs and len(args) < 8 and torch.cuda.is_available():
             kwargs["pin_memory"] = True
             if where := place.calling():
-                told.edit(
+                changes.edit(
                     Edit(kind="argument", file=where[0], line=where[1], text="pin_memory=True", call="DataLoader")
                 )
         own_loader(self, *args, **kwargs)
 
-    told.left[NAME] = "no batch was copied to a GPU by .to() or .cuda()"
+    changes.left[NAME] = "no batch was copied to a GPU by .to() or .cuda()"
     torch.Tensor.to, torch.Tensor.cuda = to, cuda  # type: ignore[method-assign, assignment]
     DataLoader.__init__ = loader  # type: ignore[method-assign, assignment]
     try:

@@ -22,8 +22,8 @@ class Edit:
 
 
 @dataclass(slots=True, kw_only=True)
-class Told:
-    """What the cures tell of themselves while the script runs."""
+class Changes:
+    """What the cures have changed while the script runs, and what they left."""
 
     script: str = ""  # its file, where it is one
     did: dict[str, str] = field(default_factory=dict)  # cure: what it changed, in words
@@ -43,7 +43,7 @@ class Cure:
     treats: tuple[str, ...]  # ids of findings
     line: str  # what the user adds or changes
     where: str  # and where
-    install: Callable[[Told], AbstractContextManager[None]]  # active inside: the script runs there
+    install: Callable[[Changes], AbstractContextManager[None]]  # active inside: the script runs there
     needs_gpu: bool = False
     tolerance: float = 0.0  # of the losses, where the cure means to change the precision; 0: as the precision has it
 

@@ -1,30 +1,30 @@
-"""Products of float32 on the tensor cores, with 10 bits of mantissa: the user's to decide, so told as such."""
+"""Products of float32 on the tensor cores, with 10 bits of mantissa: the user's to decide, and named as such."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 NAME = "TF32"
 LINE = 'torch.set_float32_matmul_precision("high")'
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     import torch
 
     before = torch.get_float32_matmul_precision()
     if before != "highest":
-        told.left[NAME] = "the script has it already"
+        changes.left[NAME] = "the script has it already"
     elif not torch.cuda.is_available():
-        told.left[NAME] = "no GPU that torch can use here"
+        changes.left[NAME] = "no GPU that torch can use here"
     else:
-        told.did[NAME] = "products of float32 on the tensor cores, with 10 bits of mantissa"
+        changes.did[NAME] = "products of float32 on the tensor cores, with 10 bits of mantissa"
         torch.set_float32_matmul_precision("high")
-        if told.script:
-            told.edit(Edit(kind="import", file=told.script, line=0, text=LINE))
+        if changes.script:
+            changes.edit(Edit(kind="import", file=changes.script, line=0, text=LINE))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sublight.fix.cure import place
-from sublight.fix.cure.record import Cure, Edit, Told
+from sublight.fix.cure.record import Changes, Cure, Edit
 
 NAME = "loader workers"
 MOST = 8
@@ -34,7 +34,7 @@ def short_epochs(loader: Any) -> str:
 
 
 @contextlib.contextmanager
-def install(told: Told) -> Iterator[None]:
+def install(changes: Changes) -> Iterator[None]:
     from torch.utils.data import DataLoader, IterableDataset
 
     own = DataLoader.__init__
@@ -43,18 +43,18 @@ def install(told: Told) -> Iterator[None]:
     def loader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
         lacks = len(args) < 5 and not kwargs.get("num_workers")  # the sixth argument is num_workers
         if lacks and isinstance(dataset, IterableDataset):
-            told.left[NAME] = "an IterableDataset must share its items among workers itself"
+            changes.left[NAME] = "an IterableDataset must share its items among workers itself"
         elif lacks:
             own(self, dataset, *args, **{**kwargs, "num_workers": count})
-            told.left.pop(NAME, None)
-            told.did[NAME] = f"{count} worker{'s' * (count > 1)} for each loader that had none{short_epochs(self)}"
+            changes.left.pop(NAME, None)
+            changes.did[NAME] = f"{count} worker{'s' * (count > 1)} for each loader that had none{short_epochs(self)}"
             if where := place.calling():
-                file, line = where
-                told.edit(Edit(kind="argument", file=file, line=line, text=f"num_workers={count}", call="DataLoader"))
+                text = f"num_workers={count}"
+                changes.edit(Edit(kind="argument", file=where[0], line=where[1], text=text, call="DataLoader"))
             return
         own(self, dataset, *args, **kwargs)
 
-    told.left[NAME] = "the script makes no DataLoader without workers"
+    changes.left[NAME] = "the script makes no DataLoader without workers"
     DataLoader.__init__ = loader  # type: ignore[method-assign, assignment]
     try:
         yield

@@ -6,28 +6,29 @@ children whose calls are left out. Every call compares; a module that was change
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from sublight.fix.patch import probe
+from sublight.fix.patch import outside, probe
 from sublight.fix.patch.record import Swap
 
 MARK = "__sublight__"  # on the function behind a swapped forward: the forward that the instance had before, or None
 MISSING = object()
+DEPTH = 3  # of objects in objects
 PLAIN = (
     bool,
     int,
     float,
     complex,
     str,
-    tuple,
     type(None),
     torch.dtype,
     types.FunctionType,
@@ -42,7 +43,10 @@ class Noted:
 
     own: Any  # its class's forward
     settings: tuple[tuple[str, Any], ...] = ()
-    inner: tuple[tuple[str, str, Any], ...] = ()  # an object that it holds, such as a config; what its code reads of it
+    inner: tuple[
+        tuple[tuple[str, ...], Any], ...
+    ] = ()  # of objects that it holds, such as a config: what its code reads
+    outside: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # globals that its code reads
     held: tuple[tuple[str, str, bool], ...] = ()  # kind, name of a parameter or buffer, whether there is one
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
 
@@ -54,10 +58,13 @@ class Noted:
             found = getattr(module, name, MISSING)
             if found is not value and found != value:
                 return name
-        for holder, name, value in self.inner:
-            found = getattr(getattr(module, holder, None), name, MISSING)
+        for path, value in self.inner:
+            found = functools.reduce(_attribute, path, module)
             if found is not value and found != value:
-                return f"{holder}.{name}"
+                return ".".join(path)
+        for space, name, value in self.outside:
+            if space.get(name, MISSING) is not value:
+                return f"the global {name}"
         for kind, name, is_there in self.held:
             if (getattr(module, kind).get(name) is not None) != is_there:
                 return name
@@ -74,37 +81,68 @@ class Noted:
 
 def note(module: torch.nn.Module, swap: Swap) -> Noted:
     """What `swap` counts on."""
-    children = ((name, module.get_submodule(name)) for name in swap.hides)
+    children = tuple((name, _noted(module.get_submodule(name))) for name in swap.hides)
+    if not swap.reads_settings:
+        return Noted(own=type(module).forward, hidden=children)
+    return replace(_noted(module), hidden=children)
+
+
+def _noted(module: torch.nn.Module) -> Noted:
+    """All that a proof of this module's own behaviour read."""
+    read = outside.of_module(module)
     return Noted(
         own=type(module).forward,
-        settings=_settings(module) if swap.reads_settings else (),
-        inner=tuple(_inner(module)) if swap.reads_settings else (),
-        held=_held(module) if swap.reads_settings else (),
-        hidden=tuple(
-            (name, Noted(own=type(child).forward, settings=_settings(child), held=_held(child)))
-            for name, child in children
-        ),
+        settings=(*_settings(module), *_of_class(module, read.names)),
+        inner=tuple(_inner(module)),
+        outside=tuple(read.globals.values()),
+        held=_held(module),
     )
 
 
 def _settings(module: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
     own = ((name, value) for name, value in vars(module).items() if name not in probe.EVERY_MODULES)
-    return tuple(
-        (name, value) for name, value in own if name not in ("training", "forward") and isinstance(value, PLAIN)
-    )
+    own = ((name, value) for name, value in own if name not in ("training", "forward"))
+    return tuple((name, copy.deepcopy(value)) for name, value in own if _is_setting(value))
 
 
-def _inner(module: torch.nn.Module) -> Iterator[tuple[str, str, Any]]:
+def _of_class(module: torch.nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """What its code reads of its class, which an instance may come to hide; a property's code was read as well."""
+    for name in sorted(set(names) - set(vars(module))):
+        if not isinstance(inspect.getattr_static(type(module), name, None), property):
+            yield name, getattr(module, name, MISSING)
+
+
+def _is_setting(value: Any) -> bool:
+    """A plain value, or a container of such, which is compared with what it was."""
+    if isinstance(value, dict):
+        return all(_is_setting(each) for item in value.items() for each in item)
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_setting, value))
+    return isinstance(value, PLAIN)
+
+
+def _inner(module: torch.nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Of objects that the module holds, the plain values whose names occur in its class's code."""
     classes = [each for each in type(module).__mro__ if not each.__module__.startswith("torch.nn.modules.module")]
     functions = [inspect.unwrap(each) for kind in classes for each in vars(kind).values() if inspect.isfunction(each)]
     names = {name for function in functions if hasattr(function, "__code__") for name in function.__code__.co_names}
     for holder, value in vars(module).items():
-        if holder in probe.EVERY_MODULES or isinstance(value, PLAIN) or not hasattr(value, "__dict__"):
-            continue
-        for name, inside in vars(value).items():
-            if name in names and isinstance(inside, PLAIN):
-                yield holder, name, inside
+        if holder not in probe.EVERY_MODULES and not _is_setting(value) and not isinstance(value, torch.nn.Module):
+            yield from _inside(value, (holder,), names)
+
+
+def _inside(holder: Any, path: tuple[str, ...], names: Collection[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    slots = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
+    for name in (*getattr(holder, "__dict__", ()), *slots):
+        value = getattr(holder, name, MISSING) if name in names else MISSING
+        if _is_setting(value):
+            yield (*path, name), copy.deepcopy(value)
+        elif value is not MISSING and len(path) < DEPTH:
+            yield from _inside(value, (*path, name), names)
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    return getattr(holder, name, MISSING)
 
 
 def _held(module: torch.nn.Module) -> tuple[tuple[str, str, bool], ...]:

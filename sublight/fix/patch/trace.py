@@ -54,6 +54,8 @@ READS = {  # into Python, where a branch may follow
     "equal": "reads values, and may branch on them",
     "is_nonzero": "reads values, and may branch on them",
 }
+SIZES = "compares sizes, and may do otherwise for others"
+DIMS = "counts dimensions, and may do otherwise for others"
 STOPS = "detaches: its gradient is not the formula's"
 ASKS = {  # functions and properties of tensors that no op shows
     "tolist": READS["equal"],
@@ -79,6 +81,20 @@ ASKS = {  # functions and properties of tensors that no op shows
     "grad": "reads a gradient",
     "is_contiguous": "asks how a tensor lies",
     "stride": "asks how a tensor lies",
+    "storage_offset": "asks how a tensor lies",
+    "untyped_storage": "asks how a tensor lies",
+    "layout": "asks how a tensor lies",
+    "is_sparse": "asks how a tensor lies",
+    "_base": "asks how a tensor lies",
+    "nbytes": SIZES,
+    "__iter__": SIZES,
+    "ndim": DIMS,
+    "dim": DIMS,
+    "ndimension": DIMS,
+    "is_leaf": "asks where a tensor comes from",
+    "_version": "asks where a tensor comes from",
+    "grad_fn": "asks where a tensor comes from",
+    "is_inference": "asks where a tensor comes from",
 }
 ACTIVE: ContextVar[Recorder | None] = ContextVar("ACTIVE", default=None)
 
@@ -150,27 +166,25 @@ def as_one_op(name: str) -> Iterator[None]:
 
 
 class Length(int):
-    """A size that knows when it is compared."""
+    """A size that knows when it is compared, or leaves for a number that would not know."""
 
     def _compared(self) -> None:
         if (recorder := ACTIVE.get()) is not None:
-            recorder.note("compares sizes, and may do otherwise for others")
+            recorder.note(SIZES)
 
     def __bool__(self) -> bool:
         self._compared()
-        return int(self) != 0
-
-    __hash__ = int.__hash__
+        return int.__bool__(self)
 
 
-def _comparing(name: str) -> Any:
+def _leaving(name: str) -> Any:
     theirs = getattr(int, name)
 
-    def compare(self: Length, other: Any) -> Any:
+    def leave(self: Length, *others: Any) -> Any:
         self._compared()
-        return theirs(self, other)
+        return theirs(self, *others)
 
-    return compare
+    return leave
 
 
 def _computing(name: str) -> Any:
@@ -183,8 +197,10 @@ def _computing(name: str) -> Any:
     return compute
 
 
-for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
-    setattr(Length, _name, _comparing(_name))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "hash", "int", "float", "truediv", "rtruediv", "divmod", "rdivmod"):
+    setattr(Length, f"__{_name}__", _leaving(f"__{_name}__"))
+for _name in ("str", "repr", "format", "round", "floor", "ceil", "trunc", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Length, f"__{_name}__", _leaving(f"__{_name}__"))
 for _name in ["add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs", "pow"]:
     setattr(Length, f"__{_name}__", _computing(f"__{_name}__"))
 
@@ -213,6 +229,11 @@ class _Above(TorchFunctionMode):
 
 class _Shape(tuple[Length, ...]):
     """A shape whose sizes know when they are compared."""
+
+    def __len__(self) -> int:
+        if (recorder := ACTIVE.get()) is not None:
+            recorder.note(DIMS)
+        return super().__len__()
 
     def numel(self) -> int:
         total = Length(1)

@@ -5,7 +5,6 @@ and stand-ins for children that are too large to copy. What a twin does, the mod
 from __future__ import annotations
 
 import copy
-import dis
 import types
 import warnings
 from collections import OrderedDict
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sublight.fix.patch import probe
+from sublight.fix.patch import outside, probe
 from sublight.fix.patch.trace import as_one_op
 
 RANK = 4  # of a stand-in's matrix
@@ -59,8 +58,8 @@ def twin_of(
     parameters: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
     """The module is not changed: lists, counts and objects that it holds are the twin's own. Raises NotCopied."""
-    if why := _acts_outside(type(module).forward):
-        raise NotCopied(why)
+    if oddity := outside.of_module(module).oddity:
+        raise NotCopied(f"its forward {oddity}")
     twin = object.__new__(type(module))
     vars(twin).update({name: own_copy(value) for name, value in vars(module).items()})
     given = parameters or {}
@@ -104,16 +103,6 @@ def own_copy(value: Any, depth: int = 3) -> Any:
     except Exception as error:  # whatever a stranger's object may raise
         raise NotCopied(f"it holds a {type(value).__name__}, which cannot be copied") from error
     return copied
-
-
-def _acts_outside(function: Any) -> str:
-    """Whether a forward writes to globals, which a trial of it would change."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code = getattr(function, "__code__", None)
-    if code is not None and any(step.opname == "STORE_GLOBAL" for step in dis.get_instructions(code)):
-        return "its forward writes to a global variable"
-    return ""
 
 
 def _plain(buffer: torch.Tensor) -> torch.Tensor:

@@ -82,11 +82,13 @@ class CodedLinear(torch.nn.Module):
                 codes = F.pad(codes, (0, 0, 0, LEAST_ROWS - rows))
             sums: torch.Tensor = private.int_mm(codes, self.codes.T)[:rows]
             return (sums * (scales.float()[:, None] * self.scales)).to(x.dtype)
-        if x.dtype == torch.bfloat16 and not (x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9):
+        if x.dtype == torch.bfloat16 and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9:
             by_row, by_col = scales.float()[:, None].contiguous(), self.scales[None, :].contiguous()
             y: torch.Tensor = private.scaled_mm(codes, self.codes.T, scale_a=by_row, scale_b=by_col, out_dtype=x.dtype)
             return y
-        one = scales.new_ones((), dtype=torch.float32)  # scales by row come out in bf16 alone
+        one = scales.new_ones(
+            (), dtype=torch.float32
+        )  # scales by row come out in bf16 alone, and on a CPU not in every PyTorch
         sums = private.scaled_mm(codes, self.codes.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
         return (sums * (scales.float()[:, None] * self.scales)).to(x.dtype)
 

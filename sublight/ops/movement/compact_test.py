@@ -80,6 +80,7 @@ def test_nothing_to_move(device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_past_two_to_the_thirty_one_elements() -> None:
     n = 2**31 + 40
     x = torch.zeros(n, device="cuda", dtype=torch.uint8)

@@ -159,9 +159,7 @@ def steps_ns(explanation: Explanation) -> list[tuple[int, int]]:
         return [(round(1e9 * start), round(1e9 * end)) for start, end in noted]
     trace = explanation.trace
     if trace is not None:
-        marked = np.intersect1d(
-            trace.rows_named(lambda name: name.startswith("ProfilerStep")), trace.of_kind(Kind.RANGE)
-        )
+        marked = trace.rows_named(lambda name: name.startswith("ProfilerStep"), Kind.RANGE)
         if len(marked):
             return list(zip(trace.start_ns[marked].tolist(), trace.end_ns[marked].tolist(), strict=True))
     return [window_ns(explanation)]

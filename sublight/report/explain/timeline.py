@@ -14,6 +14,7 @@ import numpy as np
 from sublight import units
 from sublight.diagnose.record import Explanation
 from sublight.report.explain.causes import cause
+from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, ON_DEVICE, Detail, Ints, Kind, Mask, MemoryLog, Trace
 
 MOST_BLOCKS = 20_000
@@ -346,7 +347,7 @@ def memory(explanation: Explanation) -> dict[str, Any] | None:
     log = trace.memory if trace is not None else None
     if trace is None or log is None or not len(log.time_ns):
         return None
-    devices = np.unique(log.device)
+    devices = distinct(log.device)
     on_gpu = devices[devices != NONE]
     candidates = on_gpu if len(on_gpu) else devices
     device = max(candidates.tolist(), key=lambda index: int(_total(log, log.device == index).max()))
@@ -382,5 +383,5 @@ def _thinned(time: Ints, total: Ints, span: int) -> tuple[Ints, Ints]:
     stretch = time * MEMORY_POINTS // (span + 1)
     largest = np.lexsort((-total, stretch))[np.flatnonzero(np.diff(stretch, prepend=-1))]
     last = np.flatnonzero(np.diff(stretch, append=stretch[-1] + 1))
-    kept = np.unique(np.concatenate((largest, last)))
+    kept = distinct(np.concatenate((largest, last)))
     return time[kept], total[kept]

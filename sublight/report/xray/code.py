@@ -243,8 +243,8 @@ def _source_html(found: Panes, heat: Mapping[int, float], badges: Mapping[int, S
         weight = heat.get(number, 0.0)
         bar = ""
         if weight > 0 and most > 0:
-            told = f"{100 * weight / total:.1f} % of the kernel's instructions, weighted by loops"
-            bar = f'<s style="--h:{weight / most:.3f}" data-tip="{told}"></s>'
+            tip = f"{100 * weight / total:.1f} % of the kernel's instructions, weighted by loops"
+            bar = f'<s style="--h:{weight / most:.3f}" data-tip="{tip}"></s>'
         at = f' data-n="{number}"' if number in colours else ""
         strip = f' class="c{colours[number]}"' if number in colours else ""
         parts.append(
@@ -283,20 +283,20 @@ def badges(file: str, accesses: Sequence[Access], findings: Sequence[Finding]) -
         if access.space == "global" and sectors is not None:
             poor = access.sectors / access.ideal_sectors if access.ideal_sectors else 1.0
             ideal = access.ideal_sectors / access.requests
-            mark, told = f"{sectors:.3g} sectors", f"{sectors:.3g} sectors a request where {ideal:.3g} would do"
+            mark, tip = f"{sectors:.3g} sectors", f"{sectors:.3g} sectors a request where {ideal:.3g} would do"
         elif conflict is not None:
             poor, mark = conflict, f"{conflict:.3g}-way" if conflict > 1 else "no conflict"
-            told = f"{conflict:.3g} wavefronts where 1 would do" if conflict > 1 else "no bank conflict"
+            tip = f"{conflict:.3g} wavefronts where 1 would do" if conflict > 1 else "no bank conflict"
         else:
             continue
-        told = f"{access.space} {access.kind}, {access.bytes_per_thread} B a thread: {told}"
+        tip = f"{access.space} {access.kind}, {access.bytes_per_thread} B a thread: {tip}"
         marks = by_line.setdefault(access.place.line, {})
         if access.space not in marks or poor > marks[access.space][0]:
-            marks[access.space] = (poor, mark, told)
+            marks[access.space] = (poor, mark, tip)
     out: dict[int, list[str]] = {
         line: [
-            f'<mark class="{"poor" if poor >= POOR else "fine"}" data-tip="{escape(told)}">{escape(mark)}</mark>'
-            for poor, mark, told in marks.values()
+            f'<mark class="{"poor" if poor >= POOR else "fine"}" data-tip="{escape(tip)}">{escape(mark)}</mark>'
+            for poor, mark, tip in marks.values()
         ]
         for line, marks in by_line.items()
     }

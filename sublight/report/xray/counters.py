@@ -70,8 +70,8 @@ def rows_of(pairs: Sequence[tuple[Page, list[Compared]]]) -> list[dict[str, Any]
             "counted": row.counted,
             "note": row.note or None,
         }
-        for page, told in pairs
-        for row in told
+        for page, compared in pairs
+        for row in compared
     ]
 
 
@@ -82,7 +82,7 @@ def against(
     from rich.console import Group
     from rich.text import Text
 
-    if not any(told for _, told in pairs):
+    if not any(compared for _, compared in pairs):
         names = ", ".join(dict.fromkeys(page.code.name for page in pages))
         has = ", ".join(dict.fromkeys(row.name for row in counters))
         why = f"the report has nothing to compare with {names}: it has {has}"
@@ -90,8 +90,8 @@ def against(
     right = ("predicted", "counted", "difference")
     out = plain(("kernel", "access", *right, ""), right=right, fold=("kernel", ""))
     several = len({page.code.gpu.key for page, _ in pairs}) > 1
-    for page, told in pairs:
-        for row in told:
+    for page, compared in pairs:
+        for row in compared:
             apart = "" if row.difference is None else f"{100 * row.difference:+.1f} %"
             name = f"{page.code.name} {page.code.gpu.key}" if several else page.code.name
             cells = (f"{row.what}, {row.unit}", _number(row.predicted), _number(row.counted))

@@ -55,12 +55,12 @@ def same_kernels(codes: Sequence[Code]) -> list[list[int]]:
 
 def labels(codes: Sequence[Code]) -> list[str]:
     """Names, with the constants and types that tell two of one name on one GPU apart."""
-    told = [_told(code) for code in codes]
+    all_facts = [_facts_of(code) for code in codes]
     found = []
-    for code, mine in zip(codes, told, strict=True):
+    for code, mine in zip(codes, all_facts, strict=True):
         twins = [
             other
-            for each, other in zip(codes, told, strict=True)
+            for each, other in zip(codes, all_facts, strict=True)
             if (each.name, each.gpu.key) == (code.name, code.gpu.key)
         ]
         apart = [f"{name}={value}" for name, value in mine.items() if any(other.get(name) != value for other in twins)]
@@ -68,7 +68,7 @@ def labels(codes: Sequence[Code]) -> list[str]:
     return found
 
 
-def _told(code: Code) -> dict[str, str]:
+def _facts_of(code: Code) -> dict[str, str]:
     return {name: str(value) for name, value in {**code.signature, **code.constants, **code.options}.items()}
 
 

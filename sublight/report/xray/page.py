@@ -133,8 +133,8 @@ def _kernels(views: Sequence[KernelView]) -> str:
     for members in groups:
         first = views[members[0]]
         body = _tiles(first, members[0]) if len(members) == 1 else _compared(views, members)
-        told = [_signature(first), "" if _differ(views, members) else specialised(first.code)]
-        under = " · ".join(filter(None, told))
+        parts = [_signature(first), "" if _differ(views, members) else specialised(first.code)]
+        under = " · ".join(filter(None, parts))
         heading = f"<h2>{escape(first.code.name)}</h2>" if len(groups) > 1 else ""
         heading += f'<p class="signature">{escape(under)}</p>' if under else ""
         cards.append(f'<div class="sheet">{heading}{body}{_findings(views, members)}</div>')
@@ -190,7 +190,7 @@ def _gpu(view: KernelView) -> str:
 
 def _compared(views: Sequence[KernelView], members: Sequence[int]) -> str:
     """GPUs side by side; what differs between them stands out."""
-    told = [facts(views[at]) for at in members]
+    each_facts = [facts(views[at]) for at in members]
     head = "".join(
         f'<th scope="col" data-k="{at}">'
         f'<button type="button" class="pick" data-pick="{at}">{_gpu(views[at])}</button></th>'
@@ -198,14 +198,14 @@ def _compared(views: Sequence[KernelView], members: Sequence[int]) -> str:
     )
     rows = []
     for name in FACTS:
-        figures = {fact[name][0] for fact in told}
+        figures = {fact[name][0] for fact in each_facts}
         if figures == {UNKNOWN}:
             continue
         differs = len(figures) > 1
         cells = "".join(
             f'<td data-k="{at}" class="{_kind(name, views[at])}"><b>{escape(fact[name][0])}</b>'
             f"<small>{escape(fact[name][1])}</small></td>"
-            for at, fact in zip(members, told, strict=True)
+            for at, fact in zip(members, each_facts, strict=True)
         )
         rows.append(f'<tr class="{"differs" if differs else ""}"><th scope="row">{name}</th>{cells}</tr>')
     if _differ(views, members):

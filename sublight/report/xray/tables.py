@@ -108,7 +108,7 @@ def _occupancy(rows: Sequence[OccupancyRow]) -> str:
     if not rows:
         return ""
     headings = [("r", "warps"), ("r", "threads"), ("r", "blocks / SM"), ("", "occupancy"), ("", "limited by")]
-    told, all_best = [], all(row.is_best for row in rows)
+    lines, all_best = [], all(row.is_best for row in rows)
     for row in rows:
         marks = "".join(
             f'<mark class="{kind}">{words}</mark>'
@@ -119,9 +119,9 @@ def _occupancy(rows: Sequence[OccupancyRow]) -> str:
             str(row.warps), str(32 * row.warps), str(row.blocks_per_sm),
             f"{_meter(row.occupancy)}{units.percent(row.occupancy)} {marks}", escape(row.limited_by),
         )  # fmt: skip
-        told.append(("now" * row.is_now, cells))
+        lines.append(("now" * row.is_now, cells))
     as_is = "If registers and shared memory stay as they are; compiling for another size may change both."
-    return f'{_table(headings, told)}<p class="small">{as_is}</p>'
+    return f'{_table(headings, lines)}<p class="small">{as_is}</p>'
 
 
 def group_of(kind: str) -> str:
@@ -156,9 +156,9 @@ def _loop(row: MixRow, most: float, kernel: int) -> str:
     parts = []
     for group, kinds in _grouped(row).items():
         count = sum(kinds.values())
-        told = f"{group}: {count:g} of {total:g}" + "".join(f"\n{number:g} {kind}" for kind, number in kinds.items())
+        tip = f"{group}: {count:g} of {total:g}" + "".join(f"\n{number:g} {kind}" for kind, number in kinds.items())
         parts.append(
-            f'<span class="k-{group}" style="flex-grow:{count:g}" data-tip="{escape(told)}"><em>{count:g}</em></span>'
+            f'<span class="k-{group}" style="flex-grow:{count:g}" data-tip="{escape(tip)}"><em>{count:g}</em></span>'
         )
     issue = f"issues in ≥ {row.issue_cycles:.4g} cycles" if row.issue_cycles is not None else ""
     said = " · ".join(filter(None, (f"{total:g} instructions a warp", issue, row.note)))
@@ -181,7 +181,7 @@ def _accesses(rows: Sequence[Access], kernel: int) -> str:
         return ""
     headings = [("", "line"), ("", "access"), ("r", "B a thread"), ("r", "requests"), ("r", "sectors a request")]
     headings += [("r", "ideal"), ("r", "bank conflict"), ("r", "moved"), ("r", "ideal"), ("", "of ideal"), ("note", "")]
-    told = []
+    lines = []
     for row in rows:
         share = _share(row)
         is_global = row.space == "global" and not row.unknown and row.requests > 0
@@ -201,9 +201,9 @@ def _accesses(rows: Sequence[Access], kernel: int) -> str:
             f"{_meter(share, kind)}{units.percent(share)}" if share is not None else "–",
             escape(row.unknown) or f"<code>{escape(row.instruction)}</code>",
         )
-        told.append((kind, cells))
+        lines.append((kind, cells))
     of_what = "Requests and bytes are of the blocks that were followed, not of the whole launch."
-    return f'{_table(headings, told)}<p class="small">{of_what}</p>'
+    return f'{_table(headings, lines)}<p class="small">{of_what}</p>'
 
 
 def _roof(rows: Sequence[RoofRow]) -> str:

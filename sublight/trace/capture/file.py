@@ -59,7 +59,8 @@ def machine() -> dict[str, Any]:
 
     versions = {"torch": str(torch.__version__), "python": platform.python_version()}
     busy = {"load": os.getloadavg()[0], "cores": os.cpu_count() or 1} if hasattr(os, "getloadavg") else {}
-    return {"cpu": _cpu_name(), "threads": torch.get_num_threads(), **versions, **busy}
+    mine = {"cores_to_use": len(os.sched_getaffinity(0))} if hasattr(os, "sched_getaffinity") else {}
+    return {"cpu": _cpu_name(), "threads": torch.get_num_threads(), **versions, **busy, **mine}
 
 
 def _cpu_name() -> str:

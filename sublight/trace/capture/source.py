@@ -223,10 +223,10 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def shown_path(file: str) -> str:
-    """A path as the user would type it: from here where it is below, else its last two parts."""
+    """A path that opens, from here or the whole of it, whichever is shorter."""
     if "ipykernel" in file or file.startswith("<ipython"):
         return "notebook"
     try:
-        return str(Path(file).resolve().relative_to(Path.cwd()))
+        return min(os.path.relpath(os.path.realpath(file)), file, key=len)
     except (ValueError, OSError):
-        return str(Path(*Path(file).parts[-2:])) if len(Path(file).parts) > 2 else file
+        return file

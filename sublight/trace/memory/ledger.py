@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sublight.trace.intervals import distinct
 from sublight.trace.memory.stacks import Site
 from sublight.trace.record import Ints, Mask
 
@@ -72,7 +73,7 @@ class Ledger:
     def phase_moments(self) -> Mapping[str, Ints]:
         """By part of a step, the moments at which something was allocated in it."""
         names = ("forward", "backward", "optimizer")
-        return {name: np.unique(self.first[self.at_phase(name) & (self.first > 0)]) for name in names}
+        return {name: distinct(self.first[self.at_phase(name) & (self.first > 0)]) for name in names}
 
     def category_mask(self, name: str) -> Mask:
         found: Mask = self.category == CATEGORIES.index(name)
@@ -108,7 +109,7 @@ class Ledger:
         return found
 
     def _moments_of(self, phases: Collection[str]) -> Ints:
-        return np.unique(np.concatenate([self.phase_moments[name] for name in phases]))
+        return distinct(np.concatenate([self.phase_moments[name] for name in phases]))
 
     @functools.cached_property
     def steps(self) -> Ints:

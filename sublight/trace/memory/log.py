@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sublight.errors import BadInput
+from sublight.trace.intervals import distinct
 from sublight.trace.memory.ledger import Ledger
 from sublight.trace.memory.snapshot import MOST_BYTES, Frame, printable
 from sublight.trace.memory.stacks import NOWHERE, Phase, Site, is_loss, user_frame
@@ -35,7 +36,7 @@ def ledgers(trace: Trace) -> dict[int, Ledger]:
             f"{trace.source} holds no allocator events: record it with profile(profile_memory=True), or take a "
             "snapshot with torch.cuda.memory._record_memory_history()"
         )
-    return {int(device): _ledger(trace, trace.memory, int(device)) for device in np.unique(trace.memory.device)}
+    return {int(device): _ledger(trace, trace.memory, int(device)) for device in distinct(trace.memory.device)}
 
 
 def _ledger(trace: Trace, log: MemoryLog, device: int) -> Ledger:
@@ -125,7 +126,7 @@ def _chains(trace: Trace, time_ns: Ints) -> list[Chain]:
     """By allocator event, the ops, ranges and Python calls around it, on the thread that was deepest at work then."""
     wanted = trace.of_kind(Kind.OP, Kind.RANGE, Kind.PYTHON)
     best = np.full(len(time_ns), NONE, dtype=np.int64)
-    for lane in np.unique(trace.lane[wanted]):
+    for lane in distinct(trace.lane[wanted]):
         rows = wanted[trace.lane[wanted] == lane]
         found = np.searchsorted(trace.start_ns[rows], time_ns, side="right") - 1
         row = np.where(found >= 0, rows[np.maximum(found, 0)], NONE)
@@ -153,9 +154,9 @@ def _climb(trace: Trace, row: int, kept: Mask, known: dict[int, Chain]) -> Chain
 def _autograd_lanes(trace: Trace) -> frozenset[int]:
     """Threads that run backward nodes and did not begin the work: what else they do, such as adding up, is backward."""
     rows = trace.of_kind(Kind.OP, Kind.RANGE, Kind.PYTHON)
-    nodes = np.intersect1d(trace.rows_named(_BACKWARD.search), rows)
+    nodes = trace.rows_named(_BACKWARD.search, Kind.OP, Kind.RANGE, Kind.PYTHON)
     begun_by = int(trace.lane[rows[0]]) if len(rows) else NONE
-    return frozenset(np.unique(trace.lane[nodes]).tolist()) - {begun_by}
+    return frozenset(distinct(trace.lane[nodes]).tolist()) - {begun_by}
 
 
 def _site(trace: Trace, chain: Chain, autograd: frozenset[int]) -> Site:

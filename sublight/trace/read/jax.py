@@ -2,11 +2,13 @@
 
 They have no categories: what an event is shows in the labels of its process ("/device:GPU:0", "/host:CPU") and of its
 thread. A GPU's own work lies on threads called "Stream #…", a TPU's on "XLA Ops"; the device's other threads (modules,
-steps, name scopes) are the same time over again, grouped.
+steps, name scopes) are the same time over again, grouped. On a CPU, XLA's own threads run the ops while Python goes on:
+they are streams of a device, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,12 +22,13 @@ from sublight.errors import BadInput
 from sublight.trace.assemble import assemble
 from sublight.trace.read.chrome_events import UNREADABLE, Raw, loose_json, word
 from sublight.trace.read.pieces import open_pieces
-from sublight.trace.record import EMPTY, NONE, Detail, Device, Kind, Lane, Trace
+from sublight.trace.record import EMPTY, NONE, XLA_CPU, Detail, Device, Kind, Lane, Trace
 
 MARK = b'"highres-ticks"'  # before the events, in what XLA writes
 MOST_S = 24 * 3600.0
 _DEVICE = re.compile(r"/device:(?P<kind>[A-Z]+):(?P<index>\d+)(?:\s*\(?(?P<name>[^()]*)\)?)?")
 _API = re.compile(r"^(cu|cuda|hip)[A-Z]")
+_EXECUTES = re.compile(r"LoadedExecutable::ExecuteHelper|TfrtCpuExecutable::ExecuteHelper")
 _DETAILS = re.compile(r"(\w+):(\S+)")
 _EMPTY_LAST = re.compile(rb",\s*+\{\s*+\}$")
 _NOTHING = Raw()
@@ -47,6 +50,7 @@ class _Args(msgspec.Struct, gc=False):
     tf_op: Raw = _NOTHING
     name: Raw = _NOTHING
     step: Raw = _named("step_num")
+    run_id: Raw = _NOTHING
     source: Raw = _NOTHING
 
 
@@ -142,8 +146,11 @@ class _Columns:
         self.rows: list[tuple[float, ...]] = []
         self.devices: dict[int, Device] = {}
         self.kinds: Counter[str] = Counter()
+        on_host = [span for span in spans if not _DEVICE.match(read.processes.get(span.pid, ""))]
+        groups, self.launches = _groups_on_cpu(on_host), _launches_on_cpu(on_host)
         for span in spans:
-            self._add(span)
+            if id(span) not in groups:
+                self._add(span)
 
     def _add(self, span: _Event) -> None:
         args = span.args or _NO_ARGS
@@ -157,8 +164,12 @@ class _Columns:
             self.devices.setdefault(index, Device(index=index, name=(device["name"] or "").strip()))
             kind = _device_kind(span.name)
             lane = Lane(kind="stream", process=process, number=_stream(thread, span.tid), device=index)
+        elif args.hlo_op:
+            self.devices.setdefault(0, Device(index=0, name=XLA_CPU))
+            kind = Kind.KERNEL
+            lane = Lane(kind="stream", process=process, number=str(span.tid), device=0, label=thread)
         else:
-            kind = _host_kind(span.name, args)
+            kind = Kind.RUNTIME if id(span) in self.launches else _host_kind(span.name, args)
             lane = Lane(kind="thread", process=process or str(span.pid), number=str(span.tid), label=thread)
         name = word(span.name)
         if kind == Kind.RANGE:
@@ -170,7 +181,7 @@ class _Columns:
         self.kinds[kind.name] += 1
         row = (
             kind, self.names.setdefault(name, len(self.names)), self.lanes.setdefault(lane, len(self.lanes)),
-            self._detail(kind, args), span.ts, span.dur, _whole(_text(args.correlation)),
+            self._detail(kind, args), span.ts, span.dur, self.launches.get(id(span)) or _whole(_text(args.correlation)),
             _whole(_facts(args.memcpy if kind == Kind.MEMCPY else args.memset).get("size", "")),
         )  # fmt: skip
         self.rows.append(row)
@@ -219,6 +230,39 @@ class _Columns:
             devices=[self.devices[index] for index in sorted(self.devices)],
             lost=lost,
         )
+
+
+def _groups_on_cpu(spans: list[_Event]) -> set[int]:
+    """Ops on a CPU that others run inside of, as a loop's: the same time over again. By id."""
+    groups: set[int] = set()
+    ops: dict[tuple[Any, Any], list[_Event]] = {}
+    for span in spans:
+        if span.args is not None and span.args.hlo_op:
+            ops.setdefault((span.pid, span.tid), []).append(span)
+    for line in ops.values():
+        line.sort(key=lambda span: (span.ts, -span.dur))
+        groups |= {
+            id(outer)
+            for outer, inner in itertools.pairwise(line)
+            if inner.ts + inner.dur <= outer.ts + outer.dur and inner.ts < outer.ts + outer.dur
+        }
+    return groups
+
+
+def _launches_on_cpu(spans: list[_Event]) -> dict[int, int]:
+    """Which call started an op on a CPU: calls and ops by id, with the same number. XLA numbers its runs, but not the
+    calls, so the calls in their order are taken for the runs in the order of their first ops; none where they are not
+    as many.
+    """
+    calls = sorted((span for span in spans if _EXECUTES.search(span.name)), key=lambda span: span.ts)
+    runs: dict[str, list[_Event]] = {}
+    for span in sorted(spans, key=lambda span: span.ts):
+        if span.args is not None and span.args.hlo_op and (run := _text(span.args.run_id)):
+            runs.setdefault(run, []).append(span)
+    if len(calls) != len(runs):
+        return {}
+    numbered = enumerate(zip(calls, runs.values(), strict=True), 1)
+    return {id(span): number for number, (call, ops) in numbered for span in (call, *ops)}
 
 
 def _is_work(kind: str, thread: str, args: _Args) -> bool:

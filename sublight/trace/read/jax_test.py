@@ -96,3 +96,23 @@ def test_numbers_may_be_words(tmp_path: Path) -> None:
     found = json.loads(jax_fakes.text().replace(b'"correlation_id":"', b'"correlation_id":"x'))
     trace = loaded(tmp_path, found)
     assert trace.on_gpu, "an id that is none costs the link, not the kernel"
+
+
+def test_a_cpus_ops_are_its_work_and_belong_to_the_call_that_started_them(tmp_path: Path) -> None:
+    """XLA runs them on threads of its own, after the step's range has ended; a loop holds its body's over again."""
+    events: list[Any] = [jax_fakes.label("process_name", 701, "/host:CPU")]
+    for number in range(3):
+        at, op = 1000.0 + 100 * number, {"hlo_module": "jit_f", "run_id": str(7 - number)}
+        events += [
+            jax_fakes.span("train", 701, 1, at, 50.0, step_num=str(number)),
+            jax_fakes.span("CommonPjRtLoadedExecutable::ExecuteHelperOnSingleDevice", 701, 1, at + 5, 4.0),
+            jax_fakes.span("while.1", 701, 2, 2000.0 + 1000 * number, 900.0, hlo_op="while.1", **op),
+            jax_fakes.span("dot.3", 701, 2, 2010.0 + 1000 * number, 800.0, hlo_op="dot.3", **op),
+        ]
+    found = loaded(tmp_path, {"metadata": {"highres-ticks": True}, "traceEvents": [*events, {}]})
+    kernels = found.of_kind(Kind.KERNEL)
+    assert [found.name_of(row) for row in kernels.tolist()] == ["dot.3"] * 3
+    assert found.correlation[found.of_kind(Kind.RUNTIME)].tolist() == found.correlation[kernels].tolist() == [1, 2, 3]
+    explained = explain([found])
+    assert (explained.device, explained.kind, explained.verdict) == ("the CPU, by XLA", "cpu", "device-idle")
+    assert explained.step_s == pytest.approx(2.8e-3 / 3, rel=0.01) and "torch" not in explained.findings[0].fix

@@ -16,6 +16,7 @@ import numpy as np
 
 from sublight.errors import BadInput
 from sublight.trace.assemble import assemble
+from sublight.trace.intervals import distinct
 from sublight.trace.read.nsight_database import Database
 from sublight.trace.read.nsight_devices import Gpus, describe
 from sublight.trace.read.nsight_tables import TABLES, Book, Events, read
@@ -90,7 +91,7 @@ def _attributed(events: Events, lost: list[str]) -> Events:
     """Every event with a process: its own; else that of the call that launched it; else the only one there is."""
     process = events.process.copy()
     unknown = process < 0
-    known = np.unique(process[~unknown])
+    known = distinct(process[~unknown])
     if len(known) > 1 and unknown.any():
         process[unknown] = _launcher(events, unknown)
         if left := int(np.count_nonzero(process < 0)):

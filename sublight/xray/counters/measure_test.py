@@ -242,6 +242,7 @@ def test_what_cannot_be_timed_says_why() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_a_kernel_is_timed_on_the_gpu() -> None:
     torch = pytest.importorskip("torch")
     from sublight.backend.jit import tl, triton

@@ -146,9 +146,9 @@ def demangled(symbols: Sequence[str]) -> dict[str, str]:
     names = [plain_name(symbol) for symbol in symbols]
     if tool and any(symbol.startswith("_Z") for symbol in symbols):
         done = subprocess.run([tool], input="\n".join(symbols), capture_output=True, text=True)
-        told = done.stdout.splitlines()
-        if done.returncode == 0 and len(told) == len(symbols):
-            names = [without_arguments(name) for name in told]
+        lines = done.stdout.splitlines()
+        if done.returncode == 0 and len(lines) == len(symbols):
+            names = [without_arguments(name) for name in lines]
     return dict(zip(symbols, names, strict=True))
 
 

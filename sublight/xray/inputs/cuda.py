@@ -48,7 +48,7 @@ def codes_of_cuda(
     found: list[Code] = []
     text = _COMMENT.sub(" ", read_text(file))
     for gpu in gpus:
-        cubin, ptx, told = _compiled(nvcc, file, compilable(gpu), flags)
+        cubin, ptx, output = _compiled(nvcc, file, compilable(gpu), flags)
         symbols = binary.entries(ptx)
         if not symbols:
             raise BadInput(
@@ -58,7 +58,7 @@ def codes_of_cuda(
         wanted = chosen(kernel, names, file)
         codes = build.codes(
             cubin, gpu, ptx=ptx, dynamic_shared_bytes=shared_bytes, threads=threads, names=names,
-            spilled=binary.spills(told),
+            spilled=binary.spills(output),
         )  # fmt: skip
         found += [
             replace(code, file=str(file.resolve()), signature=_signature(code, text))
@@ -134,15 +134,15 @@ def _compiled(nvcc: str, file: Path, capability: int, flags: Sequence[str]) -> t
             *("-I", str(file.resolve().parent), *flags, "-o", str(out), str(file.resolve())),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
-        told = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         if done.returncode:
-            raise BadInput(_what_nvcc_says(told, file))
+            raise BadInput(_what_nvcc_says(output, file))
         (ptx,) = Path(folder).glob("*.ptx")
-        return out.read_bytes(), ptx.read_text(encoding="utf-8", errors="replace"), told
+        return out.read_bytes(), ptx.read_text(encoding="utf-8", errors="replace"), output
 
 
-def _what_nvcc_says(told: str, file: Path) -> str:
-    if error := _ERROR.search(told) or _HOST_ERROR.search(told):
+def _what_nvcc_says(output: str, file: Path) -> str:
+    if error := _ERROR.search(output) or _HOST_ERROR.search(output):
         return f"{error[1]}:{error[2]}: nvcc: {error[3]}"
-    line = next((line for line in told.splitlines() if "error" in line or "fatal" in line), first_line(told))
+    line = next((line for line in output.splitlines() if "error" in line or "fatal" in line), first_line(output))
     return f"{file}: nvcc: {line.strip()}"

@@ -114,7 +114,7 @@ def load_kernel(
 
     `load_kernel(k, "h100", signature="x_ptr:*bf16, n:i32", constants={"BLOCK": 1024, "num_warps": 8})`
     """
-    from sublight.xray.inputs.python import launch_as_told, unwrapped
+    from sublight.xray.inputs.python import launch_as_given, unwrapped
     from sublight.xray.inputs.signature import Typed, parse_signature
 
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
@@ -132,7 +132,7 @@ def load_kernel(
     parsed = parse_signature(words, [parameter.name for parameter in found.jit.params])
     types = {name: kind for name, kind in parsed.items() if isinstance(kind, Typed)}
     ones = {name: 1 for name, kind in types.items() if kind.is_one}
-    return build.code_of(launch_as_told(found, types, {**ones, **(constants or {})}, where="Python"), gpu)
+    return build.code_of(launch_as_given(found, types, {**ones, **(constants or {})}, where="Python"), gpu)
 
 
 def runs(target: str) -> bool:

@@ -149,10 +149,10 @@ def specialised(
     by_name = {
         names[int(name)] if name.isdecimal() and int(name) < len(names) else name: numbers[name] for name in numbers
     }
-    return launch_as_told(found, types, given, where=file.name, numbers=by_name)
+    return launch_as_given(found, types, given, where=file.name, numbers=by_name)
 
 
-def launch_as_told(
+def launch_as_given(
     found: Found,
     types: Mapping[str, Typed],
     given: Mapping[str, Any],

@@ -75,10 +75,10 @@ class Accessor(Addresses):
             self.note(index, "" if space == "const" else where, "load", at, on, count * kind.bytes, why)
             if not is_needed:
                 return
-            for target, (bits, told) in zip(targets, self.fetch(where, at, on, kind.bytes, count), strict=True):
+            for target, (bits, doubt) in zip(targets, self.fetch(where, at, on, kind.bytes, count), strict=True):
                 if why is not None:
-                    told = why if told is None else np.maximum(told, why)
-                write(target, bits, told, is_signed=is_signed)
+                    doubt = why if doubt is None else np.maximum(doubt, why)
+                write(target, bits, doubt, is_signed=is_signed)
 
         return step
 
@@ -145,8 +145,8 @@ class Accessor(Addresses):
             self.note(index, where, "atomic", at, on, len(given) * kind.bytes, why)
             if index not in needed.results and where not in needed.spaces:
                 return
-            bits, told = np.zeros(machine.lanes, BITS[kind.bytes]), machine.why(slots)
-            told = None if told is None else np.broadcast_to(told, at.shape)
+            bits, mine = np.zeros(machine.lanes, BITS[kind.bytes]), machine.why(slots)
+            mine = None if mine is None else np.broadcast_to(mine, at.shape)
             values = np.broadcast_to(kind.numbers(read(given[0])), at.shape) if simple else None
             swaps = np.broadcast_to(kind.numbers(read(other)), at.shape) if other else None
             whys = np.zeros(machine.lanes, np.uint8) if why is None else why.copy()
@@ -154,7 +154,7 @@ class Accessor(Addresses):
                 ((old, of_old),) = self.fetch(where, at, lanes, kind.bytes, 1)
                 bits[lanes] = old[lanes]
                 doubt = np.zeros(machine.lanes, np.uint8) if of_old is None else of_old
-                doubt = doubt if told is None else np.maximum(doubt, told)
+                doubt = doubt if mine is None else np.maximum(doubt, mine)
                 whys[lanes] = doubt[lanes]
                 new = old
                 if values is None:
@@ -191,7 +191,7 @@ class Accessor(Addresses):
         def step() -> None:
             at, why = self.lanes_at(source, offset)
             if why is not None:
-                machine.recorder.note_unknown(index, "shared", kind, 16, self.told(why))
+                machine.recorder.note_unknown(index, "shared", kind, 16, self.reason_of(why))
             else:
                 machine.recorder.note(index, "shared", kind, at, machine.active(), 16, matrices=matrices)
             for i in range(len(words) if is_needed else 0):
@@ -207,15 +207,15 @@ class Accessor(Addresses):
                     halves.append(at[warp + 8 * i + row] + 2 * column)
                 if is_load:
                     low, high = (self.fetch("shared", place, machine.active(), 2, 1)[0] for place in halves)
-                    told = low[1] if high[1] is None else high[1] if low[1] is None else np.maximum(low[1], high[1])
+                    doubt = low[1] if high[1] is None else high[1] if low[1] is None else np.maximum(low[1], high[1])
                     builder.write(
-                        targets[i], low[0].astype(np.uint32) | (high[0].astype(np.uint32) << np.uint32(16)), told
+                        targets[i], low[0].astype(np.uint32) | (high[0].astype(np.uint32) << np.uint32(16)), doubt
                     )
                 else:
-                    bits, told = builder.read(given[i]), machine.whys[given[i].slot]
+                    bits, doubt = builder.read(given[i]), machine.whys[given[i].slot]
                     for half, place in enumerate(halves):
                         piece = (bits >> np.uint32(16 * half)).astype(np.uint16)
-                        self.keep("shared", place, machine.active(), [(piece, told)])
+                        self.keep("shared", place, machine.active(), [(piece, doubt)])
 
         return step
 

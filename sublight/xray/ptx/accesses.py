@@ -135,7 +135,7 @@ class _Counter:
                 return copy_wavefronts_of(addresses, active, width, sources=copied[0], fetching=copied[1])
             return wavefronts_of(addresses, active, width, is_load=kind == "load")
 
-        shared = self._passes.told(index, active, known, work_out)
+        shared = self._passes.found(index, active, known, work_out)
         tally.requests += shared.requests
         tally.wavefronts += shared.wavefronts
         tally.split += shared.split
@@ -143,13 +143,13 @@ class _Counter:
 
     def _note_global(self, tally: Tally, addresses: Array, active: Array) -> None:
         bases, places = from_bases(addresses)
-        asked = self._asked.told(tally.index, active, (places,), lambda: asked_of(places, active, tally.width))
+        asked = self._asked.found(tally.index, active, (places,), lambda: asked_of(places, active, tally.width))
         request = Request(asked=asked, bases=bases)
-        told = request.asked.counted
-        tally.sectors += told.sectors
-        tally.shifted += told.shifted
-        tally.requests += told.requests
-        tally.ideal += told.ideal
+        counted = request.asked.counted
+        tally.sectors += counted.sectors
+        tally.shifted += counted.shifted
+        tally.requests += counted.requests
+        tally.ideal += counted.ideal
         self.mover.note(tally.index, tally.kind, request, addresses, active)
         first, last = request.regions
         regions = [first] if first == last else distinct(addresses[active] >> REGION_SHIFT).tolist()
@@ -309,17 +309,17 @@ def _by_line(code: Code, followed: Followed, space: Space) -> Iterable[tuple[flo
                 yield ratio, _finding("bank-conflict", code, place, detail)
             continue
         shifted = sum(tally.shifted for tally in group)
-        bytes_told = (
+        bytes_moved = (
             f"{actual / requests:.3g} sectors a request where {ideal / requests:.3g} would do "
             f"({actual * SECTOR_BYTES:,} bytes of sectors touched for {ideal * SECTOR_BYTES:,} wanted)"
         )
         if shifted == actual - ideal:
             if ratio < WORTH_ALIGNING:
                 continue
-            detail = f"{kind}: {bytes_told}: the warps' pieces do not begin at a multiple of 32 bytes"
+            detail = f"{kind}: {bytes_moved}: the warps' pieces do not begin at a multiple of 32 bytes"
             yield ratio, _finding("misaligned", code, place, detail)
         elif ratio >= WORTH_TELLING:
-            detail = f"{kind}: {bytes_told}: let neighbouring lanes take neighbouring addresses"
+            detail = f"{kind}: {bytes_moved}: let neighbouring lanes take neighbouring addresses"
             yield ratio, _finding("uncoalesced", code, place, detail)
 
 

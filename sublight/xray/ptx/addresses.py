@@ -59,11 +59,11 @@ class Addresses:
             return
         named: Space = "global" if space == "global" else "shared"
         if why is not None:
-            self.machine.recorder.note_unknown(index, named, kind, width, self.told(why))
+            self.machine.recorder.note_unknown(index, named, kind, width, self.reason_of(why))
         else:
             self.machine.recorder.note(index, named, kind, at, on, width, copied=copied)
 
-    def told(self, why: Array) -> str:
+    def reason_of(self, why: Array) -> str:
         what = "its address depends" if self.machine.doubt is None else "which lanes run it depends"
         return f"{what} on {self.machine.start.reasons[int(why.max())]}"
 
@@ -105,8 +105,8 @@ class Addresses:
                 size = 1 << REGION_SHIFT if memory.data is None else len(memory.data)
                 fine = lanes & (place + width <= size) & (place % width == 0)
                 chosen = np.flatnonzero(fine)
-                told, why = memory.load(place[chosen], width)
-                bits[chosen] = told
+                loaded, why = memory.load(place[chosen], width)
+                bits[chosen] = loaded
                 whys[chosen] = 0 if why is None else why
             whys[~on] = 0
             out.append((bits, whys if whys.any() else None))

@@ -72,10 +72,10 @@ class Copier:
             if why_target is not None or not is_needed:
                 return
             whole = []
-            for k, (bits, told) in enumerate(accessor.fetch("global", at, fetching, element, width // element)):
+            for k, (bits, doubt) in enumerate(accessor.fetch("global", at, fetching, element, width // element)):
                 inside = sizes > k * element
-                told = np.maximum(unsure, 0 if told is None else told)
-                whole.append((np.where(inside, bits, bits.dtype.type(0)), told if told.any() else None))
+                doubt = np.maximum(unsure, 0 if doubt is None else doubt)
+                whole.append((np.where(inside, bits, bits.dtype.type(0)), doubt if doubt.any() else None))
             accessor.keep("shared", target, active, whole)
 
         return step

@@ -164,10 +164,10 @@ class Machine:
         self.whys[slot] = why
 
     def why(self, slots: tuple[int, ...]) -> Array | None:
-        told: Array | None = None
+        doubt: Array | None = None
         for slot in slots:
-            told = joined(told, self.whys[slot])
-        return told
+            doubt = joined(doubt, self.whys[slot])
+        return doubt
 
     def special(self, text: str) -> Array:
         """Special registers; a clock stands still."""

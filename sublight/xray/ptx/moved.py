@@ -56,8 +56,8 @@ class Mover:
             counted[first] = counted.get(first, 0) + request.asked.counted.sectors
             return
         for region in distinct(addresses[active] >> REGION_SHIFT).tolist():
-            told = sectors_of(addresses, active & (addresses >> REGION_SHIFT == region), request.asked.width)
-            counted[region] = counted.get(region, 0) + told.sectors
+            request_sectors = sectors_of(addresses, active & (addresses >> REGION_SHIFT == region), request.asked.width)
+            counted[region] = counted.get(region, 0) + request_sectors.sectors
 
     def moved(self, memory: GlobalMemory) -> Moved:
         direct = _distinct([self._by_block(request) for request in self._kept[0]])

@@ -31,27 +31,27 @@ T = TypeVar("T")
 class _Kept(Generic[T]):
     active: Array
     places: tuple[Array, ...]  # from their bases
-    told: T
+    found: T
 
 
 @dataclass(slots=True)
 class Patterns(Generic[T]):
-    """Remembers what was told of an instruction's patterns."""
+    """Remembers what was found of an instruction's patterns."""
 
     _kept: dict[Hashable, list[_Kept[T]]] = field(default_factory=dict)
 
-    def told(self, key: Hashable, active: Array, places: tuple[Array, ...], work_out: Callable[[], T]) -> T:
+    def found(self, key: Hashable, active: Array, places: tuple[Array, ...], work_out: Callable[[], T]) -> T:
         """`places` are addresses from their warps' bases, or whatever else it hangs on."""
         recent = self._kept.setdefault(key, [])
         for one in recent:
             if (one.active is active or np.array_equal(one.active, active)) and all(
                 map(np.array_equal, one.places, places)
             ):
-                return one.told
-        told = work_out()
-        recent.insert(0, _Kept(active, places, told))
+                return one.found
+        found = work_out()
+        recent.insert(0, _Kept(active, places, found))
         del recent[MOST_PATTERNS:]
-        return told
+        return found
 
 
 def from_bases(addresses: Array) -> tuple[Array, Array]:

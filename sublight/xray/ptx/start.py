@@ -109,8 +109,8 @@ def _parameters(code: Code, entry: Entry, memory: GlobalMemory, reasons: list[st
                 reasons.append(f"the values of {name}")
                 stored[storage.key] = memory.add(name, storage.data, len(reasons) - 1).base
             bits = stored[storage.key] + storage.offset_bytes
-        told = bits if bits is not None else value if value is not missing else None
-        packed = _packed(parameter, told, given[name][0] if name in given else "")
+        content = bits if bits is not None else value if value is not missing else None
+        packed = _packed(parameter, content, given[name][0] if name in given else "")
         number = 0
         if packed is None:
             packed = bytes(parameter.bytes)

@@ -220,21 +220,21 @@ class Builder(Operands):
         slots = (a.slot, b.slot, *([other.slot] if other else []))
 
         def step() -> None:
-            told = compared(parts[1], kind.numbers(self.read(a)), kind.numbers(self.read(b)))
+            is_so = compared(parts[1], kind.numbers(self.read(a)), kind.numbers(self.read(b)))
             why = self.machine.why(slots)
             if kind.pair:
-                self.write(targets[0], told[:, 0], why)
-                self.write(targets[1], told[:, 1], why)
+                self.write(targets[0], is_so[:, 0], why)
+                self.write(targets[1], is_so[:, 1], why)
                 return
-            opposite = ~told
+            opposite = ~is_so
             if join and other:
-                told, opposite = join(told, self.read(other)), join(opposite, self.read(other))
+                is_so, opposite = join(is_so, self.read(other)), join(opposite, self.read(other))
             if result.family == "pred":
-                self.write(targets[0], told, why)
+                self.write(targets[0], is_so, why)
                 self.write(targets[1], opposite, why)
             else:
                 yes = np.float32(1) if result.is_float else np.uint32(0xFFFFFFFF)
-                self.write(targets[0], result.bits(np.where(told, yes, yes.dtype.type(0))), why)
+                self.write(targets[0], result.bits(np.where(is_so, yes, yes.dtype.type(0))), why)
 
         return step
 
@@ -247,8 +247,8 @@ class Builder(Operands):
         machine = self.machine
 
         def step() -> None:
-            told = self.read(chooser)
-            first = told if by.family == "pred" else by.numbers(told) >= 0
+            choice = self.read(chooser)
+            first = choice if by.family == "pred" else by.numbers(choice) >= 0
             why = joined(machine.whys[a.slot], machine.whys[b.slot])
             if why is not None:  # only the chosen one counts
                 none = np.zeros(1, np.uint8)
@@ -282,7 +282,7 @@ class Builder(Operands):
 
         def step() -> None:
             region = self.read(a) >> np.uint64(REGION_SHIFT)
-            told = region == np.uint64(wanted) if wanted else region < np.uint64(SHARED_REGION)
-            self.write(target, told, self.machine.whys[a.slot])
+            is_there = region == np.uint64(wanted) if wanted else region < np.uint64(SHARED_REGION)
+            self.write(target, is_there, self.machine.whys[a.slot])
 
         return step

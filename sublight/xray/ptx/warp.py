@@ -48,8 +48,8 @@ def ballot(votes: Array, active: Array) -> Array:
 def vote(mode: str, votes: Array, active: Array) -> Array:
     votes, rows = votes.reshape(-1, WARP), active.reshape(-1, WARP)
     every, any_one = (votes | ~rows).all(1), (votes & rows).any(1)
-    told = {"all": every, "any": any_one, "uni": every | ~any_one}[mode]
-    return np.repeat(told, WARP)
+    verdict = {"all": every, "any": any_one, "uni": every | ~any_one}[mode]
+    return np.repeat(verdict, WARP)
 
 
 def elected(active: Array) -> Array:
@@ -73,9 +73,9 @@ def reduced(name: str, numbers: Array, active: Array) -> Array:
     }[name]
     rows, on = numbers.reshape(-1, WARP), active.reshape(-1, WARP)
     out = np.zeros(rows.shape, numbers.dtype)
-    for row, told, lit in zip(rows, out, on, strict=True):
+    for row, result, lit in zip(rows, out, on, strict=True):
         if lit.any():
-            told[:] = function.reduce(row[lit], dtype=numbers.dtype)
+            result[:] = function.reduce(row[lit], dtype=numbers.dtype)
     return out.reshape(-1)
 
 
@@ -126,7 +126,7 @@ class WarpSteps:
             bits = np.broadcast_to(self.builder.read(a), (machine.lanes,))[heard]
             of_a = machine.whys[a.slot]
             why = None if of_a is None else np.broadcast_to(of_a, (machine.lanes,))[heard]
-            whys = [told for told in (why, machine.why((b.slot, c.slot))) if told is not None]
+            whys = [each for each in (why, machine.why((b.slot, c.slot))) if each is not None]
             if machine.mask is not None:
                 off = ~machine.mask[heard]
                 if (off & machine.mask).any():
@@ -144,10 +144,10 @@ class WarpSteps:
 
         def step() -> None:
             active = self.machine.active()
-            told = np.broadcast_to(self.builder.read(votes), active.shape)
+            cast = np.broadcast_to(self.builder.read(votes), active.shape)
             of_votes = self.machine.whys[votes.slot]
             why = None if of_votes is None else spread(np.where(active, of_votes, np.uint8(0)))
-            self.builder.write(target, ballot(told, active) if mode == "ballot" else vote(mode, told, active), why)
+            self.builder.write(target, ballot(cast, active) if mode == "ballot" else vote(mode, cast, active), why)
 
         return step
 
@@ -196,7 +196,7 @@ class WarpSteps:
         later = machine.reason("what warps say that come later to a barrier")
 
         def step() -> None:
-            told = np.broadcast_to(self.builder.read(votes), (machine.lanes,))
+            cast = np.broadcast_to(self.builder.read(votes), (machine.lanes,))
             why = np.where(machine.is_whole(), np.uint8(0), np.uint8(later))
             of_votes = machine.whys[votes.slot]
             bits: Array = np.zeros(machine.lanes, np.bool_ if "pred" in parts else np.uint32)
@@ -204,7 +204,7 @@ class WarpSteps:
                 here = machine.block == block
                 on = here & machine.active()
                 if on.any():
-                    bits[here] = function(told[on])
+                    bits[here] = function(cast[on])
                     if of_votes is not None:
                         why[here] = np.maximum(why[here], np.broadcast_to(of_votes, here.shape)[on].max())
             self.builder.write(target, bits, why if why.any() else None)

@@ -32,11 +32,11 @@ def watching(session: Session, folder: Path) -> Iterator[None]:
         if is_on:  # else a later process, of another script
             torch.set_num_threads(1)  # OpenMP's threads do not live through a fork
             session.forget()
-            multiprocessing.util.Finalize(None, tell, exitpriority=0)
+            multiprocessing.util.Finalize(None, hand_over, exitpriority=0)
 
-    def tell() -> None:
-        told = folder / f"child-{os.getpid()}.pickle"
-        told.write_bytes(pickle.dumps(session.told()))
+    def hand_over() -> None:
+        file = folder / f"child-{os.getpid()}.pickle"
+        file.write_bytes(pickle.dumps(session.results()))
 
     multiprocessing.util.register_after_fork(begin, begin)
     try:
@@ -45,5 +45,5 @@ def watching(session: Session, folder: Path) -> Iterator[None]:
         is_on = False
         contexts.update(kept)
         for file in sorted(folder.glob("child-*.pickle")):
-            session.hear(pickle.loads(file.read_bytes()))
+            session.add_results(pickle.loads(file.read_bytes()))
             file.unlink()

@@ -84,9 +84,9 @@ def _rebuilt(job: Job) -> tuple[Any, dict[str, Any], list[Any]]:
 
     runtime = private.jit
 
-    told = pickle.loads(job.functions)
+    sources = pickle.loads(job.functions)
     made: list[Any] = []
-    for one in told:
+    for one in sources:
         code = marshal.loads(one["code"])
         cells = tuple(types.CellType() for _ in one["closure"])
         fn = types.FunctionType(
@@ -213,8 +213,8 @@ def _one_line(words: str) -> str:
     'ValueError: a is wrong'
     """
     line = next((line.strip() for line in words.splitlines() if line.strip()), "no message")
-    told = re.fullmatch(r"(\w+)\((['\"])(.*)\2,?\)", line)
-    line = re.sub(r"(\s|\\n)+", " ", f"{told[1]}: {told[3]}" if told else line)
+    parts = re.fullmatch(r"(\w+)\((['\"])(.*)\2,?\)", line)
+    line = re.sub(r"(\s|\\n)+", " ", f"{parts[1]}: {parts[3]}" if parts else line)
     kept = re.match(r".{100,}?[.!](?= [A-Z])", line)  # advice that goes on and on
     return kept[0] if kept else line
 

@@ -77,12 +77,12 @@ class Session:
             counts = tuple(lanes.get(program, 0) for program in range(ran))
             self.written.setdefault(address, []).append(Written(total=total, counts=counts))
 
-    def told(self) -> tuple[Any, ...]:
-        """What `hear` takes in another process."""
+    def results(self) -> tuple[Any, ...]:
+        """What `add_results` takes in another process."""
         return self.notes.findings(), self.launches, self.kernels, self.names, self.arguments, self.replaced
 
-    def hear(self, told: tuple[Any, ...]) -> None:
-        findings, launches, kernels, names, arguments, replaced = told
+    def add_results(self, results: tuple[Any, ...]) -> None:
+        findings, launches, kernels, names, arguments, replaced = results
         for found in findings:
             self.notes.add(found.id, found.kernel, found.place, found.detail, is_information=found.is_information)
         self.launches += launches

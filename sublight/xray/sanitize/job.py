@@ -88,13 +88,13 @@ def describe(jit: Any, bound: dict[str, Any], options: dict[str, Any]) -> tuple[
     used = {name: value for name, value in options.items() if name in _OPTIONS}
     functions = _Functions()
     try:
-        told = _told(jit, functions)
+        sources = _sources_of(jit, functions)
         frozen = _frozen(constants, functions)
     except Exception:  # a global or constant that cannot be sent
         return None
     job = Job(
         kernel=jit.__name__,
-        functions=told,
+        functions=sources,
         signature=signature,
         constants=frozen,
         options=used,
@@ -109,16 +109,16 @@ def _frozen(value: Any, functions: _Functions) -> bytes:
     return file.getvalue()
 
 
-def _told(jit: Any, functions: _Functions) -> bytes:
+def _sources_of(jit: Any, functions: _Functions) -> bytes:
     """The code and the globals of the kernel and of all it calls."""
     functions.number(jit)
-    told = []
+    sources = []
     for current in functions.queue:  # grows as globals name further functions
         fn = current.fn
         names = {*_names(fn.__code__), *_names_in_annotations(inspect.getsource(fn))}
         scope = {name: _sent(value, functions) for name, value in fn.__globals__.items() if name in names}
         cells = [_sent(cell.cell_contents, functions) for cell in fn.__closure__ or ()]
-        told.append(
+        sources.append(
             {
                 "kind": type(current).__name__,
                 "code": marshal.dumps(fn.__code__),
@@ -133,7 +133,7 @@ def _told(jit: Any, functions: _Functions) -> bytes:
                 "noinline": bool(getattr(current, "kwargs", {}).get("noinline")),
             }
         )
-    return pickle.dumps(told)
+    return pickle.dumps(sources)
 
 
 def _sent(value: Any, functions: _Functions) -> bytes | None:

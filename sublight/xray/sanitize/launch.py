@@ -345,10 +345,10 @@ class Launch:
             advice = "nothing orders them in one launch; add with tl.atomic_add, or write to another tensor"
         else:
             advice = "nothing orders them in one launch; give each program its own elements, or use tl.atomic_add"
-        told = [(here, mine, other, theirs, access.place, at.line if at else 0)]
+        sides = [(here, mine, other, theirs, access.place, at.line if at else 0)]
         if at is not None and at != access.place:
-            told.append((other, theirs, here, mine, at, access.place.line))
-        for one, does, another, did, place, line in told:
+            sides.append((other, theirs, here, mine, at, access.place.line))
+        for one, does, another, did, place, line in sides:
             detail = f"program {one} {VERBS[does]} {spot}, which program {another} {VERBS[did]} (line {line}): {advice}"
             self.notes.add("race", self.kernel, place, detail, is_information=same == "flag")
 

@@ -140,13 +140,13 @@ def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> R
         raise BadInput(f"--at {answer['unused'][0]}: no kernel of {script.file} has that number; they have {known}")
     found = [
         Finding(
-            id=told["id"],
-            kernel=told["kernel"],
-            place=None if told["file"] is None else Place(file=told["file"], line=told["line"]),
-            detail=told["detail"],
-            is_information=told["is_information"],
+            id=each["id"],
+            kernel=each["kernel"],
+            place=None if each["file"] is None else Place(file=each["file"], line=each["line"]),
+            detail=each["detail"],
+            is_information=each["is_information"],
         )
-        for told in answer["findings"]
+        for each in answer["findings"]
     ]
     return Report(
         script=script.file,

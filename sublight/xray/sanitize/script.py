@@ -58,7 +58,7 @@ def _run_all(order: dict[str, Any], watch: Watch) -> tuple[list[Any], list[Any]]
         jobs.append(list(session.kernels.values()))
         answers.append(
             {
-                "findings": [_told(finding) for finding in session.notes.findings()],
+                "findings": [_as_json(finding) for finding in session.notes.findings()],
                 "launches": session.launches,
                 "kernels": list(session.names),
                 "arguments": list(session.arguments),
@@ -112,7 +112,7 @@ def _note_failure(failed: BaseException, file: Path, session: Session, stack: St
     return words
 
 
-def _told(finding: Finding) -> dict[str, Any]:
+def _as_json(finding: Finding) -> dict[str, Any]:
     return {**finding.to_json(), "is_information": finding.is_information}
 
 

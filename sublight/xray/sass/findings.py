@@ -63,12 +63,12 @@ def code_findings(code: Code) -> tuple[Finding, ...]:
 def _dots_on_cuda_cores(view: _View) -> Iterator[Finding]:
     """Triton gives a dot that it cannot put on tensor cores a blocked layout; the SASS of that line must agree."""
     on_tensor_cores = {view.place(each) for each in view.instructions if kind_of(each) == "tensor core"}
-    told: set[Place | None] = set()
+    seen: set[Place | None] = set()
     lines = view.code.ttgir.split("\n")
     for line, place in zip(lines, lines_of_ttgir(view.code.ttgir, view.file), strict=True):
-        if not (dot := _DOT.search(line)) or place in told or place in on_tensor_cores:
+        if not (dot := _DOT.search(line)) or place in seen or place in on_tensor_cores:
             continue
-        told.add(place)
+        seen.add(place)
         types = sorted(set(_DOT_INPUTS.findall(line))) or [dot[1]]
         yield view.finding(
             "dot-on-cuda-cores",

@@ -78,24 +78,24 @@ def parse(sass: str) -> tuple[Instruction, ...]:
     labels: dict[str, int] = {}
     waiting: list[str] = []  # labels of the next instruction
     for line, places in zip(sass.split("\n"), chains_of_sass(sass), strict=True):
-        if told := _INSTRUCTION.match(line):
-            address = int(told[1], 16)
+        if match := _INSTRUCTION.match(line):
+            address = int(match[1], 16)
             labels.update(dict.fromkeys(waiting, address))
             waiting.clear()
-            words = _COMMENT.sub("", told[5])
+            words = _COMMENT.sub("", match[5])
             found.append(
                 Instruction(
                     address=address,
-                    opcode=told[3],
-                    modifiers=tuple(told[4].split(".")[1:]),
-                    predicate=told[2] or "",
+                    opcode=match[3],
+                    modifiers=tuple(match[4].split(".")[1:]),
+                    predicate=match[2] or "",
                     operands=tuple(word.strip() for word in words.split(",") if word.strip()),
                     places=places,
                 )
             )
-            wanted.append(_labels(told[5]) if told[3] in _JUMPS else ())
-        elif told := _LABEL.match(line):
-            waiting.append(told[1])
+            wanted.append(_labels(match[5]) if match[3] in _JUMPS else ())
+        elif match := _LABEL.match(line):
+            waiting.append(match[1])
     with_targets = [_aimed(each, names, labels) for each, names in zip(found, wanted, strict=True)]
     return tuple(_without_padding(with_targets))
 

@@ -1,0 +1,247 @@
+"""All tests that need a GPU, in several processes at once; those that time the GPU or take much of its memory alone.
+
+    python -m benchmarks.gpu_tests                     every test of the ops, and those with the `gpu` mark
+    python -m benchmarks.gpu_tests sublight/ops/norm   of these files only
+    python -m benchmarks.gpu_tests --limit 360 --json tests.json
+
+Needs pytest and nothing beside it. Prints one table, then the failures. Each process may take its share of the GPU's
+memory: tests for which it does not suffice run again, first a few at once, then one by one. A process that dies or
+loses its GPU to a kernel's error costs the test that it ran: another one takes what is left. After the time limit all
+are ended, and what did not run counts as a failure of the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_tests_worker import BROKEN, JOB, Job
+
+ROOT = Path(__file__).parent.parent
+OPS = "sublight/ops"
+LIMIT_S = 600.0
+PROCESS_BYTES = 8 * 2**30  # of a GPU's memory, for each process: tests that take more have the `gpu_alone` mark
+FEW = 3  # processes for what does not fit into the share of one of many
+OURS = 0.9  # of the memory, to share: contexts and libraries take the rest
+POLL_S, PROGRESS_S = 0.1, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    id: str
+    outcome: str  # passed, failed, skipped; memory: its process's share did not suffice
+    seconds: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """What the processes have written so far."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    collected: tuple[str, ...] | None = None  # None: no process has come so far
+    took: tuple[str, ...] = ()
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Tests that were taken and have no outcome, in their order: the first is the one that runs."""
+        return tuple(test for test in self.took if test not in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    outcomes: tuple[Outcome, ...]
+    not_run: tuple[str, ...]
+    elapsed_s: float
+    processes: int
+
+    def count(self, outcome: str) -> int:
+        return sum(each.outcome == outcome for each in self.outcomes)
+
+    @property
+    def ok(self) -> bool:
+        return not self.not_run and self.count("passed") + self.count("skipped") == len(self.outcomes) > 0
+
+
+def read(paths: Iterable[Path]) -> Lines:
+    outcomes: dict[str, Outcome] = {}
+    collected: tuple[str, ...] | None = None
+    took: list[str] = []
+    for path in paths:
+        for text in path.read_text().splitlines(keepends=True):
+            if not text.endswith("\n"):
+                continue  # its process is writing it
+            line = json.loads(text)
+            if "id" in line:
+                outcomes[line["id"]] = Outcome(**line)
+            took += line.get("took", ())
+            collected = tuple(line["collected"]) if "collected" in line else collected
+    return Lines(outcomes=outcomes, collected=collected, took=tuple(took))
+
+
+def start(job: Job, paths: Sequence[str], threads: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ, JOB: json.dumps(asdict(job)), "OMP_NUM_THREADS": str(threads),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu_tests_worker", "-p", "no:cacheprovider"]
+    with (Path(job.folder) / f"{job.turn}-{job.name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, *paths], env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes that a test may have started
+    process.wait()
+
+
+def run_turn(job: Job, paths: Sequence[str], processes: int, end_s: float) -> Lines:
+    """Processes that share the tests of a turn, until none are left or time is up."""
+    folder, threads = Path(job.folder), max(1, (os.cpu_count() or 1) // processes)
+    names = map(str, itertools.count())
+    jobs = [replace(job, name=next(names)) for _ in range(processes)]
+    running = {each.name: start(each, paths, threads) for each in jobs}
+    died: dict[str, Outcome] = {}
+    begin_s = shown_s = time.monotonic()
+
+    def lines(name: str = "*") -> Lines:
+        return read(sorted(folder.glob(f"{job.turn}-{name}.jsonl")))
+
+    try:
+        while running and time.monotonic() < end_s:
+            time.sleep(POLL_S)
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                process, its = running.pop(name), lines(name)
+                lost = its.unfinished
+                if its.collected is None:
+                    text = (folder / f"{job.turn}-{name}.log").read_text(errors="replace")[-1500:]
+                    died[f"process {name}"] = Outcome(id=f"process {name}", outcome="failed", text=text)
+                elif its.took and process.returncode not in (0, 1):
+                    if lost and process.returncode != BROKEN:  # which ends itself between two tests
+                        text = f"the process died in this test: {how(process.returncode)}"
+                        died[lost[0]] = Outcome(id=lost[0], outcome="failed", text=text)
+                        lost = lost[1:]
+                    heir = replace(job, name=next(names), first=lost)
+                    running[heir.name] = start(heir, paths, threads)
+            if time.monotonic() - shown_s > PROGRESS_S:
+                shown_s, so_far = time.monotonic(), lines()
+                failed = sum(each.outcome == "failed" for each in so_far.outcomes.values())
+                counts = f"{len(so_far.outcomes)} of {len(so_far.collected or ())} tests, {failed} failed"
+                print(f"{shown_s - begin_s:4.0f} s {job.turn}: {counts}", flush=True)
+    finally:
+        for process in running.values():
+            end(process)
+    all_lines = lines()
+    return replace(all_lines, outcomes=all_lines.outcomes | died)
+
+
+def how(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+def run(paths: Sequence[str], processes: int, limit_s: float, whole: str = OPS) -> Run:
+    begin_s = time.monotonic()
+    outcomes: dict[str, Outcome] = {}
+    tests: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for turn, at_once in (("together", processes), ("few", min(FEW, processes)), ("alone", 1)):
+            again = tuple(each.id for each in outcomes.values() if each.outcome == "memory")
+            if turn == "few" and not again:
+                continue
+            share = OURS / at_once if at_once > 1 else 1.0
+            job = Job(folder=folder, name="", turn=turn, share=share, whole=whole, again=again)
+            lines = run_turn(job, paths, at_once, begin_s + limit_s)
+            outcomes |= lines.outcomes
+            tests += lines.collected or ()
+    not_run = tuple(dict.fromkeys(test for test in tests if test not in outcomes))
+    elapsed_s = time.monotonic() - begin_s
+    return Run(outcomes=tuple(outcomes.values()), not_run=not_run, elapsed_s=elapsed_s, processes=processes)
+
+
+def table(result: Run) -> str:
+    """By folder what passed, then what was left out and why, the slowest tests, and at the end the failures."""
+    folders: dict[str, Counter[str]] = {}
+    for each in result.outcomes:
+        counts = folders.setdefault("/".join(each.id.split("::")[0].split("/")[:3]), Counter())
+        counts[each.outcome] += 1
+        counts["seconds"] += each.seconds  # type: ignore[assignment]
+    width = max(map(len, folders), default=10)
+    lines = [f"{'':{width}}  passed  failed  left out  seconds of a process"]
+    for name, counts in sorted(folders.items(), key=lambda item: -item[1]["seconds"]):
+        failed = counts["failed"] + counts["memory"]
+        lines.append(
+            f"{name:{width}}  {counts['passed']:6}  {failed:6}  {counts['skipped']:8}  {counts['seconds']:7.1f}"
+        )
+    reasons = Counter(each.text.removeprefix("Skipped: ") for each in result.outcomes if each.outcome == "skipped")
+    lines += ["", *(f"left out {count:4}: {reason}" for reason, count in reasons.most_common())]
+    slowest = sorted(result.outcomes, key=lambda each: -each.seconds)[:8]
+    lines += ["", *(f"{each.seconds:6.1f} s {each.id}" for each in slowest)]
+    failures = [each for each in result.outcomes if each.outcome in ("failed", "memory")]
+    lines += [f"\nFAILED {each.id}\n{indented(each.text)}" for each in failures]
+    lines += [f"NOT RUN {test}" for test in result.not_run[:20]]
+    counts = f"{result.count('passed')} passed, {len(failures)} failed, {result.count('skipped')} left out"
+    late = f", {len(result.not_run)} not run: time was up" if result.not_run else ""
+    return "\n".join([*lines, "", f"{counts}{late} in {result.elapsed_s:.0f} s, {result.processes} processes"])
+
+
+def indented(text: str, most: int = 12) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines()[-most:])
+
+
+def files_with_gpu_tests() -> list[str]:
+    files = (path for top in ("sublight", "examples") for path in sorted((ROOT / top).rglob("*_test.py")))
+    marked = [str(path.relative_to(ROOT)) for path in files if "mark.gpu" in path.read_text()]
+    return [OPS, *(path for path in marked if not path.startswith(OPS))]
+
+
+def processes_here() -> int:
+    """As many as have a core and memory of the GPU each."""
+    import torch
+
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    return max(1, min((os.cpu_count() or 2) - 2, int(memory_bytes // PROCESS_BYTES)))
+
+
+def parsed(arguments: Sequence[str]) -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", help="test files or folders; all that need a GPU unless given")
+    parser.add_argument("--processes", type=int, help="at once; as many as cores and memory allow unless given")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all ({LIMIT_S:.0f})")
+    parser.add_argument("--json", type=Path, help="write every test's outcome here")
+    given = parser.parse_args(arguments)
+    if given.processes is not None and given.processes < 1:
+        parser.error(f"--processes {given.processes}: at least 1")
+    if not given.limit > 0:
+        parser.error(f"--limit {given.limit:g}: more than 0 seconds")
+    if missing := [path for path in given.paths if not Path(path.split("::")[0]).exists()]:
+        parser.error(f"{missing[0]}: no such file or folder")
+    return given
+
+
+def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
+    given = parsed(arguments)
+    os.chdir(ROOT)
+    result = run(given.paths or files_with_gpu_tests(), given.processes or processes_here(), given.limit)
+    print(table(result))
+    if given.json:
+        given.json.write_text(json.dumps(asdict(result), indent=1))
+    return 0 if result.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What the code behind a forward reads from outside of its arguments and its module: globals, closures, imports.
+
+A trial shows what a forward does today. What it would do under another setting, another global or at another length
+shows in its code alone: every function that it can reach is read, and what none of them may touch ends the proof.
+Code of PyTorch itself is trusted, but for the functions that ask for its settings.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import logging
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
+TRUSTED = ("torch", "math", "cmath", "typing", "typing_extensions", "numbers", "operator", "builtins", "functools")
+STAND_INS = "sublight.fix.patch.twin"  # for a module's children
+ACTS = frozenset(
+    [
+        *("print", "open", "eval", "exec", "compile", "globals", "locals", "vars", "id", "input", "setattr"),
+        *("delattr", "breakpoint", "__import__"),
+    ]
+)
+OF_WHOLE_NUMBERS = frozenset(
+    ["log", "log2", "log10", "isqrt", "gcd", "lcm"]
+)  # of math: a size that enters leaves no trace
+SETTINGS = frozenset(  # of PyTorch and of this machine: a branch may follow
+    [
+        *("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"),
+        *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
+        *("get_num_threads", "get_default_dtype", "get_default_device", "is_inference_mode_enabled", "is_compiling"),
+        *("is_dynamo_compiling", "is_tracing", "is_available", "is_initialized", "device_count", "current_device"),
+        *("get_float32_matmul_precision", "initial_seed", "backends", "version", "__version__", "_C"),
+        *("current_stream", "is_current_stream_capturing", "distributed", "get_rng_state", "mps", "xpu", "cuda"),
+    ]
+)
+SIZES = frozenset(["shape", "size", "len", "numel", "nelement"])
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
+CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF")
+MISSING = object()
+
+
+@dataclass(slots=True)
+class Outside:
+    """What the functions behind a forward read."""
+
+    oddity: str = ""  # the first thing that a proof does not cover; empty: nothing
+    globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)  # as they are now
+    names: set[str] = field(default_factory=set)  # of class attributes and methods, and of those asked for by name
+
+    def note(self, oddity: str) -> None:
+        self.oddity = self.oddity or oddity
+
+
+def of_module(module: torch.nn.Module) -> Outside:
+    """Of a module's forward, its class's methods and the functions that it holds; children are read by themselves."""
+    found, kind = Outside(), type(module)
+    if not _is_trusted(kind.__module__):
+        reader = _Reader(found, kind)
+        reader.read(kind.forward)
+        for name, value in vars(module).items():
+            if name in reader.names and callable(value) and not isinstance(value, torch.nn.Module):
+                reader.judge(value, name)
+    return found
+
+
+class _Reader:
+    """The functions of one class."""
+
+    def __init__(self, found: Outside, kind: type) -> None:
+        self.found, self.kind = found, kind
+        self.names: set[str] = set()  # that occur in the code
+        self._seen: set[Any] = set()
+
+    def read(self, function: Any) -> None:
+        function = getattr(function, "__func__", function)
+        if isinstance(function, property):
+            return self.read(function.fget)
+        if isinstance(function, staticmethod | classmethod | functools.partial | functools.partialmethod):
+            return self.read(getattr(function, "func", None) or function.__wrapped__)
+        if not isinstance(function, types.FunctionType) or function in self._seen:
+            return None
+        self._seen.add(function)
+        if wrapped := getattr(function, "__wrapped__", None):
+            self.read(wrapped)
+        for code in _codes(function.__code__):
+            self._read_code(function, code)
+        return None
+
+    def _read_code(self, function: types.FunctionType, code: types.CodeType) -> None:
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
+        for at, step in enumerate(steps):
+            if step.opname in GLOBALS + CLOSURES:
+                self._follow(function, step, steps[at + 1 :])
+            elif step.opname == "IMPORT_NAME" and not _is_trusted(step.argval):
+                self.found.note(f"imports {step.argval}")
+            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                self.found.note(f"writes to a global variable ({step.argval})")
+            elif step.opname == "FOR_ITER" and SIZES & set(code.co_names):
+                self.found.note("has a loop, whose length may be its input's")
+        asks_by_name = {"getattr", "hasattr"} & set(code.co_names)
+        texts = {each for each in code.co_consts if isinstance(each, str) and each.isidentifier()}
+        self.names |= {*code.co_names, *texts}
+        for name in (*code.co_names, *(texts if asks_by_name else ())):
+            holders = [each for each in self.kind.__mro__ if name in vars(each)]
+            own = [each for each in holders if not _is_trusted(each.__module__)]
+            if own or (name in texts and not holders):
+                self.found.names.add(name)
+            for each in own:
+                self.judge(vars(each)[name], name)
+
+    def _follow(self, function: types.FunctionType, step: dis.Instruction, later: list[dis.Instruction]) -> None:
+        """A global or closure variable, and the attributes that are taken of it at once: `torch.nn.functional.gelu`."""
+        name = str(step.argval)
+        space = function.__globals__
+        value = _closed(function, name) if step.opname in CLOSURES else space.get(name, MISSING)
+        if value is MISSING and step.opname in GLOBALS:
+            builtins = space.get("__builtins__", {})
+            value = getattr(builtins, name, MISSING) if isinstance(builtins, types.ModuleType) else builtins.get(name)
+            space = {}
+        if value is MISSING:
+            return  # a local of an outer function, or a name that is not there yet
+        for following in later:
+            if following.opname not in ATTRIBUTES or not isinstance(value, types.ModuleType | type):
+                break
+            if following.argval in SETTINGS and _is_trusted(getattr(value, "__module__", value.__name__)):
+                return self.found.note(f"asks for a setting of PyTorch ({following.argval})")
+            if isinstance(value, type) and not _is_trusted(value.__module__) and value not in self.kind.__mro__:
+                return self.found.note(f"reads {value.__name__}.{following.argval}")
+            space = vars(value) if isinstance(value, types.ModuleType) else {}
+            name, value = str(following.argval), getattr(value, following.argval, MISSING)
+        is_theirs = isinstance(value, types.FunctionType) and not _is_trusted(value.__module__)
+        if (isinstance(value, PLAIN) or is_theirs) and step.opname in GLOBALS and type(space) is dict and space:
+            self.found.globals[id(space), name] = (space, name, value)
+        self.judge(value, name)
+        return None
+
+    def judge(self, value: Any, name: str) -> None:
+        """Whether code may reach it; functions are read in turn."""
+        where = getattr(value, "__module__", "") or ""
+        if isinstance(value, (*PLAIN, logging.Logger)) or value is MISSING:
+            return
+        if isinstance(value, tuple) and all(isinstance(each, (*PLAIN, type)) for each in value):
+            return
+        if isinstance(value, types.ModuleType):
+            if not _is_trusted(value.__name__):
+                self.found.note(f"uses the module {value.__name__}")
+        elif (name in ACTS and where == "builtins") or (name in OF_WHOLE_NUMBERS and where == "math"):
+            self.found.note(f"calls {name}")
+        elif name in SETTINGS and _is_trusted(where):
+            self.found.note(f"asks for a setting of PyTorch ({name})")
+        elif isinstance(value, type):
+            is_base = value in self.kind.__mro__  # what `super()` needs
+            if not (is_base or _is_trusted(value.__module__) or issubclass(value, BaseException)):
+                self.found.note(f"uses the class {value.__name__}")
+        elif isinstance(value, functools.partial):
+            self.judge(value.func, name)
+        elif isinstance(value, types.FunctionType | types.MethodType | property | staticmethod | classmethod):
+            if not _is_trusted(where):
+                self.read(value)
+        elif not (callable(value) and _is_trusted(where or type(value).__module__)):
+            self.found.note(f"reads a variable from outside ({name})")
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)
+
+
+def _closed(function: types.FunctionType, name: str) -> Any:
+    """What a closure variable holds; a class body's `__class__` is one."""
+    free = function.__code__.co_freevars
+    try:
+        return function.__closure__[free.index(name)].cell_contents if function.__closure__ else MISSING
+    except ValueError:  # of an inner function's own, or empty
+        return MISSING
+
+
+def _is_trusted(module: str) -> bool:
+    return module == STAND_INS or module.partition(".")[0] in TRUSTED
