@@ -40,9 +40,10 @@ def prepared() -> child.Serve:
                     guard = Guard(order["source"])
                     for case in child.orders(channel):
                         del launches[:]
+                        tensors = _tensors(case)
                         with guard:
-                            function(*_tensors(case))
-                        compiled = {} if case["is_small"] else _compiled(launches, gpu)
+                            function(*tensors)
+                        compiled = {} if case["is_small"] else _compiled(launches, gpu, tensors)
                         answer(failure=None, torch=guard.noted, launches=len(launches), **compiled)
             except BaseException as error:
                 answer(failure=child.failure_of(error, order["source"]))
@@ -80,7 +81,7 @@ def _tensors(case: dict[str, Any]) -> list[Any]:
     return made
 
 
-def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
+def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any]) -> dict[str, Any]:
     """Each launch's figures; those that share their code and grid are compiled and followed once."""
     known: dict[str, tuple[Code, Bounded]] = {}
     figures, refused = [], ""
@@ -97,7 +98,7 @@ def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
             refused = str(error)
             break
         figures.append(_figures(*known[key], launch.grid))
-    made = [words_of(launch.jit, launch.grid, launch.arguments) for launch in launches]
+    made = [words_of(launch.jit, launch.grid, launch.arguments, tensors) for launch in launches]
     return {"kernels": figures, "refused": refused, "made": made}
 
 

@@ -72,7 +72,7 @@ def _ran(
     """One call, and all that was seen of it."""
     inputs, outputs = tensors
     made: list[str] = []
-    session.on_launch = lambda *launch: made.append(words_of(*launch))
+    session.on_launch = lambda jit, grid, given: made.append(words_of(jit, grid, given, [*inputs, *outputs]))
     watch.session = session
     guard, failure, returned = Guard(file), None, None
     try:
