@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from sublight import timing
+from sublight.predict.rows import cases, cost_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from predict_rows import cases, cost_of, this_device
+from predict_rows import this_device
 
 PAGE = 16
 HELD_BACK = 5  # one row of so many

@@ -179,19 +179,21 @@ def sparsify(
     skip: Sequence[str] | None = None,
     verify: Any = None,
     keep: bool = True,
+    training: bool = False,
     quiet: bool = False,
 ) -> Compressed:
     """Keep the two largest of every four weights of a model's linear layers, in place, and print what was done.
 
     The sparse tensor cores multiply them where the GPU has such, else they are multiplied dense, with the reason.
     `skip` names layers to leave (else the output head is left), `verify` is a batch whose change of loss is reported.
-    `unpatch` gives the weights back, unless `keep` is False.
+    `unpatch` gives the weights back, unless `keep` is False. `training=True` chooses the two anew in every step, from
+    dense weights that an optimizer trains.
     """
     from sublight.fix.sparsify import model as sparse
     from sublight.report import compressed as report
     from sublight.report.draw import console
 
-    done = sparse.sparsify(model, how, skip=skip, verify=verify, keep=keep)
+    done = sparse.sparsify(model, how, skip=skip, verify=verify, keep=keep, training=training)
     if not quiet:
         console.stdout().print(report.page(done))
     return done

@@ -129,7 +129,8 @@ def _swap(model: torch.nn.Module, module: torch.nn.Module, new: torch.nn.Module,
     if keep:
         own: Any = module.weight
         new.__dict__[KEPT] = module
-        own.data = own.data.cpu()
+        if getattr(new, "weight", None) is not own:  # else it is trained there
+            own.data = own.data.cpu()
 
 
 def restore_layers(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], ...]) -> int:

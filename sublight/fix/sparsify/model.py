@@ -11,6 +11,7 @@ from sublight.errors import BadInput, nearest
 from sublight.fix.compressed import Compressed
 from sublight.fix.layers import replace_layers, restore_layers
 from sublight.fix.sparsify.linear import SparseLinear
+from sublight.fix.sparsify.training import BLOCK, SparseTrainingLinear
 
 WAYS = ("2:4",)
 
@@ -22,23 +23,35 @@ def sparsify(
     skip: Sequence[str] | None = None,
     verify: Any = None,
     keep: bool = True,
+    training: bool = False,
 ) -> Compressed:
     """Make the model's linear layers sparse, in place, and say what was done.
 
     `skip` are names or patterns of layers to leave ("*.down_proj"); unless it is given, the output head is left, whose
     error goes straight into the loss. `verify` is a batch: the change of its loss, or of its outputs, is reported.
+    `training` keeps the weights dense for the optimizer and makes them sparse in every step; `unpatch` then gives the
+    layers back with what they have learned.
     """
     if how not in WAYS:
         raise BadInput(f"unknown way {how!r}: {nearest(str(how), list(WAYS))}")
 
     def why_left(weight: torch.Tensor) -> str:
-        return f"its {weight.shape[1]} inputs do not come in fours" if weight.shape[1] % 4 else ""
+        if training and not isinstance(weight, torch.nn.Parameter):
+            return "it holds its weight transposed, and the optimizer has that"
+        if training and weight.shape[0] % BLOCK:
+            return f"its {weight.shape[0]} outputs do not come in fours, as its transpose would have them"
+        return f"its {weight.shape[1]} inputs do not come in fours" if weight.shape[1] % BLOCK else ""
 
     def words(new: Any) -> str:
-        return f"two of four, multiplied dense: {new.why}" if new.why else "two of four, on the sparse tensor cores"
+        form = f"multiplied dense: {new.why}" if new.why else "on the sparse tensor cores"
+        return (
+            f"two of four, {'anew in every step (W and Wᵀ until backward: 9/8 of the weight more), ' * training}{form}"
+        )
 
     def sparse(module: Any, weight: torch.Tensor) -> torch.nn.Module:
-        return SparseLinear(weight, module.bias)
+        if not training:
+            return SparseLinear(weight, module.bias)
+        return SparseTrainingLinear(module.weight, module.bias)
 
     return replace_layers(
         model,
@@ -56,4 +69,4 @@ def sparsify(
 
 def densify(model: torch.nn.Module) -> int:
     """Put the layers back as they were; how many were sparse."""
-    return restore_layers(model, (SparseLinear,))
+    return restore_layers(model, (SparseLinear, SparseTrainingLinear))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sublight.xray.record import Finding, Place
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _ACCESS = ("uncoalesced", "narrow-load", "narrow-store", "misaligned")  # of one access: the first gives the words
 _FAMILY = {"narrow-store": "narrow-load"}
@@ -58,3 +62,19 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
 
 def _rank(finding: Finding) -> int:
     return _ACCESS.index(finding.id) if finding.id in _ACCESS else 0
+
+
+def cause_lines(cause: Cause, *, of: str = "", only: str = "", indent: int = 2) -> list[RenderableType]:
+    """What and where, then the sentence below it."""
+    from rich.text import Text
+
+    style = "dim" if cause.lead.is_information else "bold red"
+    at = f"  {cause.where}" if cause.where else ""
+    head = Text.assemble((cause.ids, style), at, (f"  {of}" if of else "", "bold"))
+    return [indented(head, indent), indented(Text(f"{cause.lead.detail}{only}"), indent + 2)]
+
+
+def indented(words: RenderableType, columns: int = 2) -> RenderableType:
+    from rich.padding import Padding
+
+    return Padding(words, (0, 0, 0, columns), expand=False)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sublight.errors import BadInput
 from sublight.report.draw.tables import note, plain
-from sublight.report.xray.causes import causes
+from sublight.report.xray.causes import cause_lines, causes
 from sublight.report.xray.facts import counted, facts
-from sublight.report.xray.terminal import cause_lines
 from sublight.xray.examine import Page
 from sublight.xray.record import Finding
 from sublight.xray.sass.asm_lines import read

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublight.report.xray.causes import causes
-from sublight.report.xray.terminal import cause_lines
+from sublight.report.xray.causes import cause_lines, causes
 from sublight.xray.sanitize.run import Report
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sublight import units
 from sublight.report.draw.tables import Fitting, note, plain, wrapped
 from sublight.report.xray import summary as xray_summary
-from sublight.report.xray.causes import Cause, causes
+from sublight.report.xray.causes import Cause, cause_lines, causes, indented
 from sublight.report.xray.facts import (
     counted,
     facts,
@@ -71,7 +71,7 @@ def _kernel(group: Sequence[Page]) -> Iterator[RenderableType]:
     yield Text.assemble((code.name, "bold"), (at, "dim"))
     for keys, words in _distinct(group, lambda each: specialised(each.code)):
         if words:
-            yield _indented(Text(f"{keys}: {words}" if keys else words, style="dim"))
+            yield indented(Text(f"{keys}: {words}" if keys else words, style="dim"))
     yield Text("")
     yield resources(group)
     yield Text("")
@@ -85,7 +85,7 @@ def _kernel(group: Sequence[Page]) -> Iterator[RenderableType]:
     yield Text("")
     yield from _findings(group)
     for words in dict.fromkeys(words for each in group for words in each.notes):
-        yield _indented(Text(f"note: {words}", style="dim"))
+        yield indented(Text(f"note: {words}", style="dim"))
 
 
 def _distinct(group: Sequence[Page], words_of: Callable[[Page], T]) -> list[tuple[str, T]]:
@@ -100,12 +100,6 @@ def _distinct(group: Sequence[Page], words_of: Callable[[Page], T]) -> list[tupl
         else:
             kept.append(([each.code.gpu.key], words))
     return [(", ".join(keys) if len(kept) > 1 else "", words) for keys, words in kept]
-
-
-def _indented(words: RenderableType, columns: int = 2) -> RenderableType:
-    from rich.padding import Padding
-
-    return Padding(words, (0, 0, 0, columns), expand=False)
 
 
 def _separated(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
@@ -132,7 +126,7 @@ def _sentences(group: Sequence[Page]) -> Iterator[RenderableType]:
     for keys, claims in _distinct(group, lambda each: tuple(sentences(each))):
         for claim, arithmetic in claims:
             behind = f" ({arithmetic})" if arithmetic else ""
-            yield _indented(Text.assemble((f"{keys}: " if keys else "", "bold"), claim, (behind, "dim")))
+            yield indented(Text.assemble((f"{keys}: " if keys else "", "bold"), claim, (behind, "dim")))
 
 
 def _occupancy(group: Sequence[Page]) -> Iterator[RenderableType]:
@@ -156,7 +150,7 @@ def _occupancy(group: Sequence[Page]) -> Iterator[RenderableType]:
             cells.append(f"{marks}{share}")
         out.add_row(f"{key} occupancy", *cells)
     yield out
-    yield _indented(Text("> as compiled; * best, if registers and shared memory stay as they are", style="dim"))
+    yield indented(Text("> as compiled; * best, if registers and shared memory stay as they are", style="dim"))
 
 
 def _roof(group: Sequence[Page]) -> Iterator[RenderableType]:
@@ -167,7 +161,7 @@ def _roof(group: Sequence[Page]) -> Iterator[RenderableType]:
     known = [name for name in times[0] if any(row[name].seconds is not None for row in times if name in row)]
     if not known:
         if times[0]:
-            yield _indented(Text(f"no time can be told: {next(iter(times[0].values())).detail}"))
+            yield indented(Text(f"no time can be told: {next(iter(times[0].values())).detail}"))
         return
     keys = [each.code.gpu.key for each in group]
     if len(group) > 1:
@@ -236,7 +230,7 @@ def _accesses(rows: Sequence[Sequence[RenderableType]], keys: str) -> Iterator[R
         out.add_row(*row[: len(heads)])
     yield out
     if len(rows) > MOST_ACCESSES:
-        yield _indented(note(f"{counted(len(rows) - MOST_ACCESSES, 'more row')}: --html and --json have them all"))
+        yield indented(note(f"{counted(len(rows) - MOST_ACCESSES, 'more row')}: --html and --json have them all"))
 
 
 def _conflict(ways: float) -> str:
@@ -255,16 +249,6 @@ def _held(group: Sequence[Page]) -> list[tuple[Cause, str]]:
             held.setdefault((cause.ids, cause.where, cause.lead.detail), (cause, []))[1].append(each.code.gpu.key)
     found = [(cause, f" ({', '.join(keys)})" if len(keys) < len(group) else "") for cause, keys in held.values()]
     return sorted(found, key=lambda item: item[0].lead.is_information)
-
-
-def cause_lines(cause: Cause, *, of: str = "", only: str = "", indent: int = 2) -> list[RenderableType]:
-    """What and where, then the sentence below it."""
-    from rich.text import Text
-
-    style = "dim" if cause.lead.is_information else "bold red"
-    at = f"  {cause.where}" if cause.where else ""
-    head = Text.assemble((cause.ids, style), at, (f"  {of}" if of else "", "bold"))
-    return [_indented(head, indent), _indented(Text(f"{cause.lead.detail}{only}"), indent + 2)]
 
 
 def _findings(group: Sequence[Page]) -> Iterator[RenderableType]:
