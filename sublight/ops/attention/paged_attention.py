@@ -360,16 +360,16 @@ PAGED_ATTENTION = Op(
     call=paged_attention,
     plan=plan,
     providers={
-        "flash": Provider(
-            launch=lambda *tensors: paged_attention(*tensors, provider="flash"),
-            kernels=(Kernel(jit=_paged_kernel), Kernel(jit=_combine_kernel)),
-            summary="shared heads in one tile, long sequences cut, parts put together by a second launch",
-        ),
         "hopper": Provider(
             launch=lambda *tensors: paged_attention(*tensors, provider="hopper"),
             why_not=lambda q, k, v, table, lengths: paged_hopper.why_not(q, k, v, None, 0),
             kernels=(Kernel(jit=paged_hopper._paged_hopper_kernel, targets=(90,)),),
             summary="one launch: every warp has keys of its own, the programs of a cluster share a sequence",
+        ),
+        "flash": Provider(  # the last takes every input
+            launch=lambda *tensors: paged_attention(*tensors, provider="flash"),
+            kernels=(Kernel(jit=_paged_kernel), Kernel(jit=_combine_kernel)),
+            summary="shared heads in one tile, long sequences cut, parts put together by a second launch",
         ),
     },
     inputs=inputs,
