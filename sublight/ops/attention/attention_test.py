@@ -18,7 +18,7 @@ from sublight.errors import BadInput
 from sublight.ops.attention.attention import attention, launch_backward, plan, reference
 from sublight.ops.attention.ladder import WAYS, why_not
 from sublight.ops.attention.masks import Mask
-from sublight.ops.attention.reference import attend_with_lse
+from sublight.ops.attention.reference import attend_with_lse, in_step
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")  # the interpreter's bf16 is wrong
 MASKS: dict[str, dict[str, Any]] = {
@@ -335,3 +335,13 @@ def test_fp8_is_read_as_bf16(kind: Any) -> None:
     out = attention(q, k, v, causal=True)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, attention(*(x.to(torch.bfloat16) for x in (q, k, v)), causal=True))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 32), (2, 3, 5, 16)])
+def test_pytorchs_kernels_get_rows_in_step(shape: tuple[int, ...]) -> None:
+    room = torch.randn(*shape[:3], shape[3] + 3)
+    apart = room[..., : shape[3]]
+    got = in_step(apart)
+    assert torch.equal(got, apart) and not any(stride % 4 for stride in got.stride()[:3])
+    whole = apart.clone(memory_format=torch.contiguous_format)
+    assert in_step(whole) is whole

@@ -195,11 +195,11 @@ def plan_forward(
     k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, window: int, softcap: float, scale: float,
     keys_per_program: int, provider: str,
 ) -> Plan:  # fmt: skip
-    if provider != "flash" and not paged_hopper.why_not(q, k_cache, v_cache, k_scales, keys_per_program):
-        return paged_hopper.plan(q, k_cache, block_table, lengths, window, softcap, scale)
     batch, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
     capacity, keys = block_table.shape[1] * page, 16 if is_interpreted() else 64
+    if paged_hopper.is_chosen(provider, q, k_cache, v_cache, capacity, k_scales, keys_per_program):
+        return paged_hopper.plan(q, k_cache, block_table, lengths, window, softcap, scale)
     wanted = keys_per_program or chunk_for(batch * kv_heads, capacity, keys, facts(q).multiprocessors)
     chunk = cdiv(wanted, keys) * keys
     parts, share, width = cdiv(capacity, chunk), heads // kv_heads, max(16, next_power_of_2(head_dim))
@@ -318,21 +318,9 @@ def paged_attention(
     multiplied by.
     """
     args = _arguments(
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        lengths,
-        k_scales,
-        v_scales,
-        window,
-        softcap,
-        scale,
-        keys_per_program,
-        batch_invariant,
-        check,
-        provider,
-    )
+        q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, window, softcap, scale, keys_per_program,
+        batch_invariant, check, provider,
+    )  # fmt: skip
     return _paged_attention.call(*args)  # type: ignore[no-any-return]
 
 
@@ -372,16 +360,16 @@ PAGED_ATTENTION = Op(
     call=paged_attention,
     plan=plan,
     providers={
-        "flash": Provider(
-            launch=lambda *tensors: paged_attention(*tensors, provider="flash"),
-            kernels=(Kernel(jit=_paged_kernel), Kernel(jit=_combine_kernel)),
-            summary="shared heads in one tile, long sequences cut, parts put together by a second launch",
-        ),
         "hopper": Provider(
             launch=lambda *tensors: paged_attention(*tensors, provider="hopper"),
             why_not=lambda q, k, v, table, lengths: paged_hopper.why_not(q, k, v, None, 0),
             kernels=(Kernel(jit=paged_hopper._paged_hopper_kernel, targets=(90,)),),
             summary="one launch: every warp has keys of its own, the programs of a cluster share a sequence",
+        ),
+        "flash": Provider(  # the last takes every input
+            launch=lambda *tensors: paged_attention(*tensors, provider="flash"),
+            kernels=(Kernel(jit=_paged_kernel), Kernel(jit=_combine_kernel)),
+            summary="shared heads in one tile, long sequences cut, parts put together by a second launch",
         ),
     },
     inputs=inputs,

@@ -37,6 +37,7 @@ from sublight.ops.attention.parts import exponent_scale
 ROWS = tl.constexpr(16)  # of a product: the heads that share keys, and zeros
 SHARES = (1, 2, 4, 8, 16)
 PROGRAMS = 2  # on a multiprocessor, that a cut batch is to fill
+SHORT = 1024  # keys below which nothing was timed
 LONG, VERY_LONG = 2048, 16384  # keys from which on wide programs were faster: where nothing is cut, where much is
 
 
@@ -296,6 +297,24 @@ Cut(cluster=1, keys=32, stages=3, warps=2), Cut(cluster=2, keys=32, stages=4, wa
     if room < 16:
         return Cut(_fitting(8, capacity, 32), 32, 3, 2)
     return Cut(16, 64, 3, 4) if capacity >= VERY_LONG else Cut(_fitting(16, capacity, 32), 32, 4, 2)
+
+
+def is_faster(pairs: int, capacity: int, multiprocessors: int) -> bool:
+    """Whether this step was faster than `flash` on an H200 at such sizes: short sequences that fill the GPU uncut were
+    timed in `flash` alone, and a few short ones in neither."""
+    is_cut = PROGRAMS * multiprocessors // pairs > 1
+    return capacity >= (SHORT if is_cut else LONG)
+
+
+def is_chosen(
+    provider: str, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, capacity: int,
+    k_scales: torch.Tensor | None, keys_per_program: int,
+) -> bool:  # fmt: skip
+    """Whether a call goes to this step: where it is named, or where none is and it was faster."""
+    if provider == "flash" or why_not(q, k_cache, v_cache, k_scales, keys_per_program):
+        return False
+    pairs = q.shape[0] * k_cache.shape[2]
+    return provider == "hopper" or is_faster(pairs, capacity, facts(q).multiprocessors)
 
 
 def _fitting(cluster: int, capacity: int, keys: int) -> int:

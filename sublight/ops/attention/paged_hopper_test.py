@@ -53,6 +53,9 @@ def test_the_plan_takes_it_where_it_can(pretend: None) -> None:
         assert (made.provider, made.kernel) == ("hopper", "_paged_hopper_kernel")
         assert made.steps[0].constants["num_ctas"] == programs and ("part" in made.buffers) == (programs > 1)
         assert plan(*x, provider="flash").provider == "flash"
+    for sizes in ((64, 32, 8, 1, 1100, 128, 16, 0), (1, 32, 8, 1, 512, 128, 16, 0)):  # not timed to be faster
+        assert plan(*inputs(*sizes)).provider == "flash"
+        assert plan(*inputs(*sizes), provider="hopper").provider == "hopper"
     x = inputs(1, 32, 8, 1, 4096, 128, 16, 0)
     constants = plan(*x, window=100, softcap=3.0).steps[0].constants
     assert constants["WINDOW"] and constants["SOFTCAP"]
@@ -78,7 +81,7 @@ def test_the_rest_goes_to_the_step_for_any_gpu(sizes: Any, dtype: str, reason: s
 
 
 def test_rows_elsewhere_than_at_16_bytes_are_not_its(pretend: None) -> None:
-    q, k, v, table, lengths = inputs(1, 4, 2, 1, 64, 64, 16, 0)
+    q, k, v, table, lengths = inputs(1, 4, 2, 1, 1024, 64, 16, 0)
     apart = torch.empty(*k.shape[:3], 67, dtype=k.dtype, device="meta")[..., :64]
     assert plan(q, k, v, table, lengths).provider == "hopper"
     assert plan(q, apart, apart, table, lengths).provider == "flash"
