@@ -14,7 +14,7 @@ from sublight.ops.attention.parts import (
     tile_at,
 )
 from sublight.ops.attention.weights_again import weights_again
-from sublight.ops.matmul.order import add_product
+from sublight.ops.matmul.order import add_block
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _add_queries(
         if DROPOUT:
             weights = kept(weights, seed, entry, row[None, :], key[:, None], least, growth)
         dout = tile_at(dout_at, batch, head, start, dout_row, q_len, COPY_ENGINE, HEAD_DIM, QUERIES, WIDTH, False)
-        dv = add_product(dv, weights.to(k.dtype), dout, "ieee")
+        dv = add_block(dv, weights.to(k.dtype), dout, "ieee")
         delta = tl.load(delta_ptr + row, mask=row < q_len, other=0.0)
         if EXACT or DROPOUT:  # in fp32 the same bits as those that went into delta
             dweights = tl.dot(v, tl.trans(dout), input_precision="ieee")
@@ -60,7 +60,7 @@ def _add_queries(
                 tl.zeros([k.shape[0], QUERIES], tl.float32) - delta[None, :]
             )  # the sum begins there: no more registers
             dscores = steep * tl.dot(v, tl.trans(dout), less, input_precision="ieee")
-        dk = add_product(dk, dscores.to(k.dtype), q, "ieee")
+        dk = add_block(dk, dscores.to(k.dtype), q, "ieee")
     return dk, dv
 
 

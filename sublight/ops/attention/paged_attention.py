@@ -41,7 +41,7 @@ from sublight.ops.attention.pages import (
 from sublight.ops.attention.parts import exponent_scale, head_at, log_sum, power, scores_of
 from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for
-from sublight.ops.matmul.order import add_product
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.library import Registered
 
 MOST_KEYS = 2048  # that one program takes …
@@ -148,7 +148,7 @@ def _paged_kernel(
         v = tl.load(v_ptr + (page * v_page + key % PAGE * v_row)[:, None] + col[None, :], mask=mask, other=0.0)
         if CODED:
             weights = weights * scales_at(v_scales_ptr, page, key, there, kv_head, kv_heads, PAGE)[None, :]
-        out = add_product(out * shrink[:, None], weights.to(q.dtype), v.to(q.dtype), "ieee")
+        out = add_block(out * shrink[:, None], weights.to(q.dtype), v.to(q.dtype), "ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     place = (entry.to(tl.int64) * SHARE + row) * parts + part

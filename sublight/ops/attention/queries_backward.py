@@ -14,7 +14,7 @@ from sublight.ops.attention.parts import (
     tile_at,
 )
 from sublight.ops.attention.weights_again import weights_again
-from sublight.ops.matmul.order import add_product
+from sublight.ops.matmul.order import add_block
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _add_keys(
         if DROPOUT:
             dweights = kept(dweights, seed, entry, row[:, None], key, least, growth)
         dscores = steep * (dweights - delta[:, None])
-        dq = add_product(dq, dscores.to(q.dtype), k, "ieee")
+        dq = add_block(dq, dscores.to(q.dtype), k, "ieee")
     return dq
 
 

@@ -45,3 +45,13 @@ def whole_sum(acc, lost, PRECISION: tl.constexpr):
         return acc + tl.where(tl.abs(acc) < float("inf"), lost, 0.0)
     else:
         return acc
+
+
+@triton.jit
+def add_block(acc, a, b, PRECISION: tl.constexpr):
+    """acc + a @ b, the sums of each block anew in fp32. What their addition loses is not kept: for sums that shrink on
+    the way, as attention's do."""
+    if PRECISION == "ieee" and a.dtype == tl.float32:
+        return acc + tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=1)
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
