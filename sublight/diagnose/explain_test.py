@@ -346,4 +346,6 @@ def test_what_is_no_warm_step_is_not_judged_as_one(meta: Any, doubt: str, senten
             machine.sync()
     found = module.explain([machine.trace(**meta)], gpu="h200")
     assert found.sentence.startswith(sentence)
+    whole = "steps_from" in meta  # of which nothing is said a step
+    assert any("step" in words for words in (found.sentence[17:], *found.findings[0].evidence)) != whole
     assert found.unsure == bool(doubt) and (not doubt or found.caveats[0].startswith(doubt))

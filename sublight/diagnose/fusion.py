@@ -115,8 +115,11 @@ def _runs(
 
 
 def _apart(one: Item, other: Item) -> bool:
-    """Two reductions of a kind in a row read two tensors: neither feeds the other."""
-    return one.family == "reduction" and one.name == other.name
+    """Two reductions of a kind in a row read two tensors, and what reads nothing (constants, random numbers) needs
+    nothing from the one before: neither feeds the other.
+    """
+    fills = other.cost is not None and not other.cost.read_bytes
+    return fills or (one.family == "reduction" and one.name == other.name)
 
 
 def _bodies(items: Sequence[Item], run: list[int]) -> list[list[int]]:

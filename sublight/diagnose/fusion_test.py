@@ -91,6 +91,12 @@ def test_two_reductions_of_a_kind_are_apart() -> None:
     assert [names(case, group) for group in case.groups] == [["relu", "mean"], ["mean", "neg"]]
 
 
+def test_what_reads_nothing_begins_a_chain() -> None:
+    """Weights that are drawn one after the other are no chain; what is done to random numbers is."""
+    case = once(lambda m: passes(m, "uniform_", "uniform_", "normal_", "mul", "add"))
+    assert [names(case, group) for group in case.groups] == [["normal_", "mul", "add"]]
+
+
 def test_other_streams_are_other_chains() -> None:
     def body(m: Machine) -> None:
         for op, stream in (("relu", 0), ("exp", 1), ("neg", 0), ("abs", 1)):

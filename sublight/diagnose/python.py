@@ -15,6 +15,7 @@ from typing import Any
 
 from sublight.diagnose.case import Case
 from sublight.diagnose.source import PLACE
+from sublight.diagnose.unprofiled import crowded
 from sublight.sampling import Frame, Row, Samples
 from sublight.trace.record import NONE, Kind
 
@@ -48,7 +49,7 @@ class Spot:
     share: float  # of all Python time between ops
     line_share: float  # the line's own
     looks: int  # that it was seen in
-    waited: float  # of its time, how much the thread slept or waited
+    waited: float  # of its time, how much the thread slept or waited; 0 where other programs had the cores
     called: tuple[Frame, ...]  # the library's frames below the line, where most of its time goes
     stack: tuple[Frame, ...]  # the user's frames down to it, outermost first
 
@@ -87,7 +88,7 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
             if not in_loader:
                 whole_s = sum(row.wall_ns for row in seen) * 1e-9 / count
                 spent_s = _without_ops(spent_s, _ops_s(case), whole_s * _python_share(case))
-            return _spots(lines, spent_s)
+            return _spots(lines, spent_s, waits=not crowded(case.trace))
     return ()
 
 
@@ -213,7 +214,7 @@ def _ops_s(case: Case) -> dict[tuple[str, int], float]:
     return spent
 
 
-def _spots(lines: Mapping[tuple[str, str, int], _Line], left: Mapping[tuple[str, str, int], float]) -> tuple[Spot, ...]:
+def _spots(lines: Mapping[_Key, _Line], left: Mapping[_Key, float], *, waits: bool) -> tuple[Spot, ...]:
     total_s = sum(left.values())
     if total_s <= 0:
         return ()
@@ -233,7 +234,7 @@ def _spots(lines: Mapping[tuple[str, str, int], _Line], left: Mapping[tuple[str,
                 share=sum(left[key] for key in keys) / total_s,
                 line_share=left[hottest] / total_s,
                 looks=looks,
-                waited=sum(lines[key].waited_s for key in keys) / wall_s if wall_s else 0.0,
+                waited=sum(lines[key].waited_s for key in keys) / wall_s if wall_s and waits else 0.0,
                 called=max(line.below.items(), key=lambda pair: pair[1])[0],
                 stack=line.stack,
             )

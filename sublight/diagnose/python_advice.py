@@ -90,7 +90,7 @@ LOOP = Kind(
 )
 WAIT = Kind(
     does="waits (a sleep, a lock, a file, the network), and computes nothing",
-    text=r"\bsleep\(|\.join\(|\.get\(|requests\.|urlopen\(|subprocess\.",
+    text=r"\bsleep\(|requests\.|urlopen\(|subprocess\.",
     files=r"^(subprocess|socket|ssl|urllib|requests|http|queue|threading|selectors|multiprocessing)[/.]",
     fix="# do it in a thread or in DataLoader workers, so that the step goes on meanwhile; or not in every step",
 )
@@ -106,7 +106,7 @@ def kind_of(spot: Spot, trace: Trace) -> Kind:
     line = text_of(trace, spot.file, spot.line)
     if spot.waited > WAITS and not any(_calls(kind, spot) for kind in BY_NAME):
         return WAIT
-    for kind in BY_NAME:
+    for kind in (*BY_NAME, WAIT):
         if _calls(kind, spot) or (kind.text and re.search(kind.text, line)):
             return kind
     in_loop = line and in_a_loop(spot, trace)

@@ -145,6 +145,7 @@ def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -
         ([MAIN, ("gone.py", "plain", 13, 12)], python_advice.OTHER),
         ([MAIN, ("train.py", "plain", 13, 12), ("tokenizers/x.py", "encode", 1, 1)], python_advice.TOKENISE),
         ([MAIN, ("train.py", "plain", 13, 12), ("json/decoder.py", "decode", 1, 1)], python_advice.DATA),
+        ([MAIN, ("train.py", "plain", 13, 12), ("queue.py", "Queue.get", 1, 1)], python_advice.WAIT),
     ],
 )
 def test_what_it_does(stack: list[tuple[str, str, int, int]], kind: python_advice.Kind) -> None:
@@ -179,6 +180,9 @@ def test_what_waits_is_no_loop() -> None:
     case = fakes.case(trace(samples(([MAIN, ("train.py", "positions", 6, 3)], 20), waited=True)))
     (spot,) = python.spots(case)
     assert python_advice.kind_of(spot, case.trace) == python_advice.WAIT
+    busy = trace(samples(([MAIN, ("train.py", "positions", 6, 3)], 20), waited=True), load=9.0, cores=2)
+    (spot,) = python.spots(fakes.case(busy))
+    assert python_advice.kind_of(spot, busy) == python_advice.LOOP  # it did not wait: others had the cores
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,11 @@ class Explanation:
     drawn_by: Callable[[Explanation], str] | None = None  # what a notebook shows it with
 
     @property
+    def span(self) -> str:
+        """What the figures are of, in a word."""
+        return "run" if self.steps_from.startswith("the whole") else "step"
+
+    @property
     def idle_s(self) -> float:
         """What of the step the device does nothing in."""
         return sum(seconds for name, seconds in self.breakdown.items() if name not in BUSY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,25 @@ FAR = 0.3  # of the limit: a step that reaches less is not called healthy, thoug
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
 
 
+def of_run(words: str) -> str:
+    """A rule's words about steps, where there are none to speak of.
+
+    >>> of_run("61 checks a step take 3 ms of each step"), of_run("the step waits; 2 ms of a step of 9 ms")
+    ('61 checks in the run take 3 ms of the run', 'the run waits; 2 ms of a run of 9 ms')
+    """
+    words = re.sub(r"\bof a step\b", "of a run", words)
+    words = re.sub(r"\b(each|the|The) step\b", lambda found: "The run" if found[1] == "The" else "the run", words)
+    return re.sub(r"\ba step\b", "in the run", words)
+
+
 def with_sentence(found: Explanation) -> Explanation:
     """The same with its headline: what is wrong, and what it costs."""
+    if found.span == "run":
+        findings = (
+            replace(each, title=of_run(each.title), evidence=tuple(map(of_run, each.evidence)))
+            for each in found.findings
+        )
+        found = replace(found, findings=tuple(findings))
     return replace(found, sentence=_healthy(found) if found.verdict == "healthy" else _cause(found))
 
 
@@ -42,12 +60,12 @@ def _cause(found: Explanation) -> str:
 def _healthy(found: Explanation) -> str:
     busy, step = units.percent(1 - found.idle_s / found.step_s), units.text(found.step_s, "s")
     what = "the device works" if found.kind == "cuda" else "ops run"
-    words = f"{'Probably healthy' if found.unsure else 'Healthy'}: {what} for {busy} of the {step} step"
+    words = f"{'Probably healthy' if found.unsure else 'Healthy'}: {what} for {busy} of the {step} {found.span}"
     if found.fraction is not None and found.fraction < FAR and found.ops:
         most = found.ops[0]
         return (
-            f"No cause was found: {what} for {busy} of the {step} step, at {units.percent(found.fraction)} of the "
-            f"limit, most of it in {most.name} ({units.percent(most.device_s / found.step_s)})"
+            f"No cause was found: {what} for {busy} of the {step} {found.span}, at {units.percent(found.fraction)} of "
+            f"the limit, most of it in {most.name} ({units.percent(most.device_s / found.step_s)})"
         )
     if found.fraction is not None:
         return f"{words}, at {units.percent(found.fraction)} of the limit"

@@ -43,7 +43,7 @@ def _card(index: int, finding: Finding, explanation: Explanation, room: Room) ->
     if not explain.is_headline(finding, explanation):
         saved = f"{escape(units.text(finding.saving_s, 's'))}</b> · {escape(units.percent(share))}"
         head = f'<span class="saves">saves <b>{saved}</span><span class="title">{escape(finding.title[:long])}</span>'
-    sources = "".join(_source(line, room) for line in finding.sources if line.before)
+    sources = "".join(_source(line, room, explanation.span) for line in finding.sources if line.before)
     return (
         f'<details class="card"{" open" if index < OPEN_FINDINGS else ""} data-finding="{index}"><summary>'
         f'<span class="number c-{cause(finding.id)}">{index + 1}</span><b class="id">{escape(room.cut(finding.id))}</b>'
@@ -66,7 +66,7 @@ def _foot(index: int, finding: Finding, explanation: Explanation, room: Room) ->
     return f'<p class="foot">{links}<span>{escape(concerned)}</span></p>' if links or concerned else ""
 
 
-def _source(line: SourceLine, room: Room) -> str:
+def _source(line: SourceLine, room: Room, span: str) -> str:
     """The line between its neighbours; where it could be another, both."""
     rows = [*(("", words) for words in line.above), ("was" if line.after else "here", line.before)]
     rows += [("now", line.after)] if line.after else []
@@ -78,7 +78,7 @@ def _source(line: SourceLine, room: Room) -> str:
         f"{coloured(room.cut(words[indent:]))}\n</span>"
         for kind, words in rows
     )
-    often = line.share or f"{units.count(line.count)} a step"
+    often = line.share or f"{units.count(line.count)} {'a step' if span == 'step' else 'in the run'}"
     return (
         f'<div class="mine"><p><b>{escape(room.cut(line.place))}</b> {escape(often)}</p>'
         f'<pre tabindex="0" aria-label="Your line{", as it is and as it could be" if line.after else ""}"><code>{text}'

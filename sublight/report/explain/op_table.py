@@ -36,7 +36,7 @@ def section(explanation: Explanation, room: Room) -> str:
     hidden = len(groups) - shown
     more = f" The {hidden} smallest are left out; --json has all." if hidden else ""
     return (
-        '<section id="ops" tabindex="-1"><h2>Ops, per step</h2><div class="tools"><label>search '
+        f'<section id="ops" tabindex="-1"><h2>Ops, per {explanation.span}</h2><div class="tools"><label>search '
         '<input type="search" id="search" autocomplete="off" spellcheck="false" '
         'placeholder="op, shape, module, kernel"></label>'
         f'<span id="matches" role="status">{shown} {"op" if shown == 1 else "ops"}.{escape(more)}</span></div>'

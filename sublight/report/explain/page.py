@@ -129,17 +129,18 @@ def _caveats(explanation: Explanation, room: Room) -> str:
 def _tiles(explanation: Explanation) -> str:
     after_s = explanation.step_s - explanation.combined_saving_s
     saving, spread = explanation.combined_saving_s, explanation.step_spread_s
-    steps = "one step" if explanation.steps == 1 else f"over {explanation.steps} steps"
-    left = f"step then {units.text(after_s, 's')}" if after_s >= explain.NOTHING * explanation.step_s else "all of it"
+    span = explanation.span
+    steps = f"one {span}" if explanation.steps == 1 else f"over {explanation.steps} steps"
+    left = f"{span} then {units.text(after_s, 's')}" if after_s >= explain.NOTHING * explanation.step_s else "all of it"
     after = left if saving > 0 else "nothing to name"
     unknown = units.percent(explain.share(explanation.unknown_s, explanation))
     why = f"no cost known for {unknown}" if explanation.limits.limits else "no limits known"
     known = explanation.floor_known
     written = f"as written {units.text(explanation.op_floor_s, 's')}"
     figures = (
-        ("step", _time(explanation.step_s), f"± {units.text(spread, 's')}" if spread > 0 else steps),
+        (span, _time(explanation.step_s), f"± {units.text(spread, 's')}" if spread > 0 else steps),
         ("floor", _time(explanation.floor_s) if known else "unknown", written if known else why),
-        ("of the limit", escape(units.percent(explanation.fraction)), "floor / step" if known else "not known"),
+        ("of the limit", escape(units.percent(explanation.fraction)), f"floor / {span}" if known else "not known"),
         ("all fixes save", _time(saving) if saving > 0 else "–", after),
     )
     return "".join(
@@ -159,7 +160,7 @@ def _step(explanation: Explanation) -> str:
     segments = []
     for name, seconds in _parts(explanation):
         share = explain.share(seconds, explanation)
-        words = f"{BREAKDOWN[name]}: {units.text(seconds, 's')}, {units.percent(share)} of the step"
+        words = f"{BREAKDOWN[name]}: {units.text(seconds, 's')}, {units.percent(share)} of the {explanation.span}"
         inside = units.percent(share) if (share or 0) >= 0.05 else ""
         segments.append(
             f'<span class="seg c-{name}" tabindex="0" role="listitem" data-part="{name}" data-tip="{escape(words)}" '
@@ -175,7 +176,8 @@ def _facts(explanation: Explanation, room: Room) -> str:
         f"<td>{_time(seconds)}</td><td>{escape(units.percent(explain.share(seconds, explanation)))}</td></tr>"
         for name, seconds in _parts(explanation)
     )
-    total = f"<tr><th scope=row>step</th><td>{_time(explanation.step_s)}</td><td>{units.percent(1.0)}</td></tr>"
+    whole = f"<td>{_time(explanation.step_s)}</td><td>{units.percent(1.0)}</td>"
+    total = f"<tr><th scope=row>{explanation.span}</th>{whole}</tr>"
     facts = (
         ("device", explanation.device),
         ("limits", explanation.limits_from),
@@ -184,14 +186,14 @@ def _facts(explanation: Explanation, room: Room) -> str:
     )
     listed = "".join(f"<dt>{name}</dt><dd>{escape(room.cut(words))}</dd>" for name, words in facts)
     return (
-        '<aside aria-label="Where the step goes, in figures"><h2>Where the step goes</h2>'
+        f'<aside aria-label="Where the time goes, in figures"><h2>Where the {explanation.span} goes</h2>'
         '<table class="parts"><thead class="hidden"><tr><th>part</th><th>time</th><th>share</th></tr></thead>'
         f"<tbody>{rows}</tbody><tfoot>{total}</tfoot></table><dl class=facts>{listed}</dl></aside>"
     )
 
 
 def _timeline(explanation: Explanation, drawn: timeline.Timeline | None) -> str:
-    head = '<section id="timeline" tabindex="-1"><h2>Timeline of one step</h2>'
+    head = f'<section id="timeline" tabindex="-1"><h2>Timeline of one {explanation.span}</h2>'
     if drawn is None:
         why = (
             "no trace was kept with this explanation"
@@ -255,7 +257,8 @@ def _ranges(explanation: Explanation, room: Room) -> str:
     )
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     why = "Device time: from a range's first kernel to the end of its last, on each stream."
-    return f'<section id="ranges" tabindex="-1"><h2>Ranges, per step</h2>{table}<p class="why">{why}</p></section>'
+    title = f"<h2>Ranges, per {explanation.span}</h2>"
+    return f'<section id="ranges" tabindex="-1">{title}{table}<p class="why">{why}</p></section>'
 
 
 def _notes(explanation: Explanation, drawn: timeline.Timeline | None, room: Room) -> str:

@@ -105,6 +105,8 @@ def steps_text(explanation: Explanation) -> str:
     >>> steps_text(fakes.explanation())
     '3 steps (optimizer steps)'
     """
+    if explanation.span == "run":
+        return explanation.steps_from
     return f"{explanation.steps} step{'s' if explanation.steps != 1 else ''} ({explanation.steps_from})"
 
 
@@ -119,7 +121,8 @@ def floor_text(explanation: Explanation) -> str:
         return f"floor {units.text(explanation.floor_s, 's')} · {units.percent(explanation.fraction)} of the limit"
     if not explanation.limits.limits:
         return "floor unknown: no limits"
-    return f"floor unknown: no cost is known for {units.percent(share(explanation.unknown_s, explanation))} of the step"
+    unknown = units.percent(share(explanation.unknown_s, explanation))
+    return f"floor unknown: no cost is known for {unknown} of the {explanation.span}"
 
 
 def share(seconds: float, explanation: Explanation) -> float | None:
@@ -128,7 +131,7 @@ def share(seconds: float, explanation: Explanation) -> float | None:
 
 
 def saving_text(seconds: float, explanation: Explanation) -> str:
-    return f"{units.text(seconds, 's')} ({units.percent(share(seconds, explanation))} of the step)"
+    return f"{units.text(seconds, 's')} ({units.percent(share(seconds, explanation))} of the {explanation.span})"
 
 
 def combined_text(explanation: Explanation) -> str:
@@ -154,7 +157,7 @@ def combined_text(explanation: Explanation) -> str:
 def _heading(explanation: Explanation) -> Iterator[Text]:
     from rich.text import Text
 
-    figures = (f"step {step_text(explanation)}", floor_text(explanation), steps_text(explanation))
+    figures = (f"{explanation.span} {step_text(explanation)}", floor_text(explanation), steps_text(explanation))
     yield Text(printable(" · ".join(figures)))
     yield Text(printable(f"{explanation.device} · limits: {explanation.limits_from}"), style="dim")
 
@@ -255,7 +258,7 @@ def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterato
         yield Padding(bullet, (0, 0, 0, 3), expand=False)
     for line in finding.sources:
         if line.before:
-            yield from _source(line)
+            yield from _source(line, explanation.span)
     yield Code("\n".join(map(printable, finding.code.splitlines())))
     yield Text("")
 
@@ -270,12 +273,12 @@ def is_headline(finding: Finding, explanation: Explanation) -> bool:
     return bool(explanation.findings) and finding is explanation.findings[0] and explanation.verdict == finding.id
 
 
-def _source(line: SourceLine) -> Iterator[RenderableType]:
+def _source(line: SourceLine, span: str) -> Iterator[RenderableType]:
     """The user's own line, and what it could be."""
     from rich.padding import Padding
     from rich.text import Text
 
-    often = line.share or f"{units.count(line.count)} a step"
+    often = line.share or f"{units.count(line.count)} {'a step' if span == 'step' else 'in the run'}"
     place = Text(f"{printable(line.place)}, {printable(often)}:", style="dim")
     yield Padding(place, (0, 0, 0, 3), expand=False)
     shown = [("-" if line.after else " ", line.before, "red" if line.after else "")]
@@ -289,7 +292,7 @@ def _op_table(explanation: Explanation) -> RenderableType:
     rows = [row for row, _ in together(explanation.ops)]
     shown = rows[:TOP_OPS]
     count = f"{len(shown)} of {len(rows)}" if len(rows) > len(shown) else "all"
-    title = f"Ops by {device_word(explanation)} time, per step ({count})"
+    title = f"Ops by {device_word(explanation)} time, per {explanation.span} ({count})"
     choices = (
         _ops(explanation, shown, op=40, shape=36, dtype=True, where=True),
         _ops(explanation, shown, op=34, shape=28, dtype=True, where=False),
@@ -389,4 +392,4 @@ def _range_table(explanation: Explanation, rows: Sequence[RangeRow]) -> Renderab
         out.add_row(
             *(Text(cell) for cell in (shortened(row.name, 40), units.count(row.calls), *times, str(row.streams)))
         )
-    return titled("Ranges, per step", out)
+    return titled(f"Ranges, per {explanation.span}", out)
