@@ -217,7 +217,8 @@ def _pages(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[list[Page]
 
 
 def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]:
-    os.environ.pop("TRITON_INTERPRET", None)  # kernels must be compiled, and Triton decides when it loads
+    if "triton" not in sys.modules:  # which decides as it loads: half of it this way, half that way would not load
+        os.environ.pop("TRITON_INTERPRET", None)  # kernels must be compiled
     from sublight.cost import parse_dtype
     from sublight.xray.inputs.load import load, parted, sides_of
 
