@@ -296,6 +296,13 @@ def test_a_break_takes_the_host_time_between_the_pieces_and_no_other() -> None:
     assert finding.saving_s * 1e6 == pytest.approx(2 * (300 + 4 * 27), rel=0.1)
 
 
+@pytest.mark.parametrize(("width", "fix"), [(50_257, "sublight.patch("), (50_304, "# another kernel")])
+def test_a_slow_product_of_odd_sizes_has_a_fix_of_ours(width: int, fix: str) -> None:
+    sizes = ((8_192, 768), (768, width))
+    finding = found("slow-kernel", steps(lambda m, _: [m.op("aten::mm", *sizes, us=6_600.0, kernel=GEMM)]))
+    assert finding is not None and finding.fix.startswith(fix)
+
+
 def test_bfloat16_is_counted_on_top_of_the_tensor_cores() -> None:
     finding = found("fp32-where-bf16-serves", single(SGEMM, 2000.0))
     assert finding is not None
