@@ -9,6 +9,9 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell test "$$(uname)" = Linux && ! test -e /proc/driver/nvidia/version \
 	&& ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo --extra-index-url $(CPU_INDEX))
 
+# tests start hundreds of processes: without bytecode each would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test rest thorough gpu gpu-bench check-compile check-compile-amd docs clean
 
 demo: $(READY)

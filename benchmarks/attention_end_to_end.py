@@ -29,7 +29,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sublight import units
-from sublight.ops.attention.attention import attention, why_not
+from sublight.ops.attention.attention import attention
+from sublight.ops.attention.ladder import why_not
 
 STEPS = 5  # of training, for the loss
 WAYS = ("written out", "torch", "sublight", "flash", "hopper")
@@ -183,7 +184,8 @@ def why_no(name: str, shape: Network, device: str) -> str:
 
 def measured(shape: Network, name: str, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = Model(shape, way(name)).to(device)
+    with torch.device(device):  # weights drawn on a CPU take most of a run's time
+        model = Model(shape, way(name))
     tokens = torch.randint(shape.vocabulary, (2 * shape.batch, shape.length), device=device)
     forward_s, backward_s = passes(lambda: loss_of(model, tokens[: shape.batch], device), device)
     peaks = [peak_bytes(model, tokens[:batch], device) for batch in (shape.batch, 2 * shape.batch)]

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from sublight import timing
+from sublight.predict.rows import cases, cost_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from predict_rows import cases, cost_of, this_device
+from predict_rows import this_device
 
 PAGE = 16
 HELD_BACK = 5  # one row of so many
@@ -104,7 +105,8 @@ def tensors(shape: Shape, device: str) -> tuple[Any, Any, Any]:
 
 def prefill(shape: Shape, device: str) -> tuple[str, Callable[[], Any]]:
     """By the last step of the ladder that takes the shape; without a GPU by PyTorch, to try the script."""
-    from sublight.ops.attention.attention import attention, why_not
+    from sublight.ops.attention.attention import attention
+    from sublight.ops.attention.ladder import why_not
 
     q, k, v = tensors(shape, device)
     takes = [name for name in ("hopper", "flash") if not why_not(name, q, k, v, causal=True)]

@@ -22,8 +22,11 @@ _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
 _ELSEWHERE = {  # what is no op with a record, by its module
     "AdamW": "sublight.ops.adamw.optimizer",
     "MoE": "sublight.ops.moe.layer",
+    "decode_mxfp4": "sublight.ops.matmul.codebooks",
+    "decode_nf4": "sublight.ops.matmul.codebooks",
     "einsum": "sublight.ops.matmul.einsum",
     "fp8_linear": "sublight.ops.matmul.fp8_linear",
+    "quantize_weight": "sublight.ops.matmul.packing",
 }
 _MODULES = ("bench", "gpus", "learn", "limits", "ops", "results", "units", "xray")
 

@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from sublight.errors import BadInput
 
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 RECORD = HERE / "recorded.json"
 MATMUL = ROOT / "sublight" / "extensions" / "kernels" / "matmul.cu"
 LIMIT_S, EACH_LIMIT_S = 90.0, 25.0

@@ -54,6 +54,7 @@ hopper: Any = None  # Gluon's words for Hopper: barriers, products of a warpgrou
 tile_in: Any = None  # by Hopper's copy engine: a block of a tensor to shared memory …
 tile_out: Any = None  # … and back …
 tile_add: Any = None  # … added to what is there
+small_product: Any = None  # of one warp each, accumulated in registers
 meet: Any = None  # the warps of a Gluon partition wait for each other
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
@@ -68,6 +69,7 @@ if AVAILABLE:
         from triton.experimental.gluon import language as _gl
         from triton.experimental.gluon.language.nvidia import hopper as _hopper
         from triton.experimental.gluon.language.nvidia.ampere import async_copy as _async_copy
+        from triton.experimental.gluon.language.nvidia.ampere import mma_v2 as _mma_v2
 
         # renamed between Triton 3.6 and 3.9
         copy_in = getattr(_async_copy, "async_load", None) or _async_copy.async_copy_global_to_shared
@@ -85,7 +87,7 @@ if AVAILABLE:
                     _ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, places, source.handle
                 )
 
-        gluon, gl, async_copy, hopper = _gluon, _gl, _async_copy, _hopper
+        gluon, gl, async_copy, hopper, small_product = _gluon, _gl, _async_copy, _hopper, _mma_v2
     except (ImportError, AttributeError) as error:
         why_no_gluon = f"Gluon of triton {triton.__version__} has moved: {error}"
 
@@ -103,7 +105,7 @@ __all__ = [
         "next_power_of_2",
         "tl",
     ),
-    *("tile_add", "tile_in", "tile_out", "triton", "why_no_gluon"),
+    *("small_product", "tile_add", "tile_in", "tile_out", "triton", "why_no_gluon"),
 ]
 
 

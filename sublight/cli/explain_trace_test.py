@@ -1,4 +1,4 @@
-"""`explain TRACE` needs neither torch nor triton, whether or not the machine has a GPU."""
+"""`explain TRACE` needs neither torch nor triton, with or without a GPU, nor what takes long to import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refuse:
     tried = []  # an import that somebody catches counts, too
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "triton"):
+        if name.partition(".")[0] in ("torch", "triton", "pydantic") or name == "numpy.ma":
             self.tried.append(name)
             raise ImportError(f"{name} is imported")
 
@@ -66,7 +66,7 @@ def test_a_trace_is_explained_without_torch(trace: str, machine: str, tmp_path: 
     shown, child = explain(str(RECORDED / trace), machine=machine, folder=tmp_path)
     assert "ms" in shown or "µs" in shown
     assert child["heavy"] == []
-    assert child["peak_kb"] < 120_000  # 62 MB here; with torch and triton it was 325
+    assert child["peak_kb"] < 80_000  # 52 MB here; with torch and triton it was 325
     assert len(list(tmp_path.glob("explain-*.html"))) == 1
 
 

@@ -17,7 +17,7 @@ COMPLETES = "_SUBLIGHT_COMPLETE"  # set by a shell that wants to know all verbs
 
 
 def command_for(app: typer.Typer, words: Sequence[str]) -> Any:
-    """`app` as a command; with one verb only where the first word names it."""
+    """`app`, which has a callback, as a command; with one verb only where the first word names it."""
     named = [verb for verb in app.registered_commands if words and _name(verb) == words[0]]
     if named and COMPLETES not in os.environ:
         app = copy.copy(app)

@@ -42,8 +42,10 @@ reference than twice what PyTorch's own function is.
   with `--threads 32x8 --grid 256x256 --arg 2=8192 --arg 3=8192`, the 32-way conflict of `conflicts` at its line, and
   none in `padded` and `swizzled`.
 - The transformer's ops come last, forward and backward, as llm.c has them; `transformer/step.py` makes a whole GPT-2
-  step of them, AdamW included, with PyTorch as the owner of memory only: losses, gradients and new parameters are held
-  against PyTorch's by the same rule.
+  step of them, AdamW included, with PyTorch as the owner of memory only: losses, gradients, and parameters after AdamW
+  with these gradients are held against PyTorch's by the same rule.
+- compute-sanitizer's memcheck, racecheck and synccheck find nothing in any step (`compute-sanitizer --tool racecheck
+  python benchmarks/cuda_ladders.py --check`; H200, 2026-11-16, d7c81cd): small shapes that cross block boundaries.
 - A new step is a kernel in its `.cu`, a `Rung` in the ladder's Python file, then `python -m sublight.extensions.ledger`
   and `make docs`: tests, the benchmark and this page read the record.
 

@@ -242,47 +242,51 @@ def test_where_nobody_measured_a_share_of_the_vendors_figure_counts(share: float
     assert found.is_well is is_well
 
 
-def busy_share(batch: Callable[[], None], seconds: float) -> float:
-    """Runs batches, one after the other is done, and returns the share of the time in which the GPU had one: the host
-    may need long between two of them."""
+def inside(launch: Callable[[], object], seconds: float) -> tuple[GpuState, list[float], float]:
+    """A look that counts from within a load to within it: all of the load is queued before, and the GPU has no gap.
+    Returns the look, the SMs' clocks meanwhile, and launches a second."""
     torch = pytest.importorskip("torch")
-    begin, busy_ms = time.perf_counter(), 0.0
-    while time.perf_counter() - begin < seconds:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):  # the first one compiles
         first.record()
-        batch()
+        launch()
         last.record()
         torch.cuda.synchronize()
-        busy_ms += first.elapsed_time(last)
-    return busy_ms / 1e3 / (time.perf_counter() - begin)
+    count = int((seconds + 3.0) / (first.elapsed_time(last) * 1e-3))
+    assert 10 < count < 900, "a launch that is too long to look into, or too many for the driver's queue"
+    first.record()
+    for _ in range(count):
+        launch()
+    last.record()
+    time.sleep(0.7)  # clocks fall to what the power allows
+    reader, clocks_hz = read.Reader(), []
+    reader.read()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        if (state := read.this_gpu()) and (clock_hz := known(state.clocks.sm_clock_hz)):
+            clocks_hz.append(clock_hz)
+        time.sleep(0.1)
+    look = reader.read().gpus[0]
+    assert not last.query(), "the load ended before the look"
+    torch.cuda.synchronize()
+    if isinstance(look.activity.sm_share, Unavailable):
+        pytest.skip(look.activity.sm_share.reason)
+    return look, clocks_hz, count / (first.elapsed_time(last) * 1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.gpu_alone
 def test_tensor_activity_is_what_the_products_own_count_says() -> None:
     """FLOP/s over what the tensor cores do at this clock, within five points; GPM's only, so from Hopper on."""
-    kind = gpus.detect()
+    torch = pytest.importorskip("torch")
+    kind, size = gpus.detect(), 16384
     assert kind is not None and kind.sms
-    load, reader = diagnose.Matmul("matmul", 3), read.Reader()
-    first = reader.read().gpus[0]
-    if isinstance(first.activity.tensor_share, Unavailable):
-        pytest.skip(first.activity.tensor_share.reason)
-    clocks_hz, flops = [], 0.0
-
-    def batch() -> None:
-        nonlocal flops
-        load.start()
-        if (state := read.this_gpu()) and (clock_hz := known(state.clocks.sm_clock_hz)):  # under load
-            clocks_hz.append(clock_hz)
-        flops += load.finish()
-
-    begin = time.perf_counter()
-    busy = busy_share(batch, 3)
-    rate, seen = flops / (time.perf_counter() - begin), reader.read().gpus[0]
-    assert clocks_hz and load.is_right()
-    expected = rate / (kind.sms * kind.flops_per_clock_per_sm["bf16"] * statistics.median(clocks_hz))
-    assert known(seen.activity.tensor_share) == pytest.approx(expected, abs=0.05)
-    assert known(seen.activity.sm_share) == pytest.approx(busy, abs=0.05)
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    look, clocks_hz, rate = inside(lambda: torch.mm(a, b, out=out), 1.5)
+    expected = rate * 2.0 * size**3 / (kind.sms * kind.flops_per_clock_per_sm["bf16"] * statistics.median(clocks_hz))
+    assert known(look.activity.tensor_share) == pytest.approx(expected, abs=0.05)
+    assert known(look.activity.sm_share) == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.gpu
@@ -294,17 +298,6 @@ def test_sm_activity_of_a_kernel_on_half_the_sms_is_half() -> None:
 
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     x = torch.zeros(2**20, device="cuda")
-    multiply_add(x, 10, sms // 2)  # compiled before it is watched
-    torch.cuda.synchronize()
-    reader = read.Reader()
-    if isinstance(reader.read().gpus[0].activity.sm_share, Unavailable):
-        pytest.skip("no GPM here")
-
-    def batch() -> None:
-        for _ in range(20):  # one program an SM: they are spread before any SM gets a second
-            multiply_add(x, 100_000, sms // 2)
-
-    busy = busy_share(batch, 2)
-    activity = reader.read().gpus[0].activity
-    assert known(activity.sm_share) == pytest.approx(busy / 2, abs=0.05)
-    assert busy > 0.6 and (known(activity.gpu_share) or 0) > 0.9
+    look, _, _ = inside(lambda: multiply_add(x, 100_000, sms // 2), 1.5)  # they are spread before any SM gets a second
+    assert known(look.activity.sm_share) == pytest.approx(0.5, abs=0.05)
+    assert (known(look.activity.gpu_share) or 0) > 0.9

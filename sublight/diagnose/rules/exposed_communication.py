@@ -68,15 +68,18 @@ def _on_host(case: Case, exposed: float) -> Change:
     rows = case.trace.rows_named(lambda name: name.startswith(TALKING))
     names = list(dict.fromkeys(case.trace.name_of(row) for row in rows.tolist()))
     waiting = _waiting_s(case)
+    sent, other_s = max(exposed - waiting, 0.0), max(case.step_s - exposed, 0.0)  # all else, which it could run beside
+    least = "in bfloat16, and beside all else in the step, it would still take"
     return Change(
         title=f"the host waits {units.text(exposed, 's')} a step in collectives",
         evidence=(
             f"collectives: {', '.join(name[:50] for name in names[:3])}",
             *((f"{units.text(waiting, 's')} a step of it are spent waiting for slower ranks",) if waiting else ()),
+            *((f"{least} {units.text(sent / 2, 's')}",) if sent / 2 > other_s else ()),
         ),
         fix=_FIX,
         edit=lambda model: model.without("communication"),
-        most_s=max(exposed - waiting, 0.0),
+        most_s=min(sent, sent / 2 + other_s),
         rows=rows,
     )
 

@@ -7,9 +7,11 @@ from collections import Counter
 import numpy as np
 
 from sublight import units
+from sublight.diagnose import breakdown, fusion, replay
 from sublight.diagnose.case import Case, Change, Edit, Rule, drop, no_wait
 from sublight.diagnose.events import SMALL_COPY, WAITS
 from sublight.diagnose.model import COMPUTE, COPY, Model
+from sublight.diagnose.record import BREAKDOWN, BUSY
 from sublight.trace.attribute import ENGINE
 from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, Ints
@@ -55,19 +57,36 @@ def check(case: Case) -> Change | None:
     which = f"{PYTHON_NAMES.get(main, main)} call{'s' if count > 1.5 else ''}"
     launches = 2 * np.isin(calls, distinct(case.model.call[case.model.kind == COMPUTE])).sum() > len(calls)
     waits = f"all {times} launches a step wait for their kernels" if launches else ""
+    edit = _edit(case, calls, fed)
     return Change(
         title=waits or f"the host waits on {times} {which} a step",
         evidence=(
             f"calls that waited, a step: {often}",
             *((f"at {lines}",) if lines else ()),
             f"idle after a wait: {units.text(case.split.parts['sync'], 's')} a step: the device has nothing queued",
+            *_elsewhere(case, edit(case.model)),
             *((f"ops that only feed these reads, a step: {feeds}",) if feeds else ()),
         ),
-        fix=_UNBLOCK if launches else _FIX,
-        edit=_edit(case, calls, fed),
+        fix=(_UNBLOCK if _is_cuda(case) else _UNBLOCK_OTHER) if launches else _FIX,
+        edit=edit,
         rows=rows[rows != NONE],
         ops=tuple(name for name, _ in ops.most_common(5)),
     )
+
+
+def _elsewhere(case: Case, model: Model) -> tuple[str, ...]:
+    """Idle time of another name that goes with the waits, as a host that is ahead launches a collective earlier: where
+    it is more than what is idle after them.
+    """
+    after = breakdown.split(model, replay.run(model), case.items, fusion.saved(case.items, case.groups)).parts
+    less = {name: case.split.parts[name] - after[name] for name in BREAKDOWN if name not in (*BUSY, "sync")}
+    more = [name for name in sorted(less, key=lambda name: -less[name]) if less[name] > case.split.parts["sync"]]
+    parts = [f"{units.text(less[name], 's')} of '{BREAKDOWN[name]}'" for name in more[:3]]
+    return (f"with the host ahead, a step also loses {', '.join(parts)}",) if parts else ()
+
+
+def _is_cuda(case: Case) -> bool:
+    return any(name.startswith(("cuda", "hip")) for name in case.trace.names)
 
 
 def syncs(case: Case) -> Ints:
@@ -173,5 +192,8 @@ if step % 100 == 0:
 _UNBLOCK = """\
 # CUDA_LAUNCH_BLOCKING=1 (HIP_LAUNCH_BLOCKING, AMD_SERIALIZE_KERNEL) is for finding errors: unset it
 unset CUDA_LAUNCH_BLOCKING"""
+
+_UNBLOCK_OTHER = """\
+# a debugging mode of the device, in which each launch waits for its kernel: turn it off"""
 
 HOST_SYNC = Rule(id="host-sync", check=check)

@@ -62,3 +62,18 @@ def test_a_closures_ops_are_not_the_optimizers() -> None:
     case = fakes.case(*steps(body))
     assert {case.items[at].name for at in case.in_optimizer} == {"aten::add_"}
     assert len(case.in_optimizer) == 20 * 4
+
+
+def test_idle_time_of_another_name_that_goes_with_the_waits_is_named() -> None:
+    """400 µs of Python while nothing is queued: without the wait the device is still at work then."""
+
+    def body(m: Machine, _: int) -> None:
+        m.lookups(10, us=100.0)
+        m.item()
+        m.python(400.0)
+
+    finding = found("host-sync", steps(body))
+    assert finding is not None and finding.saving_s > 300e-6
+    assert any(
+        re.match("with the host ahead, a step also loses .* of 'idle: other Python'", e) for e in finding.evidence
+    )

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from sublight.errors import BadInput
-from sublight.ops.attention.attention import WAYS, attention
+from sublight.ops.attention.attention import attention
 from sublight.ops.attention.extended import why_no_way
+from sublight.ops.attention.ladder import WAYS
 
 NAME = "sublight"
 

@@ -15,7 +15,8 @@ from sublight import correct
 from sublight.backend.launch import watching
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
-from sublight.ops.attention.attention import WAYS, attention, launch_backward, plan, reference, why_not
+from sublight.ops.attention.attention import attention, launch_backward, plan, reference
+from sublight.ops.attention.ladder import WAYS, why_not
 from sublight.ops.attention.masks import Mask
 from sublight.ops.attention.reference import attend_with_lse
 
@@ -240,8 +241,13 @@ X = torch.zeros(1, 4, 8, 16)
         ((X, X.half(), X), {}, "make them alike"),
         ((X.int(), X.int(), X.int()), {}, "floating-point"),
         ((X, X, X), {"provider": "flsh"}, "flash"),
-        ((X, X, X), {"window": 0}, "hide every key"),
-        ((X, X, X), {"window": -3}, "positive"),
+        ((X, X, X), {"window": 0}, "from 1 on"),
+        ((X, X, X), {"window": 2.5}, "whole number of keys"),
+        ((X, X, X), {"softcap": math.nan}, "softcap nan: use a positive number"),
+        ((X, X, X), {"scale": "x"}, "scale 'x': use a number"),
+        ((X, [1.0], X), {}, "k is list: use a torch.Tensor"),
+        ((X, X, X), {"dropout": 0.1, "seed": "7"}, "seed is str: use a whole number"),
+        ((X, X, X), {"causal": True, "prefix": -1}, "prefix -1: use the number of keys"),
         ((X[..., :12], X[..., :12], X[..., :12]), {"provider": "flash"}, "leave provider out"),
         ((X, X, X), {"provider": "hopper"}, "leave provider out"),
     ],
@@ -321,3 +327,11 @@ def test_autocast_chooses_the_data_type_as_for_pytorchs_own(provider: str, devic
     assert torch.equal(out, attention(*halves, causal=True, provider=provider))
     with pytest.raises(BadInput, match="make them alike"):
         attention(*leaves, causal=True, provider=provider)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_is_read_as_bf16(kind: Any) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 16).to(kind) for _ in range(3))
+    out = attention(q, k, v, causal=True)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, attention(*(x.to(torch.bfloat16) for x in (q, k, v)), causal=True))

@@ -20,7 +20,7 @@ from sublight.cost import Shape
 from sublight.cost.attention import cascade as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.attention.attention import scale_of
+from sublight.ops.attention.ladder import scale_of
 from sublight.ops.attention.paged_attention import inputs as paged_inputs
 from sublight.ops.attention.pages import (
     MAX_PAGE,
@@ -36,6 +36,7 @@ from sublight.ops.attention.pages import (
 from sublight.ops.attention.parts import exponent_scale, log_sum, power, scores_of
 from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.library import Registered
 
 MOST_KEYS = 2048  # that one program takes
@@ -128,7 +129,7 @@ def _cascade_kernel(
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
         v = tl.load(v_ptr + (page * v_page + key % PAGE * v_row)[:, None] + col, mask=here, other=0.0)
-        out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="ieee")
+        out = add_block(out * shrink[:, None], weights.to(q.dtype), v, "ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     place = (sequence.to(tl.int64) * kv_heads * SHARE + head) * all_parts + first_part + part

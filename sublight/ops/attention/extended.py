@@ -349,6 +349,8 @@ def check_extras(
         raise BadInput(f"dropout {dropout}: use a share of the weights from 0 to below 1")
     if seed is not None and not dropout:
         raise BadInput("a seed without dropout would change nothing: leave it out, or say dropout=")
+    if seed is not None and not isinstance(seed, int | torch.Tensor):
+        raise BadInput(f"seed is {type(seed).__name__}: use a whole number, or int64 (1,) on {q.device}")
     if isinstance(seed, torch.Tensor) and (seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != q.device):
         raise BadInput(f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: use int64 (1,) on {q.device}")
     if dropout and seed is None:

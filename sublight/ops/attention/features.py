@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from sublight.backend.device import PRETEND, Facts
-from sublight.ops.attention.attention import WAYS, plan, why_not
+from sublight.ops.attention.attention import plan
 from sublight.ops.attention.extended import why_no_way
 from sublight.ops.attention.extras import Extras
+from sublight.ops.attention.ladder import WAYS, why_not, widened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ FEATURES = (
     Feature(name="heads of 64", head_dim=64),
     Feature(name="heads of 16 to 256, by 8", head_dim=80),
     Feature(name="fp16", dtype=torch.float16),
+    Feature(name="fp8 without a gradient, read as bf16", dtype=torch.float8_e4m3fn),
     Feature(name="fp32", dtype=torch.float32),
     Feature(name="fp64", dtype=torch.float64),
     Feature(name="heads of 20", head_dim=20),
@@ -60,6 +62,7 @@ def table(gpu: Facts | None = None) -> list[str]:
         for each in FEATURES:
             q = torch.empty(1, each.heads, each.q_len, each.head_dim, dtype=each.dtype, device="meta")
             k = torch.empty(1, each.kv_heads, each.kv_len, each.head_dim, dtype=each.dtype, device="meta")
+            q, k = widened(q, k)
             v = k if not each.value_dim else k[..., : each.value_dim]
             cells = ["no" if why_not(name, q, k, v, **each.options) else "yes" for name in WAYS]
             lines.append(f"| {each.name} | {' | '.join((*cells, _unnamed(each, q, k, v)))} |")

@@ -38,6 +38,7 @@ from sublight.ops.attention.parts import (
     tile_at,
     view_of,
 )
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.tuning import Tile
 
 
@@ -82,7 +83,7 @@ def _attend_blocks(
         if DROPOUT:
             weights = kept(weights, seed, entry, row[:, None], key, least, growth)
         block = tile_at(v, batch, kv_head, start, v_stride, kv_len, COPY_ENGINE, HEAD_DIM, KEYS, WIDTH, not MASKED)
-        out = tl.dot(weights.to(q.dtype), block, out, input_precision="ieee")
+        out = add_block(out, weights.to(q.dtype), block, "ieee")
         top = new_top
     return out, top, total
 

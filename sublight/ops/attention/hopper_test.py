@@ -13,9 +13,10 @@ pytest.importorskip("triton")
 from sublight.backend import device as devices
 from sublight.backend.device import PRETEND, Facts
 from sublight.conftest import HAS_GPU
-from sublight.ops.attention import attention as ladder
-from sublight.ops.attention import hopper
-from sublight.ops.attention.attention import WAYS, attention, plan
+from sublight.ops.attention import attention as calls
+from sublight.ops.attention import hopper, ladder
+from sublight.ops.attention.attention import attention, plan
+from sublight.ops.attention.ladder import WAYS
 from sublight.ops.attention.masks import Mask
 from sublight.ops.attention.parts import Sizes
 from sublight.ops.attention.reference import attend_with_lse
@@ -95,10 +96,10 @@ def test_gradients_that_must_not_depend_on_the_order_of_additions(
     is_asked: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Any] = []
-    monkeypatch.setattr(ladder, "_backward", SimpleNamespace(call=lambda *args: taken.append(args[-1])))
+    monkeypatch.setattr(calls, "_backward", SimpleNamespace(call=lambda *args: taken.append(args[-1])))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: is_asked)
     x = torch.zeros(1, 1, 2, 4)
-    ladder._BackwardOf(results=1).call(x, x, x, x, x, x[..., 0], x, True, 0, 0.0, 1.0, "hopper")
+    calls._BackwardOf(results=1).call(x, x, x, x, x, x[..., 0], x, True, 0, 0.0, 1.0, "hopper")
     assert taken == [expected]
 
 

@@ -23,6 +23,7 @@ from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention.pages import MAX_PAGE, WHOLE, check_pages, page_of
 from sublight.ops.attention.parts import exponent_scale, log_sum, power
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.library import Registered
 from sublight.ops.record.tuning import Tile
 
@@ -104,7 +105,7 @@ def _mla_kernel(
         weights = power(scores - base[:, None], EXACT)
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
-        out = tl.dot(weights.to(q.dtype), latent, out * shrink[:, None], input_precision="ieee")
+        out = add_block(out * shrink[:, None], weights.to(q.dtype), latent, "ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     place = (batch.to(tl.int64) * heads + head) * parts + part

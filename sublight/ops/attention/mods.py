@@ -276,6 +276,8 @@ def check_mods(
     if prefix is not None and (not causal or window):
         raise BadInput("prefix goes with causal=True and without a window: use mask_mod for other masks")
     if isinstance(prefix, int):
+        if prefix < 0:
+            raise BadInput(f"prefix {prefix}: use the number of keys that all see, 0 or more")
         prefix = torch.full((sequences,), prefix, dtype=torch.int32, device=q.device)
     whole = (torch.int32, torch.int64)
     if prefix is not None and (prefix.shape != (sequences,) or prefix.dtype not in whole or prefix.device != q.device):

@@ -30,6 +30,7 @@ from sublight.ops.attention.parts import (
     sums_name,
     tanh,
 )
+from sublight.ops.matmul.order import add_block
 
 TILE = 32  # rows, columns, and depth of a step
 CHUNK = 128 if is_interpreted() else 512  # keys of a row at once: 8 bytes a thread
@@ -57,7 +58,7 @@ def _product_kernel(
                 a_at + row.to(tl.int64) * a_row + across * a_in, mask=(row < rows) & (across < depth), other=0.0
             )
             b = tl.load(b_at + down.to(tl.int64) * b_in + col * b_col, mask=(down < depth) & (col < cols), other=0.0)
-            c = tl.dot(a, b, c, input_precision="ieee")
+            c = add_block(c, a, b, "ieee")
     c_at = head_at(c_ptr, batch, head, c_batch, c_head)
     inside = (row < rows) & (col < cols)
     if DIVIDED:

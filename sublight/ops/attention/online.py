@@ -29,6 +29,7 @@ from sublight.ops.attention.parts import (
     strides_of,
     sums_buffers,
 )
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.tuning import Tile
 
 
@@ -63,7 +64,7 @@ def _online_kernel(
         weights = power(scores - base[:, None], EXACT)
         shrink = power(top - base, EXACT)
         total = total * shrink + tl.sum(weights, 1)
-        out = tl.dot(weights.to(q.dtype), v, out * shrink[:, None], input_precision="ieee")
+        out = add_block(out * shrink[:, None], weights.to(q.dtype), v, "ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     out_at = head_at(out_ptr, batch, head, out_batch, out_head)

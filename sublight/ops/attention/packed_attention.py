@@ -19,7 +19,6 @@ from sublight.cost.attention import packed_lengths
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
 from sublight.ops.attention import flash
-from sublight.ops.attention.attention import BACKWARD_KERNELS, check, scale_of
 from sublight.ops.attention.extended import (
     NO_EXTRAS,
     check_extras,
@@ -29,6 +28,7 @@ from sublight.ops.attention.extended import (
     under_autocast,
     why_no_way,
 )
+from sublight.ops.attention.ladder import BACKWARD_KERNELS, check, scale_of
 from sublight.ops.attention.mods import check_mods
 from sublight.ops.kernels.rows import generator_for
 

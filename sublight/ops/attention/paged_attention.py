@@ -25,7 +25,8 @@ from sublight.cost import Shape
 from sublight.cost.attention import paged_attention as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.attention.attention import scale_of
+from sublight.ops.attention import paged_hopper
+from sublight.ops.attention.ladder import check_numbers, check_tensors, scale_of
 from sublight.ops.attention.pages import (
     MAX_PAGE,
     cache_strides,
@@ -40,6 +41,7 @@ from sublight.ops.attention.pages import (
 from sublight.ops.attention.parts import exponent_scale, head_at, log_sum, power, scores_of
 from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.library import Registered
 
 MOST_KEYS = 2048  # that one program takes …
@@ -146,7 +148,7 @@ def _paged_kernel(
         v = tl.load(v_ptr + (page * v_page + key % PAGE * v_row)[:, None] + col[None, :], mask=mask, other=0.0)
         if CODED:
             weights = weights * scales_at(v_scales_ptr, page, key, there, kv_head, kv_heads, PAGE)[None, :]
-        out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None], input_precision="ieee")
+        out = add_block(out * shrink[:, None], weights.to(q.dtype), v.to(q.dtype), "ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     place = (entry.to(tl.int64) * SHARE + row) * parts + part
@@ -193,6 +195,8 @@ def plan_forward(
     k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, window: int, softcap: float, scale: float,
     keys_per_program: int, provider: str,
 ) -> Plan:  # fmt: skip
+    if provider != "flash" and not paged_hopper.why_not(q, k_cache, v_cache, k_scales, keys_per_program):
+        return paged_hopper.plan(q, k_cache, block_table, lengths, window, softcap, scale)
     batch, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
     capacity, keys = block_table.shape[1] * page, 16 if is_interpreted() else 64
@@ -229,7 +233,7 @@ def plan_forward(
             )
         )  # fmt: skip
     return Plan(
-        provider="sublight",
+        provider="flash",
         reason=f"{chunk} keys a program, {parts} part{'s' if is_cut else ''} a sequence, shared heads in one tile",
         copies=copies,
         buffers=buffers,
@@ -260,26 +264,30 @@ def _arguments(
     softcap: float = 0.0, scale: float | None = None, keys_per_program: int | None = None,
     batch_invariant: bool = False, check: bool = False, provider: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
+    check_tensors(q=q)
+    check_numbers(window, softcap, scale)
     if q.dim() != 3:
         raise BadInput(f"q has {q.dim()} dimensions: use 3, (batch, heads, head_dim), one new token a sequence")
     check_cache(q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, q.shape[0])
-    if window is not None and window < 1:
-        raise BadInput(f"window {window} would hide every key: use a positive number, or None for all")
-    if softcap < 0 or (keys_per_program is not None and keys_per_program < 1):
-        raise BadInput(
-            f"softcap {softcap}, keys_per_program {keys_per_program}: use positive numbers, or leave them out"
-        )
-    if provider not in ("", "sublight"):
-        raise BadInput(f"unknown provider {provider!r} of paged_attention: use 'sublight', or leave it out")
+    if keys_per_program is not None and keys_per_program < 1:
+        raise BadInput(f"keys_per_program {keys_per_program}: use a positive number, or leave it out")
+    if provider not in ("", "flash", "hopper"):
+        raise BadInput(f"unknown provider {provider!r} of paged_attention: use 'flash' or 'hopper', or leave it out")
     if provider and (reason := why_no_way(q, k_cache)):
         raise BadInput(f"paged_attention's kernels do not take this ({reason}): leave provider out for PyTorch's")
-    if (check or q.device.type == "cpu") and not torch.compiler.is_compiling():
+    fixed = keys_per_program or (INVARIANT_KEYS if batch_invariant else 0)
+    is_compiled = torch.compiler.is_compiling()
+    if (
+        provider == "hopper"
+        and not is_compiled
+        and (reason := paged_hopper.why_not(q, k_cache, v_cache, k_scales, fixed))
+    ):
+        raise BadInput(f"paged_attention's hopper does not take this ({reason}): leave provider out")
+    if (check or q.device.type == "cpu") and not is_compiled:
         check_pages(k_cache, block_table, lengths)
-    if batch_invariant and keys_per_program is None:
-        keys_per_program = INVARIANT_KEYS
     size = scale_of(q[:, :, None], scale)
     tensors = (q, k_cache, v_cache, block_table, lengths, k_scales, v_scales)
-    return *tensors, window or 0, float(softcap), float(size), keys_per_program or 0, provider
+    return *tensors, window or 0, float(softcap), float(size), fixed, provider
 
 
 def paged_attention(
@@ -364,10 +372,17 @@ PAGED_ATTENTION = Op(
     call=paged_attention,
     plan=plan,
     providers={
-        "sublight": Provider(
-            launch=lambda *tensors: paged_attention(*tensors, provider="sublight"),
+        "flash": Provider(
+            launch=lambda *tensors: paged_attention(*tensors, provider="flash"),
             kernels=(Kernel(jit=_paged_kernel), Kernel(jit=_combine_kernel)),
-        )
+            summary="shared heads in one tile, long sequences cut, parts put together by a second launch",
+        ),
+        "hopper": Provider(
+            launch=lambda *tensors: paged_attention(*tensors, provider="hopper"),
+            why_not=lambda q, k, v, table, lengths: paged_hopper.why_not(q, k, v, None, 0),
+            kernels=(Kernel(jit=paged_hopper._paged_hopper_kernel, targets=(90,)),),
+            summary="one launch: every warp has keys of its own, the programs of a cluster share a sequence",
+        ),
     },
     inputs=inputs,
     cost=cost,
@@ -383,5 +398,5 @@ PAGED_ATTENTION = Op(
     wrt=(),
     directions=("fwd",),
     batch="",
-    library_args=lambda *tensors: (*tensors, None, None, 0, 0.0, scale_of(tensors[0][:, :, None], None), 0, "sublight"),
+    library_args=lambda *tensors: (*tensors, None, None, 0, 0.0, scale_of(tensors[0][:, :, None], None), 0, "flash"),
 )

@@ -26,7 +26,7 @@ SHAPE = {"batch": 3, "heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 70, "head_
 
 
 def ours(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-    return paged_attention(*tensors, provider="sublight", **options)
+    return paged_attention(*tensors, provider="flash", **options)
 
 
 def inputs(device: str, dtype: str = "float32", seed: int = 0, **sizes: int) -> Inputs:
@@ -75,9 +75,9 @@ def test_caches_of_8_bits_are_right_by_the_rule(kind: torch.dtype, dtype: str, d
 
 
 def test_both_ways_to_finish_are_taken(device: str) -> None:
-    assert plan(*inputs(device), provider="sublight", keys_per_program=16).kernel == "_paged_kernel, _combine_kernel"
-    assert plan(*inputs(device), provider="sublight", keys_per_program=80).kernel == "_paged_kernel"
-    assert plan(*inputs(device)).provider == "sublight"
+    assert plan(*inputs(device), provider="flash", keys_per_program=16).kernel == "_paged_kernel, _combine_kernel"
+    assert plan(*inputs(device), provider="flash", keys_per_program=80).kernel == "_paged_kernel"
+    assert plan(*inputs(device)).provider == "flash"
 
 
 @pytest.mark.parametrize("keys_per_program", [16, 80])
@@ -146,7 +146,7 @@ def test_a_page_that_is_not_there_is_refused_on_the_cpu_and_nan_on_a_gpu(device:
     launch = torch.ops.sublight.paged_attention  # which looks at no numbers, as on a GPU
     for table_now, lengths_now in ((wrong, lengths), (table, long)):
         for keys_per_program in (16, 80):
-            out = launch(q, k, v, table_now, lengths_now, None, None, 0, 0.0, 0.25, keys_per_program, "sublight")
+            out = launch(q, k, v, table_now, lengths_now, None, None, 0, 0.0, 0.25, keys_per_program, "flash")
             assert out[2].isnan().all() and out[:2].isfinite().all()
 
 

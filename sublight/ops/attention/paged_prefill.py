@@ -23,9 +23,9 @@ from sublight.cost.attention import paged_prefill as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention import flash
-from sublight.ops.attention.attention import scale_of
 from sublight.ops.attention.extended import NO_EXTRAS, composed
 from sublight.ops.attention.extras import sequence_at
+from sublight.ops.attention.ladder import scale_of
 from sublight.ops.attention.masks import is_seen, keys_seen
 from sublight.ops.attention.packed_attention import check_starts
 from sublight.ops.attention.paged_attention import inputs as paged_inputs
@@ -43,6 +43,7 @@ from sublight.ops.attention.pages import (
 )
 from sublight.ops.attention.parts import Sizes, exponent_scale, power, rounding_of, scores_of
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.matmul.order import add_block
 from sublight.ops.record.library import Registered
 
 
@@ -132,7 +133,7 @@ def _paged_prefill_kernel(
         v = tl.load(v_ptr + (page * v_page + key % PAGE * v_row)[:, None] + col[None, :], mask=mask, other=0.0)
         if CODED:
             weights = weights * scales_at(v_scales_ptr, page, key, there, kv_head, kv_heads, PAGE)[None, :]
-        out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None], input_precision="ieee")
+        out = add_block(out * shrink[:, None], weights.to(q.dtype), v.to(q.dtype), "ieee")
         top = new_top
     some = tl.where(total == 0.0, 1.0, total)
     result = (out / some[:, None]).to(out_ptr.dtype.element_ty)

@@ -78,6 +78,10 @@ def check_cache(
     k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, sequences: int,
 ) -> None:  # fmt: skip
     """What the shapes alone show to be wrong, for q (…, heads, head_dim)."""
+    given = {"k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "lengths": lengths}
+    for name, each in given.items():
+        if not isinstance(each, torch.Tensor):
+            raise BadInput(f"{name} is {type(each).__name__}: use a torch.Tensor on {q.device}")
     heads, head_dim = q.shape[-2:]
     if k_cache.dim() != 4 or k_cache.shape != v_cache.shape or k_cache.shape[3] != head_dim:
         raise BadInput(

@@ -28,9 +28,17 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softca
     is_causal = mask.causal and not mask.window and q_len == kv_len  # PyTorch aligns the first query to the first key
     seen = None if is_causal else mask.matrix(q_len, kv_len, q.device)
     is_shared = bool(q.shape[1] != k.shape[1])  # sizes are tensors while torch.jit traces
+    q, k, v = (_readable(x) for x in (q, k, v))
     return scaled_dot_product_attention(
         q, k, v, attn_mask=seen, is_causal=bool(is_causal), scale=scale, enable_gqa=is_shared
     )
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """PyTorch's fused kernels read 16 bytes at a time: with a mask they have none for rows that begin elsewhere."""
+    if x.device.type != "cuda" or not any(stride % (16 // x.element_size()) for stride in x.stride()[:-1]):
+        return x
+    return x.contiguous()
 
 
 def attend_with_lse(

@@ -17,9 +17,9 @@ ACTIVATIONS = {
 }
 
 
-def check_activation(name: str) -> None:
-    if name not in ACTIVATIONS:
-        raise BadInput(f"unknown activation {name!r}: {nearest(name, list(ACTIVATIONS))}")
+def check_activation(name: str, *more: str) -> None:
+    if name not in (*ACTIVATIONS, *more):
+        raise BadInput(f"unknown activation {name!r}: {nearest(name, [*ACTIVATIONS, *more])}")
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
+from sublight.ops.matmul.order import add_product, whole_sum
 
 
 @triton.jit
@@ -43,6 +44,7 @@ def _grouped_kernel(
             a_at = a_ptr + place_a[:, None] * am + step[None, :] * ak
             b_at = matrix + step[:, None] * bk + col[None, :] * bn
             acc = tl.zeros([BM, BN], tl.float32)
+            lost = tl.zeros([BM, BN], tl.float32)
             for start in range(0, k, BK):
                 if EVEN:
                     a = tl.load(a_at, mask=(row < end)[:, None], other=0.0)
@@ -50,10 +52,11 @@ def _grouped_kernel(
                 else:
                     a = tl.load(a_at, mask=(row < end)[:, None] & (step < k - start)[None, :], other=0.0)
                     b = tl.load(b_at, mask=(col < n)[None, :] & (step < k - start)[:, None], other=0.0)
-                acc = tl.dot(a, b, acc, input_precision=PRECISION)
+                acc, lost = add_product(acc, lost, a, b, PRECISION)
                 a_at += BK * ak
                 b_at += BK * bk
             mask = (row < end)[:, None] & (col < n)[None, :]
+            acc = whole_sum(acc, lost, PRECISION)
             tl.store(c_ptr + row[:, None] * n + col[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)
             tile += tl.num_programs(0)
         before += tiles
@@ -139,6 +142,7 @@ def _grouped_weights_kernel(
         at_k = ((place % down) * BK + tl.arange(0, BK)).to(tl.int64)
         col = ((place // down) * BN + tl.arange(0, BN)).to(tl.int64)
         acc = tl.zeros([BK, BN], tl.float32)
+        lost = tl.zeros([BK, BN], tl.float32)
         for start in range(begin, end, BR):
             row = start + tl.arange(0, BR)
             row_a, row_dc = row, row
@@ -158,9 +162,10 @@ def _grouped_weights_kernel(
                 mask=(row < end)[:, None] & (col < n)[None, :],
                 other=0.0,
             )
-            acc = tl.dot(a, dc, acc, input_precision=PRECISION)
+            acc, lost = add_product(acc, lost, a, dc, PRECISION)
         mask = (at_k < k)[:, None] & (col < n)[None, :]
         at = db_ptr + (group * k + at_k[:, None]) * n + col[None, :]
+        acc = whole_sum(acc, lost, PRECISION)
         tl.store(at, acc.to(db_ptr.dtype.element_ty), mask=mask)
 
 

@@ -36,6 +36,17 @@ def test_groups_of_every_size(ends: list[int], k: int, n: int, device: str) -> N
         assert error.ok, error
 
 
+def test_fp32_keeps_what_additions_lose(device: str) -> None:
+    """Blocks of k whose sums are 2**24, then ones, which fp32 cannot add to it, then -2**24: the ones are left."""
+    a, b = torch.zeros(4, 16 * 10, device=device), torch.ones(1, 16 * 10, 5, device=device)
+    a[:, ::16] = torch.tensor([2.0**24, *[1.0] * 8, -(2.0**24)], device=device)
+    ends = torch.tensor([4], device=device)
+    assert torch.equal(launch(a, b, ends), torch.full((4, 5), 8.0, device=device))
+    _, db = launch_backward(torch.ones(160, 5, device=device), a[:1].T.contiguous(), b[:, :1], ends * 40)
+    assert torch.equal(db, torch.full((1, 1, 5), 8.0, device=device))
+    assert launch(torch.full_like(a, 3e38), b, ends).isposinf().all()  # a sum that has left fp32's range stays there
+
+
 def test_only_the_gradients_that_are_wanted(device: str) -> None:
     a, b, ends = made([3, 8], 8, 16, 12, 0, device)
     a.requires_grad_()

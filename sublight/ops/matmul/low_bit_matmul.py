@@ -1,9 +1,9 @@
 """A @ weight.T with a weight of 1, 2, 4 or 8 bits, packed, with a scale and a zero for each group along k.
 
 Of up to 128 rows the tensor cores get values that a few integer instructions have made of the words, two at a time: of
-up to 8 rows straight from registers, of more by way of shared memory. Of one row in fp32, plain arithmetic multiplies
-them; of more than 128 rows the weight is made whole first, which each row then pays a small part of. All four read the
-same packing (`packing.py`).
+up to 8 rows straight from registers, on Hopper of 17 and more, too, else by way of shared memory. Of one row in fp32,
+plain arithmetic multiplies them; of more than 128 rows the weight is made whole first, which each row then pays a small
+part of. All five read the same packing (`packing.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from sublight.backend.device import facts, is_interpreted, takes_ptx
-from sublight.backend.jit import cdiv, next_power_of_2, why_no_gluon
-from sublight.backend.launch import Step
+from sublight.backend.jit import cdiv, gl, next_power_of_2, why_no_gluon
+from sublight.backend.launch import Step, View
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.matmul import low_bit_matmul as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Op, Plan, Provider
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
-from sublight.ops.matmul import fragments, low_bit, matmul, skinny
+from sublight.ops.matmul import fragments, low_bit, matmul, skinny, warpgroups
 from sublight.ops.matmul.packing import WORDS, block_of, check_bits, check_group, dequantize, quantize_weight, words_of
 from sublight.ops.matmul.product import Operand, Product
 from sublight.ops.record.gradient import Gradient
@@ -31,7 +31,10 @@ from sublight.ops.record.library import Registered
 
 SAVED = ("packed", "scales", "zeros", "bits", "k")
 FRAGMENT_ROWS = 8  # of A beside a tile of the weight
+CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # each is a number of bf16 and of fp16
 MOST_ROWS = 128  # beyond, the weight is made whole
+WARPGROUP_ROWS = 17  # from which on `warpgroups` was faster on an H200: with 16, `rows` was as fast
+STAGE_BYTES = 220_000  # of shared memory, for what is on its way
 MOST_SPLITS = 8  # of k …
 LEAST_BLOCKS = 8  # … each of so many blocks
 
@@ -44,7 +47,7 @@ def reference(
 
 
 class Low:
-    """The sizes that all three ways need."""
+    """The sizes that all ways need."""
 
     def __init__(self, a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bits: int) -> None:
         self.k, self.n, self.m = a.shape[-1], packed.shape[0], a.numel() // max(1, a.shape[-1])
@@ -110,6 +113,11 @@ def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
         IS_PART=splits > 1, PRECISION="ieee" if a.dtype == torch.float32 else "tf32",
         PAIRS=has_pairs(a, low.constants["BITS"]), num_warps=4, num_stages=4, **low.constants,
     )  # fmt: skip
+    return _with_parts(low, step, splits)
+
+
+def _with_parts(low: Low, step: Step, splits: int) -> tuple[dict[str, Buffer], list[Step]]:
+    """A launch that gives sums, or parts of them, which a second one adds up in their order."""
     if splits == 1:
         return {}, [step]
     block = 1024
@@ -118,6 +126,42 @@ def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
         HAS_BIAS=False, HAS_RESIDUAL=False, ACTIVATION="none", BLOCK=block, num_warps=4,
     )  # fmt: skip
     return {"parts": Buffer(shape=(splits, low.m, low.n), dtype=torch.float32)}, [step, add]
+
+
+def _by_warpgroups(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
+    bits, rows = low.constants["BITS"], warpgroups.GROUPS * warpgroups.ROWS
+    bm = min(MOST_ROWS, max(16, next_power_of_2(low.m)))
+    tiles, down = cdiv(low.n, rows), cdiv(low.m, bm)
+    splits = max(1, min(facts(a).multiprocessors // (tiles * down), low.blocks // LEAST_BLOCKS, MOST_SPLITS))
+    per_split = cdiv(low.blocks, splits)
+    splits = cdiv(low.blocks, per_split)
+    values = View((low.m, low.k), (low.k, 1), (bm, 128), gl.NVMMASharedLayout(128, 16))
+    of_words = (low.n, low.blocks * WORDS)
+    words = View(of_words, (of_words[1], 1), (warpgroups.ROWS, WORDS), gl.NVMMASharedLayout(64, 32))
+    stages = min(6 if bm <= 32 else 5 if bm > 64 else 4, STAGE_BYTES // (rows * WORDS * 4 + bm * 2 * low.block))
+    step = Step(
+        warpgroups._warpgroups_kernel, (tiles, splits, down), low.m, low.n, low.blocks, low.groups, per_split,
+        on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", views={0: values, 1: words}, tile=(bm, rows),
+        BITS=bits, PER_SCALE=low.constants["PER_SCALE"], GROUP=low.constants["GROUP"], BM=bm, STAGES=stages,
+        IS_PART=splits > 1, num_warps=4,
+    )  # fmt: skip
+    return _with_parts(low, step, splits)
+
+
+def why_no_warpgroups(a: torch.Tensor, scales: torch.Tensor, bits: int) -> str:
+    """Why a warpgroup cannot take the values from its registers, or ""."""
+    k = a.shape[-1]
+    if bits not in (2, 4) or a.element_size() != 2:
+        return "it is for 16-bit activations and weights of 2 or 4 bits"
+    if why_no_gluon or is_interpreted():
+        return why_no_gluon or "Gluon is not interpreted"
+    if facts(a).capability != 90:
+        return f"written for Hopper (sm_90), this is sm_{facts(a).capability}"
+    if a.numel() > MOST_ROWS * k:
+        return f"it is for at most {MOST_ROWS} rows"
+    if k // scales.shape[1] < block_of(bits) // 4 and scales.shape[1] > 1:
+        return f"groups of {k // scales.shape[1]}: a block of {block_of(bits)} has at most four"
+    return "" if a.is_contiguous() and a.data_ptr() % 16 == 0 and k % 8 == 0 else "rows of A do not begin at 16 bytes"
 
 
 def has_pairs(a: torch.Tensor, bits: int) -> bool:
@@ -155,6 +199,11 @@ WAYS: dict[str, tuple[Callable[[Low, torch.Tensor], tuple[dict[str, Buffer], lis
         "up to 8 rows: values become floats two at a time, in the registers that the tensor cores read",
         FRAGMENT_ROWS,
     ),
+    "warpgroups": (
+        _by_warpgroups,
+        "up to 128 rows on Hopper: values become floats in the registers that a warpgroup multiplies from",
+        MOST_ROWS,
+    ),
     "rows": (
         _by_rows,
         "few rows: values become floats two at a time on their way to the tensor cores",
@@ -188,6 +237,8 @@ def plan_product(a: torch.Tensor, *rest: Any) -> Plan:
         way = "fragments"
     elif rows == 1 and a.element_size() == 4:
         way = "row"
+    elif rows >= WARPGROUP_ROWS and not why_no_warpgroups(a, scales, bits):
+        way = "warpgroups"
     else:
         way = "rows" if rows <= MOST_ROWS else "whole"
     return plan_by(way, a, *rest)
@@ -229,12 +280,32 @@ _low_bit = Registered(
 
 
 def low_bit_matmul(
-    a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int = 4
+    a: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    bits: int = 4,
+    *,
+    scale_a: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """a (…, k) @ weight.T, where `packed`, `scales`, `zeros` are what `quantize_weight` makes of a weight (n, k).
 
-    Of the arguments only `a` has a gradient: weights of few bits stay as they are, what is trained lies beside them.
+    `a` may be codes, int8 or fp8, with a scale for each row in `scale_a` (…, 1), as `quantize_int8` and `quantize_fp8`
+    make them: any code is a number of 16 bits, in which the product is made. Of the arguments only `a` has a gradient:
+    weights of few bits stay as they are, what is trained lies beside them.
     """
+    is_codes = a.dtype in CODES
+    if is_codes != (scale_a is not None) or not (is_codes or a.is_floating_point()):
+        raise BadInput(
+            f"activations in {a.dtype} {'with' if scale_a is not None else 'without'} scale_a: use floats without it, "
+            "or codes (int8, fp8) with a scale for each row"
+        )
+    if scale_a is not None:
+        if scale_a.shape != (*a.shape[:-1], 1):
+            raise BadInput(f"scale_a {tuple(scale_a.shape)} for codes {tuple(a.shape)}: one for each row, (…, 1)")
+        small = a.to(scales.dtype) / 128  # exact, and no sum of them leaves fp16's range
+        sums = low_bit_matmul(small, packed, scales, zeros, bits)
+        return (sums.float() * (scale_a.float() * 128)).to(scales.dtype)
     check_bits(bits)
     k = a.shape[-1]
     if packed.dtype != torch.int32 or packed.shape[-1] != words_of(k, bits):
@@ -268,11 +339,14 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return a, *quantize_weight(weight, 4, shape["group"])
 
 
+WHY_NOT = {"fragments": why_no_fragments, "warpgroups": why_no_warpgroups}
+
+
 def _why_not(name: str, most: int) -> Callable[..., str]:
     def why_not(a: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, zeros: Any, bits: int = 4) -> str:
         rows = a.numel() // max(1, a.shape[-1])
-        if name == "fragments":
-            return why_no_fragments(a, scales, bits)
+        if name in WHY_NOT:
+            return WHY_NOT[name](a, scales, bits)
         return "" if rows <= most else f"it is for at most {most} row{'s' * (most > 1)}"
 
     return why_not
@@ -281,6 +355,7 @@ def _why_not(name: str, most: int) -> Callable[..., str]:
 KERNELS = {
     "row": (low_bit.ROW,),
     "fragments": (fragments.FRAGMENTS,),
+    "warpgroups": (warpgroups.WARPGROUPS, skinny.ADD_PARTS),
     "rows": (low_bit.ROWS, skinny.ADD_PARTS),
     "whole": (low_bit.UNPACK, *matmul.KERNELS["persistent"]),
 }

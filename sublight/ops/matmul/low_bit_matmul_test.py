@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sublight
 from sublight import correct
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
@@ -21,14 +22,14 @@ from sublight.ops.matmul.low_bit import _two_at_once
 from sublight.ops.matmul.low_bit_matmul import (
     LOW_BIT_MATMUL,
     WAYS,
+    WHY_NOT,
     launched_by,
     low_bit_matmul,
     reference,
-    why_no_fragments,
 )
 from sublight.ops.matmul.packing import BITS, dequantize, pack, quantize_weight, unpack
 
-ROWS = {"row": 1, "fragments": 5, "rows": 9, "whole": 20}
+ROWS = {"row": 1, "fragments": 5, "warpgroups": 20, "rows": 9, "whole": 20}
 GROUPS = [(128, 32), (256, 64), (384, 128), (512, 256), (100, 100), (130, 130), (1536, 512)]
 
 
@@ -51,7 +52,7 @@ def test_products_of_every_width_and_group(
         made: dict[str, Any] = {"generator": generator, "dtype": torch.float16}
         a, weight = (torch.randn(rows, k, **made).to(device) for rows in (ROWS[provider], 19))
         quantized = quantize_weight(weight, bits, group, symmetric=symmetric)
-        if provider == "fragments" and (reason := why_no_fragments(a, quantized[1], bits)):
+        if provider in WHY_NOT and (reason := WHY_NOT[provider](a, quantized[1], bits)):
             pytest.skip(reason)
 
         def truth(a: Any, packed: Any, scales: Any, zeros: Any) -> Any:
@@ -61,6 +62,43 @@ def test_products_of_every_width_and_group(
 
     error = correct.settled(draw)
     assert error.ok, error
+
+
+@pytest.mark.parametrize("quantized", (sublight.quantize_int8, sublight.quantize_fp8))
+def test_activations_may_be_codes(quantized: Any, device: str) -> None:
+    """Codes of 8 bits are exact in 16: what is left is the rounding of sums."""
+    generator = torch.Generator().manual_seed(3)
+    x, weight = (torch.randn(rows, 256, generator=generator).to(device) for rows in (5, 19))
+    x[0] *= 300  # a row whose codes are as large as any other's, and its scale larger
+    codes, scale_a = quantized(x)
+    packed, scales, zeros = quantize_weight(weight, 4, 128)
+    truth = (codes.double() * scale_a.double()) @ dequantize(packed, scales, zeros, 4, 256).double().T
+    found = low_bit_matmul(codes, packed, scales, zeros, scale_a=scale_a)
+    torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-6 * float(truth.abs().max()))
+
+
+def test_activations_that_are_neither_floats_nor_codes(device: str) -> None:
+    """A weight as whole numbers would be zeros and ones: silently wrong."""
+    quantized = quantize_weight(torch.randn(4, 128), 4, 128)
+    codes, scale = torch.ones(2, 128, dtype=torch.int8), torch.ones(2, 1)
+    for a, scale_a in (
+        (codes, None),
+        (codes.int(), scale),
+        (codes.float(), scale),
+        (codes, scale[:1]),
+        (codes, scale.T),
+    ):
+        with pytest.raises(BadInput, match="scale_a"):
+            low_bit_matmul(a, *quantized, scale_a=scale_a)
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [(torch.full((2, 128), float("nan")), "NaN"), (torch.ones(128), "a weight"), (torch.ones(2, 128).int(), "floats")],
+)
+def test_weights_that_have_no_scale(weight: Any, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        quantize_weight(weight)
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ Hopper's copy engine load (`persistent.py`); `split_k` cuts the tiles of the las
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from sublight.cost import Shape
 from sublight.cost.matmul import matmul as cost
 from sublight.errors import BadInput
 from sublight.op import Op, Plan, Provider
+from sublight.ops.gated.gated import swiglu
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul import ladder, persistent, skinny, split_k, tensor_core
 from sublight.ops.matmul.choice import why_cublas
@@ -36,6 +38,7 @@ from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
 Maybe = torch.Tensor | None
+SWIGLU = "swiglu"
 
 
 def reference(
@@ -171,8 +174,15 @@ def matmul(
     fp32 is rounded to tf32 where PyTorch is told to (`torch.set_float32_matmul_precision("high")`). With
     `batch_invariant` a row's result, and its gradient, are the same bits whatever other rows there are, which cuBLAS
     does not promise: the call is then always our kernel's, and an error where there is none.
+    `activation="swiglu"` takes the first half of b's columns as gate, the second as up: silu(gate) * up is half as
+    wide, and follows the product in a launch of its own.
     """
-    check_activation(activation)
+    check_activation(activation, SWIGLU)
+    if activation == SWIGLU:
+        if b.shape[-1] % 2:
+            raise BadInput(f"swiglu halves the columns of a product, and b has {b.shape[-1]}")
+        y = swiglu(matmul(a, b, bias, batch_invariant=batch_invariant))
+        return y if residual is None else y + residual
     if batch_invariant:
         given = (a, b, bias, residual, activation, allows_tf32(a))
         if a.numel() and b.numel() and (reason := why_not_ours(*given)):
@@ -195,6 +205,15 @@ def arguments(
 ) -> Any:
     """What the registered op takes."""
     return a, b, bias, residual, activation, allows_tf32(a)
+
+
+def plan(
+    a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, activation: str = "none"
+) -> Plan:
+    if activation != SWIGLU:
+        return _matmul.decide(*arguments(a, b, bias, residual, activation))
+    product = _matmul.decide(*arguments(a, b, bias))
+    return replace(product, reason=f"{product.reason}; swiglu follows in a launch of its own")
 
 
 def launched_by(provider: str) -> Callable[..., torch.Tensor]:
@@ -240,7 +259,7 @@ MATMUL = Op(
     summary="A @ B, with bias, activation and residual",
     reference=reference,
     call=matmul,
-    plan=lambda *args: _matmul.decide(*arguments(*args)),
+    plan=plan,
     providers={
         name: Provider(
             launch=launched_by(name),

@@ -49,6 +49,28 @@ def sliced(m: int, n: int, k: int, **made: Any) -> tuple[Any, Any]:
 LAYOUTS = (along_k, along_n, turned, sliced)
 
 
+def test_swiglu_halves_the_columns(device: str) -> None:
+    made: dict[str, Any] = {"device": device, "dtype": torch.float64}
+    a, b, bias, residual = (torch.randn(*size, **made) for size in ((3, 8), (8, 10), (10,), (3, 5)))
+    a.requires_grad_()
+    gate, up = (a @ b + bias).chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up + residual
+    found = matmul(a, b, bias, residual, activation="swiglu")
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), a)[0] for y in (found, expected)))
+    assert "swiglu" in MATMUL.plan(a, b, bias, residual, "swiglu").reason
+    with pytest.raises(BadInput, match="halves the columns"):
+        matmul(a, b[:, :9], activation="swiglu")
+
+
+@pytest.mark.parametrize("provider", ("tensor_core", "skinny"))
+def test_fp32_keeps_what_additions_lose(provider: str, device: str) -> None:
+    """Blocks of k whose sums are 2**24, then ones, which fp32 cannot add to it, then -2**24: the ones are left."""
+    a, b = torch.zeros(4, 32 * 10, device=device), torch.ones(32 * 10, 5, device=device)
+    a[:, ::32] = torch.tensor([2.0**24, *[1.0] * 8, -(2.0**24)], device=device)
+    assert torch.equal(MATMUL.providers[provider].launch(a, b), torch.full((4, 5), 8.0, device=device))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 @pytest.mark.parametrize("provider", LADDER)

@@ -23,9 +23,34 @@ def tile_of(program, down, across, GROUP: tl.constexpr):
 
 
 @triton.jit
-def add_product(acc, a, b, PRECISION: tl.constexpr):
-    """acc + a @ b. By plain multiply-adds in fp32 the sums of each block begin anew: one chain over all of k would lose
-    twice what cuBLAS loses. (The last argument has no effect, but it keeps Triton from making one chain of it.)"""
+def add_product(acc, lost, a, b, PRECISION: tl.constexpr):
+    """acc + a @ b, and what its roundings have lost so far, which belongs to the sum in the end.
+
+    By plain multiply-adds in fp32 the sums of each block begin anew, and what is lost as they are added up is kept: one
+    chain over all of k would lose six times what PyTorch does where it has few rows. (`max_num_imprecise_acc` has no
+    effect, but it keeps Triton from making one chain of it.) Tensor cores are left their own sums, and nothing is kept.
+    """
+    if PRECISION == "ieee" and a.dtype == tl.float32:
+        product = tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=1)
+        total = acc + product
+        return total, lost + (product - (total - acc))
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION), lost
+
+
+@triton.jit
+def whole_sum(acc, lost, PRECISION: tl.constexpr):
+    """With what `add_product` kept; a sum that has left fp32's range stays as it is."""
+    if PRECISION == "ieee":
+        return acc + tl.where(tl.abs(acc) < float("inf"), lost, 0.0)
+    else:
+        return acc
+
+
+@triton.jit
+def add_block(acc, a, b, PRECISION: tl.constexpr):
+    """acc + a @ b, the sums of each block anew in fp32. What their addition loses is not kept: for sums that shrink on
+    the way, as attention's do."""
     if PRECISION == "ieee" and a.dtype == tl.float32:
         return acc + tl.dot(a, b, input_precision="ieee", max_num_imprecise_acc=1)
     else:

@@ -94,6 +94,8 @@ def quantize_weight(
     with large errors counting less (half-quadratic quantization).
     """
     check_bits(bits)
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise BadInput(f"quantize_weight takes a weight (n, k) in floats, not {weight.dtype} {tuple(weight.shape)}")
     n, k = weight.shape
     check_group(k, group, bits)
     most, middle = 2**bits - 1, 2 ** (bits - 1)
@@ -110,6 +112,8 @@ def quantize_weight(
     scale = torch.where(constant, torch.where(w[..., 0] == 0, 1.0, w[..., 0]), scale)
     zero = torch.where(constant, torch.where(w[..., 0] == 0, 0.0, -1.0), zero)
     scale, zero = (x.to(weight.dtype).float() for x in (scale, zero))  # as they will be stored
+    if weight.device.type != "meta" and not bool((scale * most).isfinite().all()):
+        raise BadInput("the weight has NaN or infinite values, or a range beyond its data type: no scale fits it")
 
     def nearest(zero: torch.Tensor) -> torch.Tensor:
         return (w / scale[..., None] + zero[..., None]).round().clamp(0, most)

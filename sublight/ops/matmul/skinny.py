@@ -11,7 +11,7 @@ from __future__ import annotations
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops.matmul.epilogue import finished
-from sublight.ops.matmul.order import add_product
+from sublight.ops.matmul.order import add_product, whole_sum
 
 MOST_ROWS = 64
 
@@ -65,6 +65,7 @@ def _rows_kernel(
     a_at = a_ptr + row[None, :] * am + step[:, None] * ak  # (BK, BM): turned
     b_at = b_ptr + col[:, None] * bn + step[None, :] * bk
     acc = tl.zeros([BN, BM], tl.float32)
+    lost = tl.zeros([BN, BM], tl.float32)
     for start in range(begin, end, BK):
         if EVEN:
             a = tl.load(a_at, mask=(row < m)[None, :], other=0.0)
@@ -73,10 +74,10 @@ def _rows_kernel(
             inside = tl.arange(0, BK) < end - start
             a = tl.load(a_at, mask=(row < m)[None, :] & inside[:, None], other=0.0)
             b = tl.load(b_at, mask=(col < n)[:, None] & inside[None, :], other=0.0)
-        acc = add_product(acc, b, a, PRECISION)
+        acc, lost = add_product(acc, lost, b, a, PRECISION)
         a_at += BK * ak
         b_at += BK * bk
-    sums = tl.trans(acc)
+    sums = tl.trans(whole_sum(acc, lost, PRECISION))
     mask = (row < m)[:, None] & (col < n)[None, :]
     if not IS_PART:
         sums = finished(sums, bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)

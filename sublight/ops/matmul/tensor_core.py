@@ -11,7 +11,7 @@ from __future__ import annotations
 from sublight.backend.jit import tl, triton
 from sublight.op import Kernel
 from sublight.ops.matmul.epilogue import finished
-from sublight.ops.matmul.order import add_product, tile_of
+from sublight.ops.matmul.order import add_product, tile_of, whole_sum
 
 
 @triton.jit
@@ -28,6 +28,7 @@ def _one_tile(
     a_at = a_ptr + batch * batch_a + row[:, None] * am + step[None, :] * ak
     b_at = b_ptr + batch * batch_b + step[:, None] * bk + col[None, :] * bn
     acc = tl.zeros([BM, BN], tl.float32)
+    lost = tl.zeros([BM, BN], tl.float32)
     for start in range(0, k, BK):
         if EVEN:  # k is whole blocks: only the edges of C are cut off
             a = tl.load(a_at, mask=(row < m)[:, None], other=0.0)
@@ -37,9 +38,10 @@ def _one_tile(
             b = tl.load(b_at, mask=(col < n)[None, :] & (step < k - start)[:, None], other=0.0)
         if IN_FP32:  # plain multiply-adds: what a product costs without tensor cores
             a, b = a.to(tl.float32), b.to(tl.float32)
-        acc = add_product(acc, a, b, PRECISION)
+        acc, lost = add_product(acc, lost, a, b, PRECISION)
         a_at += BK * ak
         b_at += BK * bk
+    acc = whole_sum(acc, lost, PRECISION)
     acc = finished(acc, bias_ptr, residual_ptr, batch, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
     mask = (row < m)[:, None] & (col < n)[None, :]
     tl.store(c_ptr + (batch * m + row[:, None]) * n + col[None, :], acc.to(c_ptr.dtype.element_ty), mask=mask)

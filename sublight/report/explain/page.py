@@ -130,7 +130,8 @@ def _tiles(explanation: Explanation) -> str:
     after_s = explanation.step_s - explanation.combined_saving_s
     saving, spread = explanation.combined_saving_s, explanation.step_spread_s
     steps = "one step" if explanation.steps == 1 else f"over {explanation.steps} steps"
-    after = f"step then {units.text(after_s, 's')}" if saving > 0 else "nothing to name"
+    left = f"step then {units.text(after_s, 's')}" if after_s >= explain.NOTHING * explanation.step_s else "all of it"
+    after = left if saving > 0 else "nothing to name"
     unknown = units.percent(explain.share(explanation.unknown_s, explanation))
     why = f"no cost known for {unknown}" if explanation.limits.limits else "no limits known"
     known = explanation.floor_known

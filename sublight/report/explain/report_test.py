@@ -86,6 +86,13 @@ def test_a_floor_that_is_not_known_is_no_figure() -> None:
     )
 
 
+def test_a_step_of_which_nothing_is_left() -> None:
+    """And no nanoseconds that are rounding."""
+    whole = explain_fakes.explanation()
+    rounded = dataclasses.replace(whole, combined_saving_s=whole.step_s * (1 - 1e-12), floor_s=0.0, fixed_floor_s=0.0)
+    assert "leaving next to nothing: there is no other work in it" in explain.combined_text(rounded)
+
+
 def test_what_is_left_is_held_against_the_floor_after_the_fixes() -> None:
     words = explain.combined_text(explain_fakes.explanation(combined_saving_s=18e-3, fixed_floor_s=1.5e-3))
     assert "leaving 2.00 ms (floor then 1.50 ms, as some work goes)" in words

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LEAST_SHARE = 0.005  # of the step: smaller parts get no line in the legend
+NOTHING = 1e-4  # of the step: what is left of it is rounding
 FULL_FINDINGS = 5
 TOP_OPS = 10
 COLOURS = {
@@ -136,9 +137,9 @@ def combined_text(explanation: Explanation) -> str:
         return "No change that can be named saves enough to mention."
     left_s = explanation.step_s - explanation.combined_saving_s
     many = "All fixed together" if len(explanation.findings) > 1 else "Fixed"
-    words = (
-        f"{many}: saves {saving_text(explanation.combined_saving_s, explanation)}, leaving {units.text(left_s, 's')}"
-    )
+    nothing = left_s < NOTHING * explanation.step_s
+    left = "next to nothing: there is no other work in it" if nothing else units.text(left_s, "s")
+    words = f"{many}: saves {saving_text(explanation.combined_saving_s, explanation)}, leaving {left}"
     if explanation.floor_known:
         lower = explanation.fixed_floor_s < 0.99 * explanation.floor_s
         why = ", as some work goes" if lower else ""
