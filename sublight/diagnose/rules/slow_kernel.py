@@ -80,7 +80,7 @@ def _is_odd_product(item: Item) -> bool:
 
 
 _ODD_FIX = """\
-sublight.patch(model, only=["linear"])  # layers of odd sizes: on an H200 4096x700 @ 700x100000 took 0.32 of cuBLAS's time
+sublight.patch(model, only=["linear"])  # odd sizes: on an H200 4096x700 @ 700x100000 took 0.32 of cuBLAS's time
 # or sizes that are multiples of 8: a vocabulary of 50304 in place of 50257"""
 
 _FIX = """\
