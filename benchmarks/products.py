@@ -3,6 +3,7 @@
     python benchmarks/products.py choice low-bit --json benchmarks/products_h200.json     what the docs show
     python benchmarks/products.py tiles skinny rows --json products.json
     python benchmarks/products.py splits epilogue fp8 --json splits.json     what tiles.py and choice.py go by
+    python benchmarks/products.py rows --limit 150 --json rows.json     log-spaced shapes, as many as 150 s suffice for
 
 Each part prints a table as it goes, and the file is written after each, so that a run that is cut short keeps what it
 has. `choice` holds what the plan decides against what is faster; `tiles` tries every tile on the shapes of Llama's
@@ -18,6 +19,7 @@ import itertools
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -295,7 +297,8 @@ def low_bit() -> Iterator[Row]:
 
 
 def log_spaced(count: int = 330) -> Iterator[Row]:
-    """Shapes drawn evenly in the logarithm of each side, of at most 6 TFLOP."""
+    """Shapes drawn evenly in the logarithm of each side, of at most 6 TFLOP: in bf16, and as fp8 codes with scales of
+    rows, with sums in fp32 and with the tensor cores' own ("fast")."""
     generator = torch.Generator().manual_seed(0)
     made = 0
     while made < count:
@@ -303,10 +306,23 @@ def log_spaced(count: int = 330) -> Iterator[Row]:
         if 2 * m * n * k > 6e12 or m * n > 2**31:
             continue
         inputs = sets_of(m, n, k)
+        is_held_back = made % 5 == 4
         yield {
-            "m": m, "n": n, "k": k, "dtype": "bfloat16", "is_held_back": made % 5 == 4,
-            "torch_s": seconds(torch.matmul, inputs, 0.02), "ours_s": seconds(MATMUL.launch, inputs, 0.02),
+            "m": m, "n": n, "k": k, "dtype": "bfloat16", "is_held_back": is_held_back,
+            "torch_s": seconds(torch.matmul, inputs, 0.01), "ours_s": seconds(MATMUL.launch, inputs, 0.01),
         }  # fmt: skip
+        n, k = 16 * math.ceil(n / 16), 16 * math.ceil(k / 16)  # what PyTorch's product of codes takes
+        sets = max(1, min(64, math.ceil(2 * CACHE_BYTES / (m * k + n * k))))
+        shape = {"m": m, "n": n, "k": k}
+        codes = [SCALED_MATMUL.inputs({**shape, "block": 0}, "float8_e4m3fn", "cuda", seed) for seed in range(sets)]
+        calls = {
+            "torch_s": SCALED_MATMUL.reference,
+            "ours_s": SCALED_MATMUL.providers["promoted"].launch,
+            "torch_fast_s": functools.partial(SCALED_MATMUL.reference, fast=True),
+            "ours_fast_s": SCALED_MATMUL.providers["persistent"].launch,
+        }
+        times = {name: seconds(call, codes, 0.01) for name, call in calls.items()}
+        yield {**shape, "dtype": "float8_e4m3fn", "is_held_back": is_held_back, **times}
         made += 1
 
 
@@ -327,7 +343,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--json", type=Path, required=True, help="where the rows go")
     parser.add_argument("--commit", default="", help="what was measured, where there is no git to ask")
+    parser.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no row after S seconds")
     options = parser.parse_args()
+    begin = time.monotonic()
     if not torch.cuda.is_available():
         sys.exit("products.py times a GPU, and torch finds none here")
     found: dict[str, Any] = {
@@ -342,6 +360,9 @@ def main() -> None:
         try:
             for row in PARTS[part]():
                 rows.append(row)
+                if time.monotonic() - begin > options.limit:
+                    print(f"{part}: {len(rows)} rows in {options.limit:.0f} s", file=sys.stderr)
+                    break
         finally:
             options.json.write_text(json.dumps(found), encoding="utf-8")
 

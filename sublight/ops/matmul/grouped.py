@@ -170,6 +170,8 @@ def _grouped_weights_kernel(
 
 
 _ODD = "rows of odd width begin anywhere, so their elements move one by one"
-GROUPED = Kernel(jit=_grouped_kernel, narrow=_ODD)
+GROUPED = Kernel(
+    jit=_grouped_kernel, narrow=_ODD, spills="in fp32 two numbers, once a block of k: what sums have lost takes room"
+)
 GROUPED_ENGINE = Kernel(jit=_grouped_engine_kernel, targets=(90,), narrow=_ODD)
 GROUPED_WEIGHTS = Kernel(jit=_grouped_weights_kernel, narrow=_ODD)

@@ -77,4 +77,6 @@ def _every_tile_kernel(
 
 _ODD = "rows of odd width begin anywhere, so their elements move one by one"
 TILE = Kernel(jit=_tile_kernel, narrow=_ODD)
-EVERY_TILE = Kernel(jit=_every_tile_kernel, narrow=_ODD)
+EVERY_TILE = Kernel(
+    jit=_every_tile_kernel, narrow=_ODD, spills="in fp32 two numbers, once a block of k: what sums have lost takes room"
+)
