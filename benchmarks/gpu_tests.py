@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_tests_worker import BROKEN, JOB, Job
+from sublight.errors import BadInput
 
 ROOT = Path(__file__).parent.parent
 OPS = "sublight/ops"
@@ -161,16 +162,30 @@ def run(paths: Sequence[str], processes: int, limit_s: float, whole: str = OPS) 
     with tempfile.TemporaryDirectory() as folder:
         for turn, at_once in (("together", processes), ("few", min(FEW, processes)), ("alone", 1)):
             again = tuple(each.id for each in outcomes.values() if each.outcome == "memory")
-            if turn == "few" and not again:
+            files = paths if turn == "together" else files_for(turn, paths, again)
+            if not files:
                 continue
             share = OURS / at_once if at_once > 1 else 1.0
             job = Job(folder=folder, name="", turn=turn, share=share, whole=whole, again=again)
-            lines = run_turn(job, paths, at_once, begin_s + limit_s)
+            lines = run_turn(job, files, at_once, begin_s + limit_s)
             outcomes |= lines.outcomes
             tests += lines.collected or ()
     not_run = tuple(dict.fromkeys(test for test in tests if test not in outcomes))
     elapsed_s = time.monotonic() - begin_s
     return Run(outcomes=tuple(outcomes.values()), not_run=not_run, elapsed_s=elapsed_s, processes=processes)
+
+
+def files_for(turn: str, paths: Sequence[str], again: Sequence[str]) -> Sequence[str]:
+    """Those that the tests of a later turn are in: to collect all of them once more takes as long as to run some."""
+    if any("::" in path for path in paths):
+        return paths
+    files = {test.split("::")[0] for test in again}
+    if turn == "alone":
+        all_files = [
+            file for path in map(Path, paths) for file in (path.rglob("*_test.py") if path.is_dir() else [path])
+        ]
+        files |= {str(file) for file in all_files if "gpu_alone" in file.read_text(encoding="utf-8")}
+    return sorted(files)
 
 
 def table(result: Run) -> str:
@@ -213,6 +228,10 @@ def processes_here() -> int:
     """As many as have a core and memory of the GPU each."""
     import torch
 
+    if not torch.cuda.is_available():
+        raise BadInput(
+            "no GPU that torch can use here: `python -m sublight doctor` says why; --processes 2 runs on the CPU"
+        )
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
     return max(1, min((os.cpu_count() or 2) - 2, int(memory_bytes // PROCESS_BYTES)))
 
@@ -230,13 +249,22 @@ def parsed(arguments: Sequence[str]) -> Any:
         parser.error(f"--limit {given.limit:g}: more than 0 seconds")
     if missing := [path for path in given.paths if not Path(path.split("::")[0]).exists()]:
         parser.error(f"{missing[0]}: no such file or folder")
+    if given.json and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
+    given.json = given.json and given.json.absolute()
+    given.paths = [os.path.relpath(path, ROOT) for path in given.paths]
     return given
 
 
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     given = parsed(arguments)
+    try:
+        processes = given.processes or processes_here()
+    except BadInput as error:
+        print(f"gpu_tests: {error}", file=sys.stderr)
+        return 2
     os.chdir(ROOT)
-    result = run(given.paths or files_with_gpu_tests(), given.processes or processes_here(), given.limit)
+    result = run(given.paths or files_with_gpu_tests(), processes, given.limit)
     print(table(result))
     if given.json:
         given.json.write_text(json.dumps(asdict(result), indent=1))

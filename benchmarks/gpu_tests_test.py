@@ -100,6 +100,7 @@ def test_a_run_is_good_where_something_ran_and_nothing_failed(outcomes: tuple[st
         (["--processes", "0"], "--processes 0: at least 1"),
         (["--limit", "-1"], "--limit -1: more than 0 seconds"),
         (["no/such_test.py"], "no/such_test.py: no such file or folder"),
+        (["--json", "no/such/a.json"], "--json no/such/a.json: there is no folder no/such"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,8 @@ def timed(built: Built, folder: Path) -> Row:
 
 def _figures(project: Project, folder: Path, turn: Path) -> dict[str, Any]:
     shown = _run(project, folder, sys.executable, "-c", CHILD, project.name, str(turn))
-    return json.loads(shown.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(shown.splitlines()[-1])
+    return figures
 
 
 def _run(project: Project, folder: Path, *command: str) -> str:
@@ -145,8 +146,8 @@ def _run(project: Project, folder: Path, *command: str) -> str:
         raise BadInput(f"{Path(command[0]).name}: {error}") from None
     if done.returncode < 0:
         last = (done.stdout.splitlines() or ["nothing"])[-1]
-        place = re.search(r"^  File .*", done.stderr, re.MULTILINE)  # of Python's faulthandler
-        where = f", in {place[0].strip()}" if place else ""
+        place = re.search(r"^Current thread.*\n  (File .*)", done.stderr, re.MULTILINE)  # of Python's faulthandler
+        where = f", in {place[1]}" if place else ""
         raise BadInput(f"ended by {signal.Signals(-done.returncode).name} after {last!r}{where}")
     if done.returncode:
         raise BadInput(complaint(done.stdout + "\n" + done.stderr))

@@ -297,6 +297,8 @@ def _extensions() -> list[Check]:
         found.append(
             ("nvcc and torch", toolchain.cuda_trouble(torch_cuda, release), f"CUDA {release} and {torch_cuda}")
         )
+        home = toolchain.torch_home()
+        found.append(("CUDA's headers", toolchain.headers_trouble(home, build.nvcc()), home))
     if release and driver_cuda:
         wrong = toolchain.driver_trouble(driver_cuda, release)
         found.append(("nvcc and driver", wrong, f"CUDA {release} and up to {driver_cuda}"))

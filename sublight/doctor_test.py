@@ -153,17 +153,30 @@ def test_a_wrong_list_of_architectures(words: str, capability: int | None, probl
     assert (found is None) if problem is None else (found is not None and problem in found.problem and found.fix)
 
 
-def test_versions_of_cuda_that_do_not_match_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def toolkit(folder: Path) -> Path:
+    """A folder with CUDA's headers, as far as it is looked at."""
+    (folder / "include").mkdir(parents=True)
+    (folder / "include" / "cuda_runtime.h").touch()
+    return folder
+
+
+def test_versions_of_cuda_that_do_not_match_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = toolkit(tmp_path / "cuda")
+    monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.setattr(doctor, "_load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda="12.8")))
     monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
     monkeypatch.setattr(build, "nvcc_release", lambda path: "13.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
-    arch, cuda = doctor._extensions()
+    arch, cuda, headers = doctor._extensions()
+    assert (headers.state, headers.found) == ("ok", str(home))
     assert (arch.state, arch.found) == ("broken", "'sm_90' is no architecture") and "unset it" in arch.fix
     assert (cuda.state, cuda.found) == ("broken", "nvcc is of CUDA 13.0, torch of 12.8") and "CUDA_HOME" in cuda.fix
     monkeypatch.setattr(build, "nvcc_release", lambda path: "12.4")
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
-    assert [(check.state, check.found) for check in doctor._extensions()] == [("ok", "CUDA 12.4 and 12.8")]
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
+    cuda, headers = doctor._extensions()
+    assert (cuda.state, cuda.found) == ("ok", "CUDA 12.4 and 12.8")
+    assert headers.state == "broken" and "other, which has no include/cuda_runtime.h" in headers.found
 
 
 def test_an_nvcc_that_driver_or_gpu_do_not_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def command_for(app: typer.Typer, words: Sequence[str]) -> Any:
 
 
 def _name(verb: Any) -> str:
-    return verb.name or verb.callback.__name__
+    return str(verb.name or verb.callback.__name__)
 
 
 class _PlainParameters:

@@ -199,8 +199,8 @@ def _nvcc_troubles(cuda: str | None) -> list[Trouble]:
         return []
     if missing := _complaint_of(build.nvcc):
         return missing
-    wrong = (cuda_trouble(cuda, build.nvcc_release(build.nvcc())), headers_trouble(torch_home(), build.nvcc()))
-    found = [each for each in wrong if each]
+    checks = (cuda_trouble(cuda, build.nvcc_release(build.nvcc())), headers_trouble(torch_home(), build.nvcc()))
+    found = [each for each in checks if each]
     words = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if words and (wrong := arch_list_trouble(words, None)):
         found.append(Trouble(problem=f"TORCH_CUDA_ARCH_LIST: {wrong.problem}", fix=wrong.fix))

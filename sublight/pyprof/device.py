@@ -44,6 +44,7 @@ class DeviceProfile:
     step_s: float
     device_s: float  # of one step: kernels, copies and memsets
     on_gpu: bool
+    whole_run: bool = False  # no step was found
 
     def to_json(self) -> dict[str, Any]:
         names = ("place", "device_s", "launches", "host_s", "seen_s", "kernel")
@@ -53,6 +54,7 @@ class DeviceProfile:
             "step_s": self.step_s,
             "device_s": self.device_s,
             "on_gpu": self.on_gpu,
+            "whole_run": self.whole_run,
             "lines": lines,
         }
 
@@ -92,6 +94,7 @@ def device_profile(trace: Trace) -> DeviceProfile:
         step_s=float(np.median(spans[:, 1] - spans[:, 0])) * 1e-9,
         device_s=device_ns * 1e-9 / count,
         on_gpu=trace.on_gpu,
+        whole_run=found.found_by == trace_steps.WHOLE,
     )
 
 

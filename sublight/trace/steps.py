@@ -20,6 +20,8 @@ _STEP_WORDS = re.compile(
 )
 _NOT_STEPS = ("nccl:", "gloo:", "c10d::", "enumerate(DataLoader)", "Optimizer.", "DistributedDataParallel", "aten::")
 
+WHOLE = "the whole trace: no step was recognised"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
@@ -40,7 +42,7 @@ def find(trace: Trace) -> Steps:
         spans = _apart(search(trace))
         if len(spans) >= (1 if found_by == "ProfilerStep ranges" else 2):
             return _without_warm_up(Steps(spans_ns=tuple(spans), found_by=found_by))
-    return Steps(spans_ns=(_whole(trace),), found_by="the whole trace: no step was recognised")
+    return Steps(spans_ns=(_whole(trace),), found_by=WHOLE)
 
 
 def _whole(trace: Trace) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from sublight.errors import BadInput
 from sublight.xray.occupancy.blocks import Occupancy, Row, WhatIf, occupancy, table, what_if
 from sublight.xray.occupancy.in_flight import InFlight, bytes_in_flight
 from sublight.xray.occupancy.waves import Waves, waves
-from sublight.xray.ptx.accesses import BLOCKS, access_findings, accesses, follow_blocks
+from sublight.xray.ptx.accesses import BLOCKS, Followed, access_findings, accesses, follow_blocks
 from sublight.xray.record import Access, Code, Finding
 from sublight.xray.roof import Roof, roof_of
 from sublight.xray.sass.ahead import bytes_ahead
@@ -74,40 +74,68 @@ class Page:
         }
 
 
-def examine(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None) -> Page:
-    """Every part of xray over one kernel."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """The time below which a kernel cannot go, and what that is read off."""
+
+    accesses: tuple[Access, ...]
+    roof: Roof
+    occupancy: Occupancy | None
+    waves: Waves | None
+    in_flight: InFlight | None
+    followed: Followed
+    notes: tuple[str, ...]
+
+
+def bounded(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None) -> Bounded:
+    """What the compiled kernel allows; a part of what `examine` tells, and half of its time."""
     instructions = read(code)
     paths, file = flow(instructions), file_of(code, instructions)
     found, notes = _occupancy(code)
     followed = follow_blocks(code, blocks=blocks)
     seen = accesses(code, followed=followed)
-    counted = mix(code)
     grid = waves(math.prod(code.grid), found, code.gpu) if found and found.blocks_per_sm and code.grid else None
     in_flight = _in_flight(found, code, bytes_ahead(instructions))
     warps = followed.blocks * found.warps_per_block if found and not followed.stops else 0
     notes += [followed.problem] if followed.problem else [_stopped(stop.reason) for stop in followed.stops[:1]]
-    return Page(
-        code=code,
-        mix=counted,
+    roof = roof_of(
+        code,
+        turns=turns_of(code, instructions, paths, file, seen, warps),
         accesses=seen,
-        findings=tuple(_judged(code, finding) for finding in (*code_findings(code), *access_findings(code, followed))),
-        roof=roof_of(
-            code,
-            turns=turns_of(code, instructions, paths, file, seen, warps),
-            accesses=seen,
-            followed=followed,
-            occupancy=found,
-            waves=grid,
-            in_flight=in_flight,
-            measured_s=measured_s,
-        ),
-        heat={line: float(sum(kinds.values())) for line, kinds in by_line(code).items()},
+        followed=followed,
         occupancy=found,
-        what_if=what_if(code.resources, code.gpu) if found else None,
-        table=table(code.resources, code.gpu) if found else (),
         waves=grid,
         in_flight=in_flight,
+        measured_s=measured_s,
+    )
+    return Bounded(
+        accesses=seen,
+        roof=roof,
+        occupancy=found,
+        waves=grid,
+        in_flight=in_flight,
+        followed=followed,
         notes=tuple(notes),
+    )
+
+
+def examine(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None) -> Page:
+    """Every part of xray over one kernel."""
+    bound = bounded(code, blocks=blocks, measured_s=measured_s)
+    found = (*code_findings(code), *access_findings(code, bound.followed))
+    return Page(
+        code=code,
+        mix=mix(code),
+        accesses=bound.accesses,
+        findings=tuple(_judged(code, finding) for finding in found),
+        roof=bound.roof,
+        heat={line: float(sum(kinds.values())) for line, kinds in by_line(code).items()},
+        occupancy=bound.occupancy,
+        what_if=what_if(code.resources, code.gpu) if bound.occupancy else None,
+        table=table(code.resources, code.gpu) if bound.occupancy else (),
+        waves=bound.waves,
+        in_flight=bound.in_flight,
+        notes=bound.notes,
     )
 
 

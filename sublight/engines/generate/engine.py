@@ -60,7 +60,7 @@ class Arrival:
     def tokens(self) -> list[int]:
         if self._event:
             self._event.synchronize()
-        return self._there.tolist()
+        return [int(token) for token in self._there.tolist()]
 
 
 class Engine:
@@ -122,8 +122,9 @@ class Engine:
         if flight is None:
             return []
         self._flight = self._launch_behind(flight)
+        logprobs: list[Logprobs | None] = [None] * len(flight.mine)
         if flight.arrival is not None:
-            tokens, logprobs = flight.arrival.tokens(), [None] * len(flight.mine)
+            tokens = flight.arrival.tokens()
         else:
             tokens, logprobs = choose(flight.logits, flight.best, [draw for _, draw in flight.mine])
         news = []

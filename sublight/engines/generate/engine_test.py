@@ -106,30 +106,40 @@ def test_our_ops_give_the_same_tokens(saved: tuple[Path, list[list[int]]]) -> No
     assert [token for _, token in engine.run([request])] == expected[0][:3]
 
 
+def drawn_out(model: Llama, *, ahead: bool, graphs: Any) -> tuple[list[list[int]], list[str], int]:
+    """Texts that end by a token, by a stop word and by length, one cancelled on its way, one that comes late: their
+    tokens, how they ended, and how many steps were launched before the last one's tokens were read."""
+    engine = Engine(model, pages=40, page=4, most_texts=3, graphs=graphs, ahead=ahead)
+    requests = [Request(prompt, 14) for prompt in PROMPTS]
+    requests[1].ends = frozenset(range(0, 97, 4))
+    requests[2].is_stopped = lambda new: new[-1] % 5 == 3
+    texts = [engine.add(request) for request in requests[:4]]
+    early = 0
+    for number in range(200):
+        if engine.scheduler.is_idle:
+            break
+        engine.step()
+        early += engine._flight is not None
+        if number == 4:
+            engine.cancel(texts[0])
+            engine.add(requests[4])
+    assert engine.scheduler.is_idle and engine.scheduler.pages.free == 40
+    return [request.new for request in requests[1:]], [request.finish for request in requests[1:]], early
+
+
 def test_a_step_ahead_changes_no_token(tiny: Llama) -> None:
-    """Texts that end by a token, by a stop word and by length, some cancelled on their way, some that come late."""
-
-    def tokens(*, ahead: bool) -> tuple[list[list[int]], list[str], int]:
-        engine = Engine(tiny, pages=40, page=4, most_texts=3, graphs=Fake(), ahead=ahead)
-        requests = [Request(prompt, 14) for prompt in PROMPTS]
-        requests[1].ends = frozenset(range(0, 97, 4))
-        requests[2].is_stopped = lambda new: new[-1] % 5 == 3
-        texts = [engine.add(request) for request in requests[:4]]
-        early = 0
-        for number in range(200):
-            if engine.scheduler.is_idle:
-                break
-            engine.step()
-            early += engine._flight is not None
-            if number == 4:
-                engine.cancel(texts[0])
-                engine.add(requests[4])
-        assert engine.scheduler.is_idle and engine.scheduler.pages.free == 40
-        return [request.new for request in requests[1:]], [request.finish for request in requests[1:]], early
-
-    plain, early = tokens(ahead=False), tokens(ahead=True)
+    plain, early = (drawn_out(tiny, ahead=ahead, graphs=Fake()) for ahead in (False, True))
     assert plain[:2] == early[:2] and "stop" in early[1] and "length" in early[1]
     assert plain[2] == 0 and early[2] > 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "launches"])
+def test_a_step_ahead_changes_no_token_on_a_gpu(graphs: bool) -> None:
+    config = configs.of_json({**COMMON, "model_type": "llama", "hidden_size": 128, "intermediate_size": 256}, "here")
+    model = Llama(config, weights.random(config, dtype=torch.bfloat16, device="cuda"))
+    plain, early = (drawn_out(model, ahead=ahead, graphs=graphs) for ahead in (False, True))
+    assert plain[:2] == early[:2] and plain[2] == 0 and early[2] > 5
 
 
 @pytest.fixture(scope="module")

@@ -149,6 +149,7 @@ def test_errors_are_openais_and_serving_goes_on(site: Site) -> None:
     assert site.client.get("/v1/models/other").status_code == 404
     text = httpx.get(f"{site.client.base_url}/metrics").text
     assert 'sublight_answers_total{path="/v1/completions",status="400"}' in text
+    assert 'path="other",status="404"' in text and "nothing" not in text  # a stranger's paths are no labels
     assert f"sublight_pages_free {PAGES}" in text and "sublight_first_token_seconds_count" in text
     assert site.post("completions", prompt="a", max_tokens=2).status_code == 200
 
@@ -173,6 +174,12 @@ def test_half_a_request_is_no_error_of_ours(site: Site, monkeypatch: pytest.Monk
     with socket.create_connection(("127.0.0.1", site.port), timeout=30) as client:
         client.sendall(half)
         assert b" 408 " in client.recv(100)
+
+
+def test_too_large_a_body_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sublight.engines.serve.app.MOST_BODY_BYTES", 1 << 20)
+    refused = site.post("completions", prompt="a" * (1 << 20))
+    assert refused.status_code == 413 and "more than 1 MiB" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("is_stream", (True, False))

@@ -10,6 +10,14 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Histogram:
+    """How many took at most each of SECONDS.
+
+    >>> some = Histogram()
+    >>> some.add(0.03)
+    >>> some.below[:4], some.count
+    ([0, 0, 1, 1], 1)
+    """
+
     def __init__(self) -> None:
         self.below, self.sum, self.count = [0] * len(SECONDS), 0.0, 0
 

@@ -116,7 +116,11 @@ def _named(word: str, value: float) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity, and no NaN."""
+    """JSON has no infinity, and no NaN.
+
+    >>> _finite(-0.5), _finite(float("-inf")), _finite(float("nan"))
+    (-0.5, -9999.0, -9999.0)
+    """
     return max(value, LEAST) if value == value else LEAST
 
 

@@ -55,3 +55,8 @@ def test_what_can_be_shown_is_shown_at_once() -> None:
 def test_bytes_that_are_no_character_do_not_wait_forever() -> None:
     pieces, _ = write([0xF0] * 12 + list(b"ok"), [])
     assert "".join(pieces).endswith("ok") and any(pieces[:8])
+
+
+def test_a_text_that_ends_in_half_a_character_ends_with_it() -> None:
+    pieces, _ = write([*b"ok", *"é".encode()[:1]], [])
+    assert "".join(pieces) == "ok\ufffd" and pieces[-1] == "\ufffd"

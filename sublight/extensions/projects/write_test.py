@@ -108,7 +108,24 @@ def test_what_is_missing_is_a_line_with_its_fix(monkeypatch: pytest.MonkeyPatch)
     assert toolchain.troubles(("nvcc",)) == []  # a PyTorch for the CPU asks for none
 
 
-def test_nvcc_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nvcc_on_the_path_without_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script of that name that calls the true one: PyTorch then looks for headers beside the script."""
+    for part in ("bin", "cuda/bin", "cuda/include"):
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "cuda/include/cuda_runtime.h").touch()
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: str(tmp_path / "bin" / name))
+    assert toolchain.torch_home() == str(tmp_path)
+    found = toolchain.headers_trouble(toolchain.torch_home(), str(tmp_path / "cuda/bin/nvcc"))
+    assert found and found.fix == f"set CUDA_HOME to {tmp_path / 'cuda'}"
+    assert toolchain.headers_trouble(str(tmp_path / "cuda"), "nvcc") is None
+
+
+def test_nvcc_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(toolchain.build, "nvcc", lambda: "nvcc")
     monkeypatch.setattr(toolchain.build, "nvcc_release", lambda path: "13.0")
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "12.8")

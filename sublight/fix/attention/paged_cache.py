@@ -29,6 +29,10 @@ Scope = Literal["none", "forward", "head"]
 SCOPES: tuple[Scope, ...] = ("none", "forward", "head")
 NOT_HERE = "a cache in pages decodes a prompt token by token, without beams: for another prompt call its reset() first"
 
+WITHOUT_PAGES = (
+    "a new token has lost its pages: give the model the cache; one that changes keys behind it needs another"
+)
+
 
 class Store:
     """Pages of every layer, and how many tokens each text has in them: all on the device."""
@@ -110,8 +114,8 @@ class _Steps:
             out = forward(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
             return out[0]  # type: ignore[no-any-return]
 
-        options = {"backend": backend} if backend else {}
-        self.step = step if scope == "none" else graph_of(step, **options)
+        options: dict[str, Any] = {"backend": backend} if backend else {}
+        self.step: Any = step if scope == "none" else graph_of(step, **options)
         self.output: Any = None
 
     def __call__(
@@ -163,13 +167,13 @@ def _cache_class() -> Any:
             step = self.steps.step
             return step.report() if hasattr(step, "report") else None
 
-        def update(self, k: torch.Tensor, v: torch.Tensor, layer: int, *more: Any, **rest: Any) -> Any:
-            if self.seen:
-                self.store.write_token(layer, k, v)
-            else:
-                self.store.write_prompt(layer, k, v)
-            k.sublight_pages = (self.store, layer) if self.seen else None
-            return k, v
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            write = self.store.write_token if self.seen else self.store.write_prompt
+            write(layer_idx, key_states, value_states)
+            key_states.sublight_pages = (self.store if self.seen else None, layer_idx)  # type: ignore[attr-defined]
+            return key_states, value_states
 
         def get_seq_length(self, layer_idx: int = 0) -> int:
             return self.seen
@@ -210,12 +214,13 @@ def _register() -> str:
     def forward(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
     ) -> tuple[torch.Tensor, None]:
-        pages = getattr(key, "sublight_pages", None)
-        if pages is None:
+        store, layer = getattr(key, "sublight_pages", (None, None))
+        if layer is None and query.shape[2] == 1:  # it would attend to itself alone
+            raise BadInput(WITHOUT_PAGES)
+        if store is None:
             return by_prompt(module, query, key, value, mask, **more)  # type: ignore[no-any-return]
         if more.get("softcap") or more.get("s_aux") is not None or more.get("position_bias") is not None:
             raise BadInput("soft caps, sinks and position biases are not for a cache in pages: use another cache")
-        store, layer = pages
         return store.attend(layer, query, more.get("scaling"), more.get("sliding_window")), None
 
     def mask(*args: Any, **more: Any) -> Any:

@@ -58,6 +58,22 @@ def test_tokens_are_hugging_faces(model: Any, expected: list[Any], scope: Scope)
     assert model.config._attn_implementation == before
 
 
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_tokens() -> None:
+    torch.manual_seed(5)
+    sizes = COMMON | {"hidden_size": 128, "intermediate_size": 256}
+    made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval().cuda()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
+    given = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in prompt(1).items()}
+    given["max_new_tokens"] = 24
+    expected = made.generate(**given)
+    for scope in SCOPES:
+        with paged_cache(made, batch=3, tokens=35, scope=scope) as cache:
+            assert torch.equal(made.generate(**given, past_key_values=cache), expected), scope
+            assert scope == "none" or cache.report().captures == 1
+
+
 def test_what_it_is_not_for_is_refused(model: Any) -> None:
     with pytest.raises(BadInput, match="unknown scope 'all'"), paged_cache(model, batch=1, tokens=9, scope="all"):  # type: ignore[arg-type]
         pass
@@ -67,8 +83,10 @@ def test_what_it_is_not_for_is_refused(model: Any) -> None:
     with paged_cache(model, batch=3, tokens=14, scope="none") as cache:
         with pytest.raises(BadInput, match="3 texts of 15 tokens do not fit a cache for 3 texts of 14 tokens"):
             model.generate(**given, past_key_values=cache)
-        with pytest.raises(BadInput, match="call its reset"):  # it holds a prompt
-            cache.seen = 11
+        with pytest.raises(BadInput, match="lost its pages"):
+            model(given["input_ids"][:, :1])  # without the cache
+        cache.seen = 11
+        with pytest.raises(BadInput, match="call its reset"):
             model(given["input_ids"][:, :2], past_key_values=cache)
     with paged_cache(model, batch=3, tokens=30, scope="none") as cache:
         given["attention_mask"] = given["attention_mask"].flip(1)

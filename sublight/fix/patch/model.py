@@ -73,7 +73,8 @@ def _proven(model: torch.nn.Module, rules: Sequence[Rule], starts_driver: bool) 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return candidates(model, rules)
+        with torch.inference_mode(mode=False), torch.enable_grad():  # proofs take gradients, wherever patch is called
+            return candidates(model, rules)
     finally:
         torch.set_num_threads(threads)
         if driver is not None:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from sublight import correct
 from sublight.errors import BadInput
 from sublight.fix.patch import ask
 from sublight.fix.patch.model import is_patched, patch, patched, unpatch
@@ -145,7 +146,10 @@ def test_autocast_keeps_its_own_rules() -> None:
     plain = copy.deepcopy(found)
     patch(found)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(found(x), plain(x), rtol=0.02, atol=0.02)  # and of one data type
+        ours, theirs = found(x), plain(x)
+    assert ours.dtype == theirs.dtype
+    error = correct.error("y", ours, theirs, copy.deepcopy(plain).double()(x.double()))
+    assert error.ok, error
 
 
 def test_checkpointing_recomputes_with_ours() -> None:

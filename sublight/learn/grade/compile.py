@@ -18,9 +18,11 @@ from sublight.gpus import find as find_gpu
 from sublight.learn.grade import child
 from sublight.learn.grade.buffers import Spec, mapped
 from sublight.learn.grade.guard import Guard
+from sublight.learn.grade.launches import words_of
 from sublight.xray.build import code_of
-from sublight.xray.examine import Page, examine
+from sublight.xray.examine import Bounded, bounded
 from sublight.xray.inputs.pretended import gpu_pretended
+from sublight.xray.record import Code
 
 
 def prepared() -> child.Serve:
@@ -38,9 +40,10 @@ def prepared() -> child.Serve:
                     guard = Guard(order["source"])
                     for case in child.orders(channel):
                         del launches[:]
+                        tensors = _tensors(case)
                         with guard:
-                            function(*_tensors(case))
-                        compiled = {} if case["is_small"] else _compiled(launches, gpu)
+                            function(*tensors)
+                        compiled = {} if case["is_small"] else _compiled(launches, gpu, tensors)
                         answer(failure=None, torch=guard.noted, launches=len(launches), **compiled)
             except BaseException as error:
                 answer(failure=child.failure_of(error, order["source"]))
@@ -78,37 +81,39 @@ def _tensors(case: dict[str, Any]) -> list[Any]:
     return made
 
 
-def _compiled(launches: list[Any], gpu: Gpu) -> dict[str, Any]:
+def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any]) -> dict[str, Any]:
     """Each launch's figures; those that share their code and grid are compiled and followed once."""
-    pages: dict[str, Page] = {}
+    known: dict[str, tuple[Code, Bounded]] = {}
     figures, refused = [], ""
     for launch in launches:
         key = f"{launch.key} {launch.grid}"
         try:
-            if key not in pages:
-                pages[key] = examine(code_of(launch, gpu))
-            room = pages[key].occupancy
+            if key not in known:
+                code = code_of(launch, gpu)
+                known[key] = code, bounded(code)
+            room = known[key][1].occupancy
             if room and room.reason:
                 raise BadInput(f"{launch.kernel} does not fit on {gpu.name}: {room.reason}; take a smaller block")
         except BadInput as error:
             refused = str(error)
             break
-        figures.append(_figures(pages[key], launch.grid))
-    return {"kernels": figures, "refused": refused}
+        figures.append(_figures(*known[key], launch.grid))
+    made = [words_of(launch.jit, launch.grid, launch.arguments, tensors) for launch in launches]
+    return {"kernels": figures, "refused": refused, "made": made}
 
 
-def _figures(page: Page, grid: tuple[int, ...]) -> dict[str, Any]:
-    known = [access for access in page.accesses if access.space == "global" and not access.unknown]
-    highest = page.roof.highest
+def _figures(code: Code, bound: Bounded, grid: tuple[int, ...]) -> dict[str, Any]:
+    known = [access for access in bound.accesses if access.space == "global" and not access.unknown]
+    highest = bound.roof.highest
     return {
-        "name": page.code.name,
-        "registers": page.code.resources.registers,
-        "spill_bytes": page.code.resources.spill_bytes,
-        "occupancy": page.occupancy.fraction if page.occupancy else None,
-        "limited_by": ", ".join(page.occupancy.limited_by) if page.occupancy else "",
+        "name": code.name,
+        "registers": code.resources.registers,
+        "spill_bytes": code.resources.spill_bytes,
+        "occupancy": bound.occupancy.fraction if bound.occupancy else None,
+        "limited_by": ", ".join(bound.occupancy.limited_by) if bound.occupancy else "",
         "sectors": sum(access.sectors for access in known),
         "ideal_sectors": sum(access.ideal_sectors for access in known),
         "programs": math.prod(grid),
         "seconds": highest.seconds if highest else None,
-        "sentence": page.roof.sentence or "; ".join(page.notes),
+        "sentence": bound.roof.sentence or "; ".join(bound.notes),
     }

@@ -24,6 +24,17 @@ def launch(x, y, out):
     add_kernel[(triton.cdiv(out.numel(), 1024),)](x, y, out, out.numel(), BLOCK=1024)
 
 """
+SCATTERED = """
+@triton.jit
+def scattered_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, BLOCK)
+    mask = place < n
+    tl.store(out_ptr + place, tl.load(x_ptr + place, mask=mask) + tl.load(y_ptr + place, mask=mask), mask=mask)
+
+def scattered(x, y, out):
+    scattered_kernel[(triton.cdiv(out.numel(), 1024),)](x, y, out, out.numel(), BLOCK=1024)
+
+"""
 NEED_A_GPU = (
     "work on another stream",
     "many calls batched into one",
@@ -199,6 +210,24 @@ COMPILED = (  # refused by the compiler, or at the goal's size: about a second e
           "    tl.store(out_ptr + place, x - tl.load(y_ptr + place, mask=mask), mask=mask)\n\n"
           "def add(x, y, out):\n    n = out.numel()\n    if n < 100000:\n        return launch(x, y, out)\n"
           "    by_way[(triton.cdiv(n, 1024),)](x, y, out, torch.empty(1), n, BLOCK=1024)\n"),
+    *(
+        Cheat(name=f"another launch where compiled, told by {how}", kinds=("launch",), word="other kernels when it",
+              source=HEAD + SCATTERED + f"{before}def add(x, y, out):\n    {tell}\n"
+              f"    (launch if {is_compiled} else scattered)(x, y, out)\n")
+        for how, before, tell, is_compiled in (
+            ("a count of calls", "CALLS = []\n", "CALLS.append(0)", "len(CALLS) == 2 and x.numel() == 2**24"),
+            ("an address", "", "pass", "x.data_ptr() % 4096"),
+            ("how a kernel prints", "", "pass", "'Interpreted' not in repr(add_kernel)"),
+        )
+    ),
+    Cheat(name="fewer launches where it is compiled", kinds=("launch",), word="other kernels when it",
+          source=_add("launch(x, y, out)\nif not x.data_ptr() % 4096:\n    launch(x, y, out)")),
+    Cheat(name="a module's constant changed where it is compiled", kinds=("launch",), word="other kernels when it",
+          is_scanned=False,
+          source=HEAD.replace("BLOCK + tl.arange(0, BLOCK)\n", "BLOCK + tl.arange(0, BLOCK)\n    if WAY == 1:\n"
+                              "        place = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, BLOCK)\n")
+          + "WAY = tl.constexpr(0)\n\ndef add(x, y, out):\n    WAY.value = 0 if x.data_ptr() % 4096 else 1\n"
+          "    launch(x, y, out)\n"),
 )  # fmt: skip
 CHEATS = (*SCANNED, *RUN, *COMPILED)
 

@@ -13,6 +13,7 @@ from sublight.gpus import find as find_gpu
 from sublight.learn.grade import child
 from sublight.learn.grade.buffers import Spec, mapped
 from sublight.learn.grade.guard import Guard
+from sublight.learn.grade.launches import words_of
 from sublight.learn.grade.paper import computed
 from sublight.xray.pretend.torch_cuda import cuda_of
 from sublight.xray.pretend.triton_driver import driver_of, nothing_timed
@@ -70,6 +71,8 @@ def _ran(
 ) -> dict[str, Any]:
     """One call, and all that was seen of it."""
     inputs, outputs = tensors
+    made: list[str] = []
+    session.on_launch = lambda jit, grid, given: made.append(words_of(jit, grid, given, [*inputs, *outputs]))
     watch.session = session
     guard, failure, returned = Guard(file), None, None
     try:
@@ -90,6 +93,7 @@ def _ran(
             if each.id not in OF_THE_JUDGE
         ],
         "launches": session.launches,
+        "made": made,
         "written": [_written(session, output) for output in outputs],
         "has_atomics": session.has_atomics,
         "kernels": list(session.names),

@@ -21,6 +21,7 @@ from sublight.learn.grade.buffers import Shared, Spec
 from sublight.learn.grade.cases import Case
 from sublight.learn.grade.crew import Crew, Ended, Task
 from sublight.learn.grade.judge import fault_of
+from sublight.learn.grade.launches import difference
 from sublight.learn.grade.left_out import left_out
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.record import Exercise, Problem
@@ -45,7 +46,9 @@ class Running:
     budget: Budget
     order: dict[str, Any]
     notes: dict[str, None] = field(default_factory=dict)
+    compiled: list[str] = field(default_factory=list)  # launches at the goal's size, in words
     launched: set[str] = field(default_factory=set)  # kernels that ran on the cases
+    shapes: dict[str, tuple[Inputs, Inputs]] = field(default_factory=dict)  # of cases, by their words
     cpu_s: float = 0.0
 
     @property
@@ -132,8 +135,10 @@ class Running:
         return {"inputs": [each.to_json() for each in inputs], "outputs": [each.to_json() for each in outputs]}
 
     def _shapes_of(self, case: Case) -> tuple[Inputs, Inputs]:
-        inputs = self.problem.inputs(case.shape, case.dtype, self.exercise.sizes_on, 0)
-        return inputs, self.problem.outputs(inputs)
+        if str(case) not in self.shapes:
+            inputs = self.problem.inputs(case.shape, case.dtype, self.exercise.sizes_on, 0)
+            self.shapes[str(case)] = inputs, self.problem.outputs(inputs)
+        return self.shapes[str(case)]
 
     def _fill(self, case: Case, inputs: list[Shared]) -> tuple[Inputs, Inputs]:
         """New random numbers, and what is right for them."""
@@ -195,6 +200,7 @@ class Running:
             return faults, ()
         if answer["refused"]:
             return [_refusal(answer["refused"])], ()
+        self.compiled = answer["made"]
         return [], tuple(KernelFigures(**figures) for figures in answer["kernels"])
 
     def at_goal(self) -> list[Fault]:
@@ -214,6 +220,8 @@ class Running:
                     for shared in outputs:
                         shared.poison()
                     answer = task.ask(**_specs(inputs, outputs), sample=SAMPLE)
+                    if words := difference(self.compiled, answer.get("made", [])) if not answer["failure"] else "":
+                        return [Fault(kind="launch", text=words, case=str(self.goal))]
                     found = {each["id"] for each in answer.get("findings", ())}
                     if answer.get("has_atomics") or "uninitialised-read" in found:
                         return self._all_programs(answer["kernels"])

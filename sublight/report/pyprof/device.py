@@ -20,7 +20,8 @@ def page(found: DeviceProfile, *, most: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    head = f"{found.steps} steps, each takes the host {units.text(found.step_s, 's')}"
+    each = "the whole run" if found.whole_run else "1 step, which" if found.steps == 1 else f"{found.steps} steps, each"
+    head = f"{each} takes the host {units.text(found.step_s, 's')}"
     if found.on_gpu:
         head += f" and the device {units.text(found.device_s, 's')}"
     else:
@@ -31,18 +32,22 @@ def page(found: DeviceProfile, *, most: int) -> RenderableType:
         rows.append(
             f"{units.percent(missing / found.device_s)} of the device's time has no line: replayed, or not recorded"
         )
-    layouts = (
+    if found.whole_run and [line.place for line in found.lines] == [ELSEWHERE]:
+        rows.append("no step was found, and lines are taken in one: call sublight.step() at the end of each")
+    layouts: tuple[tuple[str, ...], ...] = (
         ("share", "device", "launches", "in ops", "seen", "line", "kernel"),
         ("share", "device", "launches", "in ops", "line", "kernel"),
         ("share", "device", "in ops", "line", "kernel"),
     )
+    if not found.on_gpu:
+        layouts = (("share", "in ops", "seen", "line"), ("share", "in ops", "line"))
     tables = Fitting(tuple(_table(found, most, columns) for columns in layouts))
     return Group(*(Text(row, style="" if at else "bold") for at, row in enumerate(rows)), Text(""), tables)
 
 
 def _table(found: DeviceProfile, most: int, columns: tuple[str, ...]) -> Table:
     out = plain(columns, right=("share", "device", "launches", "in ops", "seen"))
-    wide = WIDE if "launches" in columns else NARROW
+    wide = WIDE if "launches" in columns or not found.on_gpu else NARROW
     whole_s = found.device_s or sum(line.host_s for line in found.lines) or 1.0
     for line in found.lines[:most]:
         cells = {

@@ -113,3 +113,12 @@ def test_device_time_without_a_line_is_said() -> None:
     lines = (DeviceLine("train.py:3", 0.001), DeviceLine(ELSEWHERE, 0.003))
     found = DeviceProfile(lines=lines, steps=2, step_s=0.01, device_s=0.004, on_gpu=True)
     assert "75 % of the device's time has no line" in printed(device_report.page(found, most=5))
+
+
+def test_without_a_step_or_a_device_the_page_says_so() -> None:
+    whole = DeviceProfile(
+        lines=(DeviceLine(ELSEWHERE, host_s=2.0),), steps=1, step_s=2.1, device_s=0.0, on_gpu=False, whole_run=True
+    )
+    words = printed(device_report.page(whole, most=5))
+    assert words.startswith("the whole run takes the host 2.10 s") and "call sublight.step()" in words
+    assert "kernel" not in words and "launches" not in words  # columns of a device

@@ -52,6 +52,7 @@ class Session:
     tuned: dict[Any, Tuned] = field(default_factory=dict)  # by function: autotune would have tried it just now
     sample: Sample | None = None  # of each launch only some programs; None: all of them
     written: dict[int, list[Written]] = field(default_factory=dict)  # by a storage's address, an entry for each launch
+    on_launch: Callable[[Any, tuple[int, ...], Mapping[str, Any]], None] | None = None  # kernel, grid, arguments
     has_atomics: bool = False  # some program added to what others may add to, too
 
     def __post_init__(self) -> None:
@@ -176,6 +177,8 @@ class _Run:
         shape = (*size, 1, 1, 1)[:3]
         session.launches += 1
         session.names[self.jit.__name__] = None
+        if session.on_launch:
+            session.on_launch(self.jit, shape, bound)
         session.arguments.update(dict.fromkeys(name for name, value in bound.items() if type(value) is int))
         if described := self.watch.describe(self.jit, bound, options):
             session.kernels.setdefault(*described)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sublight.fix.patch.model import apply, undo
+from sublight.fix.patch.model import apply, patch, undo
 from sublight.fix.patch.record import Left, Swap
 from sublight.fix.patch.rules import rope
 
@@ -301,3 +301,10 @@ def test_rates_without_values_still_show_the_layout() -> None:
     assert list(rope.tables_of(module)) == ["halves"] and module.inv_freq.is_meta
     module.held = (each for each in ())  # which cannot be copied
     assert list(rope.tables_of(module)) == []
+
+
+def test_a_model_is_proven_where_no_gradients_are_taken() -> None:
+    """A server patches inside of inference_mode, where nothing has a gradient."""
+    with torch.inference_mode():
+        swapped = [row.rule for row in patch(Model()).rows if row.is_swapped]
+    assert "rope" in swapped

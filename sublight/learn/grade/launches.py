@@ -1,0 +1,56 @@
+"""A launch in words that do not depend on how it is carried out: what is compiled must be what was run.
+
+A submission could tell the process that compiles it from the one that runs it, by its memory's addresses, by counting
+its calls, by how a kernel prints, and launch something cheaper where nobody looks at the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def words_of(jit: Any, grid: tuple[int, ...], arguments: Mapping[str, Any], tensors: Sequence[Any] = ()) -> str:
+    """The kernel and where it stands, its grid, its numbers, and the constants of the module that it uses; a number
+    that is an address in one of `tensors` is named by its place there."""
+    function = jit.fn
+    used = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    constants = {name: value.value for name, value in used.items() if type(value).__name__ == "constexpr"}
+    given = {name: _plain(arguments[name], tensors) for name in jit.arg_names if name in arguments}
+    place = f"{function.__name__} of line {function.__code__.co_firstlineno}"
+    return f"{place}, grid {(*grid, 1, 1, 1)[:3]}, {given}{f', {constants}' if constants else ''}"
+
+
+def _plain(value: Any, tensors: Sequence[Any]) -> Any:
+    """Numbers as they are; of everything else its kind, which both ways of running have in common."""
+    if isinstance(value, PLAIN):
+        return _place(value, tensors) or value
+    if isinstance(value, tuple | list):
+        return [_plain(each, tensors) for each in value]
+    if type(value).__name__ == "constexpr":
+        return _plain(value.value, tensors)
+    if hasattr(value, "untyped_storage"):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return getattr(value, "__name__", None) or type(value).__name__
+
+
+def _place(value: Any, tensors: Sequence[Any]) -> str:
+    """Where an address lies; empty for a number that is none."""
+    for number, tensor in enumerate(tensors):
+        start = tensor.untyped_storage().data_ptr()
+        if isinstance(value, int) and start <= value < start + tensor.untyped_storage().nbytes():
+            return f"tensor {number} + {value - tensor.data_ptr()}"
+    return ""
+
+
+def difference(compiled: list[str], ran: list[str]) -> str:
+    """What a check says where the two are not the same; empty where they are."""
+    if compiled == ran:
+        return ""
+    pairs = zip([*compiled, "nothing"], [*ran, "nothing"], strict=False)
+    one, other = next((a, b) for a, b in pairs if a != b)
+    short = [words.split(", {")[0] for words in (one, other)]  # without arguments, where these are the same
+    one, other = short if short[0] != short[1] else (one, other)
+    return f"it launches other kernels when it is compiled than when it runs: {one}, not {other}"
