@@ -200,7 +200,7 @@ def sparsify(
 
 
 def save_quantized(model: Any, file: str | Path) -> None:
-    """All of a model with packed layers, as one safetensors file."""
+    """All of a model with packed or sparse layers, as one safetensors file."""
     from sublight.fix.quantize import files
 
     files.save(model, file)

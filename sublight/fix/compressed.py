@@ -27,6 +27,7 @@ class Compressed:
     rows: tuple[Row, ...]
     change: str = ""  # of the loss, or of the outputs, where a batch was given
     is_kept: bool = True  # the weights as they were are kept, so that it can be undone
+    expected: str = ""  # of the time, where that was measured
 
     @property
     def changed(self) -> int:
@@ -55,6 +56,7 @@ class Compressed:
                 for row in self.rows
             ],
             "change": self.change,
+            "expected": self.expected,
             "before_bytes": self.before_bytes,
             "after_bytes": self.after_bytes,
         }

@@ -29,6 +29,8 @@ def page(done: Compressed) -> RenderableType:
             out.add_row(state, f"{len(row.names)} ×", row.kind, *sizes, Text(row.reason, style="dim"))
         parts.append(out)
     parts.append(Text(sentence(done), style="bold"))
+    if done.changed and done.expected:
+        parts.append(Text(f"expected: {done.expected}"))
     return Group(*parts, *([Text(f"verified: {done.change}")] if done.change else []))
 
 

@@ -26,6 +26,7 @@ from sublight.diagnose.rules.unfused_attention import UNFUSED_ATTENTION
 from sublight.diagnose.rules.unfused_norm import UNFUSED_NORM
 from sublight.diagnose.rules.unfused_optimizer import UNFUSED_OPTIMIZER
 from sublight.diagnose.rules.unfused_pointwise import UNFUSED_POINTWISE
+from sublight.diagnose.rules.weight_bound import WEIGHT_BOUND
 from sublight.diagnose.rules.worker_restart import WORKER_RESTART
 
 RULES = (
@@ -54,4 +55,5 @@ RULES = (
     REPEATED_LINE,
     DENSE_EMBEDDING,
     WORKER_RESTART,
+    WEIGHT_BOUND,
 )

@@ -18,7 +18,7 @@ IDS = (  # as the project promises them
     *("unfused-pointwise", "unfused-attention", "unfused-norm", "unfused-optimizer", "allocator-thrash"),
     *("redundant-cast-or-copy", "small-grid", "slow-kernel", "exposed-communication", "rank-imbalance"),
     *("recompilation", "graph-break", "fp32-where-bf16-serves", "start-up"),
-    *("anomaly-mode", "repeated-line", "dense-embedding", "worker-restart"),
+    *("anomaly-mode", "repeated-line", "dense-embedding", "worker-restart", "weight-bound"),
 )
 BY_ID = {rule.id: rule for rule in RULES}
 MB = 1_000_000
@@ -202,6 +202,12 @@ def starting(every: int) -> Planted:
     return steps(body)
 
 
+def decoding(rows: int) -> Planted:
+    """A token's products with weights of 4096x14336 in bfloat16, 100 µs each."""
+    sizes = ((rows, 4096), (4096, 14336))
+    return steps(lambda m, _: [m.op("aten::mm", *sizes, us=100.0, kernel="gemvx::kernel") for _ in range(10)])
+
+
 PLANTED: dict[str, tuple[Planted, float]] = {
     # 50 launches of 40 µs, 3 µs each on the device; as a graph 10 µs and 50 × (3 + 0.7)
     "launch-bound": (small(3.0, 40.0, unprofiled_step_s=[2e-3]), 2000 - 195),
@@ -231,6 +237,7 @@ PLANTED: dict[str, tuple[Planted, float]] = {
     "graph-break": (regions(3), 2 * 300),
     "fp32-where-bf16-serves": (single(TF32, 500.0), 10 * 500 * (1 - 0.55)),
     "start-up": (starting(every=4), (40_000 - 3_680) / 4),  # less what the device has queued up when it begins
+    "weight-bound": (decoding(1), 10 * 100 * (1 - 0.43)),  # the share that was measured at one row
     **{name: ((trace,), saving_us) for name, (trace, saving_us) in signatures_test.PLANTED.items()},
 }
 NEAR_MISSES: dict[str, Planted] = {
@@ -255,6 +262,7 @@ NEAR_MISSES: dict[str, Planted] = {
     "graph-break": regions(2),  # two compiled functions, and no break was recorded
     "fp32-where-bf16-serves": single(GEMM, 500.0, BF16),
     "start-up": starting(every=1),  # in every step: that is how the step is
+    "weight-bound": decoding(64),  # 4 bits were no faster there
     **{name: (trace,) for name, trace in signatures_test.NEAR_MISSES.items()},
 }
 
@@ -286,6 +294,13 @@ def test_a_break_takes_the_host_time_between_the_pieces_and_no_other() -> None:
     finding = found("graph-break", regions(3, between=4, behind=20))
     assert finding is not None
     assert finding.saving_s * 1e6 == pytest.approx(2 * (300 + 4 * 27), rel=0.1)
+
+
+@pytest.mark.parametrize(("width", "fix"), [(50_257, "sublight.patch("), (50_304, "# another kernel")])
+def test_a_slow_product_of_odd_sizes_has_a_fix_of_ours(width: int, fix: str) -> None:
+    sizes = ((8_192, 768), (768, width))
+    finding = found("slow-kernel", steps(lambda m, _: [m.op("aten::mm", *sizes, us=6_600.0, kernel=GEMM)]))
+    assert finding is not None and finding.fix.startswith(fix)
 
 
 def test_bfloat16_is_counted_on_top_of_the_tensor_cores() -> None:

@@ -83,7 +83,7 @@ class _Reader:
         if isinstance(function, property):
             return self.read(function.fget)
         if isinstance(function, staticmethod | classmethod | functools.partial | functools.partialmethod):
-            return self.read(getattr(function, "func", None) or function.__wrapped__)
+            return self.read(getattr(function, "func", None) or getattr(function, "__wrapped__", None))
         if not isinstance(function, types.FunctionType) or function in self._seen:
             return None
         self._seen.add(function)

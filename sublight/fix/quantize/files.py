@@ -1,4 +1,4 @@
-"""A model with packed layers in a safetensors file, and back into a model of the same kind."""
+"""A model with packed or sparse layers in a safetensors file, and back into a model of the same kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from sublight.errors import BadInput
 from sublight.fix.layers import put, weight_of
 from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
+from sublight.fix.sparsify.linear import SparseLinear
+from sublight.ops.sparse.sparsify_24 import sparsify_24, unpack_24
 
+Changed = PackedLinear | CodedLinear | SparseLinear
+SPARSE = ("packed_24", "meta_24")  # a sparse weight in the file: half of its values, and where they were
 KEY = "sublight.packed"  # in the file's metadata: what was packed, and how
 VERSION = 3  # of the packing: 1 and 2 had their values, words or scales in another order
 
@@ -25,13 +29,20 @@ def save(model: torch.nn.Module, file: str | Path) -> None:
     layers = {
         name: {**_facts(module), "has_bias": module.bias is not None}
         for name, module in model.named_modules()
-        if isinstance(module, PackedLinear | CodedLinear)
+        if isinstance(module, Changed)
     }
     tensors: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SparseLinear):
+            parts = sparsify_24(module.dense.contiguous())
+            tensors |= {f"{name}.{part}": x for part, x in zip(SPARSE, parts, strict=True)}
+    sparse = {f"{name}.weight" for name, how in layers.items() if how.get("kind") == "2:4"}
     names: dict[tuple[Any, ...], str] = {}
     shared: dict[str, str] = {}
     storages: set[int] = set()
     for name, x in model.state_dict().items():
+        if name in sparse:
+            continue
         first = names.setdefault((x.data_ptr() or id(x), x.dtype, x.shape, x.stride()), name)
         if first != name:
             shared[name] = first
@@ -66,6 +77,10 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
     if note.get("version") != VERSION:
         raise BadInput(f"{file} was packed by another version of sublight: pack the model again, and save it")
     state: dict[str, Any] = tensors | {name: tensors[first] for name, first in note["shared"].items()}
+    sparse = [name for name, how in note["layers"].items() if how.get("kind") == "2:4"]
+    for name in sparse:
+        packed, meta = (state.pop(f"{name}.{part}") for part in SPARSE)
+        state[f"{name}.weight"] = unpack_24(packed, meta, note["layers"][name]["in_features"])
     layers = _layers(model, state, note["layers"], file)
     named = dict(model.named_modules())
     packed = {id(named[name]): layer for name, layer in layers.items()}
@@ -81,12 +96,15 @@ def load(model: torch.nn.Module, file: str | Path) -> int:
             raise BadInput(f"{file} does not fit this model: {name} is {shapes}")
     for name, layer in layers.items():  # from here on nothing fails: a model is packed as a whole, or left as it was
         put(model, named[name], layer)
-    model.load_state_dict(state)
+    held = {f"{name}.weight" for name in sparse}  # compressed by now, on a GPU
+    model.load_state_dict({name: x for name, x in state.items() if name not in held}, strict=False)
     return len(layers)
 
 
-def _facts(module: PackedLinear | CodedLinear) -> dict[str, Any]:
+def _facts(module: Changed) -> dict[str, Any]:
     """What a layer is, beside its tensors."""
+    if isinstance(module, SparseLinear):
+        return {"kind": "2:4", "in_features": module.in_features}
     if isinstance(module, CodedLinear):
         return {"kind": module.kind}
     return {"bits": module.bits, "in_features": module.in_features}
@@ -94,9 +112,9 @@ def _facts(module: PackedLinear | CodedLinear) -> dict[str, Any]:
 
 def _layers(
     model: torch.nn.Module, state: dict[str, Any], wanted: dict[str, Any], file: str | Path
-) -> dict[str, PackedLinear | CodedLinear]:
+) -> dict[str, Changed]:
     """The packed layers by name, each where the layer lies that it stands for."""
-    named, layers = dict(model.named_modules()), {}
+    named, layers = dict(model.named_modules()), dict[str, Changed]()
     for name, how in wanted.items():
         if name not in named:
             raise BadInput(f"{file} has a layer {name}, which this model has not")
@@ -112,7 +130,9 @@ def _layers(
     return layers
 
 
-def _layer(name: str, how: dict[str, Any], state: dict[str, Any], bias: Any) -> PackedLinear | CodedLinear:
+def _layer(name: str, how: dict[str, Any], state: dict[str, Any], bias: Any) -> Changed:
+    if how.get("kind") == "2:4":
+        return SparseLinear(state[f"{name}.weight"], bias)
     if "kind" in how:
         return CodedLinear(state[f"{name}.codes"], state[f"{name}.scales"], bias, kind=how["kind"])
     packed, scales, zeros = (state[f"{name}.{part}"] for part in ("packed", "scales", "zeros"))

@@ -44,9 +44,10 @@ def sparsify(
 
     def words(new: Any) -> str:
         form = f"multiplied dense: {new.why}" if new.why else "on the sparse tensor cores"
-        return (
-            f"two of four, {'anew in every step (W and Wᵀ until backward: 9/8 of the weight more), ' * training}{form}"
-        )
+        if not training:
+            return f"two of four, {form}"
+        more = "" if new.why else "; W and Wᵀ are held until backward, 9/8 of the weight more"
+        return f"two of four, anew in every step, {form}{more}"
 
     def sparse(module: Any, weight: torch.Tensor) -> torch.nn.Module:
         if not training:
@@ -59,7 +60,7 @@ def sparsify(
         why_left=why_left,
         words=words,
         caller="sparsify",
-        how=how,
+        how=f"{how} in training" if training else how,
         verb="made sparse",
         skip=skip,
         verify=verify,

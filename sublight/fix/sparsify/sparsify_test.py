@@ -111,3 +111,17 @@ def test_bad_input_and_what_is_printed(capsys: pytest.CaptureFixture[str], monke
     out = capsys.readouterr().out
     assert "2 layers made sparse" in out and "sublight.unpatch(model) undoes it" in out and "verified:" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_file_brings_them_back(tmp_path: Any) -> None:
+    pytest.importorskip("safetensors")
+    model, x = made(), torch.randn(4, 32)
+    sparsify(model, skip=("3",))
+    expected = model(x)
+    sublight.save_quantized(model, tmp_path / "sparse.safetensors")
+    other = made()
+    torch.nn.init.ones_(other[0].weight)
+    assert sublight.load_quantized(other, tmp_path / "sparse.safetensors") == 2
+    assert isinstance(other[0], SparseLinear) and torch.equal(other(x), expected)
+    dense_bytes = sum(layer.weight.nbytes for layer in (model[0], model[2]))
+    assert (tmp_path / "sparse.safetensors").stat().st_size < 0.75 * dense_bytes + 4 * 30 * 8 + 2000

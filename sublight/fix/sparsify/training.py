@@ -42,11 +42,12 @@ class SparseTrainingLinear(torch.nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """While a step runs."""
-        return self.weight.nbytes + int(WHILE_IT_RUNS * self.weight.nbytes)
+        """While a step runs: the dense weight, and what is multiplied."""
+        return self.weight.nbytes + int((1.0 if self.why else WHILE_IT_RUNS) * self.weight.nbytes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, kind = self.weight, x.device.type
+        weight: torch.Tensor = self.weight
+        kind = x.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             x, weight = x.to(dtype), weight.to(dtype)

@@ -28,6 +28,7 @@ CAUSES = {
     "unfused-optimizer": "fusable",
     "redundant-cast-or-copy": "above_floor",
     "slow-kernel": "above_floor",
+    "weight-bound": "above_floor",
     "small-grid": "above_floor",
     "no-tensor-cores": "above_floor",
     "fp32-where-bf16-serves": "above_floor",

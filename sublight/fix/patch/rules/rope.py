@@ -212,7 +212,10 @@ def tables_of(module: torch.nn.Module) -> Iterator[Table]:
     rates = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     if not rates:
         return
-    small = copy.deepcopy(module).to("cpu")
+    try:
+        small = _on_cpu(copy.deepcopy(module))
+    except Exception:  # whatever a stranger's module may hold
+        return
     x, positions = torch.zeros(1, TOKENS, WIDTH), torch.arange(1, TOKENS + 1)[None]
     kinds = [name.removesuffix("_inv_freq") for name in rates if name.endswith("_inv_freq") and "original" not in name]
     for kind in kinds or [""]:
@@ -222,6 +225,15 @@ def tables_of(module: torch.nn.Module) -> Iterator[Table]:
             continue
         if cos.dim() == sin.dim() == 3:
             yield _layout(cos, sin)
+
+
+def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
+    """With some rates where it has none yet (meta): the layout of the tables is the same."""
+    for part in module.modules():
+        for name, x in part._buffers.items():
+            if x is not None and x.is_meta:
+                part._buffers[name] = torch.linspace(0.1, 1.0, x.numel()).view(x.shape).to(x.dtype)
+    return module.to("cpu")
 
 
 def _layout(*tables: torch.Tensor) -> Table:

@@ -285,6 +285,24 @@ def test_one_that_is_only_almost_it_is_left(function: Any) -> None:
     assert rope.unproven(llama, turning, torch.float32) == ""
 
 
+class MetaRotary(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.ones(4, device="meta"), persistent=False)
+
+    def forward(self, x: Any, positions: Any) -> Any:
+        angles = positions[..., None].float() * self.inv_freq
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos(), angles.sin()
+
+
+def test_rates_without_values_still_show_the_layout() -> None:
+    module = MetaRotary()
+    assert list(rope.tables_of(module)) == ["halves"] and module.inv_freq.is_meta
+    module.held = (each for each in ())  # which cannot be copied
+    assert list(rope.tables_of(module)) == []
+
+
 def test_a_model_is_proven_where_no_gradients_are_taken() -> None:
     """A server patches inside of inference_mode, where nothing has a gradient."""
     with torch.inference_mode():
