@@ -135,6 +135,11 @@ def main() -> None:
         ("w2a16", 32, 20), ("w8a8", 0, 0), ("fp8", 0, 0),
     ):  # fmt: skip
         done = quantize(model, how, **({"group": group, "rounds": rounds} if group else {}))
+        if left := [row.reason for row in done.rows if not row.is_changed]:
+            print(f"{how} group {group:>3}: no figure, since layers were left: {left[0]}", flush=True)
+            found.append({"how": how, "group": group, "rounds": rounds, "left": left[0]})
+            unquantize(model)
+            continue
         now = loss()
         unquantize(model)
         rise = math.exp(now - whole) - 1

@@ -146,7 +146,7 @@ def test_the_launch_is_what_the_user_says(say: Say, asked: list[dict[str, Any]])
     status, out, _ = say("xray", "one.py", "--grid", "64x8", "--arg", "x_ptr=4096,1=0.5", "--json", "-")
     assert status == 0 and json.loads(out)["kernels"][0]["grid"] == [64, 8]
     wanted = cli_xray.Wanted(target="one.py", numbers=("x_ptr=4096", "1=0.5"))
-    (code,) = cli_xray._told([xray_fakes.code()], wanted)
+    (code,) = cli_xray._with_arguments([xray_fakes.code()], wanted)
     assert code.arguments == {"x_ptr": 4096, "1": 0.5} and code.grid == (256, 2)
 
 

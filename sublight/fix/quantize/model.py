@@ -13,8 +13,9 @@ from sublight.fix.layers import replace_layers, restore_layers
 from sublight.fix.quantize import coded
 from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
-from sublight.ops.matmul.packing import BITS, check_group, quantize_weight
+from sublight.ops.matmul.packing import BITS, check_group, quantize_weight, stored_above
 
+MOST_STRETCH = 1 + 2**-6  # of a step, for a scale that its data type can hold: bfloat16 needs up to 1 + 2**-7
 PACKED = {f"w{bits}a16": bits for bits in reversed(BITS)}
 CODED: dict[str, coded.Kind] = {"w8a8": "int8", "fp8": "fp8"}
 WAYS = (*PACKED, *CODED)
@@ -101,11 +102,11 @@ def why_too_coarse(weight: torch.Tensor, bits: int, group: int) -> str:
     grouped = weight.detach().float().reshape(weight.shape[0], -1, group)
     low, high = grouped.amin(-1), grouped.amax(-1)
     low, high = (x[high > low] for x in (low, high))  # a group of one value is its own scale
-    most = 2**bits - 1
-    scale = (high - low) / most
+    wanted = (high - low) / (2**bits - 1)
+    scale = stored_above(wanted, weight.dtype)
     zero = -low / scale
-    scale_off, zero_off = ((x.to(weight.dtype).float() - x).abs() for x in (scale, zero))
-    if bool((most * scale_off <= scale / 2).all() and (zero_off <= 0.5).all()):
+    zero_off = (zero.to(weight.dtype).float() - zero).abs()
+    if bool((scale <= MOST_STRETCH * wanted).all() and (zero_off <= 0.5).all()):
         return ""
     dtype = str(weight.dtype).removeprefix("torch.")
     return f"scales in {dtype} are too coarse for groups of its weights: pack it in float32"

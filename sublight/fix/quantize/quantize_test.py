@@ -18,6 +18,7 @@ from sublight.fix.quantize import files
 from sublight.fix.quantize.checkpoints import AWQ_ORDER, from_awq, from_gptq
 from sublight.fix.quantize.linear import PackedLinear
 from sublight.fix.quantize.model import quantize, unquantize
+from sublight.ops.matmul.packing import dequantize
 
 WIDTH, VOCAB = 128, 40
 
@@ -257,7 +258,7 @@ def test_undone_in_what_the_model_has_become() -> None:
     [
         (torch.float16, "w8a16", torch.linspace(-1e-5, 1e-5, 128)),  # steps of 8e-8 where float16 has 6e-8
         (torch.float16, "w4a16", torch.linspace(-1e-7, 1e-7, 128)),  # no step at all
-        (torch.bfloat16, "w8a16", torch.linspace(2.0, 3.0, 128)),  # a zero of -510, which bfloat16 has to within 1
+        (torch.bfloat16, "w8a16", torch.linspace(5.0, 6.0, 128)),  # a zero of -1265, which bfloat16 has to within 4
         (torch.float16, "w4a16", torch.tensor([3e4] * 127 + [3e4 + 32])),  # a zero beyond float16
     ],
 )
@@ -267,6 +268,23 @@ def test_what_scales_cannot_hold_is_left(dtype: Any, how: str, weights: Any) -> 
     before = model[0].weight.clone()
     (row,) = quantize(model, how).rows
     assert not row.is_changed and "too coarse" in row.reason and torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_ordinary_weights_are_packed_to_half_a_step(dtype: Any, bits: int) -> None:
+    """In bfloat16, too, whose scales have 8 bits themselves: they are rounded up, and codes go by what is stored."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 64).to(dtype))
+    weight = model[0].weight.detach().float()
+    (row,) = quantize(model, f"w{bits}a16", group=64).rows
+    assert row.is_changed
+    grouped = weight.view(64, -1, 64)
+    step = (grouped.amax(-1) - grouped.amin(-1)) / (2**bits - 1)
+    layer = model[0]
+    packed = dequantize(layer.packed, layer.scales.float(), layer.zeros.float(), bits, 256)
+    off = (packed - weight).view_as(grouped).abs().amax(-1)
+    assert bool((off <= 0.51 * (1 + 2**-7) * step).all())
 
 
 def test_tensors_that_share_memory_come_back_as_they_were(tmp_path: Path) -> None:

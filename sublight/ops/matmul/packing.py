@@ -101,12 +101,11 @@ def quantize_weight(
     most, middle = 2**bits - 1, 2 ** (bits - 1)
     w = weight.detach().float().view(n, k // group, group)
     if symmetric:
-        reach = w.abs().amax(-1)
-        scale = reach / max(middle - 0.5, 0.5)
+        scale = stored_above(w.abs().amax(-1) / max(middle - 0.5, 0.5), weight.dtype)
         zero = torch.full_like(scale, middle if bits > 1 else 0.5)
     else:
         low, high = w.amin(-1), w.amax(-1)
-        scale = (high - low) / most
+        scale = stored_above((high - low) / most, weight.dtype)
         zero = -low / torch.where(scale == 0, 1.0, scale)
     constant = scale == 0  # a group of one value: that value is its scale, or 0
     scale = torch.where(constant, torch.where(w[..., 0] == 0, 1.0, w[..., 0]), scale)
@@ -125,6 +124,14 @@ def quantize_weight(
         moved = (q - (w - sparse) / scale[..., None]).mean(-1).to(weight.dtype).float()
         zero = torch.where(constant, zero, moved)
     return pack(nearest(zero).view(n, k).int(), bits), scale.to(weight.dtype), zero.to(weight.dtype)
+
+
+def stored_above(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Scales as a data type holds them, none smaller than it was: so that a group's ends stay within reach."""
+    stored = scale.to(dtype)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    above = (stored.view(whole) + 1).view(dtype)  # the next number of a positive one
+    return torch.where(stored.float() < scale, above, stored).float()
 
 
 def dequantize(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, k: int) -> torch.Tensor:
