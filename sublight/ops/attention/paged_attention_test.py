@@ -172,8 +172,8 @@ TABLE, LENGTHS = torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch
         ((Q, CACHE, CACHE, TABLE.float(), LENGTHS), {}, "block_table is torch.float32"),
         ((Q, CACHE, CACHE, TABLE, LENGTHS[:1]), {}, "lengths are"),
         ((Q, CACHE, CACHE, TABLE - 1, LENGTHS), {}, "is -1: the cache has pages 0 to 2"),
-        ((Q, CACHE, CACHE, TABLE, LENGTHS), {"provider": "paged"}, "use 'sublight'"),
-        ((Q, CACHE, CACHE, TABLE, LENGTHS), {"window": 0}, "hide every key"),
+        ((Q, CACHE, CACHE, TABLE, LENGTHS), {"provider": "paged"}, "use 'flash' or 'hopper'"),
+        ((Q, CACHE, CACHE, TABLE, LENGTHS), {"window": 0}, "window 0: use a whole number"),
     ],
 )
 def test_bad_input_gets_one_line(args: tuple[torch.Tensor, ...], options: dict[str, Any], words: str) -> None:
