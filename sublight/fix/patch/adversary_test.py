@@ -335,7 +335,7 @@ def test_what_is_one_is_swapped(kind: Any, dtype: Any) -> None:
     [
         (DetachedNorm, "structure not proven: its forward detaches"),
         (ClampedNorm, "structure not proven: its forward calls clamp"),
-        (OwnBackwardNorm, "structure not proven: its forward has a backward pass of its own (OwnBackwardBackward)"),
+        (OwnBackwardNorm, "not tried: its forward has a backward pass of its own (OwnBackward)"),
         (LengthNorm, "structure not proven: its forward compares sizes"),
         (BranchNorm, "structure not proven: its forward"),
         (SilentlyDetachedNorm, "values not proven: the gradient of its input"),

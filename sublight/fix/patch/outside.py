@@ -132,6 +132,8 @@ class _Reader:
             if following.argval in SETTINGS and _is_trusted(getattr(value, "__module__", value.__name__)):
                 return self.found.note(f"asks for a setting of PyTorch ({following.argval})")
             if isinstance(value, type) and not _is_trusted(value.__module__) and value not in self.kind.__mro__:
+                if issubclass(value, torch.autograd.Function):
+                    return self.found.note(f"has a backward pass of its own ({value.__name__})")
                 return self.found.note(f"reads {value.__name__}.{following.argval}")
             space = vars(value) if isinstance(value, types.ModuleType) else {}
             name, value = str(following.argval), getattr(value, following.argval, MISSING)
