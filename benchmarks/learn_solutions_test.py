@@ -42,18 +42,36 @@ def test_table_counts_goals(script: Any) -> None:
     assert lines[-1] == "2 of 3 right, 1 of 2 timed reach their goal"
 
 
-BELOW = {
+BELOW = {  # docs/learn.md says so
+    "blocks",
     "compact",
-    "split_k",
+    "cross_entropy",
+    "dequantize",
     "flash_attention",
     "flash_backward",
-    "paged_decode",
+    "gemv",
     "histogram",
-}  # docs/learn.md says so
+    "layer_norm",
+    "layer_norm_backward",
+    "matmul",
+    "online_softmax",
+    "paged_decode",
+    "permute_rows",
+    "read_xray",
+    "rope",
+    "row_sum",
+    "slow_columns",
+    "slow_double",
+    "slow_few",
+    "slow_passes",
+    "slow_spills",
+    "softmax_topk",
+    "split_k",
+}
 NOT_TIMED = {"embedding_backward", "slow_reread"}  # the run found them wrong by the rule
 
 
-def test_goals_are_reached_on_an_h200_but_for_those_that_the_docs_name() -> None:
+def test_the_docs_name_the_goals_that_no_solution_reached_on_an_h200() -> None:
     rows = {row["exercise"]: row for row in json.loads(RUN.read_text(encoding="utf-8"))["rows"]}
     kernels = {each.name: each.goal for each in EXERCISES if each.kind == "kernel"}
     assert set(rows) == set(kernels)
@@ -61,5 +79,5 @@ def test_goals_are_reached_on_an_h200_but_for_those_that_the_docs_name() -> None
     reached = {name: row["fraction"] for name, row in rows.items() if "fraction" in row}
     below = {name for name, fraction in reached.items() if (goal := kernels[name]) and fraction < goal.fraction}
     assert below == BELOW
-    words = ", ".join(f"`{name}` {reached[name]:.2f}" for name in sorted(BELOW))
+    words = ", ".join(f"`{name}` {reached[name]:.2f} of {kernels[name].fraction:.2f}" for name in sorted(BELOW))
     assert words in " ".join((RUN.parents[1] / "docs" / "learn.md").read_text(encoding="utf-8").split())

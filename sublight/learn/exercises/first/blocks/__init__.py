@@ -15,6 +15,6 @@ BLOCKS = Exercise(
     apart=("x",),
     sizes={"numel": (1, 9000)},
     shown={"numel": 5000},
-    goal=Goal(shape={"numel": 2**22}, fraction=0.65),
+    goal=Goal(shape={"numel": 2**22}),
     needs=("copy",),
 )
