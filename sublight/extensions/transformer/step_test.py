@@ -20,7 +20,7 @@ RATES = Rates(rate=1e-2)
 def reference(
     config: Config, given: dict[str, torch.Tensor], tokens: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """PyTorch's losses and gradients, in the parameters' own data type."""
+    """PyTorch's losses, gradients and updated parameters, in the parameters' own data type."""
     functional = torch.nn.functional
     p = {name: each.detach().clone().requires_grad_() for name, each in given.items()}
     width = (config.channels,)
@@ -41,15 +41,15 @@ def reference(
         logits = functional.linear(functional.layer_norm(x, width, p["ln_f.weight"], p["ln_f.bias"]), p["wte"])
         losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         losses.mean().backward()
-    return losses.detach(), *(each.grad for each in p.values())
+    return losses.detach(), *(each.grad for each in p.values()), *(updated(each) for each in p.values())
 
 
-def updated(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def updated(parameter: torch.Tensor) -> torch.Tensor:
     """After the first step of torch.optim.AdamW, by the operations that it makes (importing it takes 2 s)."""
-    beta1, beta2 = RATES.betas
+    (beta1, beta2), gradient = RATES.betas, parameter.grad
     first = torch.zeros_like(gradient).lerp_(gradient, 1 - beta1)
     second = torch.zeros_like(gradient).addcmul_(gradient, gradient, value=1 - beta2)
-    kept = parameter * (1 - RATES.rate * RATES.decay * (parameter.dim() == 2))
+    kept = parameter.detach() * (1 - RATES.rate * RATES.decay * (parameter.dim() == 2))
     down = (second.sqrt() / (1 - beta2) ** 0.5).add_(RATES.eps)
     return kept.addcdiv_(first, down, value=-RATES.rate / (1 - beta1))
 
@@ -80,15 +80,11 @@ def check(config: Config, batch: int, time: int, device: str, draws: int) -> Non
     names = ["losses", *step.shapes(config), *(f"new {name}" for name in step.shapes(config))]
 
     def draw(seed: int) -> list[Error]:
-        """AdamW by the gradients that our kernels gave: its first step divides a gradient by itself, so that two that
-        are as right as each other move a parameter whose gradient is next to nothing by quite different amounts."""
         given, tokens, targets = drawn(config, batch, time, device, seed)
         wide = {name: each.double() for name, each in given.items()}
-        made = ours(config, given, tokens, targets)
-        gradients = dict(zip(given, made[1:], strict=False))
-        yardstick = [*reference(config, given, tokens, targets), *(updated(given[n], gradients[n]) for n in given)]
-        truth = [*reference(config, wide, tokens, targets), *(updated(wide[n], gradients[n].double()) for n in given)]
-        return [error(name, *triple) for name, *triple in zip(names, made, yardstick, truth, strict=True)]
+        made = (ours(config, given, tokens, targets), reference(config, given, tokens, targets))
+        truth = reference(config, wide, tokens, targets)
+        return [error(name, *triple) for name, *triple in zip(names, *made, truth, strict=True)]
 
     worst = settled(draw, draws)
     assert worst.ok, worst

@@ -272,10 +272,14 @@ def test_what_scales_cannot_hold_is_left(dtype: Any, how: str, weights: Any) -> 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_ordinary_weights_are_packed_to_half_a_step(dtype: Any, bits: int) -> None:
+@pytest.mark.parametrize("offset", [0.0, 2.5])  # beyond 0: a zero outside of the codes, of -510 in 8 bits
+def test_ordinary_weights_are_packed_to_half_a_step(dtype: Any, bits: int, offset: float) -> None:
     """In bfloat16, too, whose scales have 8 bits themselves: they are rounded up, and codes go by what is stored."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(256, 64).to(dtype))
+    model = torch.nn.Sequential(torch.nn.Linear(256, 64))
+    if offset:
+        model[0].weight.data.copy_(torch.linspace(offset - 0.5, offset + 0.5, 64).repeat(64, 4))
+    model.to(dtype)
     weight = model[0].weight.detach().float()
     (row,) = quantize(model, f"w{bits}a16", group=64).rows
     assert row.is_changed

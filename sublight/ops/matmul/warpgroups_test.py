@@ -23,8 +23,8 @@ from sublight.ops.matmul.warpgroups import _take_apart
 @pytest.mark.parametrize("bits", (2, 4))
 @pytest.mark.parametrize("scale", (1.0, 2.0**-12, 3000.0))
 def test_a_value_is_rounded_once(dtype: Any, bits: int, scale: float) -> None:
-    """Each is off by half a unit in its last place, and a little for the rest of its zero; by one unit where the zero
-    lies far outside of the values."""
+    """Each is off by half a unit in its last place, and by a quarter for the rest of its zero: at most half a scale,
+    which is itself rounded to half a unit. By one unit where the zero lies far outside of the values."""
     draw = torch.Generator().manual_seed(bits)
     words = torch.randint(2**32, (4000,), generator=draw)
     zeros = torch.cat([torch.rand(3000, generator=draw) * 2**bits, torch.randn(1000, generator=draw) * 60]).to(dtype)
