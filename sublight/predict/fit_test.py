@@ -43,7 +43,8 @@ def test_the_fit_finds_parameters_that_were_put_in() -> None:
             row = {"bytes": 1 << power, "median_s": 1.0, "shape": {"rows": 1, "cols": cols}, "direction": "fwd"}
             rows.append(fit.stream_row(here, row | {"median_s": fit.stream_row(here, row).model(truth)}))
     found = fit.fit(rows, fit.START["stream"])
-    assert all(found[name] == pytest.approx(truth[name], rel=0.08) for name in ("launch_s", "stream", "long", "odd"))
+    assert all(found[name] == pytest.approx(truth[name], rel=0.05) for name in ("launch_s", "stream"))
+    assert all(found[name] == pytest.approx(truth[name], rel=0.06) for name in ("long", "odd"))
 
 
 def test_halves_share_nothing() -> None:
