@@ -53,6 +53,9 @@ def predict(
         typer.Option(metavar="FILE", help="Measure this machine's GPU for a minute: --gpu FILE predicts with that."),
     ] = "",
     census: Annotated[bool, typer.Option("--census", help="Every op, its bytes, its bound, its share.")] = False,
+    precisions: Annotated[
+        bool, typer.Option("--precisions", help="bf16, int8, int4, fp8, fp4 side by side, with their accuracy.")
+    ] = False,
     html: Annotated[str, typer.Option(metavar="FILE", help="A page: roofline, bottlenecks, GPUs.")] = "",
     csv: Annotated[str, typer.Option(metavar="FILE", help="A line a prediction; with --census an op.")] = "",
     json: Json = "",
@@ -93,6 +96,7 @@ def predict(
             plan=plan,
             latency=latency,
             census=census,
+            precisions=precisions,
             html=html,
             csv=csv,
             json=json,
