@@ -52,6 +52,7 @@ class Request:
     changes: Sequence[str] = ()
     network: str = ""
     parallel: Parallel = ONE_GPU
+    overlap: bool = True
     plan: int = 0
     latency: str = ""
     census: bool = False
@@ -69,6 +70,7 @@ OPTIONS = {
     "contexts": "--context",
     "modes": "--mode",
     "parallel": "--tp, --pp, --dp or --ep",
+    "overlap": "--no-overlap",
 }
 CALIBRATES = "--calibrate measures this machine's GPU, and predicts nothing yet"
 OF_GPUS = ("trace", "gpus", "changes", "json")  # what a trace needs to know
@@ -292,6 +294,7 @@ def steps_of(request: Request, model: Model, precision: Precision) -> list[Step]
             lora=request.lora or None,
             eager=request.eager,
             parallel=request.parallel,
+            overlap=request.overlap,
         )
         for mode, batch, context in product(modes, batches, contexts)
     ]

@@ -16,6 +16,8 @@ from sublight.predict.model import Model
 from sublight.predict.operation import Operation, weight_tensors
 from sublight.predict.step import Parallel, Step
 
+GRADIENTS = "gradient all-reduce"  # the op of data parallel training
+
 
 def backward(builder: Builder) -> Iterator[Operation]:
     """The gradients, last op first; with checkpointing each layer's forward ops come again before them."""
@@ -50,7 +52,7 @@ def backward(builder: Builder) -> Iterator[Operation]:
         shape = {"numel": trained(builder.model, step), "ranks": step.parallel.data, "span": step.parallel.gpus}
         spent = cost.find("all_reduce")(shape, step.precision.gradients, "fwd")
         yield Operation(
-            name="gradient all-reduce",
+            name=GRADIENTS,
             op="all_reduce",
             kind="link",
             shape=shape,

@@ -39,6 +39,9 @@ def predict(
     dp: Annotated[int, typer.Option(metavar="N", help="GPUs that share the batch.")] = 1,
     ep: Annotated[int, typer.Option(metavar="N", help="GPUs that share the experts.")] = 1,
     network: Annotated[str, typer.Option(metavar="50GB", help="A GPU's bytes/s to other machines.")] = "",
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Of --dp: gradients travel during the backward pass.")
+    ] = True,
     plan: Annotated[int, typer.Option(metavar="N", help="The best way to spread it over N GPUs.")] = 0,
     latency: Annotated[str, typer.Option(metavar="30ms", help="With --plan: the most that a step may take.")] = "",
     price: Annotated[str, typer.Option(metavar="$", help="Of a GPU's hour: cost of a million tokens.")] = "",
@@ -93,6 +96,7 @@ def predict(
             changes=what_if or (),
             network=network,
             parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
+            overlap=overlap,
             plan=plan,
             latency=latency,
             census=census,

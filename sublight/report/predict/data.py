@@ -58,6 +58,7 @@ def of_operation(op: TimedOperation, total_s: float) -> dict[str, Any]:
         "bound": op.bound,
         "floor_s": op.floor_s,
         "expected_s": op.expected_s,
+        "hidden_s": op.hidden_s,
         "share": op.expected_s / total_s if total_s else 0.0,
         "how": op.timed.how,
         "error": op.timed.error,
@@ -85,6 +86,7 @@ def of_prediction(found: Prediction) -> dict[str, Any]:
     return head | {
         "expected_s": found.expected_s,
         "floor_s": found.floor_s,
+        "hidden_s": found.hidden_s,
         "error": found.error,
         "how": dict(found.how),
         "bound": found.bottleneck,

@@ -281,6 +281,17 @@ def _op_cells(op: Row) -> dict[str, str]:
     }
 
 
+def overlaps(rows: Sequence[Row]) -> list[str]:
+    """What is assumed of links, where some of their time is not counted."""
+    hidden = max((row["hidden_s"] for row in rows), default=0.0)
+    if not hidden:
+        return []
+    return [
+        f"Assumed: gradients travel while the backward pass runs, all but one layer's; that hides up to "
+        f"{units.text(hidden, 's')}, which --no-overlap counts."
+    ]
+
+
 def notes(rows: Sequence[Row]) -> list[str]:
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
@@ -292,6 +303,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "analytic": "analytic: its figures alone",
     }
     return [
+        *overlaps(fitting),
         "Times: " + "; ".join(words[way] for way in ways) + ". ± is the 90th percentile of held-out errors, as if all"
         " ops were off the same way. Kernels are fused and launched from a graph. --census shows every op.",
     ]
