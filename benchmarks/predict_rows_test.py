@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sublight.predict import analytic, expected, fit, machine, memory_ops, rows
+from sublight.predict import analytic, config, expected, fit, machine, memory_ops, rows
 
 HERE = Path(__file__).parent
 
@@ -39,10 +39,10 @@ def faked(kind: str, shape: dict[str, Any], factor: float) -> dict[str, Any]:
 
 def test_as_many_shapes_as_a_table_needs_and_others_by_another_seed() -> None:
     first, second = list(rows.cases(0)), list(rows.cases(1))
-    assert [kind for kind, _ in first].count("product") >= 300 and len(first) == 935
+    assert [kind for kind, _ in first].count("product") >= 300 and len(first) == 1040
     assert first == list(rows.cases(0))
     keys = [{(kind, *shape.values()) for kind, shape in drawn} for drawn in (first, second)]
-    assert len(keys[0] & keys[1]) < 12  # tiny ones may meet
+    assert len(keys[0] & keys[1]) < 30  # tiny ones may meet, and images, of which there are whole numbers
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
@@ -60,19 +60,20 @@ def test_the_fit_reads_the_rows() -> None:
     assert counts == {"product": 320, "prefill attention": 120, "decode attention": 120}
 
 
-def test_every_memory_bound_op_is_drawn_as_often_small_large_and_odd() -> None:
+def test_memory_bound_ops_are_those_of_known_models_each_as_often_as_the_others() -> None:
     drawn = [shape for _, shape in rows.cases(0, only=("memory-bound op",))]
     counts = Counter((shape["op"], shape["direction"]) for shape in drawn)
-    assert set(counts) == {(each.op, each.direction) for each in memory_ops.OPS} and set(counts.values()) == {15}
+    assert set(counts) == {(each.op, each.direction) for each in memory_ops.OPS} and set(counts.values()) == {20}
     moved = [rows.cost_of("memory-bound op", shape).bytes for shape in drawn]
-    assert sum(each < 1 << 20 for each in moved) > 100 < sum(each > 1 << 23 for each in moved)
-    assert sum(shape.get("cols", 16) % 16 > 0 for shape in drawn) >= 25
+    assert sum(each < 1 << 20 for each in moved) > 20 and sum(each > 1 << 23 for each in moved) > 300
+    widths = {shape["cols"] for shape in drawn if shape["op"] == "add_rms_norm"}
+    assert widths <= {config.load(name).hidden for name in config.known_names()}
 
 
 def test_small_cases_run_here() -> None:
     pytest.importorskip("torch")
     every = [case for case in rows.cases(0, tiny=True) if case[0] != "prefill attention"]
-    for kind, shape in [*every[::8], next(case for case in every if case[1].get("direction") == "bwd")]:
+    for kind, shape in every[1::2]:
         row = rows.measured(kind, shape, "cpu")
         assert row["median_s"] > 0 and row["flops"] > 0
         assert (row["op"], row["direction"], row["shape"]) == rows.op_of(kind, shape)

@@ -42,7 +42,7 @@ def backward(builder: Builder) -> Iterator[Operation]:
                 yield replace(op, direction="bwd", cost=movement.lookup_backward(dy, table, dense("int64", rows)))
         elif op.name == "weighted sum":
             yield replace(op, direction="bwd")  # the same bytes the other way
-        elif op.op == "layer_norm" and builder.model.family == "convolution":
+        elif op.op == "batch_norm":
             x, weight = dense(op.dtype, op.shape["rows"], op.shape["cols"]), dense(op.dtype, op.shape["cols"])
             spent = norm.backward(x, x, weight, gradients=(weight, weight), kind=norm.CENTERED)
             yield replace(op, direction="bwd", cost=spent)

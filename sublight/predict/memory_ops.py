@@ -1,32 +1,47 @@
-"""Ops that move bytes, as models hold them, and the shapes that are measured: from one token to half a gigabyte.
+"""Memory-bound ops as known models hold them: what `rows` measures, and what predictions are held against.
 
-Sizes are drawn evenly over their logarithms. One row in six has a length that 16 does not divide, as vocabularies have:
-Triton then loads element by element.
+A model, a step, a batch and a context are drawn by chance; of the ops of that step, one is taken. So widths are those
+that models have, and tokens are any number. Ops take turns, each as often as the others.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sublight.cost.record import Direction
+from sublight.cost.record import Direction, Shape
+from sublight.predict import census, config, estimate
+from sublight.predict.operation import Operation
+from sublight.predict.step import Mode, Step
 
-Sizes = dict[str, int]
-SMALLEST, LARGEST = 12, 27  # log2 of an op's elements
-ODD = 1 / 6
-VOCABULARIES = (30522, 32000, 50257, 50304, 100277, 128256, 151936)
+MOST_BYTES = 1 << 31  # of one run
+LEAST_BYTES = 1 << 14
+SMALL_BYTES, SMALL_SHARE = 4 << 20, 0.3  # of those that are hardly more than a launch, fewer are drawn
+STATES = (16.0, 26.5)  # log2 of how many parameters an optimizer updates: a GPU's part of a model
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOp:
-    """An op in one direction, and how its shapes are drawn."""
+    """An op in one direction."""
 
     op: str
-    direction: Direction
-    shape: Callable[[random.Random, bool], Sizes]
+    direction: Direction = "fwd"
+
+
+BASIC = tuple(MemoryOp(op) for op in ("rms_norm", "add_rms_norm", "layer_norm", "swiglu", "gelu"))  # of --calibrate
+OPS = (
+    *BASIC,
+    *(MemoryOp(op) for op in ("add_layer_norm", "rope", "qk_norm_rope", "embedding")),
+    *(MemoryOp(op) for op in ("adamw", "add", "transpose", "reduce_sum", "sample")),
+    MemoryOp("cross_entropy", "fwd+bwd"),
+    *(MemoryOp(op, "bwd") for op in ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "swiglu", "gelu")),
+    *(MemoryOp(op, "bwd") for op in ("rope", "qk_norm_rope", "embedding")),
+)
+
+TINY = (MemoryOp("rms_norm"), MemoryOp("gelu"), MemoryOp("add_rms_norm", "bwd"))  # that run on a CPU, in tests
 
 
 def power(draw: random.Random, low: float, high: float, multiple: int = 1) -> int:
@@ -34,83 +49,46 @@ def power(draw: random.Random, low: float, high: float, multiple: int = 1) -> in
     return max(multiple, round(2 ** draw.uniform(low, high) / multiple) * multiple)
 
 
-def elements(draw: random.Random, tiny: bool) -> float:
-    """log2 of how many an op has."""
-    return draw.uniform(SMALLEST, SMALLEST + 2 if tiny else LARGEST)
+@functools.cache
+def holders(each: MemoryOp) -> tuple[tuple[str, Mode], ...]:
+    """Known models and their steps that have the op."""
+    return tuple((name, mode) for name, mode, held in _held() if each in held)
 
 
-def rows(draw: random.Random, tiny: bool) -> Sizes:
-    """Tokens of a model's width."""
-    is_odd = draw.random() < ODD
-    cols = power(draw, 6, 9 if tiny else 14, 1 if is_odd else 64)
-    return {"rows": max(1, round(2 ** elements(draw, tiny) / cols)), "cols": cols}
-
-
-def logits(draw: random.Random, tiny: bool) -> Sizes:
-    """Rows of a vocabulary's length."""
-    cols = draw.choice(VOCABULARIES) if draw.random() < 0.5 else power(draw, 13, 17.5, 64)
-    return {"rows": max(1, round(2 ** elements(draw, tiny) / cols)), "cols": 512 if tiny else cols}
-
-
-def rows_or_logits(draw: random.Random, tiny: bool) -> Sizes:
-    return (logits if draw.random() < 0.25 else rows)(draw, tiny)
-
-
-def sampled(draw: random.Random, tiny: bool) -> Sizes:
-    found = logits(draw, tiny)
-    return {"rows": min(found["rows"], 1024), "vocab": found["cols"]}
-
-
-def flat(draw: random.Random, tiny: bool) -> Sizes:
-    return {"numel": round(2 ** elements(draw, tiny))}
-
-
-def states(draw: random.Random, tiny: bool) -> Sizes:
-    return {"tensors": 1, **flat(draw, tiny)}
-
-
-def heads(draw: random.Random, tiny: bool) -> Sizes:
-    kv_heads, head_dim = draw.choice((1, 2, 4, 8, 16, 32)), draw.choice((64, 128))
-    heads = kv_heads * draw.choice((1, 2, 4, 8))
-    tokens = max(1, round(2 ** elements(draw, tiny) / (heads * head_dim)))
-    batch = min(tokens, power(draw, 0, math.log2(256)))
-    return {
-        "batch": batch,
-        "q_len": max(1, tokens // batch),
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-    }
-
-
-def column_sums(draw: random.Random, tiny: bool) -> Sizes:
-    """A bias's gradient: the sum over all tokens."""
-    width = power(draw, 7, 9 if tiny else 14, 64)
-    return {"outer": 1, "n": max(1, round(2 ** elements(draw, tiny) / width)), "inner": width}
-
-
-def matrices(draw: random.Random, tiny: bool) -> Sizes:
-    return {"batch": 1, **rows(draw, tiny)}
-
-
-BASIC = (
-    *(MemoryOp(op, "fwd", rows) for op in ("rms_norm", "add_rms_norm", "layer_norm", "swiglu", "gelu")),
-    MemoryOp("softmax", "fwd", rows_or_logits),
-)  # what --calibrate measures
-OPS = (
-    *BASIC,
-    *(MemoryOp(op, "bwd", rows) for op in ("rms_norm", "add_rms_norm", "layer_norm", "swiglu", "gelu")),
-    MemoryOp("softmax", "bwd", rows_or_logits),
-    *(MemoryOp("add_layer_norm", direction, rows) for direction in ("fwd", "bwd")),
-    *(MemoryOp(op, direction, heads) for op in ("rope", "qk_norm_rope") for direction in ("fwd", "bwd")),
-    *(MemoryOp("cross_entropy", direction, logits) for direction in ("fwd", "fwd+bwd")),
-    MemoryOp("adamw", "fwd", states),
-    MemoryOp("add", "fwd", flat),
-    MemoryOp("transpose", "fwd", matrices),
-    MemoryOp("reduce_sum", "fwd", column_sums),
-    MemoryOp("sample", "fwd", sampled),
-)
+@functools.cache
+def _held() -> tuple[tuple[str, Mode, frozenset[MemoryOp]], ...]:
+    found = []
+    for name in config.known_names():
+        model = config.load(name)
+        for mode in estimate.modes_of(model):
+            ops = census.census(model, Step(mode=mode, batch=1, context=16))
+            found.append((name, mode, frozenset(MemoryOp(op.op, op.direction) for op in ops if op.kind == "stream")))
+    return tuple(found)
 
 
 def shape_of(each: MemoryOp, draw: random.Random, tiny: bool) -> dict[str, Any]:
-    return {"op": each.op, "direction": each.direction, **each.shape(draw, tiny)}
+    """One op of one step."""
+    head = {"op": each.op, "direction": each.direction}
+    if each.op == "adamw":
+        return {**head, "tensors": 1, "numel": power(draw, *STATES)}
+    while True:
+        op = _drawn(each, draw, tiny)
+        if LEAST_BYTES <= op.cost.bytes <= (SMALL_BYTES if tiny else MOST_BYTES) and (
+            tiny or op.cost.bytes >= SMALL_BYTES or draw.random() < SMALL_SHARE
+        ):
+            return head | _sizes(op.op, op.shape)
+
+
+def _drawn(each: MemoryOp, draw: random.Random, tiny: bool) -> Operation:
+    name, mode = draw.choice(holders(each))
+    model = config.load(name)
+    context = model.tokens or power(draw, 0 if tiny else 4, 5 if tiny else 13)
+    step = Step(mode=mode, batch=power(draw, 0, 1 if tiny else 8), context=min(context, model.positions or context))
+    return draw.choice([op for op in census.census(model, step) if MemoryOp(op.op, op.direction) == each])
+
+
+def _sizes(op: str, shape: Shape) -> dict[str, int]:
+    """As the op's own inputs are described."""
+    if op == "add" and "numel" not in shape:
+        return {"numel": math.prod(shape.values())}
+    return {"batch": 1, **shape} if op == "transpose" else dict(shape)
