@@ -17,7 +17,7 @@ from sublight.cost.record import Direction
 from sublight.predict import memory_ops
 from sublight.predict.memory_ops import MemoryOp, power
 
-COUNTS = {"product": 320, "prefill attention": 120, "decode attention": 120, "memory-bound op": 480}
+COUNTS = {"product": 320, "prefill attention": 120, "decode attention": 120, "memory-bound op": 440}
 TINY = {"product": 3, "prefill attention": 2, "decode attention": 2, "memory-bound op": 3}
 MOST_SETS = {"memory-bound op": 512}  # of inputs that take turns; 64 of the others
 MOST_BYTES = 12 << 30  # of one case
@@ -86,7 +86,7 @@ def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
     """One row in the format of benchmarks/<gpu>.json."""
     spent = cost_of(kind, shape)
     op, direction, sizes = op_of(kind, shape)
-    sets = buffer_sets(kind, spent.bytes, device, held_bytes=2 * sizes.get("vocab", 0) * sizes.get("cols", 0))
+    sets = buffer_sets(kind, spent.bytes, device)
     samples = timing.measure(
         [call_of(kind, shape, device) for _ in range(sets)],
         device=device,
@@ -112,14 +112,11 @@ def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
     }
 
 
-def buffer_sets(kind: str, set_bytes: int, device: str, held_bytes: int = 0) -> int:
-    """How many sets of inputs take turns. Of small ones too few to leave the L2: the row says how many there were.
-
-    `held_bytes`: of a table, of which an op reads some rows.
-    """
+def buffer_sets(kind: str, set_bytes: int, device: str) -> int:
+    """How many sets of inputs take turns. Of small ones too few to leave the L2: the row says how many there were."""
     cache_bytes = 64 << 20 if device == "cuda" else 1 << 20
     sets = min(timing.sets_for(set_bytes, cache_bytes), 8 if device == "cpu" else MOST_SETS.get(kind, 64))
-    return max(1, min(sets, MOST_BYTES // max(set_bytes, held_bytes, 1)))
+    return max(1, min(sets, MOST_BYTES // max(set_bytes, 1)))
 
 
 def call_of(kind: str, shape: dict[str, Any], device: str) -> Callable[[], Any]:
