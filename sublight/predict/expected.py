@@ -15,6 +15,7 @@ from sublight.predict.operation import Operation
 How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
 ROW_LENGTHS = ("cols", "n", "vocab")  # names of a row's length in shapes; the first that is there
 ROW_COUNTS = ("rows", "outer", "tokens")  # and of how many
+FLAT = ("add", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu")  # ops without rows, whatever their shape is given by
 HALF = ("bfloat16", "float16")  # what the tables were measured in
 
 
@@ -93,7 +94,7 @@ def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
     if op.kind == "link":
         return "link", ()
     if op.kind == "stream":
-        return f"stream {op.op} {op.direction}", stream_sizes(op.cost.bytes, rows_of(op.shape, op.direction))
+        return f"stream {op.op} {op.direction}", stream_sizes(op.cost.bytes, rows_of(op.op, op.shape, op.direction))
     if op.kind == "product":
         is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d"
         return "product", (shape["m"], shape["n"], shape["k"]) if is_plain else ()
@@ -110,9 +111,12 @@ def sizes_of(heads: Heads) -> tuple[float, ...]:
     return every, heads.keys, heads.heads / heads.kv_heads, heads.head_dim
 
 
-def rows_of(shape: Shape, direction: Direction) -> Rows:
-    """Of an op that moves bytes: what lies together in memory, and how often; all of it where a shape has no rows."""
+def rows_of(op: str, shape: Shape, direction: Direction) -> Rows:
+    """Of an op that moves bytes: what lies together in memory, and how often; all of it where each element is its own
+    affair, or where a shape has no rows."""
     kept = 2 if direction != "fwd" else 1
+    if op in FLAT:
+        return Rows(kept=kept)
     if "head_dim" in shape:
         width = (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
         return Rows(length=width, count=shape["batch"] * shape["q_len"], kept=kept)
@@ -133,7 +137,7 @@ def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float
     if op.kind == "link":
         return links.seconds(op, machine)
     if op.kind == "stream":
-        rows = rows_of(op.shape, op.direction)
+        rows = rows_of(op.op, op.shape, op.direction)
         return analytic.stream_s(op.cost.bytes, op.cost.launches, rates_of(machine), fitted, rows, cold)
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
