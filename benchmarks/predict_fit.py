@@ -1,6 +1,7 @@
 """Fits what `sublight predict` expects of kernels to measured rows, and checks it on rows that were held out.
 
     python benchmarks/predict_fit.py ROWS [--docs docs/predict.md]
+    python benchmarks/predict_fit.py --streams [--docs docs/predict.md]     memory-bound ops alone: the rest stays
 
 ROWS is a folder with gemm_h100.csv, attention_h100.csv and mlp_vidur_a100.csv: published times of other people's
 kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Rows of this project's own
@@ -29,6 +30,7 @@ SOURCE = (
     "ai-dynamo/aiconfigurator at 095f58a, Apache-2.0: bf16 products by TensorRT-LLM 1.3.0rc20, FlashAttention 3 by "
     "vLLM 0.24.0 with the cache's write, H100 SXM; 3,000 rows of each drawn evenly over the logarithms of the shape"
 )
+STREAMS_SOURCE = "benchmarks/{gpu}.json, {gpu}_streams.json and {gpu}_census_streams.json, this project's kernels"
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 
 
@@ -106,9 +108,14 @@ def with_checks(page: str, checks: Iterable[dict[str, Any]]) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("rows", type=Path, help="the folder with the published rows")
+    options.add_argument("rows", type=Path, nargs="?", help="the folder with the published rows")
+    options.add_argument("--streams", action="store_true", help="fit memory-bound ops alone; other tables stay")
     options.add_argument("--docs", type=Path, help="a page whose table of errors is written anew")
     given = options.parse_args()
+    if given.streams:
+        return finish(streams_alone(json.loads(TARGET.read_text(encoding="utf-8"))), given.docs)
+    if given.rows is None:
+        options.error("give the folder with the published rows, or --streams")
     h100 = machine.find("h100")
     products = [
         product_row(h100, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
@@ -131,8 +138,7 @@ def main() -> None:
         print(checks_markdown([check]).splitlines()[-1], flush=True)
     for gpu, cases in of_runs().items():
         here = machine.find(gpu)
-        source = f"benchmarks/{gpu}.json and {gpu}_streams.json, this project's kernels"
-        parameters, grids_of_run, of_streams = streams(here, cases.values(), source)
+        parameters, grids_of_run, of_streams = streams(here, cases.values(), STREAMS_SOURCE.format(gpu=gpu))
         fitted["stream"] = {"parameters": parameters, "p90_error": of_streams[0]["analytic"][1]}
         made += grids_of_run
         checks += of_streams
@@ -154,11 +160,27 @@ def main() -> None:
     fitted["product"]["p90_error"] = max(fitted["product"]["p90_error"], checks[-1]["analytic"][1])
     fitted["link"] = {"parameters": {}, "p90_error": 0.5}
     note = f"written by benchmarks/predict_fit.py; rows: {SOURCE}; {A100_SOURCE}"
-    document = {"note": note, "analytic": fitted, "checks": checks, "tables": made}
+    finish({"note": note, "analytic": fitted, "checks": checks, "tables": made}, given.docs)
+
+
+def streams_alone(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with memory-bound ops fitted anew."""
+    for gpu, cases in of_runs().items():
+        parameters, made, checks = streams(machine.find(gpu), cases.values(), STREAMS_SOURCE.format(gpu=gpu))
+        document["analytic"]["stream"] = {"parameters": parameters, "p90_error": checks[0]["analytic"][1]}
+        kept = [row for row in document["tables"] if row["gpu"] != gpu or not row["kind"].startswith("stream ")]
+        document["tables"] = kept + made
+        anew = {check["what"]: check for check in checks}
+        document["checks"] = [anew.get(check["what"], check) for check in document["checks"]]
+    return document
+
+
+def finish(document: dict[str, Any], docs: Path | None) -> None:
+    """Write the tables, and the page's table of errors."""
     TARGET.write_text(json.dumps(document, indent=None, separators=(",", ":")).replace('{"gpu"', '\n{"gpu"') + "\n")
-    print(checks_markdown(checks))
-    if given.docs:
-        given.docs.write_text(with_checks(given.docs.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    print(checks_markdown(document["checks"]))
+    if docs:
+        docs.write_text(with_checks(docs.read_text(encoding="utf-8"), document["checks"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

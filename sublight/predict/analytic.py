@@ -155,6 +155,7 @@ class Rows:
     length: int = 1
     count: int = 0  # 0: flat
     kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
+    turned: bool = False  # what was a column is a row of the result
 
     @property
     def is_long(self) -> bool:
@@ -162,9 +163,19 @@ class Rows:
         return self.kept * self.length * 4 >= ON_CHIP
 
     @property
+    def unaligned(self) -> int:
+        """16 over what divides the length of a row, of the result as well where that is turned: 1 to 16.
+
+        >>> [Rows(length=length, count=9).unaligned for length in (1, 64, 24, 50257)]
+        [1, 1, 2, 16]
+        """
+        divided = math.gcd(ALIGNED, self.length, self.count if self.turned else 0)
+        return ALIGNED // divided if self.length > 1 else 1
+
+    @property
     def is_odd(self) -> bool:
         """Triton does not know that rows begin where whole vectors do, and loads element by element."""
-        return self.length % ALIGNED > 0 if self.length > 1 else False
+        return self.unaligned > 1
 
     @property
     def is_plain(self) -> bool:

@@ -68,7 +68,7 @@ AXES = {  # of the tables, in log2 of `expected`'s sizes
     "product": [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)],
     "prefill attention": [steps(0, 12, 2), steps(4, 16, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
     "decode attention": [steps(0, 12, 2), steps(0, 18, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
-    "memory-bound op": [steps(13, 31, 3), [6.0, 8.0, 10.0, 12.0, 14.0, 17.0], [0.0, 1.0]],
+    "memory-bound op": [steps(13, 31, 2), [6.0, 8.0, 10.0, 12.0, 14.0, 17.0], [0.0, 1.0, 4.0]],
 }
 
 
@@ -263,7 +263,11 @@ def rows_of_run(here: Machine, cases: Iterable[dict[str, Any]], least: int = LEA
 
 def stream_row(gpu: Machine, row: dict[str, Any]) -> Row:
     moved, rate = row["bytes"], gpu.gpu.memory_bytes_per_s or 1.0
-    rows, figures, cold = expected.rows_of(row["op"], row["shape"], row["direction"]), expected.rates_of(gpu), cold_of(row, gpu)
+    rows, figures, cold = (
+        expected.rows_of(row["op"], row["shape"], row["direction"]),
+        expected.rates_of(gpu),
+        cold_of(row, gpu),
+    )
     launches = cost.find(row["op"])(row["shape"], "bfloat16", row["direction"]).launches
     return Row(
         expected.stream_sizes(moved, rows),
