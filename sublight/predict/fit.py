@@ -24,6 +24,7 @@ VIEWER_H100 = 3072 * 10**9  # bytes/s of its memory, by LLM-Viewer
 PLAIN_BYTES = 4 << 20
 MOST_ROWS = 400  # that a fit looks at
 STAY = 0.03  # weight of a parameter's way from its start, for one op's own
+LEAST_HELD = 6  # rows of one op that were held out, for an error of its own
 LEAST_OF_ONE_OP = 3  # rows of a memory-bound op, for parameters of its own
 HEAVY = ("matmul", "linear", "attention", "paged_attention")  # ops that have tables of their own kind
 LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
@@ -285,6 +286,15 @@ def of_one_op(rows: list[Row], fitted: dict[str, float], axes: Any) -> tuple[dic
     return own, grid(rows, [row.model(own) for row in rows], axes) if rows else [0.0] * math.prod(map(len, axes))
 
 
+def _errors_of(kind: str, predicted: list[tuple[str, float, Row]]) -> dict[str, float]:
+    """Of this op's rows that were held out; of all ops' where it has few."""
+    own = [(seconds, row) for name, seconds, row in predicted if name == kind]
+    if len(own) < LEAST_HELD:
+        own = [(seconds, row) for _, seconds, row in predicted]
+    median, most = errors([seconds for seconds, _ in own], [row for _, row in own])
+    return {"median_error": median, "p90_error": most}
+
+
 def streams(
     here: Machine, cases: Iterable[dict[str, Any]], source: str
 ) -> tuple[dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -296,12 +306,13 @@ def streams(
     rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in light]
     known, held = halves(rows)
     fitted = fit([row for _, row in known], START["stream"])
-    predicted: list[tuple[float, Row]] = []
+    predicted: list[tuple[str, float, Row]] = []
     made: list[dict[str, Any]] = []
     for kind in sorted({name for name, _ in rows}):
         of_kind, out, every = ([row for name, row in part if name == kind] for part in (known, held, rows))
         own, values = of_one_op(of_kind, fitted, axes)
-        predicted += list(zip(corrected(out, [row.model(own) for row in out], axes, values), out, strict=True))
+        times = corrected(out, [row.model(own) for row in out], axes, values)
+        predicted += [(kind, seconds, row) for seconds, row in zip(times, out, strict=True)]
         own, values = of_one_op(every, fitted, axes)
         made.append(
             {
@@ -315,16 +326,15 @@ def streams(
                 "parameters": own,
             }
         )
-    error = errors([seconds for seconds, _ in predicted], [row for _, row in predicted])
-    made = [row | {"median_error": error[0], "p90_error": error[1]} for row in made]
+    made = [row | _errors_of(row["kind"], predicted) for row in made]
     every = [row for _, row in held]
     plain = [row for row in every if row.is_plain]
-    times = {id(row): seconds for seconds, row in predicted}
+    of_row = {id(row): seconds for _, seconds, row in predicted}
     checks = [
         {
             "what": f"{words}, {here.key}",
             "rows": len(rest),
-            "table": errors([times[id(row)] for row in rest], rest),
+            "table": errors([of_row[id(row)] for row in rest], rest),
             "analytic": errors([row.model(fitted) for row in rest], rest),
             "roofline": errors([row.roofline_s for row in rest], rest),
             "viewer": errors([row.viewer_s for row in rest], rest),
