@@ -38,6 +38,7 @@ class Rates:
     flops_per_s: float  # of products in the op's data type, reached
     bytes_per_s: float
     sms: int
+    l2_bytes_per_s: float = 0.0  # 0: as fast as the memory
 
 
 def cold_share(touched_bytes: float, l2_bytes: float) -> float:
@@ -70,6 +71,7 @@ def product_s(
     full_rate = fitted["stream"] * rates.bytes_per_s
     sm_rate = fitted["sm_share"] * rates.bytes_per_s / sms
     rows = m / groups
+    kept = cold + (1 - cold) * rates.bytes_per_s / max(rates.l2_bytes_per_s, rates.bytes_per_s)
     best = math.inf
     for tile_m, tile_n in TILES:
         tiles = groups * math.ceil(rows / tile_m) * math.ceil(n / tile_n)
@@ -82,7 +84,7 @@ def product_s(
             blocks = tiles * split
             compute = math.ceil(blocks / sms) * (along_k * depth + ends)
             partial = fitted["split"] * 4 * m * n * split if split > 1 else 0.0
-            memory = (moved_bytes + partial) / min(full_rate, min(blocks, sms) * sm_rate)
+            memory = (moved_bytes + partial) * kept / min(full_rate, min(blocks, sms) * sm_rate)
             added = fitted["split_s"] if split > 1 else 0.0
             best = min(best, (compute**power + memory**power) ** (1 / power) + added)
     return fitted["launch_s"] + cold * fitted["cold_s"] + best
