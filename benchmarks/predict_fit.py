@@ -5,10 +5,11 @@
 
 ROWS is a folder with gemm_h100.csv, gemm_b200.csv, gemm_l40s.csv, attention_h100.csv and mlp_vidur_a100.csv: published
 times of other people's kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository.
-Nothing is fitted to those of the A100, B200 and L40S. Rows of this project's own runs are read from benchmarks/*.json: memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape
-batch, q_len, kv_len, heads, kv_heads, head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the
-rows, drawn by a fixed seed, fit the parameters; the other half gives the errors. The tables that are written
-(sublight/predict/efficiency.json) are of all rows.
+Nothing is fitted to those of the A100, B200 and L40S. Rows of this project's own runs are read from benchmarks/*.json:
+memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape batch, q_len, kv_len, heads, kv_heads,
+head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the rows, drawn by a fixed seed, fit the
+parameters; the other half gives the errors. The tables that are written (sublight/predict/efficiency.json) are of all
+rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
 SOURCE = (
     "ai-dynamo/aiconfigurator at 095f58a, Apache-2.0: bf16 products by TensorRT-LLM 1.3.0rc20, FlashAttention 3 by "
-    "vLLM 0.24.0 with the cache's write, H100 SXM, B200 SXM and L40S; 3,000 rows of each drawn evenly over the logarithms of the shape"
+    "vLLM 0.24.0 with the cache's write, H100 SXM, B200 SXM and L40S; 3,000 rows of each drawn evenly over the "
+    "logarithms of the shape"
 )
 STREAMS_SOURCE = "benchmarks/{gpu}.json, {gpu}_streams.json and {gpu}_census_streams.json, this project's kernels"
 COPIES = 5  # of a weight, in SOURCE's rows
