@@ -113,6 +113,11 @@ class Prediction(OfOps):
         return sum(op.hidden_s for op in self.ops)
 
     @property
+    def clock_share(self) -> float:
+        """Of the highest clock, that products of this step run at."""
+        return 1 / clocks.slower(self.machine) if self.step.trains else 1.0
+
+    @property
     def gpus(self) -> int:
         return self.step.parallel.gpus
 
