@@ -154,6 +154,8 @@ def _steps(rows: Sequence[Row]) -> RenderableType:
         ("J/token", "largest"),
         ("J/token", "largest", "MFU"),
         ("J/token", "largest", "MFU", "memory"),
+        ("J/token", "largest", "MFU", "memory", "floor"),
+        ("J/token", "largest", "MFU", "memory", "floor", "±", "context"),
     )
     return Fitting(tuple(_table(rows, without) for without in dropped))
 
