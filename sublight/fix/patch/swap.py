@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import outside, probe
 from sublight.fix.patch.record import Swap
 
@@ -74,7 +75,7 @@ class Noted:
                 return name if child is None or what == "its class's forward" else f"{name}.{what}"
             if "forward" in child.__dict__ and not is_patched(child):
                 return f"{name}.forward"
-        if self.hidden and torch.nn.modules.module._has_any_global_hook():
+        if self.hidden and has_any_global_hook():
             return "a hook for all modules"
         return ""
 
