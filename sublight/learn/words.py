@@ -37,7 +37,7 @@ CHINESE = {
     "all is done": "全部完成",
     "reached": "已达到",
     "{days} days late": "已过期 {days} 天",
-    "{days} days: {rate} exercises a week": "还有 {days} 天：每周要做 {rate} 个练习",
+    "{days} days: {rate} exercises a week": "{days} 天，每周 {rate} 个",
     # the roadmap
     "Your way to fast kernels": "你的 kernel 之路",
     "The shortest way to {name}": "到 {name} 的最短路径",

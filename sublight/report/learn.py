@@ -25,7 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def markdown(words: str) -> RenderableType:
-    from rich.markdown import Markdown
+    from sublight.report.draw.wide import Markdown
 
     return Markdown(words, code_theme="ansi_dark")
 
