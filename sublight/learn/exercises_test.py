@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sublight import gpus
 from sublight.errors import BadInput
 from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.grade.goal import floor_s
 from sublight.learn.grade.scan import scan
 from sublight.learn.record import EXERCISES_FOLDER, Exercise
 from sublight.learn.texts import HINTS, LANGUAGES, SECTIONS, Text, parse
@@ -17,10 +19,10 @@ from sublight.learn.texts import HINTS, LANGUAGES, SECTIONS, Text, parse
 CODE = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
-LEFT_IN_ENGLISH = re.compile(r"(?:\b[A-Za-z]+,? ){5}")  # six words in a row
+LEFT_IN_ENGLISH = re.compile(r"(?:\b[A-Za-z]+,? ){5}")  # five words in a row
 LARGE = {"million million": 10**12, "million": 10**6, "billion": 10**9, "万亿": 10**12, "万": 10**4, "亿": 10**8}
 FIGURE = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?) ?({'|'.join(LARGE)})?")
-SMALL = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TEXTS = [
     pytest.param(exercise, exercise.folder / f"{language}.md", id=f"{exercise.name}-{language}")
     for exercise in EXERCISES
@@ -59,6 +61,14 @@ def test_texts_are_whole_and_hints_are_true(exercise: Exercise, file: Path) -> N
     assert f"`{exercise.signature}`" in text.page
 
 
+@pytest.mark.parametrize("exercise", [each for each in EXERCISES if each.goal], ids=lambda each: each.name)
+def test_the_least_time_that_a_page_names_is_the_floor(exercise: Exercise) -> None:
+    assert exercise.goal
+    why = texts_of(exercise)[0].sections["why"]
+    floor_us = 1e6 * floor_s(gpus.find("h200"), exercise.least_cost(exercise.goal.shape, exercise.goal.dtype))
+    assert [each for each in re.findall(r"(\d+) µs on an H200", why) if int(each) != round(floor_us)] == []
+
+
 def test_a_hint_that_is_not_true_is_found() -> None:
     exercise = find("copy")
     words = (exercise.folder / "en.md").read_text(encoding="utf-8").replace("`mask = place < n`", "`mask = place <= n`")
@@ -91,7 +101,7 @@ def apart(english: str, chinese: str) -> list[str]:
     faults += [f"code: {piece}" for piece in sorted(pieces[0] ^ pieces[1])]
     lines = [[line for block in FENCED.findall(words) for line in block.splitlines()] for words in both]
     faults += [f"code: {line}" for line in lines[1] if line not in lines[0] and not CHINESE.search(line)]
-    in_words = {Decimal(SMALL[word]) for word in re.findall(r"\w+", english.lower()) if word in SMALL}
+    in_words = {Decimal(n) for n, word in enumerate(NUMBERS) if re.search(rf"\b{word}\b", english.lower())}
     faults += [f"figure: {figure}" for figure in sorted(figures(english) - figures(chinese))]
     faults += [f"figure: {figure}" for figure in sorted(figures(chinese) - figures(english) - in_words)]
     prose = re.sub(r'"[^"\n]*"', "", CODE.sub("", FENCED.sub("", chinese)))  # what a check says is quoted as it is
@@ -115,7 +125,7 @@ def test_both_languages_say_the_same(exercise: Exercise) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "fault"),
     [
-        ("31 µs", "32 µs", ["figure: 31", "figure: 32"]),
+        ("32 µs", "31 µs", ["figure: 32", "figure: 31"]),
         ("有四处", "有 4 处", []),  # four, in words
         ("`place` 是向量", "place 是向量", ["code: place"]),
         ("program:       0", "program:       7", ["code: program:       7            1             2"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 CHINESE = {
     # chapters
-    "First kernels": "最初的 kernel",
+    "First kernels": "入门 kernel",
     "Rows": "行",
     "Movement": "搬运",
     "Products": "矩阵乘法",
