@@ -1,6 +1,6 @@
 """What `sublight pyprof` costs: CPU time of looking, over alternating pairs, and of tracing, on the recursive fib.
 
-    python benchmarks/pyprof_overhead.py [--pairs 20]
+    python benchmarks/pyprof_overhead.py [--pairs 20] [--json FILE]
 
 Needs no library but this package, so it runs with every Python that is at hand.
 """
@@ -8,6 +8,8 @@ Needs no library but this package, so it runs with every Python that is at hand.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import platform
 import statistics
 import sys
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sublight.pyprof import native, recorder
 from sublight.pyprof.recorder import Options
+from sublight.results import write_file
 
 RATES = ((100.0, 0.01), (1000.0, 0.03))  # looks a second, and what they may cost
 DEPTH, ROUNDS, FIB = 15, 40_000, 22
@@ -105,10 +108,14 @@ def tracing(rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20)
-    pairs = max(parser.parse_args().pairs, 4)
+    parser.add_argument("--json", default="", help="write the figures there, too")
+    given = parser.parse_args()
+    pairs = max(given.pairs, 4)
     module = native.module(lambda line: print(line, file=sys.stderr))
     kind = "C part" if module else f"without the C part: {native.Native.reason}"
     print(f"Python {platform.python_version()}, {kind}, {threading.active_count()} thread")
+    figures: dict[str, object] = {"python": platform.python_version(), "c_part": bool(module), "pairs": pairs}
+    figures["load_before"] = os.getloadavg()[0]
     work()
     for hz, most in RATES:
         extra, reached_hz, own = looking(hz, pairs)
@@ -119,8 +126,12 @@ def main() -> None:
             f"looking at {hz:g} Hz: {100 * middle:+.2f} % CPU (± {100 * error:.2f}; {quartiles}); "
             f"by its own clocks {100 * own:.2f} %; bar {100 * most:g} %"
         )
-    for name, times in tracing(9).items():
+        figures[f"{hz:g} Hz"] = {"median": middle, "error": error, "own_clocks": own, "bar": most, "hz": reached_hz}
+    figures["fib"] = fib_times = tracing(9)
+    for name, times in fib_times.items():
         print(f"fib, {name}: {times:.2f} ×")
+    if given.json:
+        write_file(json.dumps(figures, indent=1) + "\n", Path(given.json))
 
 
 if __name__ == "__main__":
