@@ -47,7 +47,7 @@ reference than twice what PyTorch's own function is.
   itself, and its rounding decides the step), and AdamW with eps 1e-8 over three steps.
 - `sublight bench cuda:matmul` checks and times every step of a ladder on this GPU, beside PyTorch and beside our op
   where it takes the same inputs (softmax, layer_norm, matmul, gelu, transpose); `sublight bench softmax cuda:softmax`
-  shows both in one run; `--shape`, `--dtype`, `--quick` and `--json` as for ops. `benchmarks/cuda_ladders.py` times all.
+  shows both in one run; `--shape`, `--dtype`, `--quick`, `--json` are as for ops; `benchmarks/cuda_ladders.py` has all.
 - compute-sanitizer's memcheck, racecheck and synccheck find nothing in any step (`compute-sanitizer --tool racecheck
   python benchmarks/cuda_ladders.py --check`; H200, 2026-11-16, d7c81cd): small shapes that cross block boundaries.
 - A new step is a kernel in its `.cu`, a `Rung` in the ladder's Python file, then `python -m sublight.extensions.ledger`
