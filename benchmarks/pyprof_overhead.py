@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sublight.pyprof import native, recorder
+from sublight.pyprof import native, recorder, tracer
 from sublight.pyprof.recorder import Options
 from sublight.results import write_file
 
@@ -78,7 +78,7 @@ def looking(hz: float, pairs: int) -> tuple[list[float], float, float]:
 
 
 def tracing(rounds: int) -> dict[str, float]:
-    """fib under each tracer, as a multiple of the plain one: the fastest of some rounds of each, taken in turns."""
+    """fib under each one, as a multiple of the plain one: the fastest of some rounds of each, taken in turns."""
     best: dict[str, float] = {}
     kinds: dict[str, Options | None] = {
         "plain": None,
@@ -89,14 +89,14 @@ def tracing(rounds: int) -> dict[str, float]:
     }
     for _ in range(rounds):
         for name, options in kinds.items():
-            tracer = recorder.make(options) if options else None
-            if tracer:
-                tracer.start()
+            one = recorder.make(options) if options else None
+            if one:
+                one.start()
             before_s = time.thread_time()
             fib(FIB)
             took_s = time.thread_time() - before_s
-            if tracer:
-                calls = tracer.stop().calls
+            if one:
+                calls = one.stop().calls
                 assert calls is not None
                 counted = sum(node.calls for one in calls.threads for node in one.nodes
                               if node.function >= 0 and calls.functions[node.function].function == "fib")  # fmt: skip
@@ -113,8 +113,14 @@ def main() -> None:
     pairs = max(given.pairs, 4)
     module = native.module(lambda line: print(line, file=sys.stderr))
     kind = "C part" if module else f"without the C part: {native.Native.reason}"
-    print(f"Python {platform.python_version()}, {kind}, {threading.active_count()} thread")
-    figures: dict[str, object] = {"python": platform.python_version(), "c_part": bool(module), "pairs": pairs}
+    clock = "the processor's counter" if tracer._has_counter() else "the system's clock"
+    print(f"Python {platform.python_version()}, {kind}, {threading.active_count()} thread, calls timed by {clock}")
+    figures: dict[str, object] = {
+        "python": platform.python_version(),
+        "c_part": bool(module),
+        "pairs": pairs,
+        "clock": clock,
+    }
     figures["load_before"] = os.getloadavg()[0]
     work()
     for hz, most in RATES:
