@@ -47,7 +47,7 @@ def check(
     began = time.process_time()
     with crew.folder() as name:
         running = Running(exercise=exercise, problem=problem, crew=crew, folder=Path(name), gpu=gpu,
-                          budget=budget or Budget(), order=_order(exercise, source, Path(name), gpu))  # fmt: skip
+                          budget=budget or Budget(), order=order_of(exercise, source, Path(name), gpu))  # fmt: skip
         cases = cases_of(exercise, secrets.SystemRandom())
         faults, right = running.values(cases)
         if faults and branches(source):
@@ -71,7 +71,7 @@ def check(
     )
 
 
-def _order(exercise: Exercise, source: str, folder: Path, gpu: Gpu) -> dict[str, Any]:
+def order_of(exercise: Exercise, source: str, folder: Path, gpu: Gpu) -> dict[str, Any]:
     """What the processes that run the submission need to know."""
     script = folder / f"{exercise.name}.py"
     script.write_text(runnable(source), encoding="utf-8")
