@@ -96,9 +96,7 @@ class Arena:
 
     @classmethod
     def on_gpu(cls, size_bytes: int) -> Arena:
-        import torch
-
-        torch.empty(1, device="cuda")  # PyTorch makes this thread's context
+        _take_context()
         address = ctypes.c_ulonglong()
         driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
         handle = (ctypes.c_ubyte * _HANDLE_BYTES)()
@@ -119,6 +117,7 @@ class Arena:
 
     def close(self) -> None:
         if self.address:
+            _take_context()
             driver.call("cuMemFree_v2", ctypes.c_ulonglong(self.address))
             self.address = 0
 
@@ -127,16 +126,25 @@ def opened(handle: str, size_bytes: int, device: str) -> Any:
     """A child's view of the grader's memory, as bytes."""
     if device == "cpu":
         return _of_file(handle)
-    import torch
 
     class Handle(ctypes.Structure):  # passed by value, as the driver's C interface has it
         _fields_ = (("bytes", ctypes.c_ubyte * _HANDLE_BYTES),)
 
-    torch.empty(1, device="cuda")
+    _take_context()
     address = ctypes.c_ulonglong()
     value = Handle.from_buffer_copy(bytes.fromhex(handle))
     driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), value, ctypes.c_uint(_LAZY_PEER_ACCESS))
     return _bytes_at(address.value, size_bytes)
+
+
+def _take_context() -> None:
+    """Make PyTorch's context this thread's own: a thread that allocates from PyTorch's cache alone has none yet."""
+    import torch
+
+    torch.cuda.init()
+    context = ctypes.c_void_p()
+    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(torch.cuda.current_device()))
+    driver.call("cuCtxSetCurrent", context)
 
 
 def _of_file(name: str) -> Any:

@@ -29,6 +29,10 @@ def check(
     exercise: Exercise, source: str, *, crew: Crew, gpu: Gpu, file: str = "", budget: Budget | None = None
 ) -> Verdict:
     """Judge a submission; everything that it is comes from `source`."""
+    if exercise.kind == "cuda":
+        from sublight.learn.grade.cuda.check import check as check_cuda
+
+        return check_cuda(exercise, source, gpu=gpu, file=file, budget=budget)
     goal = exercise.goal
     verdict = Verdict(
         exercise=exercise.name,

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 from sublight.errors import BadInput
 from sublight.learn.grade.sandbox import Budget
 
-Mode = Literal["interpret", "compile", "launch"]
+Mode = Literal["interpret", "compile", "launch", "play"]
 ANSWER_BYTES = 1 << 24
 READY_S = 300.0  # for torch and Triton to load, on a machine that is busy
 _DEATHS = {

@@ -25,9 +25,10 @@ MESSAGE_BYTES = 1 << 16
 
 def main(ends: dict[str, int]) -> None:
     """A process for each mode, with its end of the grader's socket; this one takes the last."""
-    import torch
+    if set(ends) != {"play"}:
+        import torch
 
-    torch.set_num_threads(1)  # OpenMP's threads do not live through a fork
+        torch.set_num_threads(1)  # OpenMP's threads do not live through a fork
     *others, last = ends
     for mode in others:
         if os.fork() == 0:
@@ -42,7 +43,8 @@ def _serve(mode: str, ends: dict[str, int]) -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "interpret" or (mode == "launch" and os.environ.get("CUDA_VISIBLE_DEVICES") == ""):
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton loads
-    _stand_ready(ends[mode], importlib.import_module(f"sublight.learn.grade.{mode}").prepared())
+    module = "cuda.play" if mode == "play" else mode
+    _stand_ready(ends[mode], importlib.import_module(f"sublight.learn.grade.{module}").prepared())
     os._exit(0)
 
 
