@@ -274,8 +274,8 @@ def _multiply(
                 hopper.mbarrier.arrive(empty.index(slot), count=1)
                 for b in gl.static_range(2):
                     c = _add_block(none, words, words_lower, x, b, BITS, IS_BF16)
-                    upper_sum += scales[b] * (c[0] - (zeros[b] + BASE) * sums[b])
-                    lower_sum += scales_lower[b] * (c[2] - (zeros_lower[b] + BASE) * sums[b])
+                    upper_sum = upper_sum + scales[b] * (c[0] - (zeros[b] + BASE) * sums[b])
+                    lower_sum = lower_sum + scales_lower[b] * (c[2] - (zeros_lower[b] + BASE) * sums[b])
         if BITS == 16:
             upper_sum, lower_sum = c[0], c[2]
         both = gl.sum(gl.reshape(gl.join(upper_sum, lower_sum), [_WARPS, 32, 2]), 0)
