@@ -16,6 +16,7 @@ from sublight.ops.attention.attention import attention
 from sublight.ops.attention.rope_kv_write import rope_kv_write
 from sublight.ops.gated.gated import swiglu
 from sublight.ops.matmul.matmul import matmul
+from sublight.ops.matmul.row_linear import row_linear
 from sublight.ops.movement.embedding import embedding
 from sublight.ops.norm.add_rms_norm import add_rms_norm
 from sublight.ops.norm.rms_norm import rms_norm
@@ -34,6 +35,7 @@ class Layers:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
     norm_linear: Callable[..., Tensor] | None  # of one row: norm, product and, where it is gated, SwiGLU in one launch
+    row_linear: Callable[..., Tensor] | None  # the same of dense and packed weights, for CUDA graphs
     swiglu: Callable[[Tensor], Tensor]  # gate and up side by side
     embedding: Callable[[Tensor, Tensor], Tensor]
     rope_kv_write: Callable[..., Tensor]  # q, k and v side by side in; q turned out, k and v into the cache
@@ -110,6 +112,7 @@ TORCH = Layers(
     rms_norm=_torch_rms_norm,
     add_rms_norm=_torch_add_rms_norm,
     norm_linear=None,
+    row_linear=None,
     swiglu=_torch_swiglu,
     embedding=F.embedding,
     rope_kv_write=turn_then(writing.reference),
@@ -121,6 +124,7 @@ OURS = Layers(
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     norm_linear=rms_norm_linear,
+    row_linear=row_linear,
     swiglu=swiglu,
     embedding=embedding,
     rope_kv_write=_our_rope_kv_write,

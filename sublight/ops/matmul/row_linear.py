@@ -136,8 +136,8 @@ def plan_plain(
     step = Step(
         _plain_kernel, (cdiv(n, bn // 2 if gated else bn),), n, k, weight.shape[1], groups, float(eps),
         on=f"{front} weight {'x x' if scales is None else 'scales zeros'} {behind}", tile=(bn, bk),
-        BITS=DENSE if scales is None else bits, GROUP=max(1, k // groups),
-        HAS_NORM=norm_weight is not None, GATED=gated, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, BN=bn, BK=bk, num_warps=4,
+        BITS=DENSE if scales is None else bits, GROUP=max(1, k // groups), HAS_NORM=norm_weight is not None,
+        GATED=gated, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, BN=bn, BK=bk, num_warps=4,
     )  # fmt: skip
     copies = tuple(name for name, each in given if each is not None and not each.is_contiguous())
     return _plan("plain", "one row: products by plain multiply-adds, one launch in all", x, weight, gated, step, copies)
@@ -178,15 +178,16 @@ def plan_stream(
     return _plan("stream", reason, x, weight, gated, step, ())
 
 
-def why_no_stream(x: torch.Tensor, weight: torch.Tensor, scales: Maybe, bits: int) -> str:
-    """Why `stream` does not take this; empty where it does."""
+def why_no_stream(x: torch.Tensor, weight: torch.Tensor, scales: Maybe, bits: int = BITS, *, k: int = 0) -> str:
+    """Why `stream` does not take this; empty where it does. `k` where x is not the row, but one like it."""
     if why_no_gluon or is_interpreted():
         return why_no_gluon or "Gluon is not interpreted"
     if facts(x).capability != 90 or x.element_size() != 2:
         return f"it is for Hopper (sm_90) and 16 bits, not sm_{facts(x).capability} and {x.dtype}"
     if x.numel() != x.shape[-1]:
         return "it is for one row"
-    k, block = x.shape[-1], block_of(bits) if scales is not None else stream.LINE_WORDS
+    k = k or (weight.shape[1] if scales is None else x.shape[-1])
+    block = block_of(bits) if scales is not None else stream.LINE_WORDS
     if k % (2 * block) or k > LONGEST or (scales is not None and bits not in (2, 4)):
         return f"it is for 2, 4 and 16 bits, and k up to {LONGEST} in lines of 128 bytes, not for k = {k}"
     if scales is not None and (scales.shape[1] * block != k or scales.shape[1] % 8):

@@ -15,9 +15,9 @@ import re
 
 from sublight import correct
 from sublight.backend.device import PRETEND, Facts
-from sublight.ops.matmul import fragments, row_linear, stream
-from sublight.ops.matmul.packing import quantize_weight, words_of
-from sublight.ops.matmul.row_linear import ROW_LINEAR, plan_stream, reference
+from sublight.ops.matmul import fragments, stream
+from sublight.ops.matmul.packing import quantize_weight
+from sublight.ops.matmul.row_linear import plan_stream, reference
 
 HOPPER = Facts(capability=90, shared_bytes=232448, multiprocessors=132)
 
