@@ -322,7 +322,9 @@ def _trials(theirs: Attention) -> Iterator[tuple[str, bool]]:
                 yield f"{what}, arguments it ignores", _is(ignored, wanted)
 
 
-def _formula(q: Any, k: Any, v: Any, seen: torch.Tensor | None, scale: float | None) -> torch.Tensor:
+def _formula(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * (q.shape[3] ** -0.5 if scale is None else scale)
     scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
