@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sublight.backend import private
 from sublight.cost import attention as attention_costs
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
@@ -80,7 +79,7 @@ def predict_module(
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"predict_module takes a torch.nn.Module, not {type(module).__name__}")
     recorder = _Recorder()
-    meta_args, meta_named = pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
+    meta_args, meta_named = private.pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
     states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: _on_meta(value) for name, value in states.items()}
     kept = [(each, dict(each.__dict__)) for each in module.modules()]  # a module may keep what it saw, or count calls
@@ -126,13 +125,15 @@ def _loss(result: Any) -> torch.Tensor:
     loss = getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    tensors = [
+        leaf for leaf in private.pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
     if not tensors:
         raise BadInput("nothing that the module returns has a gradient: leave train out")
     return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(private.TorchDispatchMode):
     """Every op below autograd."""
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class _Recorder(TorchDispatchMode):
         detail = _detail(values)
         if name in _FREE or no_cost(name, detail) or func.is_view:
             return
-        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in private.pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         known = cost_of(name, detail)
         if known is None:
             self.unknown.append(name)
@@ -206,7 +207,7 @@ def _detail(values: Sequence[Any]) -> Detail:
 
 
 def _one_pass(values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:
-    inputs = [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
+    inputs = [leaf for leaf in private.pytree.tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
     return Cost(read_bytes=sum(map(_bytes, inputs)), write_bytes=sum(map(_bytes, outputs)))
 
 
