@@ -194,10 +194,10 @@ def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, 
         share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
     if rows.is_odd:
         share *= fitted["odd"]
-    programs = rows.count or math.ceil(moved_bytes / PROGRAM_BYTES)
+    programs = max(1, rows.count or math.ceil(moved_bytes / PROGRAM_BYTES))
     waves = math.ceil(programs / rates.sms)
     power = fitted["blend"]
     of_memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
     of_sm = waves * moved_bytes / programs / (fitted["sm_share"] * rates.bytes_per_s / rates.sms)
-    moving = (of_memory**power + of_sm**power) ** (1 / power) / share
+    moving = float((of_memory**power + of_sm**power) ** (1 / power)) / share
     return launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + moving

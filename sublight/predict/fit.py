@@ -24,6 +24,7 @@ VIEWER_H100 = 3072 * 10**9  # bytes/s of its memory, by LLM-Viewer
 PLAIN_BYTES = 4 << 20
 MOST_ROWS = 400  # that a fit looks at
 STAY = 0.03  # weight of a parameter's way from its start, for one op's own
+MOST_ERROR = 0.9  # that is said of an op: more means that nothing is known
 LEAST_HELD = 6  # rows of one op that were held out, for an error of its own
 LEAST_OF_ONE_OP = 3  # rows of a memory-bound op, for parameters of its own
 HEAVY = ("matmul", "linear", "attention", "paged_attention")  # ops that have tables of their own kind
@@ -292,7 +293,7 @@ def _errors_of(kind: str, predicted: list[tuple[str, float, Row]]) -> dict[str, 
     if len(own) < LEAST_HELD:
         own = [(seconds, row) for _, seconds, row in predicted]
     median, most = errors([seconds for seconds, _ in own], [row for _, row in own])
-    return {"median_error": median, "p90_error": most}
+    return {"median_error": median, "p90_error": min(most, MOST_ERROR)}
 
 
 def streams(

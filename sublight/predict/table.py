@@ -77,7 +77,7 @@ def parameters(kind: str) -> dict[str, float]:
 @functools.cache
 def analytic_error(kind: str, gpu: str = "") -> float:
     """The 90th percentile of the analytic model's relative error: on that GPU where it was checked there, else the
-    largest of those that it was checked on; a half where it never was."""
+    median of those that it was checked on; a half where it never was."""
     fitted = _fitted(kind)
     return float(fitted.get("p90_of", {}).get(gpu, fitted.get("p90_error", 0.5)))
 
