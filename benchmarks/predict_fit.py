@@ -19,12 +19,13 @@ import csv
 import json
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sublight import gpus
 from sublight.predict import analytic, machine
-from sublight.predict.fit import HEAVY, Row, attention_row, checked, errors, product_row, rows_of_run, streams
+from sublight.predict.fit import HEAVY, Row, attention_row, checked, errors, product_row, rates, rows_of_run, streams
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
@@ -35,6 +36,7 @@ SOURCE = (
 )
 STREAMS_SOURCE = "benchmarks/{gpu}.json, {gpu}_streams.json and {gpu}_census_streams.json, this project's kernels"
 COPIES = 5  # of a weight, in SOURCE's rows
+L2_BYTES_PER_CLOCK = 32  # that an SM takes from the L2: on an H200 this is 8.4 TB/s, of which 7.9 are reached
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 
 
@@ -84,12 +86,14 @@ def a100_rows(rows: Sequence[dict[str, str]]) -> list[Row]:
 
 
 def published_rows(gpu: machine.Machine, rows: Sequence[dict[str, str]]) -> list[Row]:
-    """Products of which up to five copies of the weight took turns: what of them the L2 kept is not read again."""
+    """Products of which up to five copies of the weight took turns: what of them the L2 kept comes at its rate."""
+    clock_hz = gpu.gpu.boost_clock_hz or 0.0
+    figures = replace(rates(gpu), l2_bytes_per_s=L2_BYTES_PER_CLOCK * (gpu.gpu.sms or 1) * clock_hz)
     found = []
     for row in rows:
         m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
         cold = analytic.cold_share(2.0 * (COPIES * n * k + m * k + m * n), gpu.gpu.l2_bytes or 1)
-        found.append(product_row(gpu, m, n, k, float(row["us"]) * 1e-6, cold))
+        found.append(product_row(gpu, m, n, k, float(row["us"]) * 1e-6, cold, figures))
     return found
 
 
@@ -99,7 +103,7 @@ def elsewhere(folder: Path, product: dict[str, Any]) -> list[dict[str, Any]]:
     found = {"a100": a100_rows(read(folder / "mlp_vidur_a100.csv"))}
     for gpu in ("b200", "l40s"):
         found[gpu] = published_rows(machine.find(gpu), read(folder / f"gemm_{gpu}.csv"))
-    checks = [
+    checks: list[dict[str, Any]] = [
         {
             "what": f"product, {gpu}",
             "rows": len(rows),

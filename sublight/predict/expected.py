@@ -15,7 +15,6 @@ from sublight.predict.operation import Operation
 How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
 ROW_LENGTHS = ("cols", "n", "vocab")  # names of a row's length in shapes; the first that is there
 ROW_COUNTS = ("rows", "outer", "tokens")  # and of how many
-L2_BYTES_PER_CLOCK = 32  # that an SM takes from the L2: on an H200 this is 8.4 TB/s, of which 7.9 are reached
 FLAT = ("add", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu")  # ops without rows, whatever their shape is given by
 HALF = ("bfloat16", "float16")  # what the tables were measured in
 
@@ -86,7 +85,6 @@ def rates_of(machine: Machine, dtype: str | None = None) -> Rates:
         flops_per_s=machine.reached(dtype) if dtype else 0.0,
         bytes_per_s=gpu.memory_bytes_per_s or 0.0,
         sms=gpu.sms or 1,
-        l2_bytes_per_s=L2_BYTES_PER_CLOCK * (gpu.sms or 1) * (gpu.boost_clock_hz or 0.0),
     )
 
 

@@ -100,9 +100,11 @@ def viewer(gpu: Machine, flops: float, moved: float) -> float:
     return max(flops / gpu.peak("bfloat16"), moved / bandwidth)
 
 
-def product_row(gpu: Machine, m: int, n: int, k: int, seconds: float, cold: float = 1.0) -> Row:
+def product_row(
+    gpu: Machine, m: int, n: int, k: int, seconds: float, cold: float = 1.0, figures: Rates | None = None
+) -> Row:
     spent = cost.find("matmul")({"m": m, "n": n, "k": k}, "bfloat16", "fwd")
-    figures = rates(gpu)
+    figures = figures or rates(gpu)
     return Row(
         (m, n, k),
         seconds,
