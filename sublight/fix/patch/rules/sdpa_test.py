@@ -174,7 +174,7 @@ def test_copies_and_pickles(spy: Spy) -> None:
 
 
 def test_a_model_without_memory_and_a_traced_one_have_theirs(spy: Spy) -> None:
-    model = built("Llama")
+    model = built("Llama").requires_grad_(False)
     patch(model, rules=ONLY)
     ids = batch_for(model)["input_ids"]
     torch.jit.trace(lambda x: model(x, use_cache=False)[0], (ids,), check_trace=False)
