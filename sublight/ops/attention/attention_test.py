@@ -345,3 +345,6 @@ def test_pytorchs_kernels_get_rows_in_step(shape: tuple[int, ...]) -> None:
     assert torch.equal(got, apart) and not any(stride % 4 for stride in got.stride()[:3])
     whole = apart.clone(memory_format=torch.contiguous_format)
     assert in_step(whole) is whole
+    behind = torch.randn(whole.numel() + 3)[3:].view(shape)  # strides as they should be, and a first row that is not
+    got = in_step(behind)
+    assert torch.equal(got, behind) and got.storage_offset() == 0

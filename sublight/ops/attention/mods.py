@@ -263,8 +263,13 @@ def mod_arguments(
 
 
 def are_given(mods: dict[str, Any]) -> bool:
-    """Whether a call has any of what `check_mods` takes."""
-    return any(isinstance(value, torch.Tensor) or value not in (None, ()) for value in mods.values())
+    """Whether a call has any of what `check_mods` takes. PyTorch 2.11 cannot compile a question for the class of a
+    function under @triton.jit, nor its comparison with a value: these are only held against None."""
+    tensors = mods.get("mod_tensors")
+    others = [value for name, value in mods.items() if name != "mod_tensors"]
+    return any(value is not None for value in others) or not (
+        tensors is None or (type(tensors) is tuple and not tensors)
+    )
 
 
 def check_mods(
