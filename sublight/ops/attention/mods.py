@@ -56,7 +56,7 @@ def _identity(function: Any) -> str:
     return str(getattr(function, "cache_key", None) or f"{inspect.getsource(function.fn)} {id(function)}")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a kernel is no constant to torch.compile: it breaks the graph
 def name_of(score: Any, mask: Any, slope: Any) -> str:
     """The name by which PyTorch's ops know these functions."""
     if score is None and mask is None and slope is None:
@@ -263,13 +263,8 @@ def mod_arguments(
 
 
 def are_given(mods: dict[str, Any]) -> bool:
-    """Whether a call has any of what `check_mods` takes. PyTorch 2.11 cannot compile a question for the class of a
-    function under @triton.jit, nor its comparison with a value: these are only held against None."""
-    tensors = mods.get("mod_tensors")
-    others = [value for name, value in mods.items() if name != "mod_tensors"]
-    return any(value is not None for value in others) or not (
-        tensors is None or (type(tensors) is tuple and not tensors)
-    )
+    """Whether a call has any of what `check_mods` takes."""
+    return any(isinstance(value, torch.Tensor) or value not in (None, ()) for value in mods.values())
 
 
 def check_mods(
