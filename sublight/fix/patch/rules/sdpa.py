@@ -30,7 +30,8 @@ NAME = "__sublight_interface"
 LIBRARY = "transformers.integrations.sdpa_attention"
 BY_CALL = "decided call by call"
 SHORTEST = 2048  # tokens: in a shorter window nothing was timed, and without one ours is faster from 4096 on
-UNSET = ("position_bias", "cache", "softcap", "s_aux")  # a swap does not cover these
+UNSET = ("position_bias", "cache", "softcap", "s_aux", "head_mask")  # a swap does not cover these
+ASKS = "output_attentions"
 NUMBERS = ("dropout", "scaling", "is_causal")
 Attention = Callable[..., tuple[torch.Tensor, None]]
 
@@ -167,8 +168,8 @@ def options_of(
         return "q, k and v are not plain tensors of (batch, heads, tokens, head_dim)"
     if query.shape[2] != key.shape[2] or query.shape[2] < SHORTEST:
         return f"ours is faster over as many keys as queries alone, {SHORTEST} or more"
-    if any(named.get(name) is not None for name in UNSET) or named.get("output_attentions"):
-        return f"{', '.join(UNSET)} or output_attentions, of which one is given"
+    if any(named.get(name) is not None for name in UNSET) or named.get(ASKS):
+        return f"{', '.join(UNSET)} or {ASKS}, of which one is given"
     dropout, scale, is_causal = (named.get(name) for name in NUMBERS)
     if dropout:
         return "dropout, whose draws would be others"
@@ -262,7 +263,7 @@ def _is_plain(value: Any) -> bool:
 def unproven(theirs: Attention) -> str:
     """What `sdpa` of this transformers does that we do not know; empty where it is the formula."""
     try:
-        if odd := set(_read_of_named(theirs)) - {"softcap", "output_attentions"}:
+        if odd := set(_read_of_named(theirs)) - {*UNSET, ASKS}:
             return f"values not proven: transformers' sdpa reads {min(odd)}"
         with quiet():
             return next((what for what, is_right in _trials(theirs) if not is_right), "")
@@ -319,7 +320,7 @@ def _trials(theirs: Attention) -> Iterator[tuple[str, bool]]:
                 yield f"{what} by name", _is(named, wanted)
                 hidden = theirs(module, q, k, v, window, dropout=0.0, scaling=scale, is_causal=is_causal)
                 yield f"{what} and a mask", _is(hidden, _formula(q, k, v, window, scale))
-                unset = dict.fromkeys(UNSET) | {"sliding_window": 2, "output_attentions": False}
+                unset = dict.fromkeys(UNSET) | {"sliding_window": 2, ASKS: False}
                 ignored = theirs(module, q, k, v, None, scaling=scale, **unset)
                 yield f"{what}, arguments it ignores", _is(ignored, wanted)
 
