@@ -181,7 +181,7 @@ def options_of(
         return "q, k and v of sizes that do not fit each other, or values of another size"
     if not query.dtype == key.dtype == value.dtype:
         return "q, k and v of several data types"
-    if query.device.type not in ("cuda", "cpu") or torch.jit.is_tracing():
+    if query.device.type not in ("cuda", "cpu") or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return f"its tensors are on {query.device.type}, or a call is traced"
     if reason := _chosen_by_the_user(query):
         return reason
