@@ -143,6 +143,8 @@ def chosen_for(theirs: Any) -> Callable[[Any], Any]:
     def ours(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **named: Any
     ) -> tuple[torch.Tensor, None]:
+        if query.shape[2] < SHORTEST:  # a new token's step, above all: no more of the host's time than this
+            return theirs(module, query, key, value, attention_mask, *args, **named)  # type: ignore[no-any-return]
         options = "" if args else options_of(module, query, key, value, attention_mask, named)
         if isinstance(options, Options) and _parts(theirs) == known and is_won(query, key, value, options):
             return attention(query, key, value, **asdict(options)).transpose(1, 2).contiguous(), None
