@@ -169,7 +169,8 @@ def options_of(
     if any(type(x) is not torch.Tensor or x.dim() != 4 for x in (query, key, value)):
         return "q, k and v are not plain tensors of (batch, heads, tokens, head_dim)"
     if query.shape[2] != key.shape[2] or query.shape[2] < SHORTEST:
-        return f"{query.shape[2]} queries over {key.shape[2]} keys: ours was timed for as many of both, {SHORTEST} or more"
+        sizes = f"{query.shape[2]} queries over {key.shape[2]} keys"
+        return f"{sizes}: ours was timed for as many of both, {SHORTEST} or more"
     if any(named.get(name) is not None for name in UNSET) or named.get(ASKS):
         return f"{', '.join(UNSET)} or {ASKS}, of which one is given"
     dropout, scale, is_causal = (named.get(name) for name in NUMBERS)
