@@ -50,6 +50,17 @@ def test_a_renamed_part_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyPa
         _ = private.never_listed
 
 
+def test_each_part_that_is_renamed_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, part in list(PARTS.items()):
+        renamed = part.path.removesuffix(":") + ("_renamed:" if part.path.endswith(":") else "_renamed")
+        monkeypatch.setitem(PARTS, name, Part(renamed, part.purpose))
+        with pytest.raises(Missing) as raised:
+            find(name)
+        assert renamed.replace(":", ".") in str(raised.value) and part.purpose in str(raised.value)
+        assert loaded(name) is None
+    assert len(missing()) == len(PARTS)
+
+
 def private_names(source: str) -> list[str]:
     """Private names of Triton and PyTorch that code imports, uses, or looks up by a string; comments, docstrings and
     advice for users may mention them."""
