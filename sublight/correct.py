@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 FACTOR = 2.0
+FAR_OFF = 1e6  # a ratio that says enough where one is written down: infinity has no place in JSON
 Inputs = tuple["torch.Tensor", ...]
 Call = Callable[..., Any]  # tensors in, a tensor or a tuple of them out
 
