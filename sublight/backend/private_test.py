@@ -19,7 +19,7 @@ from sublight.backend.private import PARTS, Missing, Part, find, loaded, missing
 
 PACKAGE = Path(__file__).parents[1]
 PRIVATE = re.compile(
-    r"(?:torch|triton)(?:\.(?!_)\w+)*?\._(?!_)\w+|triton\.(?:runtime|compiler|backends|knobs)\b"
+    r"(?:torch(?!\.ops\.)|triton)(?:\.(?!_)\w+)*?\._(?!_)\w+|triton\.(?:runtime|compiler|backends|knobs)\b"
     r"|private\.\w+(?:\.(?!_)\w+)*?\._(?!_)\w+"  # more of a module in the table than the table names
 )
 LOOKS_UP = re.compile(r"(?:.*\.)?(?:import_module|find_spec|__import__|importorskip)|sys\.modules\.\w+")
@@ -137,6 +137,7 @@ def test_no_other_file_has_private_names() -> None:
         ("importlib.import_module('triton.compiler.code_generator')", ["triton.compiler"]),
         ("private.dynamo._private", ["private.dynamo._private"]),
         ("private.dynamo.config, private.JITFunction, torch.__version__, self._torch._x", []),
+        ("torch.ops.aten._local_scalar_dense.default", []),  # an operator's name, which traces and exports have
         ('"torch._C"\nraise BadInput("call torch.cuda.memory._snapshot() first")  # torch._C', []),
     ],
 )
