@@ -97,7 +97,8 @@ def _drawn_on_a_gpu(items: Sequence[pytest.Item]) -> set[str]:
     for cases in tests.values():
         room = max(1, int(GPU_TEST_S / case_s(cases[0])))
         values: set[str] = set()
-        needed, others = [], []
+        needed: list[str] = []
+        others: list[str] = []
         for item in cases:
             new = {f"{name}={_value(value)}" for name, value in _parameters(item).items()} - values
             (needed if new else others).append(item.nodeid)
