@@ -258,12 +258,14 @@ def test_what_does_not_stream(on_hopper: None) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize(
-    ("n", "k", "bits", "gated", "extras"),
+    ("n", "k", "bits", "gated", "extras", "dtype"),
     [
-        *((70, 1024, 4, False, "norm"), (1000, 3072, 4, True, "norm bias"), (4096, 14336, 4, False, "residual")),
-        *((37, 128, 16, False, "residual"), (3000, 1152, 16, True, "norm bias"), (2200, 4096, 2, True, "")),
+        (70, 1024, 4, False, "norm", torch.bfloat16),
+        (1000, 3072, 4, True, "norm bias", torch.float16),
+        (4096, 14336, 4, False, "residual", torch.bfloat16),
+        (3000, 1152, 16, True, "norm bias", torch.bfloat16),
+        (2200, 4096, 2, True, "", torch.float16),
     ],
 )
 def test_the_rule_on_a_hopper(n: int, k: int, bits: int, gated: bool, extras: str, dtype: Any) -> None:
