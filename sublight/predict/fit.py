@@ -263,11 +263,7 @@ def rows_of_run(here: Machine, cases: Iterable[dict[str, Any]], least: int = LEA
 
 def stream_row(gpu: Machine, row: dict[str, Any]) -> Row:
     moved, rate = row["bytes"], gpu.gpu.memory_bytes_per_s or 1.0
-    rows, figures, cold = (
-        expected.rows_of(row["op"], row["shape"], row["direction"]),
-        expected.rates_of(gpu),
-        cold_of(row, gpu),
-    )
+    rows, figures, cold = expected.rows_of(row["op"], row["shape"], row["direction"]), expected.rates_of(gpu), cold_of(row, gpu)
     launches = cost.find(row["op"])(row["shape"], "bfloat16", row["direction"]).launches
     return Row(
         expected.stream_sizes(moved, rows),

@@ -48,7 +48,9 @@ class Playing(Running):
     codes: Future[Any] | None = None  # what nvcc makes of the file; None: there is no nvcc
     lines: dict[int, int] = field(default_factory=dict)  # by address in the library
 
-    def _ask(self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any) -> dict[str, Any]:
+    def _ask(
+        self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any
+    ) -> dict[str, Any]:
         numbers = [case.shape[name] for name in self.exercise.sizes]
         answer = task.ask(**specs_of(inputs, outputs), numbers=numbers, **more)
         if not answer["failure"]:
