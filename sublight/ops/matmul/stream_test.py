@@ -191,7 +191,17 @@ def test_the_source_played(n: int, k: int, bits: int, gated: bool, extras: str, 
 
 
 def errors(
-    ours: Any, n: int, k: int, bits: int, gated: bool, extras: str, dtype: Any, device: str, *, seed: int
+    ours: Any,
+    n: int,
+    k: int,
+    bits: int,
+    gated: bool,
+    extras: str,
+    dtype: Any,
+    device: str,
+    *,
+    seed: int,
+    size: float = 1.0,
 ) -> list[correct.Error]:
     made: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(seed), "dtype": dtype, "device": device}
     rows = n * (2 if gated else 1)
@@ -206,8 +216,16 @@ def errors(
     return correct.forward_errors(
         lambda x: ours(x, *tensors, *how),
         lambda x: reference(x, *wide(tensors, x.dtype), *how),
-        (torch.randn(1, k, **made),),
+        ((torch.randn(1, k, **made) * size).clamp(-6e4, 6e4),),
     )
+
+
+def test_a_row_is_normed_before_it_is_rounded(played: Any) -> None:
+    """In fp16 a large row by the norm's weight alone would be infinite, a small one nothing."""
+    for size in (2e4, 1e-4):
+        case = 16, 1024, 4, False, "norm", torch.float16, "cpu"
+        error = correct.settled(lambda seed, case=case, size=size: errors(played, *case, seed=seed, size=size))
+        assert error.ok, error
 
 
 def wide(tensors: Any, dtype: Any) -> tuple[Any, ...]:
