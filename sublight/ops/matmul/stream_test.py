@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from sublight import correct
 from sublight.backend.device import PRETEND, Facts
+from sublight.errors import BadInput
 from sublight.ops.matmul import fragments, row_linear, stream
 from sublight.ops.matmul.packing import quantize_weight, words_of
 from sublight.ops.matmul.row_linear import plan_row, plan_stream, reference
@@ -202,13 +203,14 @@ def errors(
     *,
     seed: int,
     size: float = 1.0,
+    group: int = 0,
 ) -> list[correct.Error]:
     made: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(seed), "dtype": dtype, "device": device}
     rows = n * (2 if gated else 1)
     weight = torch.randn(rows, k, **made) * 0.3
     if bits < 16:
         weight[0], weight[1] = 0, 0.3  # groups of one value
-    packed = (weight, None, None) if bits == 16 else quantize_weight(weight, bits, 512 // bits)
+    packed = (weight, None, None) if bits == 16 else quantize_weight(weight, bits, group or 512 // bits)
     norm = torch.randn(k, **made) if "norm" in extras else None
     bias = torch.randn(rows, **made) if "bias" in extras else None
     residual = torch.randn(1, n, **made) if "residual" in extras else None
@@ -226,6 +228,41 @@ def test_a_row_is_normed_before_it_is_rounded(played: Any) -> None:
         case = 16, 1024, 4, False, "norm", torch.float16, "cpu"
         error = correct.settled(lambda seed, case=case, size=size: errors(played, *case, seed=seed, size=size))
         assert error.ok, error
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "bits", "group", "gated", "extras"),
+    [(5, 96, 8, 32, True, "norm bias residual"), (7, 130, 2, 130, False, "residual"), (6, 70, 16, 0, True, "bias")],
+)
+def test_plain_takes_any_bits(n: int, k: int, bits: int, group: int, gated: bool, extras: str) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    case = n, k, bits, gated, extras, torch.float32, device
+
+    def ours(*args: Any) -> Any:
+        return row_linear._row_linear.runner(row_linear.plan_plain(*args))(*args)
+
+    error = correct.settled(lambda seed: errors(ours, *case, seed=seed, group=group))
+    assert error.ok, error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(6, 5)}, "use (n, 8), or give scales and zeros"),
+        ({"scales": torch.ones(6, 1)}, "give both or none"),
+        ({"scales": torch.ones(6, 1), "zeros": torch.ones(6, 1)}, "is not packed from k = 8 of 4 bits"),
+        ({"norm_weight": torch.ones(7)}, "use (8,)"),
+        ({"bias": torch.ones(5)}, "use (6,)"),
+        ({"residual": torch.ones(1, 5)}, "use (1, 6)"),
+        ({"weight": torch.zeros(5, 8), "gated": True}, "put gate above up"),
+        ({"residual": torch.ones(1, 6).double()}, "make them alike"),
+        ({"bias": torch.ones(6, requires_grad=True)}, "torch.no_grad()"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    given = {"x": torch.zeros(1, 8), "weight": torch.zeros(6, 8)} | change
+    with pytest.raises(BadInput, match=re.escape(message)):
+        row_linear.row_linear(**given)
 
 
 def wide(tensors: Any, dtype: Any) -> tuple[Any, ...]:
