@@ -13,6 +13,7 @@ import pytest
 
 from sublight import units
 from sublight.cli import main
+from sublight.report.predict import plans
 
 LLAMA = ("predict", "llama-3-8b")
 
@@ -120,6 +121,8 @@ def test_without_a_model_the_known_ones_are_listed(capsys: pytest.CaptureFixture
 def test_plans_and_what_they_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "predict", "llama-3-70b", "--gpu", "h100", "--plan", "4", "--latency", "50ms")
     assert found["plans"][0]["meets"] and found["plans"][0]["gpus"] == 4
+    slower = [row["parallel"] for row in found["plans"] if not row["meets"]]
+    assert slower and plans.slower_lines(found) == [f"Slower than 50.0 ms: {', '.join(slower)}."]
     for words, message in (
         (("--plan", "4", "--tp", "2"), "leave out --tp"),
         (("--plan", "4", "--html", "x.html"), "leave out --html"),
