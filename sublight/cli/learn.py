@@ -13,9 +13,9 @@ from pathlib import Path
 from sublight.cli import output
 from sublight.errors import BadInput, one_of
 from sublight.learn import path
-from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.exercises import CUDA_EXERCISES, EXERCISES, find
 from sublight.learn.progress import Progress, parse_due
-from sublight.learn.record import Exercise
+from sublight.learn.record import CUDA, Exercise
 from sublight.learn.texts import HINTS, LANGUAGES, text_of
 from sublight.learn.verdict import Verdict
 from sublight.report import learn as report
@@ -51,7 +51,7 @@ class Request:
 
 def command(request: Request) -> int:
     """The exit status: 1 where a check has not passed."""
-    if request.what in {each.name for each in EXERCISES} and not request.name:
+    if request.what in {each.name for each in (*EXERCISES, *CUDA_EXERCISES)} and not request.name:
         request = replace(request, what="show", name=request.what)  # `sublight learn copy`
     if request.anyway and request.what not in ("solution", "submit"):
         raise BadInput("--anyway goes with `sublight learn solution NAME` or `submit NAME`: leave it out")
@@ -79,19 +79,25 @@ def _map(request: Request) -> int:
 def _chosen(request: Request) -> Exercise:
     """The one that is named; else the one whose file was changed last."""
     if request.name:
-        return find(Path(request.name).stem if request.name.endswith(".py") else request.name)
-    files = [FOLDER / f"{each.name}.py" for each in EXERCISES if (FOLDER / f"{each.name}.py").is_file()]
-    if files:
-        return find(max(files, key=lambda file: file.stat().st_mtime).stem)
+        return find(Path(request.name).name.removesuffix(".py") if _is_file(request.name) else request.name)
+    begun = [each for each in (*EXERCISES, *CUDA_EXERCISES) if (FOLDER / each.file).is_file()]
+    if begun:
+        return max(begun, key=lambda each: (FOLDER / each.file).stat().st_mtime)
     following = path.next_one(Progress().states()) or EXERCISES[0]
     raise BadInput(f"which exercise? Name one, or begin with `sublight learn start {following.name}`")
 
 
 def _file(request: Request, exercise: Exercise) -> Path:
-    file = Path(request.name) if request.name.endswith(".py") else FOLDER / f"{exercise.name}.py"
+    is_named = _is_file(request.name) and request.name != exercise.name
+    file = Path(request.name) if is_named else FOLDER / exercise.file
     if not file.is_file():
-        raise BadInput(f"there is no {file}: `sublight learn start {exercise.name}` writes learn/{exercise.name}.py")
+        raise BadInput(f"there is no {file}: `sublight learn start {exercise.name}` writes learn/{exercise.file}")
     return file
+
+
+def _is_file(name: str) -> bool:
+    """Whether a file is named, not an exercise: add.cu alone is one."""
+    return name.endswith(".py") or (name.endswith(CUDA) and Path(name).name != name)
 
 
 def _read(file: Path) -> str:
@@ -114,7 +120,7 @@ def _start(request: Request) -> int:
     exercise = find(request.name) if request.name else following
     if exercise is None:
         raise BadInput("every exercise has passed: name one to do it again")
-    text, file = text_of(exercise, request.lang), FOLDER / f"{exercise.name}.py"
+    text, file = text_of(exercise, request.lang), FOLDER / exercise.file
     is_new = not file.exists()
     if is_new:
         try:
@@ -250,6 +256,8 @@ def _submit(request: Request) -> int:
     exercise = _chosen(request)
     if exercise.goal is None:
         raise BadInput(f"{exercise.name} is right or wrong, and has no ranking: `sublight learn check` says which")
+    if exercise.kind == "cuda":
+        raise BadInput(f"boards take Triton alone: `sublight learn submit {exercise.function}`")
     board = board_of()
     file, gpu = _file(request, exercise), target(request.gpu)
     source = _read(file)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublight.errors import BadInput
-from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.exercises import CHAPTERS, CUDA_EXERCISES, EXERCISES, find
 from sublight.learn.grade.scan import scan
 from sublight.learn.record import EXERCISES_FOLDER, Exercise
 from sublight.learn.texts import HINTS, SECTIONS, Text, parse
@@ -16,22 +16,28 @@ from sublight.learn.texts import HINTS, SECTIONS, Text, parse
 CODE = re.compile(r"`([^`\n]+)`")
 TEXTS = [
     pytest.param(exercise, file, id=f"{exercise.name}-{file.stem}")
-    for exercise in EXERCISES
+    for exercise in (*EXERCISES, *CUDA_EXERCISES)
     for file in sorted(exercise.folder.glob("*.md"))
+    if file.name.startswith("cuda.") == (exercise.kind == "cuda")
 ]
 
 
 def plain(code: str) -> str:
     """Without what formatting changes."""
-    return re.sub(r"\s+|#.*", "", code)
+    return re.sub(r"\s+", "", code)
 
 
 def untrue(text: Text, exercise: Exercise) -> list[str]:
     """Code in the hints that the solution does not contain, nor, of single names, the starter."""
     starter = set(re.findall(r"\w+", exercise.starter()))
-    solution = plain(re.sub(r"#.*", "", exercise.solution()))
+    comment = "//" if exercise.kind == "cuda" else "#"
+    solution = plain(re.sub(rf"{comment}.*", "", exercise.solution()))
     hints = "\n".join(text.sections[f"hint {level}"] for level in range(1, HINTS + 1))
-    return [code for code in CODE.findall(hints) if code not in starter and plain(code) not in solution]
+    return [
+        code
+        for code in CODE.findall(hints)
+        if code not in starter and plain(re.sub(rf"{comment}.*", "", code)) not in solution
+    ]
 
 
 @pytest.mark.parametrize(("exercise", "file"), TEXTS)
@@ -40,7 +46,7 @@ def test_texts_are_whole_and_hints_are_true(exercise: Exercise, file: Path) -> N
     assert tuple(text.sections) == SECTIONS and all(text.sections.values()) and all(text.headings.values())
     assert text.title and len(text.title) < 60
     assert untrue(text, exercise) == []
-    assert f"learn/{exercise.name}.py" in text.sections["task"]
+    assert f"learn/{exercise.file}" in text.sections["task"]
     assert (exercise.goal is None) == (exercise.kind == "paper")
     if exercise.goal:
         assert f"{exercise.goal.fraction:g}" in text.sections["task"]
@@ -98,7 +104,7 @@ def test_the_commands_that_texts_name_exist() -> None:
 
     for exercise in EXERCISES:
         for file in exercise.folder.glob("*.md"):
-            words = re.findall(r"sublight learn (\w+)", file.read_text(encoding="utf-8"))
+            words = re.findall(r"sublight learn ([a-z]+)", file.read_text(encoding="utf-8"))
             assert set(words) <= set(COMMANDS), file
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublight import units
 from sublight.learn import path
-from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.exercises import CHAPTERS, CUDA_EXERCISES, EXERCISES, find
 from sublight.learn.progress import DatedGoal, State
 from sublight.learn.record import Exercise
 from sublight.learn.texts import Text, text_of
@@ -68,6 +68,9 @@ def map_page(states: Mapping[str, State], goals: Sequence[DatedGoal], language: 
         left = len(path.way_to(find(goal.exercise), states))
         words = filter(None, (f"{left} left" if left else "", roadmap.standing(goal, left, today)))
         lines.append(f"goal: {goal.exercise}{f' by {goal.due}' if goal.due else ''}: {', '.join(words)}")
+    done = [each.name for each in CUDA_EXERCISES if states.get(each.name, State()).has_passed]
+    names = ", ".join(f"{each.name} ✓" if each.name in done else each.name for each in CUDA_EXERCISES)
+    lines.append(f"in CUDA C++, too ({len(done)} of {len(CUDA_EXERCISES)} passed): {names}")
     lines.append(f"next: sublight learn start {following.name}" if following else "all is done")
     return Group(*lines)
 
@@ -161,7 +164,12 @@ def _figures(verdict: Verdict) -> RenderableType:
     least = f"{units.text(verdict.least_bytes, 'B')} must move, which takes {units.text(verdict.floor_s, 's')}"
     allowed = f"this code allows {units.percent(verdict.fraction)} of that speed"
     words = f"on {verdict.gpu} at {verdict.goal_case}: {least}; {allowed}"
-    return Group(table, Line(words), Line("  read off the compiled code: a bound, not a measurement", style="dim"))
+    lines: list[RenderableType] = [table, Line(words)]
+    lines.append(Line("  read off the compiled code: a bound, not a measurement", style="dim"))
+    if timed := verdict.timing:
+        reached = f"{units.text(timed.seconds, 's')} a call, {units.percent(timed.fraction)} of the limit"
+        lines.append(Line(f"measured on this {verdict.gpu} at {timed.case}: {reached}"))
+    return Group(*lines)
 
 
 def hint_page(name: str, hint: str, level: int, levels: int) -> RenderableType:
@@ -174,7 +182,8 @@ def hint_page(name: str, hint: str, level: int, levels: int) -> RenderableType:
 def solution_page(exercise: Exercise, text: Text) -> RenderableType:
     from rich.console import Group
 
-    return Group(markdown(f"```python\n{exercise.solution().rstrip()}\n```\n\n{text.explanation}"))
+    language = "cuda" if exercise.kind == "cuda" else "python"
+    return Group(markdown(f"```{language}\n{exercise.solution().rstrip()}\n```\n\n{text.explanation}"))
 
 
 def next_page(following: Exercise | None, language: str) -> RenderableType:

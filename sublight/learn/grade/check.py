@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight.cost import shape_text
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.learn.grade.answers import wrong_answers
 from sublight.learn.grade.cases import Case, cases_of
@@ -66,10 +67,12 @@ def check(
             verdict = replace(verdict, faults=(*verdict.faults, *wrong_answers(exercise, source)))
         printed = tail(Path(name) / "printed", PRINTED_BYTES).decode(errors="replace")
         paths = name + "/"
+    if goal and not verdict.faults and (timer := crew.timer(gpu)):
+        verdict = _by_the_clock(verdict, exercise, source, timer, gpu)
     return replace(
         verdict,
         faults=tuple(replace(fault, text=fault.text.replace(paths, "")) for fault in verdict.faults),
-        notes=tuple(note.replace(paths, "") for note in running.notes),
+        notes=tuple(note.replace(paths, "") for note in (*running.notes, *verdict.notes)),
         printed=printed,
         cpu_s=running.cpu_s + time.process_time() - began,
     )
@@ -101,3 +104,18 @@ def _at_goal(verdict: Verdict, running: Running, exercise: Exercise, small: Case
     verdict = replace(verdict, faults=tuple(faults), kernels=kernels)
     faults = faults or held_to_goal(verdict) or running.at_goal()
     return replace(verdict, faults=tuple(faults))
+
+
+def _by_the_clock(verdict: Verdict, exercise: Exercise, source: str, timer: Crew, gpu: Gpu) -> Verdict:
+    """What has passed so far, timed on this machine's GPU; where that cannot be, a note says why."""
+    from sublight.extensions.driver import DriverError
+    from sublight.learn.grade.timed import timed
+
+    with timer.folder() as name:
+        order = order_of(exercise, source, Path(name), gpu)
+        try:
+            faults, timing = timed(exercise, order, crew=timer, folder=Path(name), gpu=gpu)
+        except (DriverError, RuntimeError, BadInput) as error:
+            note = f"it was not timed on this GPU: {str(error).splitlines()[0]}"
+            return replace(verdict, notes=(*verdict.notes, note))
+    return replace(verdict, faults=tuple(faults), timing=timing)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from sublight.errors import BadInput
+from sublight.gpus import Gpu, detect
 from sublight.learn.grade.sandbox import Budget
 
 Mode = Literal["interpret", "compile", "launch", "play"]
@@ -113,6 +114,7 @@ class Crew:
         has_gpu: bool = False,
     ) -> None:
         self.sandbox, self._has_gpu = sandbox, has_gpu
+        self._timer: Crew | None = None
         self._asking = threading.Lock()  # several submissions may begin at the same time
         if sys.platform != "linux":
             raise BadInput("checks run on Linux alone, as Triton does: use a Linux machine, a container or WSL")
@@ -160,6 +162,15 @@ class Crew:
                 self.sandbox.admit(name)
             yield name
 
+    def timer(self, gpu: Gpu) -> Crew | None:
+        """The crew that launches on this machine's GPU, if it is that one; not in a sandbox, which has no GPU."""
+        here = None if self.sandbox else detect()
+        if here is None or here.key != gpu.key or not here.compute_capability:
+            return None
+        if self._timer is None:
+            self._timer = Crew(modes=("launch",), has_gpu=True)
+        return self._timer
+
     def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
         """A process that has loaded the submission, or has failed to: its first answer says."""
         ours, theirs = socket.socketpair()
@@ -171,6 +182,8 @@ class Crew:
         return Task(crew=self, mode=mode, child=child, channel=Connection(ours.detach()), budget=budget)
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.close()
         for end in self._ends.values():
             end.close()
         self._process.terminate()  # the other one, which it forked, hears that the grader hung up

@@ -117,9 +117,7 @@ class Running:
             draws = max(draws, min(most, 2 * len(errors)))
         return []
 
-    def _ask(
-        self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any
-    ) -> dict[str, Any]:
+    def _ask(self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any) -> dict[str, Any]:
         """One call on these tensors, and what was seen of it."""
         return task.ask(**specs_of(inputs, outputs), **more)
 

@@ -14,7 +14,9 @@ _LAUNCH = re.compile(r"([A-Za-z_]\w*(?:\s*<[^<>;(){}]*>)?)\s*<<<")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]*)[>\"]", re.MULTILINE)
 _SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
-_WORDS = re.compile(r"\b(asm|__asm__|thrust|cub|cublas\w*|cooperative_groups|dlopen|system|fork|thread|pthread\w*)\b")
+_WORDS = re.compile(
+    r"\b(asm|__asm__|thrust|cub|cublas\w*|cooperative_groups|dlopen|system|fork|pthread\w*|watched\w*|played\w*)\b"
+)
 HEADERS = ("cuda_runtime.h", "math.h", "cmath", "cfloat", "float.h", "climits", "cstdint", "stdint.h")
 
 
