@@ -53,11 +53,8 @@ def prepared() -> child.Serve:
 
 def _warm_up() -> None:
     """Load what a check would load, and hash Triton's own files, which its cache does once a process."""
-    import importlib
-
     with gpu_pretended(find_gpu("h200"), []):
-        importlib.import_module("triton.experimental.gluon._runtime")
-        importlib.import_module("triton.compiler.code_generator")
+        _ = private.GluonASTSource, private.code_generator
     with contextlib.suppress(ImportError):
         private.triton_key()
 
