@@ -31,7 +31,12 @@ FLASH_ATTENTION = Exercise(
     apart=("q", "k", "v"),
     sizes={"heads": (1, 2), "q_len": (1, 200), "head_dim": (32, 32)},
     shown={"heads": 2, "q_len": 150, "head_dim": 32},
-    goal=Goal(shape={"heads": 16, "q_len": 1024, "head_dim": 64}, dtype="float16", fraction=0.3),
+    goal=Goal(
+        shape={"heads": 16, "q_len": 1024, "head_dim": 64},
+        dtype="float16",
+        fraction=0.3,
+        on_gpu={"heads": 16, "q_len": 4096, "head_dim": 128},
+    ),
     needs=("online_attention", "matmul"),
     dtypes=("float16", "bfloat16"),
 )
