@@ -157,8 +157,8 @@ def _sentence(verdict: Verdict, language: str) -> str:
     if verdict.has_passed and fraction is None:
         return say(language, "{name}: passed", name=name)
     if verdict.has_passed and verdict.timing:
-        words, reached = "{name}: passed, and reaches {fraction} of this {gpu}'s limit", verdict.timing.fraction
-        return say(language, words, name=name, fraction=units.percent(reached), gpu=verdict.gpu)
+        words = "{name}: passed, and reaches {fraction} of this {gpu}'s limit"
+        return say(language, words, name=name, fraction=units.percent(verdict.timing.fraction), gpu=verdict.gpu)
     if verdict.has_passed:
         words = "{name}: passed, and its code allows {fraction} of the {gpu}'s limit"
         return say(language, words, name=name, fraction=units.percent(fraction), gpu=verdict.gpu)
