@@ -95,6 +95,11 @@ class Task:
         known = _DEATHS.get(signal.Signals(-status), "its process was killed by signal {signal}")
         return known.format(cpu_s=self.budget.cpu_s, signal=-status)
 
+    def kill(self) -> None:
+        """From another thread than the one that waits for its answer, which then hears that it is gone."""
+        if child := self.child:
+            self.crew.request(self.mode, {"kill": child})
+
     def end(self) -> None:
         """Whatever it does, and whatever it started."""
         self.channel.close()

@@ -200,7 +200,7 @@ def check(exercise: Exercise, source: str, *, gpu: Gpu, file: str = "", budget: 
                               budget=budget or BUDGET, order=order, library=library, codes=codes)  # fmt: skip
             verdict = _judged(verdict, playing)
     notes = (*playing.notes, PLAYED, *(() if codes else (NO_NVCC,)))
-    return replace(verdict, notes=notes, cpu_s=playing.cpu_s + time.process_time() - began)
+    return replace(verdict, notes=notes, cpu_s=sum(playing.spent_s) + time.process_time() - began)
 
 
 def has_nvcc() -> bool:
