@@ -56,7 +56,7 @@ class KernelFigures:
 class Timing:
     """What the grader's clock showed at the goal's size, on a GPU."""
 
-    seconds: float  # of one call, the median of the runs
+    seconds: float  # of one call, in the shortest of the runs
     fraction: float  # of the GPU's limit at that size
     case: str  # the size and data type
     runs_s: tuple[float, ...]

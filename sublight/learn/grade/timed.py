@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 import secrets
-import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from sublight.learn.verdict import Fault, Timing
 
 LEAST_RUN_S = 0.002  # a shorter one is mostly the way of a message
 RUN_S = 0.02  # that a run aims at
-RUNS = 3
+RUNS = 5
 CALLS = 64  # that one replay holds at least, where it may: the way of a message is the smaller a part of it
 MOST_SETS = 64
 L2_BYTES = 64 << 20
@@ -131,7 +130,7 @@ class Stopwatch:
             self._alone(luck.randrange(sets))
         if self.faults:
             return None
-        seconds = statistics.median(runs)
+        seconds = min(runs)  # what disturbs a run only adds to it
         return self._floored(Timing(seconds=seconds, fraction=self.floor_s / seconds, case=self.case, sets=sets,
                                     runs_s=tuple(runs), calls=times * len(order), method=method))  # fmt: skip
 

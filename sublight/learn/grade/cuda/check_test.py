@@ -65,6 +65,20 @@ MISTAKES = (
     Mistake(name="no semicolon", body="out[i] = x[i]", kind="compile", word="expected", line=3),
     Mistake(name="a library's header", body="", kind="scan", word="#include <thrust/sort.h>", line=8,
             launch=f"{LAUNCH}#include <thrust/sort.h>\n"),
+    Mistake(name="one code for each compiler", kind="scan", word="#ifdef", line=4, body=(
+        "\n#ifdef __CUDACC__\n#endif\n")),
+    Mistake(name="a compiler's version", kind="scan", word="__cplusplus", line=3,
+            body="if (__cplusplus > 201703L && i < n) out[i] = x[i] + y[i];"),
+    Mistake(name="the host copies", kind="scan", word="memcpy", line=6, body="", launch=(
+        "\nvoid add(const float* x, const float* y, float* out, int n) {\n    memcpy(out, x, 4 * n);\n}\n")),
+    Mistake(name="past the watch", kind="scan", word="__attribute__", line=3,
+            body="__attribute__((no_sanitize(\"thread\"))) int j = i;"),
+    Mistake(name="code at loading", kind="scan", word="__attribute__", line=5, body="",
+            launch="\n__attribute__((constructor)) static void first() {}\nvoid add(const float*, const float*, float*, int);\n"),
+    Mistake(name="an endless loop", kind="limit", word="does a loop never end", body="while (i >= 0) { i = i + 1 - 1; }"),
+    Mistake(name="results kept from call to call", kind="values", word="expected", body="if (i < n) out[i] = x[i] + y[i];",
+            launch=("\nvoid add(const float* x, const float* y, float* out, int n) {\n    static const float* first = x; "
+                    "add_kernel<<<(n + 255) / 256, 256>>>(first == x ? x : y, y, out, n);\n}\n")),
     Mistake(name="another signature", body="", kind="compile", word="keep the starter's signature",
             launch="\nvoid add(float* x) { add_kernel<<<1, 1>>>(x, x, x, 0); }\n"),
     Mistake(name="less at the goal's size", body="if (i < n) out[i] = x[i] + y[i];", kind="launch", word="left out",

@@ -27,8 +27,8 @@ def prepared() -> child.Serve:
     def serve(channel: Connection, order: dict[str, Any]) -> None:
         with child.answering(channel) as answer:
             try:
-                library = ctypes.CDLL(order["library"])
                 confine(Budget(**order["budget"]), programs=False)
+                library = ctypes.CDLL(order["library"])  # which may run code of the submission's
                 answer(failure=None)
                 known: dict[Spec, int] = {}
                 for turn, case in enumerate(child.orders(channel)):
