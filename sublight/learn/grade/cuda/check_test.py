@@ -74,10 +74,13 @@ MISTAKES = (
     Mistake(name="past the watch", kind="scan", word="__attribute__", line=3,
             body="__attribute__((no_sanitize(\"thread\"))) int j = i;"),
     Mistake(name="code at loading", kind="scan", word="__attribute__", line=5, body="",
-            launch="\n__attribute__((constructor)) static void first() {}\nvoid add(const float*, const float*, float*, int);\n"),
-    Mistake(name="an endless loop", kind="limit", word="does a loop never end", body="while (i >= 0) { i = i + 1 - 1; }"),
-    Mistake(name="results kept from call to call", kind="values", word="expected", body="if (i < n) out[i] = x[i] + y[i];",
-            launch=("\nvoid add(const float* x, const float* y, float* out, int n) {\n    static const float* first = x; "
+            launch="\n__attribute__((constructor)) static void first() {}\nvoid add(const float*, const float*);\n"),
+    Mistake(name="an endless loop", kind="limit", word="does a loop never end",
+            body="while (i >= 0) { i = i + 1 - 1; }"),
+    Mistake(name="results kept from call to call", kind="values", word="expected",
+            body="if (i < n) out[i] = x[i] + y[i];",
+            launch=("\nvoid add(const float* x, const float* y, float* out, int n) {\n"
+                    "    static const float* first = x; "
                     "add_kernel<<<(n + 255) / 256, 256>>>(first == x ? x : y, y, out, n);\n}\n")),
     Mistake(name="another signature", body="", kind="compile", word="keep the starter's signature",
             launch="\nvoid add(float* x) { add_kernel<<<1, 1>>>(x, x, x, 0); }\n"),
