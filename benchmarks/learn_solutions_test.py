@@ -42,7 +42,7 @@ def test_table_counts_goals(script: Any) -> None:
     assert lines[-1] == "2 of 3 right, 1 of 2 timed reach their goal"
 
 
-BELOW = ("compact", "embedding_backward", "histogram")  # docs/learn.md says so
+BELOW = ("embedding_backward", "histogram")  # docs/learn.md says so
 
 
 def test_the_docs_name_the_goals_that_no_solution_reached_on_an_h200() -> None:
