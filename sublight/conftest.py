@@ -42,6 +42,7 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, as its children
+os.environ["SUBLIGHT_LEARN_TIME"] = "0"  # other tests use the GPU at the same time: a time would say nothing
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
 
 

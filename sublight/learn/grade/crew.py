@@ -168,8 +168,10 @@ class Crew:
             yield name
 
     def timer(self, gpu: Gpu) -> Crew | None:
-        """The crew that launches on this machine's GPU, if it is that one; not in a sandbox, which has no GPU."""
-        here = None if self.sandbox else detect()
+        """The crew that launches on this machine's GPU, if it is that one; not in a sandbox, which has no GPU,
+        nor with SUBLIGHT_LEARN_TIME=0."""
+        is_wanted = not self.sandbox and os.environ.get("SUBLIGHT_LEARN_TIME") != "0"
+        here = detect() if is_wanted else None
         if here is None or here.key != gpu.key or not here.compute_capability:
             return None
         if self._timer is None:
