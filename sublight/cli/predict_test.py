@@ -60,10 +60,22 @@ def test_tables_fit_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    words = [*LLAMA, "--gpu", "h100", "--what-if", "bandwidth=2x", "--batch", "1,64", "--price", "2", "--census"]
+    words = [
+        *LLAMA,
+        "--gpu",
+        "h100",
+        "--what-if",
+        "bandwidth=2x,flops=3x",
+        "--batch",
+        "1,64",
+        "--price",
+        "2",
+        "--census",
+    ]
     assert main.run(words) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown)) <= int(columns) and not [line for line in shown if "…" in line and "s…" in line]
+    assert max(map(len, shown)) <= int(columns)
+    assert not [line for line in shown if "…" in line and not line.startswith("… and ")]  # no figure is cut
     assert any("x1." in line for line in shown)  # what the change brings
 
 
@@ -81,6 +93,7 @@ def test_tables_fit_a_narrow_terminal(
         (("llama-3-8b", "--mode", "sleep"), "unknown mode 'sleep'"),
         (("llama-3-8b", "--price", "free"), "--price free: give the price"),
         (("llama-3-8b", "--what-if", "speed=2x"), "unknown --what-if 'speed'"),
+        (("llama-3-8b", "--network", "50"), "--network 50: give one GPU's bytes a second"),
         (("llama-3-8b", "--tp", "5"), "--tp 5 does not divide the 32 heads"),
         (("llama-3-8b", "--ep", "2"), "llama-3-8b has no experts"),
         (("gpt2", "--context", "4096"), "gpt2 has 1024 positions"),
