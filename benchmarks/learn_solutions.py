@@ -107,14 +107,15 @@ def row_of(exercise: Exercise, wrong: str, gpu: Gpu, until: float) -> dict[str, 
     """One exercise: what was wrong, its time at the goal's size, and the share of the limit that this is."""
     goal = exercise.goal
     assert goal
-    row: dict[str, Any] = {"exercise": exercise.name, "goal": goal.fraction, "wrong": wrong, "shape": goal.shape}
+    shape = goal.timed_shape
+    row: dict[str, Any] = {"exercise": exercise.name, "goal": goal.fraction, "wrong": wrong, "shape": shape}
     if wrong or time.monotonic() > until:
         return row
-    least = exercise.least_cost(goal.shape, goal.dtype)
+    least = exercise.least_cost(shape, goal.dtype)
     problem, call = exercise.problem(), solution_of(exercise)
     thunks = []
     for seed in range(min(MOST_SETS, timing.sets_for(least.bytes, L2_BYTES))):
-        inputs = problem.inputs(goal.shape, goal.dtype, "cuda", seed)
+        inputs = problem.inputs(shape, goal.dtype, "cuda", seed)
         thunks.append(partial(call, *inputs, *poisoned(problem.outputs(inputs))))
     samples = timing.measure(thunks, time_limit_s=EACH_S)
     floor = floor_s(gpu, least)

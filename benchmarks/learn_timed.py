@@ -21,7 +21,6 @@ from sublight.gpus import Gpu, detect
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.grade.check import order_of
 from sublight.learn.grade.crew import Crew
-from sublight.learn.grade.goal import floor_s
 from sublight.learn.grade.timed import Stopwatch
 from sublight.learn.grade.timed_fakes import TIMED, TimedCheat
 from sublight.learn.record import Exercise
@@ -67,7 +66,7 @@ def timed(
             watches[label] = Stopwatch(exercise=exercise, gpu=gpu, order=order, crew=crew, folder=folder)
             stack.callback(watches[label].close)
         failures = dict(zip(watches, pool.map(begun, watches.values()), strict=True))
-        return {label: row_of(label, watch, failures[label], gpu) for label, watch in watches.items()}
+        return {label: row_of(label, watch, failures[label]) for label, watch in watches.items()}
 
 
 def begun(watch: Stopwatch) -> str:
@@ -79,7 +78,7 @@ def begun(watch: Stopwatch) -> str:
     return ""
 
 
-def row_of(label: str, watch: Stopwatch, failure: str, gpu: Gpu) -> dict[str, Any]:
+def row_of(label: str, watch: Stopwatch, failure: str) -> dict[str, Any]:
     goal = watch.exercise.goal
     assert goal
     row: dict[str, Any] = {"name": label, "exercise": watch.exercise.name, "goal": goal.fraction, "failure": failure}
@@ -93,9 +92,8 @@ def row_of(label: str, watch: Stopwatch, failure: str, gpu: Gpu) -> dict[str, An
     row |= {"faults": [f"{fault.kind}: {fault.text}" for fault in watch.faults], "took_s": time.monotonic() - began_s}
     if found is None:
         return row
-    floor = floor_s(gpu, watch.exercise.least_cost(goal.shape, goal.dtype))
     return row | {"seconds": found.seconds, "runs_s": found.runs_s, "calls": found.calls, "sets": found.sets,
-                  "method": found.method, "fraction": floor / found.seconds}  # fmt: skip
+                  "method": found.method, "fraction": found.fraction}  # fmt: skip
 
 
 def table(rows: dict[str, dict[str, Any]], cheats: Sequence[TimedCheat]) -> str:

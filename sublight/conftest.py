@@ -24,7 +24,8 @@ HAS_GPU = _has_gpu()
 LONG = ("xray/compile_test", "docs_test", "ops/ops_test", "xray", "examples", "ops/", "fix/")
 SIDES = {  # one case of so many is drawn, and one of three tests that have no cases
     **{"ops/ops_test": 28, "sublight/ops/": 14, "docs_test": 5},
-    **{"learn/grade/check_test": 50, "extensions/ledger_test": 20, "extensions/ladders_test": 6},
+    **{"learn/grade/check_test": 50, "learn/grade/cuda/": 30, "learn/grade/timed_test": 6},
+    **{"extensions/ledger_test": 20, "extensions/ladders_test": 6},
     **{"extensions/projects/build_test": 40},
     **{"sublight/fix/": 12, "trace/capture/": 4, "trace/fuzz_test": 4, "sublight/cli/": 6, "examples/": 3},
     **{"sublight/engines/": 6, "learn/board/": 6, "extensions/demos/": 6, "extensions/transformer/": 6},
@@ -41,6 +42,7 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, as its children
+os.environ["SUBLIGHT_LEARN_TIME"] = "0"  # other tests use the GPU at the same time: a time would say nothing
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from sublight.cli import output
 from sublight.errors import BadInput, one_of
 from sublight.learn import path
-from sublight.learn.exercises import EXERCISES, find
+from sublight.learn.exercises import CUDA_EXERCISES, EXERCISES, find
 from sublight.learn.progress import Progress, parse_due
-from sublight.learn.record import Exercise
+from sublight.learn.record import CUDA, Exercise
 from sublight.learn.texts import HINTS, LANGUAGES, text_of
 from sublight.learn.verdict import Verdict
 from sublight.learn.words import say
@@ -52,7 +52,7 @@ class Request:
 
 def command(request: Request) -> int:
     """The exit status: 1 where a check has not passed."""
-    if request.what in {each.name for each in EXERCISES} and not request.name:
+    if request.what in {each.name for each in (*EXERCISES, *CUDA_EXERCISES)} and not request.name:
         request = replace(request, what="show", name=request.what)  # `sublight learn copy`
     if request.anyway and request.what not in ("solution", "submit"):
         raise BadInput("--anyway goes with `sublight learn solution NAME` or `submit NAME`: leave it out")
@@ -79,28 +79,34 @@ def _map(request: Request) -> int:
 
 def _chosen(request: Request) -> Exercise:
     """The one that is named; else the one whose file was changed last."""
-    if request.name.endswith(".py"):
-        name = Path(request.name).stem
-        if name not in {each.name for each in EXERCISES}:
+    if _is_file(request.name):
+        name = Path(request.name).name.removesuffix(".py")
+        if name not in {each.name for each in (*EXERCISES, *CUDA_EXERCISES)}:
             words = "{file} has the name of no exercise: call it as in copy.py; `sublight learn` shows all"
             raise BadInput(say(request.lang, words, file=request.name))
         return find(name)
     if request.name:
         return find(request.name)
-    files = [FOLDER / f"{each.name}.py" for each in EXERCISES if (FOLDER / f"{each.name}.py").is_file()]
-    if files:
-        return find(max(files, key=lambda file: file.stat().st_mtime).stem)
+    begun = [each for each in (*EXERCISES, *CUDA_EXERCISES) if (FOLDER / each.file).is_file()]
+    if begun:
+        return max(begun, key=lambda each: (FOLDER / each.file).stat().st_mtime)
     following = path.next_one(Progress().states()) or EXERCISES[0]
     words = "which exercise? Name one, or begin with `sublight learn start {name}`"
     raise BadInput(say(request.lang, words, name=following.name))
 
 
 def _file(request: Request, exercise: Exercise) -> Path:
-    file = Path(request.name) if request.name.endswith(".py") else FOLDER / f"{exercise.name}.py"
+    is_named = _is_file(request.name) and request.name != exercise.name
+    file = Path(request.name) if is_named else FOLDER / exercise.file
     if not file.is_file():
-        words = "there is no {file}: `sublight learn start {name}` writes learn/{name}.py"
-        raise BadInput(say(request.lang, words, file=file, name=exercise.name))
+        words = "there is no {file}: `sublight learn start {name}` writes learn/{written}"
+        raise BadInput(say(request.lang, words, file=file, name=exercise.name, written=exercise.file))
     return file
+
+
+def _is_file(name: str) -> bool:
+    """Whether a file is named, not an exercise: add.cu alone is one."""
+    return name.endswith(".py") or (name.endswith(CUDA) and Path(name).name != name)
 
 
 def _read(file: Path, language: str) -> str:
@@ -124,7 +130,7 @@ def _start(request: Request) -> int:
     exercise = find(request.name) if request.name else following
     if exercise is None:
         raise BadInput(say(request.lang, "every exercise has passed: name one to do it again"))
-    text, file = text_of(exercise, request.lang), FOLDER / f"{exercise.name}.py"
+    text, file = text_of(exercise, request.lang), FOLDER / exercise.file
     is_new = not file.exists()
     if is_new:
         try:
@@ -266,6 +272,9 @@ def _submit(request: Request) -> int:
     if exercise.goal is None:
         words = "{name} is right or wrong, and has no ranking: `sublight learn check` says which"
         raise BadInput(say(request.lang, words, name=exercise.name))
+    if exercise.kind == "cuda":
+        words = "boards take Triton alone: `sublight learn submit {name}`"
+        raise BadInput(say(request.lang, words, name=exercise.function))
     board = board_of()
     file, gpu = _file(request, exercise), target(request.gpu)
     source = _read(file, request.lang)

@@ -171,7 +171,7 @@ class Tools:
         path = _existing(file)
         chosen = find(exercise or path.stem)
         if chosen.name != path.stem:
-            raise BadInput(f"{file} is not named after {chosen.name}: call it {chosen.name}.py")
+            raise BadInput(f"{file} is not named after {chosen.name}: call it {chosen.file}")
         if not self._is_allowed(path):
             return _scanned(path, chosen)
         gpu_words = [f"--gpu={gpu}"] if gpu else []

@@ -24,9 +24,9 @@ def op_names(incomplete: str) -> list[str]:
 def learn_words(incomplete: str) -> list[str]:
     """What `sublight learn` takes first, and the exercises."""
     from sublight.cli.learn import COMMANDS
-    from sublight.learn.exercises import EXERCISES
+    from sublight.learn.exercises import CUDA_EXERCISES, EXERCISES
 
-    words = [*filter(None, COMMANDS), *(each.name for each in EXERCISES)]
+    words = [*filter(None, COMMANDS), *(each.name for each in (*EXERCISES, *CUDA_EXERCISES))]
     return [word for word in words if word.startswith(incomplete)]
 
 

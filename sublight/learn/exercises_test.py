@@ -10,7 +10,7 @@ import pytest
 
 from sublight import gpus
 from sublight.errors import BadInput
-from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.exercises import CHAPTERS, CUDA_EXERCISES, EXERCISES, find
 from sublight.learn.grade.goal import floor_s
 from sublight.learn.grade.scan import scan
 from sublight.learn.record import EXERCISES_FOLDER, Exercise
@@ -24,23 +24,31 @@ LARGE = {"million million": 10**12, "million": 10**6, "billion": 10**9, "万亿"
 FIGURE = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?) ?({'|'.join(LARGE)})?")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TEXTS = [
-    pytest.param(exercise, exercise.folder / f"{language}.md", id=f"{exercise.name}-{language}")
-    for exercise in EXERCISES
-    for language in LANGUAGES
+    *(
+        pytest.param(exercise, exercise.folder / f"{language}.md", id=f"{exercise.name}-{language}")
+        for exercise in EXERCISES
+        for language in LANGUAGES
+    ),
+    *(pytest.param(each, each.folder / "cuda.en.md", id=f"{each.name}-en") for each in CUDA_EXERCISES),
 ]
 
 
 def plain(code: str) -> str:
     """Without what formatting changes."""
-    return re.sub(r"\s+|#.*", "", code)
+    return re.sub(r"\s+", "", code)
 
 
 def untrue(text: Text, exercise: Exercise) -> list[str]:
     """Code in the hints that the solution does not contain, nor, of single names, the starter."""
     starter = set(re.findall(r"\w+", exercise.starter()))
-    solution = plain(re.sub(r"#.*", "", exercise.solution()))
+    comment = "//" if exercise.kind == "cuda" else "#"
+    solution = plain(re.sub(rf"{comment}.*", "", exercise.solution()))
     hints = "\n".join(text.sections[f"hint {level}"] for level in range(1, HINTS + 1))
-    return [code for code in CODE.findall(hints) if code not in starter and plain(code) not in solution]
+    return [
+        code
+        for code in CODE.findall(hints)
+        if code not in starter and plain(re.sub(rf"{comment}.*", "", code)) not in solution
+    ]
 
 
 @pytest.mark.parametrize(("exercise", "file"), TEXTS)
@@ -49,7 +57,7 @@ def test_texts_are_whole_and_hints_are_true(exercise: Exercise, file: Path) -> N
     assert tuple(text.sections) == SECTIONS and all(text.sections.values()) and all(text.headings.values())
     assert text.title and len(text.title) < 60
     assert untrue(text, exercise) == []
-    assert f"learn/{exercise.name}.py" in text.sections["task"]
+    assert f"learn/{exercise.file}" in text.sections["task"]
     assert (exercise.goal is None) == (exercise.kind == "paper")
     if exercise.goal:
         assert f"{exercise.goal.fraction:g}" in text.sections["task"]
@@ -174,7 +182,7 @@ def test_the_commands_that_texts_name_exist() -> None:
 
     for exercise in EXERCISES:
         for file in exercise.folder.glob("*.md"):
-            words = re.findall(r"sublight learn (\w+)", file.read_text(encoding="utf-8"))
+            words = re.findall(r"sublight learn ([a-z]+)", file.read_text(encoding="utf-8"))
             assert set(words) <= set(COMMANDS), file
 
 

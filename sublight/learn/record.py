@@ -101,6 +101,11 @@ class Goal:
     shape: Shape
     dtype: str = "float32"
     fraction: float = 0.9
+    on_gpu: Shape | None = None  # where a GPU times it: larger, so that it works rather than waits for launches
+
+    @property
+    def timed_shape(self) -> Shape:
+        return self.on_gpu or self.shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +147,7 @@ class Exercise:
 
     @property
     def signature(self) -> str:
-        """A kernel's launch writes into outputs that it is given; a paper step returns them. CUDA C++ gets sizes, too."""
+        """A kernel's launch writes into outputs that it is given; a paper step returns them. CUDA C++ gets sizes."""
         written = self.outputs if self.kind != "paper" else ()
         sizes = tuple(self.sizes) if self.kind == "cuda" else ()
         return f"{self.function}({', '.join((*self.arguments, *written, *sizes))})"

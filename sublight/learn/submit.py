@@ -31,7 +31,9 @@ class Board:
 
     def send(self, verdict: Verdict, source: str) -> dict[str, Any]:
         """The entry as the board has it."""
-        claim = {"fraction": verdict.fraction, "machine": machine(), "versions": versions()}
+        claim: dict[str, Any] = {"fraction": verdict.fraction, "machine": machine(), "versions": versions()}
+        if verdict.timing:
+            claim["timed"] = {"seconds": verdict.timing.seconds, "fraction": verdict.timing.fraction}
         entry = {"exercise": verdict.exercise, "gpu": verdict.gpu, "source": source, "claim": claim}
         return self._ask("/api/entries", json.dumps(entry).encode())
 

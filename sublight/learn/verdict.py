@@ -56,7 +56,9 @@ class KernelFigures:
 class Timing:
     """What the grader's clock showed at the goal's size, on a GPU."""
 
-    seconds: float  # of one call, the median of the runs
+    seconds: float  # of one call, in the shortest of the runs
+    fraction: float  # of the GPU's limit at that size
+    case: str  # the size and data type
     runs_s: tuple[float, ...]
     calls: int  # in each run
     sets: int  # of buffers
@@ -77,6 +79,7 @@ class Verdict:
     kernels: tuple[KernelFigures, ...] = ()
     least_bytes: int = 0  # that any implementation moves at the goal's shape
     floor_s: float | None = None
+    timing: Timing | None = None  # None: it was not run on a GPU
     is_by_data: bool = False  # whole numbers say what is read, as in a gather: the bound may count too little of it
     notes: tuple[str, ...] = ()  # worth knowing, nothing to mend
     source: str = ""
@@ -111,6 +114,9 @@ class Verdict:
     def sentence(self) -> str:
         if self.has_passed and self.fraction is None:
             return f"{self.exercise}: passed"
+        if self.has_passed and self.timing:
+            reached = units.percent(self.timing.fraction)
+            return f"{self.exercise}: passed, and reaches {reached} of this {self.gpu}'s limit"
         if self.has_passed:
             return (
                 f"{self.exercise}: passed, and its code allows {units.percent(self.fraction)} of the {self.gpu}'s limit"
@@ -151,6 +157,7 @@ class Verdict:
             "fraction_predicted": self.fraction,
             "floor_s": self.floor_s,
             "predicted_s": self.predicted_s,
+            "timed": {name: getattr(self.timing, name) for name in Timing.__slots__} if self.timing else None,  # type: ignore[attr-defined]
             "least_bytes": self.least_bytes or None,
             "kernels": [
                 {name: getattr(kernel, name) for name in KernelFigures.__slots__}  # type: ignore[attr-defined]

@@ -74,6 +74,7 @@ CHINESE = {
     "{name}: passed, and its code allows {fraction} of the {gpu}'s limit": (
         "{name}：通过，这样的代码最多达到 {gpu} 极限的 {fraction}"
     ),
+    "{name}: passed, and reaches {fraction} of this {gpu}'s limit": "{name}：通过，达到这块 {gpu} 极限的 {fraction}",
     "{name}: right, but not yet fast enough": "{name}：结果对，但还不够快",
     "{name}: right, but not yet answered": "{name}：结果对，但问题还没有答好",
     "{name}: not yet right": "{name}：还不对",
@@ -105,8 +106,15 @@ CHINESE = {
     "{file} has the name of no exercise: call it as in copy.py; `sublight learn` shows all": (
         "{file} 不是任何练习的名字：请按练习命名，例如 copy.py；`sublight learn` 会列出全部练习"
     ),
-    "there is no {file}: `sublight learn start {name}` writes learn/{name}.py": (
-        "没有 {file}：`sublight learn start {name}` 会写出 learn/{name}.py"
+    "there is no {file}: `sublight learn start {name}` writes learn/{written}": (
+        "没有 {file}：`sublight learn start {name}` 会写出 learn/{written}"
+    ),
+    "boards take Triton alone: `sublight learn submit {name}`": "排行榜只收 Triton：`sublight learn submit {name}`",
+    "in CUDA C++, too ({done} of {count} passed): {names}": (
+        "也可以用 CUDA C++ 做（{count} 个，通过 {done} 个）：{names}"
+    ),
+    "measured on this {gpu} at {case}: {seconds} a call, {fraction} of the limit": (
+        "在这块 {gpu} 上实测，{case}：每次调用 {seconds}，达到上限的 {fraction}"
     ),
     "cannot read {file}: {error}; it must be a text file in UTF-8": "读不了 {file}：{error}；它必须是 UTF-8 的文本文件",
     "every exercise has passed: name one to do it again": "所有练习都通过了：想再做一遍，请写出名字",

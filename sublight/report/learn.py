@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublight import units
 from sublight.learn import path
-from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.exercises import CHAPTERS, CUDA_EXERCISES, EXERCISES, find
 from sublight.learn.progress import DatedGoal, State
 from sublight.learn.record import Exercise
 from sublight.learn.texts import Text, text_of
@@ -68,6 +68,10 @@ def map_page(states: Mapping[str, State], goals: Sequence[DatedGoal], language: 
         bars = "".join(_bar(day.share) for day in days[-40:])
         lines.append(say(language, "day by day: {bars}", bars=bars))
     lines += [_goal_line(goal, states, language, today) for goal in goals]
+    done = [each.name for each in CUDA_EXERCISES if states.get(each.name, State()).has_passed]
+    names = ", ".join(f"{each.name} ✓" if each.name in done else each.name for each in CUDA_EXERCISES)
+    words = "in CUDA C++, too ({done} of {count} passed): {names}"
+    lines.append(say(language, words, done=len(done), count=len(CUDA_EXERCISES), names=names))
     if following:
         lines.append(say(language, "next: sublight learn start {name}", name=following.name))
     else:
@@ -152,6 +156,9 @@ def _sentence(verdict: Verdict, language: str) -> str:
     name, fraction = verdict.exercise, verdict.fraction
     if verdict.has_passed and fraction is None:
         return say(language, "{name}: passed", name=name)
+    if verdict.has_passed and verdict.timing:
+        words = "{name}: passed, and reaches {fraction} of this {gpu}'s limit"
+        return say(language, words, name=name, fraction=units.percent(verdict.timing.fraction), gpu=verdict.gpu)
     if verdict.has_passed:
         words = "{name}: passed, and its code allows {fraction} of the {gpu}'s limit"
         return say(language, words, name=name, fraction=units.percent(fraction), gpu=verdict.gpu)
@@ -203,7 +210,18 @@ def _figures(verdict: Verdict, language: str) -> RenderableType:
         fraction=units.percent(verdict.fraction),
     )
     bound = say(language, "read off the compiled code: a bound, not a measurement")
-    return Group(table, Line(words), Line(f"  {bound}", style="dim"))
+    lines: list[RenderableType] = [table, Line(words), Line(f"  {bound}", style="dim")]
+    if timed := verdict.timing:
+        words = say(
+            language,
+            "measured on this {gpu} at {case}: {seconds} a call, {fraction} of the limit",
+            gpu=verdict.gpu,
+            case=timed.case,
+            seconds=units.text(timed.seconds, "s"),
+            fraction=units.percent(timed.fraction),
+        )
+        lines.append(Line(words))
+    return Group(*lines)
 
 
 def hint_page(name: str, text: Text, level: int, levels: int) -> RenderableType:
@@ -220,7 +238,8 @@ def hint_page(name: str, text: Text, level: int, levels: int) -> RenderableType:
 def solution_page(exercise: Exercise, text: Text) -> RenderableType:
     from rich.console import Group
 
-    return Group(markdown(f"```python\n{exercise.solution().rstrip()}\n```\n\n{text.explanation}"))
+    language = "cuda" if exercise.kind == "cuda" else "python"
+    return Group(markdown(f"```{language}\n{exercise.solution().rstrip()}\n```\n\n{text.explanation}"))
 
 
 def next_page(following: Exercise | None, language: str) -> RenderableType:

@@ -280,6 +280,8 @@ def _exercise(name: str) -> Exercise:
         raise Refused(404, str(error)) from None
     if found.goal is None:
         raise Refused(404, f"{name} is right or wrong, and has no ranking")
+    if found.kind == "cuda":
+        raise Refused(404, f"{name} is CUDA C++, which this board does not take: send {found.function} in Triton")
     return found
 
 
@@ -310,7 +312,16 @@ def _claim(data: dict[str, Any]) -> dict[str, Any]:
         "fraction": float(fraction) if is_number and fraction is not None else None,
         "machine": _short(data.get("machine")),
         "versions": {_short(name, 40): _short(value, 40) for name, value in list(kept.items())[:8]},
+        "timed": _timed(data.get("timed")),
     }
+
+
+def _timed(data: Any) -> dict[str, float] | None:
+    """A GPU's time by the sender's own grader, if it can be one."""
+    values: list[Any] = [data.get(name) for name in ("seconds", "fraction")] if isinstance(data, dict) else []
+    if not values or not all(isinstance(each, float) and 0 < each <= 1.02 for each in values):
+        return None
+    return dict(zip(("seconds", "fraction"), values, strict=True))
 
 
 def _short(words: Any, most: int = 100) -> str:

@@ -97,7 +97,8 @@ def exercise_page(
     body = [
         f"<p>{text(text_of(exercise, 'en').title)}. The goal is {units.percent(goal.fraction)} of the limit at "
         f"{text(at)}. "
-        "Fractions are bounds that the server reads off the compiled code: no measurement.</p>",
+        "Fractions are bounds that the server reads off the compiled code: no measurement. Where a sender has the GPU, "
+        "what the grader there measured stands beside it; this server has not run that.</p>",
         f"<p>{links or text(gpu)}</p>",
         "<h2>Ranking</h2>",
     ]
@@ -109,14 +110,15 @@ def exercise_page(
             str(place),
             text(entry.account) + (" <span class='mark'>you</span>" if viewer and entry.account == viewer.name else ""),
             units.percent(entry.fraction),
+            _timed(entry),
             text(machine(entry)),
             _when(entry),
             _entry_link(entry) + _same(entry, firsts[entry.code_hash]),
         )
         for place, entry in enumerate(ranking, 1)
     ]
-    headings = ("", "who", "of the limit", "sent from", "when", "entry")
-    body.append(table(headings, rows, numbers=(0, 2)) if rows else "<p>Nobody has passed yet.</p>")
+    headings = ("", "who", "of the limit", "measured", "sent from", "when", "entry")
+    body.append(table(headings, rows, numbers=(0, 2, 3)) if rows else "<p>Nobody has passed yet.</p>")
     if ranking:
         body += ["<h2>Distribution</h2>", distribution([entry.fraction or 0.0 for entry in ranking], goal.fraction)]
     if unranked:
@@ -158,6 +160,7 @@ def entry_page(entry: Entry, *, viewer: Account | None, sees_code: bool, sees_ve
         ("who", text(entry.account)),
         ("state", text(STATES[entry.state])),
         ("of the limit", units.percent(entry.fraction) if entry.fraction else f"{_claimed(entry)} by its sender"),
+        ("measured by its sender", _timed(entry)),
         ("compiled for", text(entry.gpu)),
         ("sent from", text(machine(entry))),
         (
@@ -204,6 +207,12 @@ def machine(entry: Entry) -> str:
 def _claimed(entry: Entry) -> str:
     fraction = entry.claim.get("fraction")
     return units.percent(fraction) if isinstance(fraction, float) else "–"
+
+
+def _timed(entry: Entry) -> str:
+    """What the sender's grader measured on a GPU."""
+    timed = entry.claim.get("timed")
+    return f"{units.percent(timed['fraction'])}, {units.text(timed['seconds'], 's')}" if timed else "–"
 
 
 def _when(entry: Entry) -> str:

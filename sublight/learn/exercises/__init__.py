@@ -9,6 +9,7 @@ from sublight.learn.exercises.attention.flash_backward import FLASH_BACKWARD
 from sublight.learn.exercises.attention.naive_attention import NAIVE_ATTENTION
 from sublight.learn.exercises.attention.online_attention import ONLINE_ATTENTION
 from sublight.learn.exercises.attention.paged_decode import PAGED_DECODE
+from sublight.learn.exercises.cuda import CUDA_EXERCISES as CUDA_EXERCISES
 from sublight.learn.exercises.diagnosis.histogram import HISTOGRAM
 from sublight.learn.exercises.diagnosis.read_xray import READ_XRAY
 from sublight.learn.exercises.diagnosis.slow_columns import SLOW_COLUMNS
@@ -67,8 +68,8 @@ EXERCISES = (
 
 def find(name: str) -> Exercise:
     """The exercise of that name; a near miss is answered with the names that come close."""
-    for exercise in EXERCISES:
+    for exercise in (*EXERCISES, *CUDA_EXERCISES):
         if exercise.name == name:
             return exercise
-    known = [exercise.name for exercise in EXERCISES]
+    known = [exercise.name for exercise in (*EXERCISES, *CUDA_EXERCISES)]
     raise BadInput(f"unknown exercise {name!r}: did you mean {nearest(name, known)}? `sublight learn` shows all")

@@ -23,6 +23,6 @@ CUDA_EXERCISES = (
     in_cuda(SOFTMAX),
     in_cuda(RMS_NORM),
     in_cuda(TRANSPOSE),
-    in_cuda(MATMUL, goal=Goal(shape={"m": 1024, "n": 1024, "k": 512}, fraction=0.3)),
+    in_cuda(MATMUL, goal=Goal(shape={"m": 1024, "n": 1024, "k": 512}, fraction=0.25)),
     in_cuda(HISTOGRAM, dtypes=("int32",)),
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sublight.cost import shape_text
+from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.learn.grade.answers import wrong_answers
-from sublight.learn.grade.cases import Case, cases_of
+from sublight.learn.grade.cases import cases_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.goal import floor_s, held_to_goal
 from sublight.learn.grade.running import Running
@@ -49,11 +53,13 @@ def check(
     shown = problem.inputs(exercise.shown, exercise.dtypes[0], exercise.sizes_on, 0)
     problem.outputs(shown)  # loads more of torch, while the crew gets ready
     began = time.process_time()
-    with crew.folder() as name:
+    with crew.folder() as name, ThreadPoolExecutor(1) as pool, _one_thread():
         running = Running(exercise=exercise, problem=problem, crew=crew, folder=Path(name), gpu=gpu,
                           budget=budget or Budget(), order=order_of(exercise, source, Path(name), gpu))  # fmt: skip
         cases = cases_of(exercise, secrets.SystemRandom())
-        faults, right = running.values(cases)
+        faults, right = running.values(cases, pool if exercise.goal else None)
+        if faults:
+            running.stop_compiling()
         if faults and branches(source):
             faults = running.refusals() + faults
             for line in words_between_blocks(source):
@@ -61,17 +67,19 @@ def check(
         is_by_data = any(not x.is_floating_point() for x in shown)
         verdict = replace(verdict, faults=tuple(faults), cases=tuple(right), is_by_data=is_by_data)
         if exercise.goal:
-            verdict = _at_goal(verdict, running, exercise, cases[0])
+            verdict = _at_goal(verdict, running, exercise)
         if verdict.is_right:
             verdict = replace(verdict, faults=(*verdict.faults, *wrong_answers(exercise, source)))
         printed = tail(Path(name) / "printed", PRINTED_BYTES).decode(errors="replace")
         paths = name + "/"
+    if goal and not verdict.faults and (timer := crew.timer(gpu)):
+        verdict = _by_the_clock(verdict, exercise, source, timer, gpu)
     return replace(
         verdict,
         faults=tuple(replace(fault, text=fault.text.replace(paths, "")) for fault in verdict.faults),
-        notes=tuple(note.replace(paths, "") for note in running.notes),
+        notes=tuple(note.replace(paths, "") for note in (*running.notes, *verdict.notes)),
         printed=printed,
-        cpu_s=running.cpu_s + time.process_time() - began,
+        cpu_s=sum(running.spent_s) + time.process_time() - began,
     )
 
 
@@ -90,14 +98,43 @@ def order_of(exercise: Exercise, source: str, folder: Path, gpu: Gpu) -> dict[st
     }
 
 
-def _at_goal(verdict: Verdict, running: Running, exercise: Exercise, small: Case) -> Verdict:
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch's threads wait for each other by spinning: at a check's small sizes that is most of what they do."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _at_goal(verdict: Verdict, running: Running, exercise: Exercise) -> Verdict:
     """What its code allows at the goal's size, and whether it still computes there what it did before."""
     assert exercise.goal
     cost = exercise.least_cost(exercise.goal.shape, exercise.goal.dtype)
     verdict = replace(verdict, least_bytes=cost.bytes, floor_s=floor_s(running.gpu, cost))
     if verdict.faults:
         return verdict
-    faults, kernels = running.reached(small)
+    assert running.compiling
+    faults, kernels = running.compiling.result()
     verdict = replace(verdict, faults=tuple(faults), kernels=kernels)
     faults = faults or held_to_goal(verdict) or running.at_goal()
     return replace(verdict, faults=tuple(faults))
+
+
+def _by_the_clock(verdict: Verdict, exercise: Exercise, source: str, timer: Crew, gpu: Gpu) -> Verdict:
+    """What has passed so far, timed on this machine's GPU; where that cannot be, a note says why."""
+    from sublight.extensions.driver import DriverError
+    from sublight.learn.grade.timed import timed
+
+    with timer.folder() as name:
+        order = order_of(exercise, source, Path(name), gpu)
+        try:
+            faults, timing = timed(exercise, order, crew=timer, folder=Path(name), gpu=gpu)
+        except (DriverError, RuntimeError, BadInput) as error:
+            note = f"it was not timed on this GPU: {str(error).splitlines()[0]}"
+            return replace(verdict, notes=(*verdict.notes, note))
+    return replace(verdict, faults=tuple(faults), timing=timing)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from sublight.errors import BadInput
+from sublight.gpus import Gpu, detect
 from sublight.learn.grade.sandbox import Budget
 
 Mode = Literal["interpret", "compile", "launch", "play"]
@@ -94,6 +95,11 @@ class Task:
         known = _DEATHS.get(signal.Signals(-status), "its process was killed by signal {signal}")
         return known.format(cpu_s=self.budget.cpu_s, signal=-status)
 
+    def kill(self) -> None:
+        """From another thread than the one that waits for its answer, which then hears that it is gone."""
+        if child := self.child:
+            self.crew.request(self.mode, {"kill": child})
+
     def end(self) -> None:
         """Whatever it does, and whatever it started."""
         self.channel.close()
@@ -113,6 +119,7 @@ class Crew:
         has_gpu: bool = False,
     ) -> None:
         self.sandbox, self._has_gpu = sandbox, has_gpu
+        self._timer: Crew | None = None
         self._asking = threading.Lock()  # several submissions may begin at the same time
         if sys.platform != "linux":
             raise BadInput("checks run on Linux alone, as Triton does: use a Linux machine, a container or WSL")
@@ -160,6 +167,17 @@ class Crew:
                 self.sandbox.admit(name)
             yield name
 
+    def timer(self, gpu: Gpu) -> Crew | None:
+        """The crew that launches on this machine's GPU, if it is that one; not in a sandbox, which has no GPU,
+        nor with SUBLIGHT_LEARN_TIME=0."""
+        is_wanted = not self.sandbox and os.environ.get("SUBLIGHT_LEARN_TIME") != "0"
+        here = detect() if is_wanted else None
+        if here is None or here.key != gpu.key or not here.compute_capability:
+            return None
+        if self._timer is None:
+            self._timer = Crew(modes=("launch",), has_gpu=True)
+        return self._timer
+
     def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
         """A process that has loaded the submission, or has failed to: its first answer says."""
         ours, theirs = socket.socketpair()
@@ -171,6 +189,8 @@ class Crew:
         return Task(crew=self, mode=mode, child=child, channel=Connection(ours.detach()), budget=budget)
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.close()
         for end in self._ends.values():
             end.close()
         self._process.terminate()  # the other one, which it forked, hears that the grader hung up

@@ -35,13 +35,6 @@ def scattered(x, y, out):
     scattered_kernel[(triton.cdiv(out.numel(), 1024),)](x, y, out, out.numel(), BLOCK=1024)
 
 """
-NEED_A_GPU = (
-    "work on another stream",
-    "many calls batched into one",
-    "L2 made to persist",
-    "timer read before the device is done",
-    "a clock that is locked higher for the timed runs",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

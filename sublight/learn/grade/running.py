@@ -10,6 +10,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +51,9 @@ class Running:
     compiled: list[str] = field(default_factory=list)  # launches at the goal's size, in words
     launched: set[str] = field(default_factory=set)  # kernels that ran on the cases
     shapes: dict[str, tuple[Inputs, Inputs]] = field(default_factory=dict)  # of cases, by their words
-    cpu_s: float = 0.0
+    spent_s: list[float] = field(default_factory=list)  # processor time of each task that has ended
+    compiling: Future[tuple[list[Fault], tuple[KernelFigures, ...]]] | None = None  # `reached`, beside the cases
+    compiler: Task | None = None
     mode: Mode = "interpret"  # how a submission runs with numbers
 
     @property
@@ -64,11 +67,12 @@ class Running:
         try:
             yield task
         finally:
-            self.cpu_s += task.cpu_s
+            self.spent_s.append(task.cpu_s)
             task.end()
 
-    def values(self, cases: list[Case]) -> tuple[list[Fault], list[str]]:
-        """The first case's faults, and the cases that were right before it."""
+    def values(self, cases: list[Case], pool: ThreadPoolExecutor | None = None) -> tuple[list[Fault], list[str]]:
+        """The first case's faults, and the cases that were right before it. Once the first case is right, the compiler
+        begins in `pool`: most mistakes show before."""
         right: list[str] = []
         with self.task(self.mode) as task:
             try:
@@ -78,6 +82,8 @@ class Running:
                     if faults := self._case(task, case, number):
                         return faults, right
                     right.append(str(case))
+                    if pool and self.compiling is None:
+                        self.compiling = pool.submit(self.reached, cases[0])
             except Ended as ended:
                 at = str(cases[len(right)])
                 return [Fault(kind="limit", text=str(ended), case=at)], right
@@ -117,9 +123,7 @@ class Running:
             draws = max(draws, min(most, 2 * len(errors)))
         return []
 
-    def _ask(
-        self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any
-    ) -> dict[str, Any]:
+    def _ask(self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any) -> dict[str, Any]:
         """One call on these tensors, and what was seen of it."""
         return task.ask(**specs_of(inputs, outputs), **more)
 
@@ -193,9 +197,15 @@ class Running:
                 faults.append(fault_of(name, shared.tensor, their, true, measured, str(case)))
         return faults, errors
 
+    def stop_compiling(self) -> None:
+        """Its result is not wanted any more."""
+        if self.compiling is not None and self.compiler is not None:
+            self.compiler.kill()
+
     def reached(self, case: Case) -> tuple[list[Fault], tuple[KernelFigures, ...]]:
         """Nothing may be right where no kernel runs; then the figures at the goal's size."""
         with self.task("compile") as task:
+            self.compiler = task
             try:
                 if faults := failed(task.answer(), ""):
                     return faults, ()

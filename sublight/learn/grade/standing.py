@@ -26,7 +26,7 @@ from typing import Any
 from sublight.errors import BadInput
 from sublight.gpus import UnknownGpu
 from sublight.learn.record import Exercise
-from sublight.learn.verdict import Fault, KernelFigures, Verdict
+from sublight.learn.verdict import Fault, KernelFigures, Timing, Verdict
 
 IDLE_S = 300.0
 START_S = 60.0  # until it listens, which it does before it loads anything
@@ -62,7 +62,8 @@ def _verdict(data: dict[str, Any]) -> Verdict:
     lists = {name: tuple(data[name]) for name in ("cases", "notes")}
     faults = tuple(Fault(**each) for each in data["faults"])
     kernels = tuple(KernelFigures(**each) for each in data["kernels"])
-    return Verdict(**{**data, **lists, "faults": faults, "kernels": kernels})
+    timing = Timing(**{**data["timing"], "runs_s": tuple(data["timing"]["runs_s"])}) if data["timing"] else None
+    return Verdict(**{**data, **lists, "faults": faults, "kernels": kernels, "timing": timing})
 
 
 def _connected() -> socket.socket:

@@ -100,7 +100,7 @@ torch.cuda.synchronize = lambda *device: None
 def add(x, y, out):
     launch(x, y, out)
 '''),
-    TimedCheat(name="L2 made to persist", needs_gpu=True, source=f'''{HEAD}
+    TimedCheat(name="L2 made to persist", kinds=("failed",), word="captur", needs_gpu=True, source=f'''{HEAD}
 import ctypes
 def add(x, y, out):
     ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(32 << 20))

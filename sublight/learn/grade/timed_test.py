@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("triton")
 
 from sublight.gpus import find as find_gpu
 from sublight.learn.exercises import find
-from sublight.learn.grade.check import order_of
+from sublight.learn.grade.check import check, order_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.timed import Stopwatch
 from sublight.learn.grade.timed_fakes import TIMED, TimedCheat
@@ -45,3 +46,17 @@ def test_a_solution_is_timed(crew: Crew) -> None:
 def test_cheats_are_refused(crew: Crew, cheat: TimedCheat) -> None:
     found, faults = timed(crew, cheat.source)
     assert found is None and any(fault.startswith(cheat.kinds) and cheat.word in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(("fraction", "kinds"), [(1e-9, []), (1e-3, ["goal"])])
+def test_a_check_is_timed_and_held_to_its_goal(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, fraction: float, kinds: list[str]
+) -> None:
+    monkeypatch.setattr(Crew, "timer", lambda self, gpu: self)
+    on_cpu = partial(Stopwatch, device="cpu", most_sets=2, least_calls=2, runs=1)
+    monkeypatch.setattr("sublight.learn.grade.timed.Stopwatch", on_cpu)
+    small = replace(SMALL, goal=Goal(shape={"numel": 1100}, fraction=fraction))
+    verdict = check(small, find("add").solution(), crew=crew, gpu=find_gpu("h200"))
+    assert [fault.kind for fault in verdict.faults] == kinds, str(verdict)
+    assert verdict.timing and verdict.timing.case == "numel = 1100, float32"
+    assert ("reaches" in verdict.sentence) == (not kinds) and verdict.to_json()["timed"]["sets"] == 2

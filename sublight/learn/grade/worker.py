@@ -56,6 +56,11 @@ def _stand_ready(descriptor: int, serve: Serve) -> None:
         if not data:
             return
         order = json.loads(data)
+        if "kill" in order:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(order["kill"], signal.SIGKILL)
+            requests.send(b"0")
+            continue
         if "wait" in order:
             if order.get("end"):  # here, where its number means it: a sandbox has numbers of its own
                 with contextlib.suppress(ProcessLookupError):

@@ -37,8 +37,12 @@ def weights_of(q: Any, k: Any, *, causal: bool) -> tuple[Any, Any]:
 
 def composed(q: Any, k: Any, v: Any, *, causal: bool) -> Any:
     """PyTorch's composition on a GPU: sums in float32; of 16-bit inputs the weights are rounded before the product."""
-    weights, _ = weights_of(q, k, causal=causal)
-    return (weights.to(q.dtype).to(weights.dtype) @ v.to(weights.dtype)).to(q.dtype)
+    return weighted(weights_of(q, k, causal=causal)[0], v, q.dtype)
+
+
+def weighted(weights: Any, v: Any, kind: Any) -> Any:
+    """The product with v; weights are rounded to the inputs' type before it."""
+    return (weights.to(kind).to(weights.dtype) @ v.to(weights.dtype)).to(kind)
 
 
 def problem(*, causal: bool = False) -> Problem:

@@ -1,8 +1,8 @@
 """One check of CUDA C++: scan, play under watch, judge, compile by nvcc where there is one, hold to the goal.
 
-What a CPU shows here: values by the one rule, bounds, races, barriers, uninitialised and misaligned accesses, each at its
-line; by nvcc registers, spills, sectors and the time below which the code cannot go. What it does not show is said: the
-kernel never ran on a GPU.
+What a CPU shows here: values by the one rule, bounds, races, barriers, uninitialised and misaligned accesses, each at
+its line; by nvcc registers, spills, sectors and the time below which the code cannot go. What it does not show is said:
+the kernel never ran on a GPU.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class Playing(Running):
     codes: Future[Any] | None = None  # what nvcc makes of the file; None: there is no nvcc
     lines: dict[int, int] = field(default_factory=dict)  # by address in the library
 
-    def _ask(
-        self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any
-    ) -> dict[str, Any]:
+    def _ask(self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any) -> dict[str, Any]:
         numbers = [case.shape[name] for name in self.exercise.sizes]
         answer = task.ask(**specs_of(inputs, outputs), numbers=numbers, **more)
         if not answer["failure"]:
@@ -62,10 +60,13 @@ class Playing(Running):
         notes, base = answer["notes"], answer["base"]
         new = [note["pc"] for note in notes if not note["line"] and note["pc"] and note["pc"] not in self.lines]
         self.lines |= dict(zip(new, build.line_of(self.library, new, base, self.exercise.file), strict=True))
+        kinds = {KINDS[note["kind"]] for note in notes}
+        hidden = {"shared-uninitialised"} if "shared-race" in kinds else set()  # what a race leads to
         return [
             {"id": KINDS[note["kind"]], "line": note["line"] or self.lines.get(note["pc"], 0),
              "detail": self._words(note, case), "is_information": False}
             for note in notes
+            if KINDS[note["kind"]] not in hidden
         ]  # fmt: skip
 
     def _words(self, note: dict[str, Any], case: Case) -> str:
@@ -88,7 +89,8 @@ class Playing(Running):
         if kind == "out-of-bounds":
             return f"{thread} {verb} {place}, and {name} has {sizes[name]} elements"
         if kind == "race":
-            return f"{thread} {verb} {place}, which thread {note['other']} writes at the same time: use atomicAdd, or let one do it"
+            text = f"{thread} {verb} {place}, which another thread of this launch writes, and nothing orders the two"
+            return f"{text}: give each element one writer, or use atomicAdd"
         if kind == "uninitialised-read":
             return f"{thread} reads {place}, which nobody has written"
         if kind == "input-written":
@@ -183,12 +185,12 @@ def check(exercise: Exercise, source: str, *, gpu: Gpu, file: str = "", budget: 
     kinds = [(x, False) for x in tensors] + [(y, True) for y in problem.outputs(tensors)]
     pointers = [pointer_of(str(x.dtype).removeprefix("torch."), is_output=is_output) for x, is_output in kinds]
     call = call_of(exercise.function, pointers, len(exercise.sizes))
-    program = f'#include "watched.h"\n#line 1 "{exercise.file}"\n{for_host(source)}\n#line 1 "grader"\n{call}\n'
+    program = f'#include "watched.h"\n#line 1 "{exercise.file}"\n{for_host(source)}\n#line 1 "{build.CALLER}"\n{call}\n'
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="sublight-learn-") as made, ThreadPoolExecutor(1) as pool:
         written = Path(made) / exercise.file
         written.write_text(source, encoding="utf-8")
-        codes = pool.submit(_by_nvcc, written, gpu) if shutil.which("nvcc") else None  # while the other compiler works
+        codes = pool.submit(_by_nvcc, written, gpu) if has_nvcc() else None  # while the other compiler works
         library, faults = build.library(program, Path(made), exercise.file)
         if library is None:
             return replace(verdict, faults=tuple(faults))
@@ -198,7 +200,11 @@ def check(exercise: Exercise, source: str, *, gpu: Gpu, file: str = "", budget: 
                               budget=budget or BUDGET, order=order, library=library, codes=codes)  # fmt: skip
             verdict = _judged(verdict, playing)
     notes = (*playing.notes, PLAYED, *(() if codes else (NO_NVCC,)))
-    return replace(verdict, notes=notes, cpu_s=playing.cpu_s + time.process_time() - began)
+    return replace(verdict, notes=notes, cpu_s=sum(playing.spent_s) + time.process_time() - began)
+
+
+def has_nvcc() -> bool:
+    return shutil.which("nvcc") is not None
 
 
 def _by_nvcc(file: Path, gpu: Gpu) -> Any:

@@ -18,8 +18,8 @@ _ITEMS = {"float32": 4, "int32": 4, "int64": 8, "float16": 2}
 _NOTE = 9  # numbers of one
 _NONE, _FIXED, _ANONYMOUS, _NO_RESERVE = 0, 0x10, 0x20, 0x4000
 KINDS = (  # as watched.h numbers them
-    "out-of-bounds", "input-written", "race", "uninitialised-read", "shared-race", "shared-uninitialised", "host-access",
-    "misaligned", "bad-launch", "barriers",
+    "out-of-bounds", "input-written", "race", "uninitialised-read", "shared-race", "shared-uninitialised",
+    "host-access", "misaligned", "bad-launch", "barriers",
 )  # fmt: skip
 
 
@@ -27,13 +27,12 @@ def prepared() -> child.Serve:
     def serve(channel: Connection, order: dict[str, Any]) -> None:
         with child.answering(channel) as answer:
             try:
-                library = ctypes.CDLL(order["library"])
                 confine(Budget(**order["budget"]), programs=False)
+                library = ctypes.CDLL(order["library"])  # which may run code of the submission's
                 answer(failure=None)
-                turn, known = 0, {}
-                for case in child.orders(channel):
+                known: dict[Spec, int] = {}
+                for turn, case in enumerate(child.orders(channel)):
                     answer(**_ran(library, case, known, is_reversed=turn % 2 == 1))
-                    turn += 1
             except BaseException as error:
                 answer(failure=child.failure_of(error, order["source"]))
 
@@ -64,7 +63,8 @@ def _ran(library: Any, case: dict[str, Any], known: dict[Spec, int], *, is_rever
 def _seen(library: Any, outputs: int) -> dict[str, Any]:
     library.watched_launch.restype = ctypes.c_char_p
     made = [json.loads(library.watched_launch(each).decode() + "}") for each in range(library.watched_launches())]
-    values, findings = (ctypes.c_longlong * _NOTE)(), []
+    values = (ctypes.c_longlong * _NOTE)()
+    findings: list[dict[str, Any]] = []
     while library.watched_note(len(findings), values):
         names = ("kind", "tensor", "place", "block", "thread", "other", "is_write", "line", "pc")
         findings.append(dict(zip(names, values, strict=True)))

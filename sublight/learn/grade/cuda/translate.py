@@ -14,7 +14,19 @@ _LAUNCH = re.compile(r"([A-Za-z_]\w*(?:\s*<[^<>;(){}]*>)?)\s*<<<")
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]*)[>\"]", re.MULTILINE)
 _SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
-_WORDS = re.compile(r"\b(asm|__asm__|thrust|cub|cublas\w*|cooperative_groups|dlopen|system|fork|thread|pthread\w*)\b")
+_WORDS = re.compile(
+    r"\b(asm|thrust|cub|cublas\w*|cooperative_groups|dlopen|system|fork|pthread\w*|watched\w*|played\w*|memcpy|memmove"
+    r"|memset|std\s*::|no_sanitize)\b"
+)
+_BRANCH = re.compile(r"^[ \t]*#[ \t]*(if\w*|el\w+|pragma[ \t]+GCC)\b", re.MULTILINE)
+_RESERVED = re.compile(r"\b__\w+")
+RESERVED = {  # of CUDA's own words; others tell one compiler from the other, or lead past the watch
+    *("__global__", "__device__", "__host__", "__shared__", "__constant__", "__restrict__", "__forceinline__"),
+    *("__launch_bounds__", "__align__", "__syncthreads", "__syncwarp", "__threadfence", "__ldg", "__stcs"),
+    *(f"__shfl{way}_sync" for way in ("", "_down", "_up", "_xor")),
+    *("__ballot_sync", "__popc", "__ffs", "__expf", "__logf", "__fdividef", "__frsqrt_rn", "__fmul_rn"),
+    *("__half", "__half2", "__half2float", "__float2half", "__half22float2", "__floats2half2_rn"),
+}
 HEADERS = ("cuda_runtime.h", "math.h", "cmath", "cfloat", "float.h", "climits", "cstdint", "stdint.h")
 
 
@@ -29,6 +41,13 @@ def scan(source: str, function: str) -> list[Fault]:
     for each in _WORDS.finditer(plain):
         text = f"{each[1]} is not for this exercise: write the kernel yourself"
         faults.append(Fault(kind="scan", line=_line(source, each.start()), text=text))
+    for each in _BRANCH.finditer(plain):
+        text = f"#{each[1]} is not for a submission: every compiler must see the same code"
+        faults.append(Fault(kind="scan", line=_line(source, each.start(1)), text=text))
+    for each in _RESERVED.finditer(plain):
+        if each[0] not in RESERVED:
+            text = f"{each[0]} is not among CUDA's words that a submission may use"
+            faults.append(Fault(kind="scan", line=_line(source, each.start()), text=text))
     if not faults and not re.search(rf"\bvoid\s+{function}\s*\(", plain):
         text = f"there is no function {function}: keep the starter's `void {function}(…)`"
         faults.append(Fault(kind="missing", text=text))

@@ -46,6 +46,7 @@ struct Buffer {
 struct Note { int kind, buffer, block, thread, other, is_write, line; long long place; void* pc; };
 struct Launch { char text[768]; int blocks, ran; int* counts; };  // counts: elements stored, by output and block
 struct Cell { int block, writer, writer_epoch, writer_turn, reader, reader_epoch, reader_turn; };
+constexpr unsigned UNWRITTEN_BITS = 0x7fc0deadu;  // NaN, and not the poison of tensors
 constexpr long long GUARD_BYTES = 256ll << 20;
 
 static Buffer buffers[MOST_BUFFERS];
@@ -149,7 +150,7 @@ UNWATCHED static bool run_one(unsigned which, int run, dim3 grid, dim3 threads, 
     ++block_serial;
     std::memset(epochs, 0, sizeof epochs);
     std::memset(turns, 0, sizeof turns);
-    if (__start_played_shared) std::memset(__start_played_shared, 0xff, __stop_played_shared - __start_played_shared);
+    for (unsigned char* at = __start_played_shared; at + 4 <= __stop_played_shared; at += 4) std::memcpy(at, &UNWRITTEN_BITS, 4);
     is_inside = 1;
     int fault = played::run_block(played::place(which, grid), grid, threads, dynamic, body, call, is_reversed);
     is_inside = 0;

@@ -54,7 +54,12 @@ FLASH_BACKWARD = Exercise(
     apart=("q", "k", "v", "grad", "log_sum", "delta"),
     sizes={"heads": (1, 2), "q_len": (1, 150), "head_dim": (32, 32)},
     shown={"heads": 1, "q_len": 100, "head_dim": 32},
-    goal=Goal(shape={"heads": 16, "q_len": 512, "head_dim": 64}, dtype="float16", fraction=0.25),
+    goal=Goal(
+        shape={"heads": 16, "q_len": 512, "head_dim": 64},
+        dtype="float16",
+        fraction=0.25,
+        on_gpu={"heads": 16, "q_len": 4096, "head_dim": 64},
+    ),
     needs=("flash_attention", "attention_by_hand"),
     dtypes=("float16", "bfloat16"),
 )

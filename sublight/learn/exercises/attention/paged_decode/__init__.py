@@ -44,7 +44,12 @@ PAGED_DECODE = Exercise(
     apart=("q", "table", "lengths"),
     sizes={"batch": (1, 4), "heads": (1, 3), "kv_len": (1, 150), "head_dim": (32, 32)},
     shown={"batch": 3, "heads": 2, "kv_len": 100, "head_dim": 32},
-    goal=Goal(shape={"batch": 32, "heads": 8, "kv_len": 1024, "head_dim": 64}, dtype="float16", fraction=0.4),
+    goal=Goal(
+        shape={"batch": 32, "heads": 8, "kv_len": 1024, "head_dim": 64},
+        dtype="float16",
+        fraction=0.4,
+        on_gpu={"batch": 128, "heads": 8, "kv_len": 4096, "head_dim": 64},
+    ),
     needs=("online_attention", "permute_rows"),
     dtypes=("float32", "float16"),
 )

@@ -37,7 +37,7 @@ READ_XRAY = Exercise(
     outputs=("out",),
     sizes={"rows": (1, 100), "cols": (1, 100)},
     shown={"rows": 70, "cols": 50},
-    goal=Goal(shape={"rows": 4096, "cols": 2048}),
+    goal=Goal(shape={"rows": 4096, "cols": 2048}, on_gpu={"rows": 16384, "cols": 2048}),
     needs=("transpose",),
     answers={"WORST": "y", "SECTORS": 32},
 )

@@ -37,7 +37,7 @@ SLOW_COLUMNS = Exercise(
     outputs=("out",),
     sizes={"rows": (1, 300), "cols": (1, 60)},
     shown={"rows": 200, "cols": 40},
-    goal=Goal(shape={"rows": 2048, "cols": 8192}, fraction=0.8),
+    goal=Goal(shape={"rows": 2048, "cols": 8192}, fraction=0.8, on_gpu={"rows": 2048, "cols": 32768}),
     needs=("transpose",),
     answers={"CAUSE": "strided"},
 )

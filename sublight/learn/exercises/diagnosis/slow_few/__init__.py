@@ -23,7 +23,7 @@ SLOW_FEW = Exercise(
     apart=("x",),
     sizes={"rows": (1, 40), "cols": (1, 400)},
     shown={"rows": 20, "cols": 300},
-    goal=Goal(shape={"rows": 4096, "cols": 2048}),
+    goal=Goal(shape={"rows": 4096, "cols": 2048}, on_gpu={"rows": 32768, "cols": 2048}),
     needs=("blocks",),
     answers={"CAUSE": "few programs"},
 )

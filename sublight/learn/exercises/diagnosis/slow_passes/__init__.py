@@ -16,7 +16,7 @@ SLOW_PASSES = Exercise(
     apart=("x",),
     sizes={"rows": (1, 6), "cols": (1, 900)},
     shown={"rows": 4, "cols": 600},
-    goal=Goal(shape={"rows": 4096, "cols": 2048}),
+    goal=Goal(shape={"rows": 4096, "cols": 2048}, on_gpu={"rows": 32768, "cols": 2048}),
     needs=("multiply_add",),
     answers={"CAUSE": "unfused"},
 )

@@ -16,7 +16,7 @@ SLOW_SPILLS = Exercise(
     apart=("x",),
     sizes={"rows": (1, 4), "cols": (1, 3000)},
     shown={"rows": 3, "cols": 2000},
-    goal=Goal(shape={"rows": 1024, "cols": 16384}, fraction=0.9),
+    goal=Goal(shape={"rows": 1024, "cols": 16384}, fraction=0.9, on_gpu={"rows": 4096, "cols": 16384}),
     needs=("rms_norm",),
     answers={"CAUSE": "spills"},
 )

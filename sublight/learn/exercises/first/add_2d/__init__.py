@@ -37,6 +37,6 @@ ADD_2D = Exercise(
     apart=("x", "y"),
     sizes={"rows": (1, 70), "cols": (1, 300)},
     shown={"rows": 50, "cols": 200},
-    goal=Goal(shape={"rows": 4096, "cols": 4096}, fraction=0.8),
+    goal=Goal(shape={"rows": 4096, "cols": 4096}, fraction=0.8, on_gpu={"rows": 8192, "cols": 8192}),
     needs=("add", "strides"),
 )

@@ -15,6 +15,6 @@ BLOCKS = Exercise(
     apart=("x",),
     sizes={"numel": (1, 9000)},
     shown={"numel": 5000},
-    goal=Goal(shape={"numel": 2**22}),
+    goal=Goal(shape={"numel": 2**22}, on_gpu={"numel": 2**26}),
     needs=("copy",),
 )

@@ -18,4 +18,5 @@ def blocks_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def blocks(x: torch.Tensor, out: torch.Tensor) -> None:
-    blocks_kernel[(PROGRAMS,)](x, out, x.numel(), BLOCK=BLOCK)
+    n = x.numel()
+    blocks_kernel[(min(PROGRAMS, triton.cdiv(n, BLOCK)),)](x, out, n, BLOCK=BLOCK)

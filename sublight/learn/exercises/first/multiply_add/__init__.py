@@ -32,6 +32,6 @@ MULTIPLY_ADD = Exercise(
     apart=("x", "y", "z"),
     sizes={"numel": (1, 4000)},
     shown={"numel": 2500},
-    goal=Goal(shape={"numel": 2**24}),
+    goal=Goal(shape={"numel": 2**24}, on_gpu={"numel": 2**26}),
     needs=("add",),
 )

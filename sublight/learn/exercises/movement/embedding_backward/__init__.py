@@ -46,7 +46,11 @@ EMBEDDING_BACKWARD = Exercise(
     outputs=("out",),
     sizes={"rows": (1, 20), "cols": (1, 300), "vocab": (1, 12)},
     shown={"rows": 16, "cols": 256, "vocab": 10},
-    goal=Goal(shape={"rows": 256, "cols": 4096, "vocab": 256}, fraction=0.6),
+    goal=Goal(
+        shape={"rows": 256, "cols": 4096, "vocab": 256},
+        fraction=0.6,
+        on_gpu={"rows": 8192, "cols": 4096, "vocab": 8192},
+    ),
     needs=("permute_rows",),
     dtypes=("float32",),
 )

@@ -45,6 +45,6 @@ PERMUTE_ROWS = Exercise(
     outputs=("out",),
     sizes={"rows": (1, 12), "cols": (1, 900)},
     shown={"rows": 7, "cols": 600},
-    goal=Goal(shape={"rows": 16384, "cols": 1024}),
+    goal=Goal(shape={"rows": 16384, "cols": 1024}, on_gpu={"rows": 65536, "cols": 1024}),
     needs=("add_2d",),
 )

@@ -42,6 +42,6 @@ ROPE = Exercise(
     apart=("x", "cos", "sin"),
     sizes={"tokens": (1, 9), "heads": (1, 5), "half": (1, 70)},
     shown={"tokens": 6, "heads": 4, "half": 32},
-    goal=Goal(shape={"tokens": 4096, "heads": 32, "half": 64}),
+    goal=Goal(shape={"tokens": 4096, "heads": 32, "half": 64}, on_gpu={"tokens": 16384, "heads": 32, "half": 64}),
     needs=("add_2d",),
 )

@@ -32,6 +32,6 @@ TRANSPOSE = Exercise(
     outputs=("out",),
     sizes={"rows": (1, 150), "cols": (1, 130)},
     shown={"rows": 100, "cols": 70},
-    goal=Goal(shape={"rows": 4096, "cols": 4096}),
+    goal=Goal(shape={"rows": 4096, "cols": 4096}, on_gpu={"rows": 8192, "cols": 8192}),
     needs=("add_2d",),
 )

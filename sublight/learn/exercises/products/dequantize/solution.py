@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 GROUP, EACH = 128, 8  # weights that share a scale, weights in a word
-ROWS, GROUPS = 16, 4
+ROWS, GROUPS = 4, 8
 
 
 @triton.jit
@@ -37,5 +37,5 @@ def dequantize(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, out:
     rows, groups = scales.shape
     grid = (triton.cdiv(rows, ROWS),)
     dequantize_kernel[grid](
-        x, packed, scales, out, rows, groups, GROUP=GROUP, EACH=EACH, ROWS=ROWS, GROUPS=GROUPS, num_warps=4
+        x, packed, scales, out, rows, groups, GROUP=GROUP, EACH=EACH, ROWS=ROWS, GROUPS=GROUPS, num_warps=1
     )

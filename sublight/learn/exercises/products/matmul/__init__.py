@@ -16,7 +16,9 @@ MATMUL = Exercise(
     apart=("a",),
     sizes={"m": (1, 90), "n": (1, 90), "k": (1, 90)},
     shown={"m": 70, "n": 50, "k": 80},
-    goal=Goal(shape={"m": 2048, "n": 2048, "k": 1024}, dtype="float16", fraction=0.5),
+    goal=Goal(
+        shape={"m": 2048, "n": 2048, "k": 1024}, dtype="float16", fraction=0.5, on_gpu={"m": 4096, "n": 4096, "k": 4096}
+    ),
     needs=("transpose", "strides"),
     dtypes=("float16", "bfloat16"),
 )

@@ -9,7 +9,8 @@ __global__ void matmul_kernel(const float* a, const float* b, float* out, int m,
     int first_row = blockIdx.y * TILE, first_col = blockIdx.x * TILE;
     float sum[EACH][EACH] = {};
     for (int start = 0; start < k; start += DEPTH) {
-        for (int at = thread; at < TILE * DEPTH; at += 256) {
+        for (int step = 0; step < TILE * DEPTH; step += 256) {
+            int at = step + thread;
             int row = first_row + at / DEPTH, i = start + at % DEPTH;
             left[at % DEPTH][at / DEPTH] = row < m && i < k ? a[row * k + i] : 0.0f;
             int j = start + at / TILE, col = first_col + at % TILE;

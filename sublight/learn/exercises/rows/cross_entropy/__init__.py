@@ -16,6 +16,6 @@ CROSS_ENTROPY = Exercise(
     apart=("logits", "labels"),
     sizes={"rows": (1, 6), "cols": (2, 3000)},
     shown={"rows": 4, "cols": 2000},
-    goal=Goal(shape={"rows": 2048, "cols": 8192}),
+    goal=Goal(shape={"rows": 2048, "cols": 8192}, on_gpu={"rows": 8192, "cols": 8192}),
     needs=("online_softmax",),
 )

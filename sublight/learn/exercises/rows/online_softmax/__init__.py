@@ -16,6 +16,6 @@ ONLINE_SOFTMAX = Exercise(
     apart=("x",),
     sizes={"rows": (1, 4), "cols": (1, 2600)},
     shown={"rows": 3, "cols": 2500},
-    goal=Goal(shape={"rows": 2048, "cols": 8192}, fraction=0.6),
+    goal=Goal(shape={"rows": 2048, "cols": 8192}, fraction=0.6, on_gpu={"rows": 8192, "cols": 8192}),
     needs=("online_by_hand",),
 )

@@ -16,6 +16,6 @@ RMS_NORM = Exercise(
     apart=("x",),
     sizes={"rows": (1, 12), "cols": (1, 1500)},
     shown={"rows": 6, "cols": 1000},
-    goal=Goal(shape={"rows": 8192, "cols": 2048}),
+    goal=Goal(shape={"rows": 8192, "cols": 2048}, on_gpu={"rows": 32768, "cols": 2048}),
     needs=("layer_norm",),
 )

@@ -1,6 +1,6 @@
-// RMSNorm of each row: out = x / sqrt(mean of x * x + eps) * weight, with the eps that PyTorch takes for float32.
+// RMSNorm of each row: out = x / sqrt(mean of x * x + eps) * weight.
 
-constexpr float EPS = 1.1920929e-07f;
+constexpr float EPS = 1e-6f;
 
 __global__ void rms_norm_kernel(const float* x, const float* weight, float* out, int cols) {
     // TODO: a block has a row; the sum of squares through shared memory, then the results

@@ -4,7 +4,10 @@ __global__ void row_sum_kernel(const float* x, float* out, int cols) {
     __shared__ float part[256];
     const float* row = x + blockIdx.x * cols;
     float sum = 0.0f;
-    for (int col = threadIdx.x; col < cols; col += blockDim.x) sum += row[col];
+    for (int col = threadIdx.x; col < cols; col += 2 * blockDim.x) {
+        float other = col + blockDim.x < cols ? row[col + blockDim.x] : 0.0f;  // two loads on their way at a time
+        sum += row[col] + other;
+    }
     part[threadIdx.x] = sum;
     for (int half = blockDim.x / 2; half > 0; half /= 2) {
         __syncthreads();

@@ -29,9 +29,9 @@ __global__ void softmax_kernel(const float* x, float* out, int cols) {
     top = largest_of_block(top);
     float sum = 0.0f;
     for (int col = threadIdx.x; col < cols; col += blockDim.x) sum += expf(row[col] - top);
-    sum = sum_of_block(sum);
+    float scale = 1.0f / sum_of_block(sum);
     for (int col = threadIdx.x; col < cols; col += blockDim.x)
-        out[blockIdx.x * cols + col] = expf(row[col] - top) / sum;
+        out[blockIdx.x * cols + col] = expf(row[col] - top) * scale;
 }
 
 void softmax(const float* x, float* out, int rows, int cols) {

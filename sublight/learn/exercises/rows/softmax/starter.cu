@@ -16,9 +16,9 @@ __global__ void softmax_kernel(const float* x, float* out, int cols) {
     float top = -INFINITY;
     for (int col = threadIdx.x; col < cols; col += blockDim.x) top = fmaxf(top, row[col]);
     top = largest_of_block(top);
-    float sum = 1.0f;  // TODO: the sum of exp(row[col] - top) over the whole row
+    float scale = 1.0f;  // TODO: one over the sum of exp(row[col] - top) over the whole row
     for (int col = threadIdx.x; col < cols; col += blockDim.x)
-        out[blockIdx.x * cols + col] = expf(row[col] - top) / sum;
+        out[blockIdx.x * cols + col] = expf(row[col] - top) * scale;
 }
 
 void softmax(const float* x, float* out, int rows, int cols) {

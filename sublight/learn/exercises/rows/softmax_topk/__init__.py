@@ -26,6 +26,6 @@ SOFTMAX_TOPK = Exercise(
     apart=("x",),
     sizes={"rows": (1, 8), "cols": (4, 700)},
     shown={"rows": 5, "cols": 500},
-    goal=Goal(shape={"rows": 16384, "cols": 1024}, fraction=0.4),
+    goal=Goal(shape={"rows": 16384, "cols": 1024}, fraction=0.4, on_gpu={"rows": 65536, "cols": 1024}),
     needs=("softmax",),
 )
