@@ -90,7 +90,8 @@ def product_step(
         grouped._grouped_kernel, (min(_at_once(gpu), most),),
         rows, n, k, groups, a.share, *a.strides, *strides,
         on=f"{a.name} {b} ends {a.index or 'ends'} {c}", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
-        INDEXED=bool(a.index), PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
+        INDEXED=bool(a.index), PRECISION="ieee" if is_ieee else "tf32", num_warps=warps,
+        num_stages=gpu.stages(stages, (bm + bn) * k_bytes),
     )  # fmt: skip
 
 

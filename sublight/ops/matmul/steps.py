@@ -195,7 +195,7 @@ def _skinny(work: Work) -> Steps:
         return {}, [step]
     bm, bk = max(16, next_power_of_2(p.m)), 32 if work.is_ieee else 256 // itemsize
     bn = 128 if p.m > 32 and p.n >= 96 * 128 and itemsize == 2 else 64
-    stages = min(4 if itemsize == 2 else 2, max(2, work.gpu.shared_bytes // ((bm + bn) * bk * itemsize)))
+    stages = work.gpu.stages(4 if itemsize == 2 else 2, (bm + bn) * bk * itemsize)
     tiles, blocks = cdiv(p.n, bn), cdiv(p.k, bk)
     splits = max(1, min(2 * work.gpu.multiprocessors // tiles, blocks, cdiv(p.k, LEAST_SPLIT)))
     per_split = cdiv(blocks, splits) * bk
