@@ -277,7 +277,7 @@ class _Bench:
         """The call that is timed: forward, backward alone over a forward pass made before, or one after the other."""
         if self.case.direction == "fwd":
             return self._bound(provider, inputs)
-        return _Backward(
+        return Backward(
             functools.partial(self._bound, provider), inputs, self.case.op.wrt, alone=self.case.direction == "bwd"
         )
 
@@ -329,7 +329,7 @@ class _Bench:
         return inputs if fewer == shape else op.inputs(fewer, self.case.dtype, self.device, 0)
 
 
-class _Backward:
+class Backward:
     """A backward pass, alone over a forward pass made on first use and kept, or with its forward pass each time.
 
     Autograd runs a backward on the streams of its forward and of its leaves' first use, and a graph captures one stream

@@ -79,6 +79,7 @@ COSTS: dict[str, CostFunction] = {
     "low_bit_matmul": matmul.low_bit_matmul,
     "scaled_matmul": matmul.scaled_matmul,
     "rms_norm_linear": matmul.rms_norm_linear,
+    "row_linear": matmul.row_linear,
     "grouped_matmul": matmul.grouped_matmul,
     "sparsify_24": sparse.sparsify_24,
     "moe_routing": moe.moe_routing,

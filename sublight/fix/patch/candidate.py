@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sublight.fix.patch.probe import fingerprint
+from sublight.fix.patch.probe import fingerprint, is_plain_tensor
 from sublight.fix.patch.record import Left, Row, Rule, Swap
 from sublight.fix.patch.rewrite import NotUnderstood
 from sublight.fix.patch.swap import apply, is_its_own, is_patched, undo
@@ -49,10 +49,11 @@ def each(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 def candidates(model: torch.nn.Module, rules: Sequence[Rule]) -> list[Candidate]:
     """All that the rules know in a model; of several rules for one module the first, and those that join it."""
     modules = [(name, module) for name, module in each(model) if not is_patched(module)]
-    found = [
-        *_found(model, modules, [rule for rule in rules if not rule.joins]),
-        *(one for one in _found(model, modules, [rule for rule in rules if rule.joins]) if one.rule != ANY),
-    ]
+    joined = [one for one in _found(model, modules, [rule for rule in rules if rule.joins]) if one.rule != ANY]
+    known = {one.module for one in joined if one.swap is not None and one.swap.op}
+    whole = {rule.name for rule in rules if rule.reads == "behaviour"}  # rules for what a module is as a whole
+    plain = _found(model, modules, [rule for rule in rules if not rule.joins])
+    found = [*(one for one in plain if one.swap or one.rule not in whole or one.module not in known), *joined]
     return [_beside(one, found) if one.joins else one for one in found]
 
 
@@ -83,7 +84,19 @@ def _found(
 def _find(module: torch.nn.Module, model: torch.nn.Module, rules: Sequence[Rule]) -> Swap | Left | None:
     if not is_its_own(module):
         return Left(rule=ANY, reason="somebody else has set its forward")
-    return next((answer for rule in rules if (answer := rule.find(module, model))), None)
+    answer = next((answer for rule in rules if (answer := rule.find(module, model))), None)
+    if isinstance(answer, Swap) and (odd := _odd_tensor(module, answer.hides)):
+        return Left(rule=answer.rule, reason=f"{odd}, whose ops may be its own")
+    return answer
+
+
+def _odd_tensor(module: torch.nn.Module, hides: Sequence[str]) -> str:
+    """A parameter or buffer, of the module or of a child that is not called any more, which is no plain tensor."""
+    for each in (module, *map(module.get_submodule, hides)):
+        for name, x in (*each._parameters.items(), *each._buffers.items()):
+            if x is not None and not is_plain_tensor(x):
+                return f"its {name} is a {type(x).__name__}"
+    return ""
 
 
 def _beside(one: Candidate, found: Sequence[Candidate]) -> Candidate:

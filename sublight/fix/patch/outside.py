@@ -2,7 +2,8 @@
 
 A trial shows what a forward does today. What it would do under another setting, another global or at another length
 shows in its code alone: every function that it can reach is read, and what none of them may touch ends the proof.
-Code of PyTorch itself is trusted, but for the functions that ask for its settings.
+What they may read is noted, with the code itself, and compared at every call. Code of PyTorch is trusted, but for the
+functions that ask for its settings.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import Any
 
 import torch
 
+from sublight.fix.patch import held
+
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 TRUSTED = ("torch", "math", "cmath", "typing", "typing_extensions", "numbers", "operator", "builtins", "functools")
 STAND_INS = "sublight.fix.patch.twin"  # for a module's children
 ACTS = frozenset(
     [
         *("print", "open", "eval", "exec", "compile", "globals", "locals", "vars", "id", "input", "setattr"),
-        *("delattr", "breakpoint", "__import__"),
+        *("delattr", "breakpoint", "__import__", "next"),
     ]
 )
 OF_WHOLE_NUMBERS = frozenset(
@@ -39,11 +42,35 @@ SETTINGS = frozenset(  # of PyTorch and of this machine: a branch may follow
         *("current_stream", "is_current_stream_capturing", "distributed", "get_rng_state", "mps", "xpu", "cuda"),
     ]
 )
+ASKING = ("is_", "are_", "get_", "has_", "current_")  # how PyTorch names functions that ask
+OF_TENSORS = frozenset(["is_tensor", "is_floating_point", "is_complex", "is_grad_enabled", "is_scripting"])  # or tried
 SIZES = frozenset(["shape", "size", "len", "numel", "nelement"])
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF")
+STORES = {
+    "STORE_GLOBAL": "writes to a global variable",
+    "DELETE_GLOBAL": "writes to a global variable",
+    "STORE_ATTR": "sets an attribute",
+    "DELETE_ATTR": "deletes an attribute",
+}
 MISSING = object()
+KNOWN = frozenset(  # attributes that no user has set
+    name
+    for kind in (
+        torch.Tensor,
+        torch.Size,
+        torch.dtype,
+        torch.device,
+        torch.finfo,
+        torch.nn.Module,
+        str,
+        dict,
+        list,
+        float,
+    )
+    for name in dir(kind)
+) - {"__dict__"}
 
 
 @dataclass(slots=True)
@@ -53,21 +80,59 @@ class Outside:
     oddity: str = ""  # the first thing that a proof does not cover; empty: nothing
     globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)  # as they are now
     names: set[str] = field(default_factory=set)  # of class attributes and methods, and of those asked for by name
+    functions: dict[types.FunctionType, tuple[Any, ...]] = field(default_factory=dict)  # that were read: `parts`
 
     def note(self, oddity: str) -> None:
         self.oddity = self.oddity or oddity
 
+    def changed(self) -> str:
+        """What is another thing now than when it was read; empty where nothing is."""
+        for space, name, value in self.globals.values():
+            if space.get(name, MISSING) is not value:
+                return f"the global {name}"
+        for function, was in self.functions.items():
+            if parts(function) != was:
+                return f"the code of {function.__name__}"
+        return ""
+
 
 def of_module(module: torch.nn.Module) -> Outside:
-    """Of a module's forward, its class's methods and the functions that it holds; children are read by themselves."""
+    """Of a module's forward, its class's methods and what it holds; children are read by themselves."""
     found, kind = Outside(), type(module)
     if not _is_trusted(kind.__module__):
         reader = _Reader(found, kind)
         reader.read(kind.forward)
+        for name in ("__getattr__", "__getattribute__"):
+            if not _is_trusted(getattr(getattr(kind, name, None), "__module__", "") or "builtins"):
+                reader.read(getattr(kind, name))
         for name, value in vars(module).items():
             if name in reader.names and callable(value) and not isinstance(value, torch.nn.Module):
                 reader.judge(value, name)
+        found.note(held.unfollowed(module, reader.names))
+        found.note(_not_its_own(module, reader.attributes))
     return found
+
+
+def of_function(function: Any) -> Outside:
+    """Of a function that takes all it works on."""
+    reader = _Reader(Outside(), object)
+    reader.read(function)
+    reader.found.note(_not_its_own(None, reader.attributes))
+    return reader.found
+
+
+def parts(function: types.FunctionType) -> tuple[Any, ...]:
+    """What a reload replaces in a function that stays the same object."""
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _not_its_own(module: torch.nn.Module | None, attributes: set[str]) -> str:
+    """An attribute that somebody may have set on a tensor: no tensor has it, nor the module or what that holds."""
+    unknown = attributes - KNOWN
+    holders: list[Any] = [] if module is None else [module, *module.children(), *held.objects(module)]
+    for each in holders:
+        unknown -= set(dir(each))
+    return f"reads {min(unknown)}, which is neither its own nor a tensor's" if unknown else ""
 
 
 class _Reader:
@@ -76,32 +141,47 @@ class _Reader:
     def __init__(self, found: Outside, kind: type) -> None:
         self.found, self.kind = found, kind
         self.names: set[str] = set()  # that occur in the code
+        self.attributes: set[str] = set()  # that are read of something else than a global
         self._seen: set[Any] = set()
 
     def read(self, function: Any) -> None:
         function = getattr(function, "__func__", function)
         if isinstance(function, property):
             return self.read(function.fget)
-        if isinstance(function, staticmethod | classmethod | functools.partial | functools.partialmethod):
-            return self.read(getattr(function, "func", None) or getattr(function, "__wrapped__", None))
-        if not isinstance(function, types.FunctionType) or function in self._seen:
+        if isinstance(function, functools.partial | functools.partialmethod):
+            for each in (*function.args, *function.keywords.values()):
+                self.judge(each, "an argument of a partial")
+            return self.read(function.func)
+        if isinstance(function, staticmethod | classmethod):
+            return self.read(function.__wrapped__)
+        if not isinstance(function, types.FunctionType):
+            return self.found.note(f"is a {type(function).__name__}, whose code cannot be read")
+        if function in self._seen:
             return None
         self._seen.add(function)
+        self.found.functions[function] = parts(function)
         if wrapped := getattr(function, "__wrapped__", None):
             self.read(wrapped)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self.judge(default, "the default of an argument")
         for code in _codes(function.__code__):
             self._read_code(function, code)
         return None
 
     def _read_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
+        taken = 0  # attributes that belong to the global before them
         for at, step in enumerate(steps):
             if step.opname in GLOBALS + CLOSURES:
-                self._follow(function, step, steps[at + 1 :])
+                taken = at + self._follow(function, step, steps[at + 1 :])
+            elif step.opname in ATTRIBUTES and at > taken:
+                self.attributes.add(str(step.argval))
             elif step.opname == "IMPORT_NAME" and not _is_trusted(step.argval):
                 self.found.note(f"imports {step.argval}")
-            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                self.found.note(f"writes to a global variable ({step.argval})")
+            elif step.opname in STORES:
+                self.found.note(f"{STORES[step.opname]} ({step.argval})")
+            elif step.opname == "STORE_DEREF" and step.argval in code.co_freevars and code is function.__code__:
+                self.found.note(f"writes to a variable of a function around it ({step.argval})")
             elif step.opname == "FOR_ITER" and SIZES & set(code.co_names):
                 self.found.note("has a loop, whose length may be its input's")
         asks_by_name = {"getattr", "hasattr"} & set(code.co_names)
@@ -115,9 +195,9 @@ class _Reader:
             for each in own:
                 self.judge(vars(each)[name], name)
 
-    def _follow(self, function: types.FunctionType, step: dis.Instruction, later: list[dis.Instruction]) -> None:
-        """A global or closure variable, and the attributes that are taken of it at once: `torch.nn.functional.gelu`."""
-        name = str(step.argval)
+    def _follow(self, function: types.FunctionType, step: dis.Instruction, later: list[dis.Instruction]) -> int:
+        """A global or closure variable; how many attributes are taken of it at once: `torch.nn.functional.gelu`, 3."""
+        name, taken = str(step.argval), 0
         space = function.__globals__
         value = _closed(function, name) if step.opname in CLOSURES else space.get(name, MISSING)
         if value is MISSING and step.opname in GLOBALS:
@@ -125,23 +205,40 @@ class _Reader:
             value = getattr(builtins, name, MISSING) if isinstance(builtins, types.ModuleType) else builtins.get(name)
             space = {}
         if value is MISSING:
-            return  # a local of an outer function, or a name that is not there yet
+            return 0  # a local of an outer function, or a name that is not there yet
+        if value in (getattr, hasattr):
+            self._by_name(function, later)
         for following in later:
             if following.opname not in ATTRIBUTES or not isinstance(value, types.ModuleType | type):
                 break
-            if following.argval in SETTINGS and _is_trusted(getattr(value, "__module__", value.__name__)):
-                return self.found.note(f"asks for a setting of PyTorch ({following.argval})")
+            taken += 1
+            if _is_asking(following.argval) and _is_trusted(getattr(value, "__module__", value.__name__)):
+                self.found.note(f"asks for a setting of PyTorch ({following.argval})")
+                return taken
             if isinstance(value, type) and not _is_trusted(value.__module__) and value not in self.kind.__mro__:
-                if issubclass(value, torch.autograd.Function):
-                    return self.found.note(f"has a backward pass of its own ({value.__name__})")
-                return self.found.note(f"reads {value.__name__}.{following.argval}")
+                is_function = issubclass(value, torch.autograd.Function)
+                what = f"has a backward pass of its own ({value.__name__})" if is_function else ""
+                self.found.note(what or f"reads {value.__name__}.{following.argval}")
+                return taken
             space = vars(value) if isinstance(value, types.ModuleType) else {}
             name, value = str(following.argval), getattr(value, following.argval, MISSING)
         is_theirs = isinstance(value, types.FunctionType) and not _is_trusted(value.__module__)
+        if isinstance(value, PLAIN) and step.opname in CLOSURES and not taken:
+            self.found.note(f"reads a variable of a function around it ({name})")
         if (isinstance(value, PLAIN) or is_theirs) and step.opname in GLOBALS and type(space) is dict and space:
             self.found.globals[id(space), name] = (space, name, value)
         self.judge(value, name)
-        return None
+        return taken
+
+    def _by_name(self, function: types.FunctionType, later: list[dis.Instruction]) -> None:
+        """getattr(x, "name"): of the module itself it is compared; of anything else it is an attribute like others."""
+        whose, name = (*later[:2], None, None)[:2]
+        methods = (getattr(value, "__func__", value) for kind in self.kind.__mro__ for value in vars(kind).values())
+        own = function.__code__.co_varnames[0] if any(each is function for each in methods) else ""
+        if name is None or name.opname != "LOAD_CONST":
+            self.found.note("asks for attributes whose names are not written in it")
+        elif whose is not None and whose.argval != own:
+            self.attributes.add(str(name.argval))
 
     def judge(self, value: Any, name: str) -> None:
         """Whether code may reach it; functions are read in turn."""
@@ -155,14 +252,21 @@ class _Reader:
                 self.found.note(f"uses the module {value.__name__}")
         elif (name in ACTS and where == "builtins") or (name in OF_WHOLE_NUMBERS and where == "math"):
             self.found.note(f"calls {name}")
-        elif name in SETTINGS and _is_trusted(where):
+        elif _is_asking(name) and _is_trusted(where):
             self.found.note(f"asks for a setting of PyTorch ({name})")
         elif isinstance(value, type):
             is_base = value in self.kind.__mro__  # what `super()` needs
             if not (is_base or _is_trusted(value.__module__) or issubclass(value, BaseException)):
                 self.found.note(f"uses the class {value.__name__}")
         elif isinstance(value, functools.partial):
-            self.judge(value.func, name)
+            for each in (value.func, *value.args, *value.keywords.values()):
+                self.judge(each, name)
+        elif (
+            isinstance(value, types.MethodType)
+            and not isinstance(value.__self__, type)
+            and value.__func__ not in self._seen
+        ):
+            self.found.note(f"calls a method of another object ({name})")
         elif isinstance(value, types.FunctionType | types.MethodType | property | staticmethod | classmethod):
             if not _is_trusted(where):
                 self.read(value)
@@ -184,6 +288,10 @@ def _closed(function: types.FunctionType, name: str) -> Any:
         return function.__closure__[free.index(name)].cell_contents if function.__closure__ else MISSING
     except ValueError:  # of an inner function's own, or empty
         return MISSING
+
+
+def _is_asking(name: str) -> bool:
+    return name in SETTINGS or (name.startswith(ASKING) and name not in OF_TENSORS)
 
 
 def _is_trusted(module: str) -> bool:

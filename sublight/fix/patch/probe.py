@@ -24,6 +24,7 @@ HOOKS = (
 CLOSE = 1e-5  # of the largest value: a cast to float32 leaves 1e-7, the wrong formula 1e-2
 SEED = 0x5B11
 NUMBERS = ("layer_idx", "layer_id", "layer_index")  # a layer's, by which it finds its cache
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 EVERY_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
@@ -37,10 +38,15 @@ def fingerprint(module: torch.nn.Module) -> tuple[Hashable, Hashable]:
     for name, each in module.named_modules():
         given = {key: _plain(value) for key, value in vars(each).items() if key not in EVERY_MODULES}
         numbers.append(tuple(given.pop(key, "") for key in NUMBERS) if each._modules else ())
-        parameters = tuple((key, tuple(p.shape), p.dtype) for key, p in each.named_parameters(recurse=False))
+        parameters = tuple((key, tuple(p.shape), p.dtype, type(p)) for key, p in each.named_parameters(recurse=False))
         hooks = tuple(bool(each.__dict__.get(hooks)) for hooks in HOOKS)
         settings.append((name, type(each), tuple(sorted(given.items())), parameters, hooks))
     return tuple(settings), tuple(numbers)
+
+
+def is_plain_tensor(x: Any) -> bool:
+    """No subclass, whose ops may be others: quantized, sharded, or a user's; but those that stand for plain ones."""
+    return type(x) in PLAIN_TENSORS or type(x).__module__.startswith("torch._subclasses.")
 
 
 def dtype_of(module: torch.nn.Module, model: torch.nn.Module) -> torch.dtype:

@@ -20,6 +20,7 @@ import torch
 from sublight.correct import error
 from sublight.fix.patch import probe
 from sublight.fix.patch.trace import trace
+from sublight.fix.patch.twin import set_training
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
@@ -45,7 +46,11 @@ class Proof:
     """What is proven of a module: for which data types, and what is missing."""
 
     dtypes: frozenset[torch.dtype] = frozenset()
+    ranks: frozenset[int] = frozenset()  # of the inputs: one that names a dimension by its place is another for others
     missing: str = ""
+
+    def holds_for(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and x.dtype in self.dtypes and x.dim() in self.ranks
 
 
 def prove(twin: Any, formula: Formula, x: torch.Tensor, runs_in: torch.dtype) -> Proof:
@@ -59,7 +64,7 @@ def prove(twin: Any, formula: Formula, x: torch.Tensor, runs_in: torch.dtype) ->
     failed = {dtype: why for dtype in (*DTYPES, torch.float64) if (why := rounding(twin, formula, x, dtype))}
     if runs_in in failed:
         return Proof(missing=f"values not proven: {failed[runs_in]}")
-    return Proof(dtypes=frozenset({*DTYPES, torch.float64} - failed.keys()))
+    return Proof(dtypes=frozenset({*DTYPES, torch.float64} - failed.keys()), ranks=_ranks(twin, formula, x))
 
 
 def scaled(x: torch.Tensor) -> torch.Tensor:
@@ -73,16 +78,19 @@ def structure(twin: Any, formula: Formula, x: torch.Tensor) -> str:
     """Why its forward is not made of the formula's ops; empty where it is."""
     for training, records, dtype in _modes():
         each = in_dtype(twin, dtype)
-        each.train(training)
+        set_training(each, training)
         before = contents(each)
         value = x.to(dtype) if x.is_floating_point() else x
+        leaf = _leaf(value, records)
         with torch.set_grad_enabled(records), quiet():
             try:
-                found = trace(type(each).forward, each, _leaf(value, records))
+                found = trace(type(each).forward, each, leaf)
             except Exception as failure:  # whatever a stranger's forward may raise
                 return f"its forward does not take one tensor ({type(failure).__name__})"
         if why := found.why_not(formula.budget, formula.name):
             return why
+        if leaf._version:
+            return "its forward writes to its input"
         if contents(each) != before:
             return "its forward changes what the module holds"
         if not isinstance(found.result, torch.Tensor):
@@ -100,9 +108,19 @@ def _modes() -> Sequence[tuple[bool, bool, torch.dtype]]:
     )
 
 
-def values(twin: Any, formula: Formula, x: torch.Tensor) -> str:
+def _ranks(twin: Any, formula: Formula, x: torch.Tensor) -> frozenset[int]:
+    """Those for which it computes the formula; that of x is proven."""
+    rows, found = x.flatten(0, -2), {x.dim()}
+    for each in (rows[0], rows, rows[None], rows[None, None], rows[None, None, None]):
+        with contextlib.suppress(Exception):  # whatever a stranger's forward may raise
+            if each.dim() not in found and not values(twin, formula, each, is_long=False):
+                found.add(each.dim())
+    return frozenset(found)
+
+
+def values(twin: Any, formula: Formula, x: torch.Tensor, is_long: bool = True) -> str:
     """Why it does not compute the formula; empty where it does, gradients included, in float64."""
-    for each in (x, long(x)):
+    for each in (x, long(x)) if is_long else (x,):
         mine, theirs = (_step(twin, call, each, formula.parameters) for call in (_own, formula.compute))
         in_single: list[dict[str, torch.Tensor | None]] = []
         for name, one in mine.items():

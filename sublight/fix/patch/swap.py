@@ -6,35 +6,24 @@ children whose calls are left out. Every call compares; a module that was change
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from sublight.fix.patch import outside, probe
+from sublight.backend.private import has_any_global_hook
+from sublight.fix.patch import held, outside
+from sublight.fix.patch.probe import is_plain_tensor
 from sublight.fix.patch.record import Swap
 
 MARK = "__sublight__"  # on the function behind a swapped forward: the forward that the instance had before, or None
 MISSING = object()
-DEPTH = 3  # of objects in objects
-PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    torch.dtype,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    type,
-)
+REPLICATE = "_replicate_for_data_parallel"  # of torch.nn.Module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +36,18 @@ class Noted:
         tuple[tuple[str, ...], Any], ...
     ] = ()  # of objects that it holds, such as a config: what its code reads
     outside: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # globals that its code reads
-    held: tuple[tuple[str, str, bool], ...] = ()  # kind, name of a parameter or buffer, whether there is one
+    functions: tuple[tuple[types.FunctionType, tuple[Any, ...]], ...] = ()  # of that code, with their parts
+    held: tuple[tuple[str, str, str], ...] = ()  # kind, name of a parameter or buffer, what there is: `_tensor`
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
 
     def changed(self, module: Any) -> str:
         """What is another thing now than when the module was patched; empty where nothing is."""
-        if not torch.compiler.is_dynamo_compiling() and type(module).forward is not self.own:
-            return "its class's forward"
+        if not torch.compiler.is_dynamo_compiling():
+            if type(module).forward is not self.own:
+                return "its class's forward"
+            for function, parts in self.functions:
+                if outside.parts(function) != parts:
+                    return f"the code of {function.__name__}"
         for name, value in self.settings:
             found = getattr(module, name, MISSING)
             if found is not value and found != value:
@@ -65,8 +59,8 @@ class Noted:
         for space, name, value in self.outside:
             if space.get(name, MISSING) is not value:
                 return f"the global {name}"
-        for kind, name, is_there in self.held:
-            if (getattr(module, kind).get(name) is not None) != is_there:
+        for kind, name, what in self.held:
+            if _tensor(getattr(module, kind).get(name)) != what:
                 return name
         for name, noted in self.hidden:
             child = getattr(module, name, None)
@@ -74,7 +68,7 @@ class Noted:
                 return name if child is None or what == "its class's forward" else f"{name}.{what}"
             if "forward" in child.__dict__ and not is_patched(child):
                 return f"{name}.forward"
-        if self.hidden and torch.nn.modules.module._has_any_global_hook():
+        if self.hidden and has_any_global_hook():
             return "a hook for all modules"
         return ""
 
@@ -92,17 +86,12 @@ def _noted(module: torch.nn.Module) -> Noted:
     read = outside.of_module(module)
     return Noted(
         own=type(module).forward,
-        settings=(*_settings(module), *_of_class(module, read.names)),
-        inner=tuple(_inner(module)),
+        settings=(*held.settings(module), *_of_class(module, read.names)),
+        inner=tuple(held.inner(module)),
         outside=tuple(read.globals.values()),
+        functions=tuple(read.functions.items()),
         held=_held(module),
     )
-
-
-def _settings(module: torch.nn.Module) -> tuple[tuple[str, Any], ...]:
-    own = ((name, value) for name, value in vars(module).items() if name not in probe.EVERY_MODULES)
-    own = ((name, value) for name, value in own if name not in ("training", "forward"))
-    return tuple((name, copy.deepcopy(value)) for name, value in own if _is_setting(value))
 
 
 def _of_class(module: torch.nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -112,42 +101,17 @@ def _of_class(module: torch.nn.Module, names: Iterable[str]) -> Iterator[tuple[s
             yield name, getattr(module, name, MISSING)
 
 
-def _is_setting(value: Any) -> bool:
-    """A plain value, or a container of such, which is compared with what it was."""
-    if isinstance(value, dict):
-        return all(_is_setting(each) for item in value.items() for each in item)
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_setting, value))
-    return isinstance(value, PLAIN)
-
-
-def _inner(module: torch.nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Of objects that the module holds, the plain values whose names occur in its class's code."""
-    classes = [each for each in type(module).__mro__ if not each.__module__.startswith("torch.nn.modules.module")]
-    functions = [inspect.unwrap(each) for kind in classes for each in vars(kind).values() if inspect.isfunction(each)]
-    names = {name for function in functions if hasattr(function, "__code__") for name in function.__code__.co_names}
-    for holder, value in vars(module).items():
-        if holder not in probe.EVERY_MODULES and not _is_setting(value) and not isinstance(value, torch.nn.Module):
-            yield from _inside(value, (holder,), names)
-
-
-def _inside(holder: Any, path: tuple[str, ...], names: Collection[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    slots = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
-    for name in (*getattr(holder, "__dict__", ()), *slots):
-        value = getattr(holder, name, MISSING) if name in names else MISSING
-        if _is_setting(value):
-            yield (*path, name), copy.deepcopy(value)
-        elif value is not MISSING and len(path) < DEPTH:
-            yield from _inside(value, (*path, name), names)
-
-
 def _attribute(holder: Any, name: str) -> Any:
     return getattr(holder, name, MISSING)
 
 
-def _held(module: torch.nn.Module) -> tuple[tuple[str, str, bool], ...]:
+def _held(module: torch.nn.Module) -> tuple[tuple[str, str, str], ...]:
     kinds = ("_parameters", "_buffers")
-    return tuple((kind, name, x is not None) for kind in kinds for name, x in vars(module)[kind].items())
+    return tuple((kind, name, _tensor(x)) for kind in kinds for name, x in vars(module)[kind].items())
+
+
+def _tensor(x: torch.Tensor | None) -> str:
+    return "none" if x is None else "plain" if is_plain_tensor(x) else "of its own kind"
 
 
 def apply(module: torch.nn.Module, swap: Swap) -> None:
@@ -156,6 +120,18 @@ def apply(module: torch.nn.Module, swap: Swap) -> None:
     function.__dict__[MARK] = module.__dict__.get("forward")
     function.__dict__["__sublight_rule__"] = swap.rule
     module.forward = types.MethodType(function, module)
+    vars(module)[REPLICATE] = types.MethodType(_replica, module)
+
+
+def _replica(self: Any) -> Any:
+    """A replica, as torch.nn.DataParallel makes them, with its class's forward: ours is bound to the module itself."""
+    replica = getattr(type(self), REPLICATE)(self)
+    for name in ("forward", REPLICATE):
+        vars(replica).pop(name, None)
+    return replica
+
+
+_replica.__name__ = REPLICATE  # by which pickle finds the class's own again
 
 
 def guarded(ours: Callable[..., Any], noted: Noted) -> Any:
@@ -173,6 +149,8 @@ def guarded(ours: Callable[..., Any], noted: Noted) -> Any:
                     stacklevel=2,
                 )
             return type(self).forward(self, *args, **kwargs)
+        if any(isinstance(x, torch.Tensor) and not is_plain_tensor(x) for x in (*args, *kwargs.values())):
+            return type(self).forward(self, *args, **kwargs)  # a tensor that may have ways of its own
         return ours(self, *args, **kwargs)
 
     forward.__name__ = "forward"  # by which pickle finds the class's own again
@@ -183,6 +161,7 @@ def undo(module: torch.nn.Module) -> bool:
     if not is_patched(module):
         return False
     before = module.__dict__["forward"].__func__.__dict__[MARK]
+    module.__dict__.pop(REPLICATE, None)
     if before is None:
         del module.__dict__["forward"]
     else:

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from sublight.backend import private
 
 VIEWS = frozenset(
     [
@@ -56,6 +57,7 @@ READS = {  # into Python, where a branch may follow
 }
 SIZES = "compares sizes, and may do otherwise for others"
 DIMS = "counts dimensions, and may do otherwise for others"
+CUTS = "cuts at a fixed place, and may do otherwise beyond it"
 STOPS = "detaches: its gradient is not the formula's"
 ASKS = {  # functions and properties of tensors that no op shows
     "tolist": READS["equal"],
@@ -96,6 +98,7 @@ ASKS = {  # functions and properties of tensors that no op shows
     "grad_fn": "asks where a tensor comes from",
     "is_inference": "asks where a tensor comes from",
 }
+NO_END = 1 << 62  # of a slice that goes to the end
 ACTIVE: ContextVar[Recorder | None] = ContextVar("ACTIVE", default=None)
 
 
@@ -218,6 +221,8 @@ class _Above(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if self.recorder.is_muted:
             return result
+        if name == "__getitem__" and _reaches_beyond(*args):
+            self.recorder.note(CUTS)
         if name in ASKS and name not in self.recorder.allowed:
             self.recorder.note(ASKS[name])
         if is_property and func.__name__ == "__set__":
@@ -246,7 +251,7 @@ class _Shape(tuple[Length, ...]):
         return _Shape(found) if isinstance(index, slice) else found
 
 
-class _Below(TorchDispatchMode):
+class _Below(private.TorchDispatchMode):
     """Below autograd: every op."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -260,9 +265,35 @@ class _Below(TorchDispatchMode):
             self.recorder.ops.append(name if space == "aten" else f"{space}::{name}")
             if name in READS:
                 self.recorder.note(READS[name])
+            if _cuts_beyond(name, args):
+                self.recorder.note(CUTS)
             if name.startswith("nll_loss") and args[2] is not None:
                 self.recorder.note("weighs classes")
         return func(*args, **(kwargs or {}))
+
+
+def _cuts_beyond(name: str, args: Any) -> bool:
+    """x.split(2048), x.narrow(0, 2048) of fewer rows: longer inputs come to other places."""
+    if name not in ("slice", "split") or len(args) < 2:
+        return False
+    if name == "split":
+        return bool(args[1] > args[0].shape[args[2] if len(args) > 2 else 0])
+    return any(place is not None and args[0].shape[args[1]] < place < NO_END for place in args[2:4])
+
+
+def _reaches_beyond(x: torch.Tensor, index: Any) -> bool:
+    """x[:, :2048] of fewer rows, whose slice no op shows."""
+    places = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in [each for each in places if not isinstance(each, torch.Tensor)]:
+        at = next(i for i, each in enumerate(places) if each is Ellipsis)
+        named = sum(each is not None for each in places) - 1
+        places[at : at + 1] = [slice(None)] * (x.dim() - named)
+    sizes = iter(x.shape)
+    for each in places:
+        size = 0 if each is None else next(sizes, 0)
+        if isinstance(each, slice) and any(type(end) is int and end > size for end in (each.start, each.stop)):
+            return True
+    return False
 
 
 def _is_identity(func: Any, args: Any) -> bool:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import outside, probe
 from sublight.fix.patch.trace import as_one_op
 
+TORCH_FOLDER = str(torch.__path__[0])
 RANK = 4  # of a stand-in's matrix
 
 
@@ -112,11 +114,17 @@ def _plain(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.double() if buffer.is_floating_point() else buffer.clone()
 
 
+def set_training(twin: Any, training: bool) -> None:
+    """As `train` does, but not by it: a class may have its own, which tells others."""
+    for each in torch.nn.Module.modules(twin):
+        each.training = training
+
+
 def answer(twin: Any, x: torch.Tensor) -> tuple[Any, str]:
     """What its class's forward makes of x; or why that says nothing."""
     answers = []
     for training in (False, True):
-        twin.train(training)
+        set_training(twin, training)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the user gets them when he calls it
@@ -158,7 +166,13 @@ def is_hooked(module: torch.nn.Module) -> bool:
 
 def is_heard(model: torch.nn.Module) -> bool:
     """Whether somebody listens to a call of any part of it."""
-    return torch.nn.modules.module._has_any_global_hook() or any(map(is_hooked, model.modules()))
+    return has_any_global_hook() or any(map(is_hooked, model.modules()))
+
+
+def is_pytorchs(kind: type, *functions: Any) -> bool:
+    """Whether a module class of PyTorch, and functions of torch.nn.functional, still have PyTorch's own code."""
+    codes = [getattr(each, "__code__", None) for each in (getattr(kind, "forward", None), *functions)]
+    return all(code is None or code.co_filename.startswith(TORCH_FOLDER) for code in codes)
 
 
 def is_leaf(module: torch.nn.Module) -> bool:
@@ -178,4 +192,9 @@ def first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def is_cast(x: torch.Tensor) -> bool:
     """Whether autocast may make another data type of x: what is float32 already, no op but a product touches."""
-    return torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float32
+    return x.dtype != torch.float32 and is_autocast(x)
+
+
+def is_autocast(x: torch.Tensor) -> bool:
+    """Whether autocast is on where x is; PyTorch raises for meta tensors, of which nothing is computed."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from sublight.backend import private
 from sublight.fix.sparsify.linear import why_dense
 from sublight.ops.sparse.sparsify_24 import sparsify_24, unpack_24
 
@@ -79,9 +80,9 @@ def both_ways(weight: torch.Tensor) -> torch.Tensor:
     if why_not_both(weight):
         packed, meta, *_ = sparsify_24(weight.contiguous(), both=True)
         return unpack_24(packed, meta, weight.shape[1])
-    from torch.sparse import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUSPARSELT, semi_structured
+    from torch.sparse import SparseSemiStructuredTensorCUSPARSELT, semi_structured
 
-    takes_cusparselt = not SparseSemiStructuredTensor._FORCE_CUTLASS
+    takes_cusparselt = not private.find("force_cutlass")  # a script may set it anew
     kind: Any = SparseSemiStructuredTensorCUSPARSELT
     kind = kind if takes_cusparselt else semi_structured.SparseSemiStructuredTensorCUTLASS
     with warnings.catch_warnings():

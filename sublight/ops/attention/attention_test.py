@@ -94,11 +94,13 @@ def check(sizes: tuple[int, ...], options: dict[str, Any], provider: str, dtype:
     assert error.ok, error
 
 
+@pytest.mark.gpu_seconds(1.5)
 @pytest.mark.parametrize(("sizes", "mask", "provider", "dtype"), CASES)
 def test_right_by_the_rule(sizes: str, mask: str, provider: str, dtype: str, device: str) -> None:
     check(SIZES[sizes], MASKS[mask], provider, dtype, device)
 
 
+@pytest.mark.gpu_seconds(4)
 @pytest.mark.parametrize(("sizes", "mask", "provider", "dtype"), LONG_CASES)
 def test_right_past_a_tile(sizes: tuple[int, ...], mask: str, provider: str, dtype: str, device: str) -> None:
     check(sizes, MASKS[mask], provider, dtype, device)

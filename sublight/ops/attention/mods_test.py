@@ -72,6 +72,7 @@ CASES = [
 ]
 
 
+@pytest.mark.gpu_seconds(4)
 @pytest.mark.parametrize(("sizes", "name", "dtype"), CASES)
 def test_right_by_the_rule(sizes: str, name: str, dtype: str, device: str) -> None:
     options = options_of(name, SIZES[sizes], device)

@@ -62,6 +62,7 @@ def tensors(
     return q, k, v, starts(0).int(), starts(1).int(), dout
 
 
+@pytest.mark.gpu_seconds(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("lengths", LENGTHS)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from sublight.fix.patch import probe
-from sublight.fix.patch.proof import Formula, prove, quiet, scaled
+from sublight.fix.patch.proof import Formula, Proof, prove, quiet, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.trace import trace
 from sublight.fix.patch.twin import NotCopied, answer, first, is_cast, is_leaf, own, random, twin_of
@@ -86,12 +86,12 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         return Left(rule="activation", reason=proof.missing)
     with torch.no_grad(), quiet():
         calls = trace(type(twin).forward, twin, x.clone()).ops
-    return _swap(kind, set(calls) <= set(UNCAST), proof.dtypes)
+    return _swap(kind, set(calls) <= set(UNCAST), proof)
 
 
-def _swap(kind: str, stays_under_autocast: bool, dtypes: frozenset[torch.dtype]) -> Swap:
+def _swap(kind: str, stays_under_autocast: bool, proof: Proof) -> Swap:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or args[0].dtype not in dtypes or (is_cast(args[0]) and not stays_under_autocast):
+        if kwargs or len(args) != 1 or not proof.holds_for(args[0]) or (is_cast(args[0]) and not stays_under_autocast):
             return own(self, *args, **kwargs)
         return OPS[kind](*args)
 

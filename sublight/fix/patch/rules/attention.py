@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from sublight.fix.attention.fused_mha import FusedMHA
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import own
+from sublight.fix.patch.twin import is_pytorchs, own
 
 MHA = torch.nn.MultiheadAttention
 
@@ -21,7 +22,8 @@ MHA = torch.nn.MultiheadAttention
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     if not isinstance(module, MHA) or isinstance(module, FusedMHA):
         return None
-    if type(module).forward is not MHA.forward or "forward" in vars(module):
+    is_own = type(module).forward is not MHA.forward or "forward" in vars(module)
+    if is_own or not is_pytorchs(MHA, F.multi_head_attention_forward, F.linear):
         return Left(rule="attention", reason="a forward of its own")
     if type(module.out_proj) not in (NonDynamicallyQuantizableLinear, torch.nn.Linear) or _is_hooked(module.out_proj):
         return Left(rule="attention", reason="an output projection of its own kind, or with hooks")

@@ -6,15 +6,17 @@ import itertools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from sublight.fix.patch import probe
 from sublight.fix.patch.proof import DTYPES, in_dtype, quiet
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.trace import trace
-from sublight.fix.patch.twin import NotCopied, answer, own, random, twin_of
+from sublight.fix.patch.twin import NotCopied, answer, is_pytorchs, own, random, set_training, twin_of
 from sublight.ops.movement.embedding import embedding
 
 ROWS = 8  # of the table in a trial
+PADDING = 5  # the row there that gets no gradient, where the module has such a row
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
@@ -34,7 +36,7 @@ def _why_not(module: torch.nn.Embedding) -> str:
         if getattr(module, name):
             return why
     if type(module).forward is torch.nn.Embedding.forward:
-        return ""
+        return "" if is_pytorchs(torch.nn.Embedding, F.embedding) else "somebody has changed PyTorch's embedding"
     if module._modules or set(module._parameters) != {"weight"}:
         return "its forward is its own, and it has more than a table"
     table = random(ROWS, module.weight.shape[1])
@@ -42,8 +44,8 @@ def _why_not(module: torch.nn.Embedding) -> str:
         twin = twin_of(module, parameters={"weight": table})
     except NotCopied as why:
         return f"not tried: {why}"
-    twin.num_embeddings, twin.padding_idx = ROWS, None
-    ids = torch.tensor([[1, 0, 5], [7, 5, 2]])
+    twin.num_embeddings, twin.padding_idx = ROWS, None if module.padding_idx is None else PADDING
+    ids = torch.tensor([[1, 0, PADDING], [7, PADDING, 2]])
     result, reason = answer(twin, ids)
     if result is not None and not probe.same(result, table[ids]):
         reason = "values not proven: its forward is its own, and no plain lookup (a scale, or positions)"
@@ -54,14 +56,17 @@ def _unproven(twin: Any, ids: torch.Tensor) -> str:
     """Why its forward is not a lookup and nothing else, gradient included; empty where it is."""
     for training, dtype in itertools.product((False, True), (torch.float64, *DTYPES)):
         each = in_dtype(twin, dtype)
-        each.train(training)
+        set_training(each, training)
         each._parameters["weight"] = table = each._parameters["weight"].detach().requires_grad_()
         with torch.enable_grad(), quiet():
             found = trace(type(each).forward, each, ids)
             if why := found.why_not({"embedding": 1}, "a lookup"):
                 return f"structure not proven: {why}"
             (gradient,) = torch.autograd.grad(found.result.sum(), table)
-        expected = torch.bincount(ids.flatten(), minlength=ROWS)[:, None].expand_as(table)
+        times = torch.bincount(ids.flatten(), minlength=ROWS)
+        if twin.padding_idx is not None:
+            times[PADDING] = 0
+        expected = times[:, None].expand_as(table)
         if found.result.dtype != dtype or not torch.equal(gradient, expected.to(dtype)):
             return "values not proven: the gradient is not a lookup's"
     return ""

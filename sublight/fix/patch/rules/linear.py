@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import first, own
+from sublight.fix.patch.twin import first, is_autocast, is_pytorchs, own
 from sublight.ops.matmul.matmul import matmul
 from sublight.ops.matmul.product import ENGINE_BYTES
 
@@ -21,6 +22,8 @@ MULTIPLE = ENGINE_BYTES // 2  # of a 16-bit row's elements: those begin at even 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     if type(module).forward is not torch.nn.Linear.forward or not isinstance(module, torch.nn.Linear):
         return None
+    if not is_pytorchs(torch.nn.Linear, F.linear):
+        return Left(rule="linear", reason="somebody has changed PyTorch's linear layers")
     if not any(size % MULTIPLE for size in module.weight.shape):
         return None
     if set(module._parameters) != {"weight", "bias"} or module._modules or module._buffers:
@@ -31,7 +34,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
 
 def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     x = first(args, kwargs) if len(args) + len(kwargs) == 1 else None
-    if x is None or x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+    if x is None or x.dtype != self.weight.dtype or is_autocast(x):
         return own(self, *args, **kwargs)  # which says what is wrong, or casts
     return matmul(x, self.weight.T, self.bias)
 

@@ -24,7 +24,7 @@ from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.proof import quiet
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.trace import as_one_op, trace
-from sublight.fix.patch.twin import NotCopied, is_hooked, own, own_copy, random
+from sublight.fix.patch.twin import NotCopied, is_autocast, is_hooked, own, own_copy, random
 from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 RULE = "lm_head"
@@ -186,8 +186,7 @@ def _loss(
 
 def _dtype(weight: torch.Tensor) -> torch.dtype:
     """In which the logits would be made."""
-    kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    return torch.get_autocast_dtype(weight.device.type) if is_autocast(weight) else weight.dtype
 
 
 def is_plain(output: Any) -> bool:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.twin import is_cast, own
+from sublight.fix.patch.twin import is_cast, is_pytorchs, own
 from sublight.ops.cross_entropy.cross_entropy import cross_entropy
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     if not isinstance(module, torch.nn.CrossEntropyLoss):
         return None
-    if type(module).forward is not torch.nn.CrossEntropyLoss.forward:
+    is_own = type(module).forward is not torch.nn.CrossEntropyLoss.forward
+    if is_own or not is_pytorchs(torch.nn.CrossEntropyLoss, F.cross_entropy):
         return Left(rule="loss", reason="its forward is its own")
     if module.weight is not None:
         return Left(rule="loss", reason="its classes have weights, which our kernels do not know")

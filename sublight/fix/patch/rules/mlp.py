@@ -16,11 +16,25 @@ from typing import Any, Literal
 
 import torch
 
+from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import probe
-from sublight.fix.patch.proof import Formula, prove, scaled
+from sublight.fix.patch.proof import Formula, Proof, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.rules.activation import BUDGETS, BY_HAND, FORMULAS, Elementwise
-from sublight.fix.patch.twin import Line, NotCopied, Shift, answer, first, is_hooked, is_leaf, own, random, twin_of
+from sublight.fix.patch.twin import (
+    Line,
+    NotCopied,
+    Shift,
+    answer,
+    first,
+    is_autocast,
+    is_hooked,
+    is_leaf,
+    is_pytorchs,
+    own,
+    random,
+    twin_of,
+)
 from sublight.ops.gated.gated import Gate
 from sublight.ops.gated.gated_linear import gated, gated_linear, holds_product
 from sublight.ops.pointwise.activation import gelu, relu2
@@ -108,7 +122,7 @@ def _tried(
             if hooked:
                 return Left(rule="mlp", reason=f"{hooked[0]} has a hook, which would not be called")
             proof = prove(twin, _formula(best), scaled(random(TOKENS, width)), runs_in)
-            return Left(rule="mlp", reason=proof.missing) if proof.missing else _swap(best, proof.dtypes)
+            return Left(rule="mlp", reason=proof.missing) if proof.missing else _swap(best, proof)
     has_act = plans[0].skipped or any(callable(value) for value in vars(module).values())
     if not has_act or all(plan.layout == "plain" for plan in plans):
         return None  # projections alone: attention, maybe
@@ -208,7 +222,9 @@ def _is_bare(down: torch.nn.Module) -> bool:
         and "forward" not in vars(down)
         and vars(down).get("_compiled_call_impl") is None
         and not is_hooked(down)
-        and not torch.nn.modules.module._has_any_global_hook()
+        and not has_any_global_hook()
+        and is_pytorchs(torch.nn.Linear)
+        and all(x is None or probe.is_plain_tensor(x) for x in (down.weight, down.bias))
     )
 
 
@@ -226,25 +242,24 @@ def _far(one: Any, other: Any) -> float:
     return float((one - other).abs().max()) if is_alike else float("inf")
 
 
-def _swap(plan: Plan, dtypes: frozenset[torch.dtype]) -> Swap:
+def _swap(plan: Plan, proof: Proof) -> Swap:
     ops = PLAIN_OPS if plan.layout == "plain" else GATED_OPS
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 1 or any(is_hooked(getattr(self, name)) for name in plan.skipped):
             return own(self, *args, **kwargs)
         (x,) = args
-        if not isinstance(x, torch.Tensor) or x.dtype not in dtypes:
+        if not proof.holds_for(x):
             return own(self, x)
         weight = getattr(getattr(self, plan.down), "weight", None)
         is_mixed = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
-        if is_mixed and not torch.is_autocast_enabled(x.device.type):
+        if is_mixed and not is_autocast(x):
             return own(self, x)  # T5 keeps its last projection in float32, and casts
         return _run(self, plan, x)
 
     def arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         x = first(args, kwargs)
-        is_cast = torch.is_autocast_enabled(x.device.type)
-        dtype = torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
+        dtype = torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
         width = _width(getattr(module, plan.gate)) or (0, 0)
         h = torch.empty((*x.shape[:-1], width[1]), dtype=dtype, device=x.device)  # as a projection gives it
         return (h, h) if plan.layout == "apart" else (h,)

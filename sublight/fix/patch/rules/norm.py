@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from sublight.backend import private
 from sublight.fix.patch import probe
 from sublight.fix.patch.proof import Formula, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
@@ -24,7 +25,7 @@ from sublight.ops.norm.rms_norm import rms_norm
 ROWS = 4  # each a hundredth of the one before
 NO_EPS = 1e-20
 WIDTH = 32  # of the input for a module without a weight, which does not tell
-OTHERS = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase, torch.nn.LocalResponseNorm)
+OTHERS = (torch.nn.GroupNorm, private.NormBase, torch.nn.LocalResponseNorm)
 
 NUMBERS = 512  # of a probe at each scale, at least
 BUDGET = {
@@ -42,6 +43,19 @@ class Norm:
     bias: str = ""
     eps: float | None = None  # None: PyTorch's, of the data type that it computes in
     dtypes: frozenset[torch.dtype] = frozenset()  # in which it is proven
+    ranks: frozenset[int] = frozenset()  # of inputs, likewise
+
+    def takes(self, x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+        """Whether this call is one that was proven; others have rules of promotion and broadcasting of their own."""
+        return (
+            weight is not None
+            and x.dtype == weight.dtype
+            and x.shape[-1:] == weight.shape
+            and x.dtype in self.dtypes
+            and x.dim() in self.ranks
+            and not is_cast(x)
+            and not is_rounded(self, x)
+        )
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
@@ -60,6 +74,8 @@ def known(module: torch.nn.Module, runs_in: torch.dtype | None = None) -> Norm |
         return Left(rule="norm", reason="over several dimensions: our kernels take the last one")
     if dims - {1} or len(shapes) > 1 or 0 in (size := shapes.pop() if shapes else (_width(module),)):
         return None
+    if size == (1,):
+        return Left(rule="norm", reason="one weight for all columns") if _looks_like_one(module) else None
     try:
         twin = twin_of(module)
     except NotCopied as why:
@@ -80,7 +96,9 @@ def known(module: torch.nn.Module, runs_in: torch.dtype | None = None) -> Norm |
         scaled(random(max(4, NUMBERS // size[0]), *size)),
         runs_in or probe.dtype_of(module, module),
     )
-    return Left(rule="norm", reason=proof.missing) if proof.missing else replace(norm, dtypes=proof.dtypes)
+    if proof.missing:
+        return Left(rule="norm", reason=proof.missing)
+    return replace(norm, dtypes=proof.dtypes, ranks=proof.ranks)
 
 
 def _looks_like_one(module: torch.nn.Module) -> bool:
@@ -182,8 +200,8 @@ def _swap(norm: Norm) -> Swap:
             return own(self, *args, **kwargs)
         (x,) = args
         weight, bias = _columns(norm, self)
-        if weight is None or x.dtype != weight.dtype or x.dtype not in norm.dtypes or is_cast(x) or is_rounded(norm, x):
-            return own(self, x)  # its own rules of promotion
+        if not norm.takes(x, weight):
+            return own(self, x)
         if norm.kind == "LayerNorm":
             return layer_norm(x, weight, torch.zeros_like(weight) if bias is None else bias, _eps_for(norm, x))
         return rms_norm(x, weight, _eps_for(norm, x))

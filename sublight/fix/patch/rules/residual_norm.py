@@ -68,7 +68,7 @@ def adding(kind: norm.Norm) -> Callable[..., Any]:
 
     def add_norm(module: Any, a: torch.Tensor, b: torch.Tensor, with_sum: bool = True) -> Any:
         weight, bias = _columns(kind, module)
-        if not is_plain(a, b, weight) or a.dtype not in kind.dtypes or is_hooked(module) or norm.is_rounded(kind, a):
+        if not is_plain(a, b, weight) or not kind.takes(a, weight) or is_hooked(module):
             total = a + b
             both = module(total), total
         elif kind.kind == "LayerNorm":
