@@ -180,11 +180,11 @@ def commit() -> str:
     """Of the checkout that this runs from, with a mark where it has changes."""
     here = Path(__file__).resolve().parent
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             cwd=here, capture_output=True, text=True, check=True, timeout=10,
         )  # fmt: skip
-        return told.stdout.strip()
+        return answer.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 

@@ -1,7 +1,6 @@
 """Where there is no GPU, kernels run on the CPU through Triton's interpreter; it must be chosen before Triton loads."""
 
 import hashlib
-import math
 import os
 import signal
 import subprocess
@@ -37,6 +36,7 @@ COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once 
 EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
 GPU_TEST_S = 30.0  # on a GPU as many cases of a test are drawn as take so long there …
 CASE_S = 1.0  # … by the seconds of its `gpu_seconds` mark, or by these
+DEAR_S = 3.0  # a test whose cases take longer has no room for each op and data type: other tests have them all
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
@@ -88,20 +88,23 @@ def case_s(item: pytest.Item) -> float:
 
 
 def _drawn_on_a_gpu(items: Sequence[pytest.Item]) -> set[str]:
-    """Of each test so many cases as take `GPU_TEST_S`, and besides so many that each value of each parameter (an op, a
-    data type, a layout) is in one of them."""
+    """Of each test so many cases as take `GPU_TEST_S`, first of all such that each value of each parameter (an op, a
+    data type, a layout) is in one of them; as many as that takes, unless the test is dear."""
     tests: dict[str, list[pytest.Item]] = {}
-    for item in items:
+    for item in sorted(items, key=lambda item: _die(item.nodeid, 2**32)):
         tests.setdefault(item.nodeid.split("[")[0], []).append(item)
-    drawn = set()
+    drawn: set[str] = set()
     for cases in tests.values():
-        sides = math.ceil(len(cases) * case_s(cases[0]) / GPU_TEST_S)
+        room = max(1, int(GPU_TEST_S / case_s(cases[0])))
         values: set[str] = set()
-        for item in sorted(cases, key=lambda item: _die(item.nodeid, 2**32)):
+        needed: list[str] = []
+        others: list[str] = []
+        for item in cases:
             new = {f"{name}={_value(value)}" for name, value in _parameters(item).items()} - values
-            if new or _die(item.nodeid, sides) == 0:
-                drawn.add(item.nodeid)
-                values |= new
+            (needed if new else others).append(item.nodeid)
+            values |= new
+        most = room if case_s(cases[0]) > DEAR_S else max(room, len(needed))
+        drawn.update([*needed, *others][:most])
     return drawn
 
 

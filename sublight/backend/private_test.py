@@ -19,7 +19,7 @@ from sublight.backend.private import PARTS, Missing, Part, find, loaded, missing
 
 PACKAGE = Path(__file__).parents[1]
 PRIVATE = re.compile(
-    r"(?:torch|triton)(?:\.(?!_)\w+)*?\._(?!_)\w+|triton\.(?:runtime|compiler|backends|knobs)\b"
+    r"(?:torch(?!\.ops\.)|triton)(?:\.(?!_)\w+)*?\._(?!_)\w+|triton\.(?:runtime|compiler|backends|knobs)\b"
     r"|private\.\w+(?:\.(?!_)\w+)*?\._(?!_)\w+"  # more of a module in the table than the table names
 )
 LOOKS_UP = re.compile(r"(?:.*\.)?(?:import_module|find_spec|__import__|importorskip)|sys\.modules\.\w+")
@@ -48,6 +48,17 @@ def test_a_renamed_part_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyPa
     assert [words for words in missing() if "no_such_module" in words or "NoSuchThing" in words] != []
     with pytest.raises(AttributeError):
         _ = private.never_listed
+
+
+def test_each_part_that_is_renamed_is_named_with_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, part in list(PARTS.items()):
+        renamed = part.path.removesuffix(":") + ("_renamed:" if part.path.endswith(":") else "_renamed")
+        monkeypatch.setitem(PARTS, name, Part(renamed, part.purpose))
+        with pytest.raises(Missing) as raised:
+            find(name)
+        assert renamed.replace(":", ".") in str(raised.value) and part.purpose in str(raised.value)
+        assert loaded(name) is None
+    assert len(missing()) == len(PARTS)
 
 
 def private_names(source: str) -> list[str]:
@@ -126,6 +137,7 @@ def test_no_other_file_has_private_names() -> None:
         ("importlib.import_module('triton.compiler.code_generator')", ["triton.compiler"]),
         ("private.dynamo._private", ["private.dynamo._private"]),
         ("private.dynamo.config, private.JITFunction, torch.__version__, self._torch._x", []),
+        ("torch.ops.aten._local_scalar_dense.default", []),  # an operator's name, which traces and exports have
         ('"torch._C"\nraise BadInput("call torch.cuda.memory._snapshot() first")  # torch._C', []),
     ],
 )

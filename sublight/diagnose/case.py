@@ -120,12 +120,12 @@ class Case:
 
     def replayed_s(self, model: Model) -> float:
         """The changed step; products that fill more of it than before draw more power, and run slower for it."""
-        step_s = replay.run(model).step_s
+        step_s = replay.step_s(model)
         more = self._share(model, step_s) - self._share(self.model, self.base.step_s)
         if more <= 0 or not self.on_gpu:
             return step_s
         duration = np.where(self._products, model.duration_s * (1 + POWER * more), model.duration_s)
-        return replay.run(model.replace(duration_s=duration)).step_s
+        return replay.step_s(model.replace(duration_s=duration))
 
     @functools.cached_property
     def _products(self) -> np.ndarray:

@@ -113,7 +113,7 @@ def _by_rank(traces: Sequence[Trace]) -> list[Trace]:
 def _case(trace: Trace, found: Steps, limits: Limits, others: tuple[Trace, ...]) -> Case:
     attribution = attribute(trace)
     model, items = _model(attribution, found, limits)
-    profiled_step_s = replay.run(model).step_s
+    profiled_step_s = replay.step_s(model)
     too_good = _settle_floors(items)
     groups = fusion.groups(attribution, items, _order(model), limits)
     model, model_off = corrected(model, trace)

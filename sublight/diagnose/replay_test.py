@@ -171,6 +171,7 @@ def test_runs_at_once_give_what_calls_one_by_one_give(calls: list[Any], queue: i
         for short in (0, 10**9):
             patch.setattr(replay, "SHORT", short)
             found.append(replay.run(model, repeats=4))
+            assert replay.step_s(model, repeats=4) == found[-1].step_s  # the same sums, not about the same
     at_once, one_by_one = found
     assert at_once.step_s == pytest.approx(one_by_one.step_s, abs=1e-12)
     for name in ("event_start", "event_end", "host_start", "call_start", "wait_start", "wait_end", "call_end"):

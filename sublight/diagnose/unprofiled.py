@@ -35,7 +35,7 @@ def corrected(model: Model, trace: Trace) -> tuple[Model, float]:
     """
     if not unprofiled_s(trace):
         return _estimated(model, trace), 0.0
-    step_s = replay.run(model).step_s
+    step_s = replay.step_s(model)
     measured = measured_s(trace, step_s)
     if step_s > measured:
         whole = model
@@ -52,7 +52,7 @@ def corrected(model: Model, trace: Trace) -> tuple[Model, float]:
 
 def _host_bound(model: Model, step_s: float) -> bool:
     """Whether the step grows with the host's time."""
-    return replay.run(_faster(model, -NUDGE)).step_s > step_s * (1 + NUDGE / 3)
+    return replay.step_s(_faster(model, -NUDGE)) > step_s * (1 + NUDGE / 3)
 
 
 def _estimated(model: Model, trace: Trace) -> Model:
@@ -74,14 +74,14 @@ def _fitted(change: Callable[[float], Model], measured: float, most: float, befo
     """
     low, low_s = 0.0, before_s
     high, model = most, change(most)
-    high_s = replay.run(model).step_s
+    high_s = replay.step_s(model)
     if (high_s - measured) * (low_s - measured) >= 0:
         return model, high_s  # all of it is not enough
     for round_ in range(ROUNDS):
         share = (low_s - measured) / (low_s - high_s) if round_ % 3 < 2 else 0.5  # halved now and then: it may bend
         middle = low + min(max(share, 0.02), 0.98) * (high - low)
         model = change(middle)
-        step_s = replay.run(model).step_s
+        step_s = replay.step_s(model)
         if abs(step_s - measured) < EXACT * measured:
             return model, step_s
         if (step_s - measured) * (low_s - measured) > 0:

@@ -173,8 +173,8 @@ def _content(data: bytes, kind: str) -> str:
 def _complaint(error: urllib.error.HTTPError) -> str:
     words = error.read(2000).decode(errors="replace")
     try:
-        told = json.loads(words)["error"]
-        words = told["message"] if isinstance(told, dict) else str(told)
+        reply = json.loads(words)["error"]
+        words = reply["message"] if isinstance(reply, dict) else str(reply)
     except (ValueError, KeyError, TypeError):
         pass
     return plain(" ".join(words.split()))[:200] or str(error.reason)

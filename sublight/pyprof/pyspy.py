@@ -104,8 +104,8 @@ def reason(words: str) -> str:
     'it gave no reason'
     """
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    told = [line.partition(":")[2].strip() for line in lines if line.startswith(("Reason:", "Error:"))]
-    last = (told or lines or ["it gave no reason"])[-1]
+    reasons = [line.partition(":")[2].strip() for line in lines if line.startswith(("Reason:", "Error:"))]
+    last = (reasons or lines or ["it gave no reason"])[-1]
     denied = "ermission" in last or "not permitted" in last
     return f"{last}; run as root, or set kernel.yama.ptrace_scope to 0" if denied else last
 

@@ -37,9 +37,9 @@ class Attribution:
     def ops_in_graph(self, row: int) -> list[tuple[str, Detail]]:
         """For a kernel of a graph: the ops around the same kernel in the graph's warm-up, innermost first."""
         known = self.trace.meta.get("graph_kernels")
-        told = known.get(kernel_key(self.trace, row)) if isinstance(known, dict) else None
+        ops = known.get(kernel_key(self.trace, row)) if isinstance(known, dict) else None
         try:
-            return [(str(name), msgspec.convert(detail, Detail)) for name, detail in told or ()]
+            return [(str(name), msgspec.convert(detail, Detail)) for name, detail in ops or ()]
         except (msgspec.ValidationError, TypeError, ValueError):
             return []
 

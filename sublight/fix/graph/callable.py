@@ -274,10 +274,10 @@ class Graph:
                 rows = [graph_bucket.shortened(x, at) if p else x for x, p in zip(rows, at.padded, strict=True)]
                 made = tensors_in(self._with(call, rows, given))
             rows = [graph_bucket.padded(x, at) if p else x for x, p in zip(rows, at.padded, strict=True)]
-            told = graph_bucket.follows(tensors_in(self._with(call, rows, given)), made, at, n)
-        if isinstance(told, str):
-            return Refusal(reason=f"no bucket fits: {told}")
-        kind.dims = told
+            dims = graph_bucket.follows(tensors_in(self._with(call, rows, given)), made, at, n)
+        if isinstance(dims, str):
+            return Refusal(reason=f"no bucket fits: {dims}")
+        kind.dims = dims
         return None
 
     def _with(self, call: Call, tensors: list[torch.Tensor], given: Any) -> Any:

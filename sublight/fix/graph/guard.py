@@ -59,8 +59,8 @@ class Outside:
 
     def kept(self) -> list[torch.Tensor]:
         """What a call may leave where Python assigns it: a replay does the same."""
-        told = [x for each in self.optimizers for x in vars(each).values() if isinstance(x, torch.Tensor)]
-        return [*told, *(p.grad for p in self.parameters if p.grad is not None)]
+        tensors = [x for each in self.optimizers for x in vars(each).values() if isinstance(x, torch.Tensor)]
+        return [*tensors, *(p.grad for p in self.parameters if p.grad is not None)]
 
     def counted(self, before: list[Any]) -> str | None:
         """The number that a call has changed."""
@@ -119,18 +119,18 @@ class Effects:
 
     def __init__(self, outside: Outside, *, ran_backward: bool) -> None:
         self._grads = [(p, p.grad) for p in outside.parameters] if ran_backward else []
-        self._told = [(vars(each), dict(vars(each))) for each in outside.optimizers]
+        self._attributes = [(vars(each), dict(vars(each))) for each in outside.optimizers]
         self._needed: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._left: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._left_told: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._new_attributes: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def end(self) -> None:
         """After the capture: a gradient that was replaced need not be there again, all others must be as they were."""
         self._needed = [(p, grad) for p, grad in self._grads if grad is None or p.grad is grad]
         self._left = [(p, p.grad) for p, grad in self._grads if p.grad is not grad]
-        for now, before in self._told:
+        for now, before in self._attributes:
             new = [(key, x) for key, x in now.items() if isinstance(x, torch.Tensor) and x is not before.get(key)]
-            self._left_told += [(now, key, x) for key, x in new]
+            self._new_attributes += [(now, key, x) for key, x in new]
 
     def undo(self) -> None:
         for p, grad in self._grads:
@@ -144,13 +144,13 @@ class Effects:
         for p, grad in self._left:
             if p.grad is not grad:
                 p.grad = grad
-        for place, key, x in self._left_told:
+        for place, key, x in self._new_attributes:
             place[key] = x.clone()
 
     @property
     def held(self) -> list[torch.Tensor]:
         grads = [grad for _, grad in (*self._needed, *self._left) if grad is not None]
-        return grads + [x for _, _, x in self._left_told]
+        return grads + [x for _, _, x in self._new_attributes]
 
 
 def _held(slot: Slot) -> Any:

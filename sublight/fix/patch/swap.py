@@ -136,13 +136,13 @@ _replica.__name__ = REPLICATE  # by which pickle finds the class's own again
 
 def guarded(ours: Callable[..., Any], noted: Noted) -> Any:
     """Our forward, under the signature that it has, for a module that is as noted; else the module's own."""
-    told: list[str] = []
+    warned: list[str] = []
 
     @functools.wraps(ours)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if what := noted.changed(self):
-            if not told and not torch.compiler.is_dynamo_compiling():
-                told.append(what)
+            if not warned and not torch.compiler.is_dynamo_compiling():
+                warned.append(what)
                 warnings.warn(
                     f"{type(self).__name__} has changed since sublight.patch ({what}), so its own forward runs: "
                     "patch the model again",

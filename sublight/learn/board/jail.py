@@ -141,8 +141,8 @@ def _trouble(jail: Jail) -> str:
         command = [sys.executable, "-P", "-m", "sublight.learn.board.trial", jail.room, mark, str(ANSWERS)]
         done = subprocess.run(jail.around(command), env=environment(), capture_output=True, text=True,
                               stdin=subprocess.DEVNULL, timeout=TRIAL_S)  # fmt: skip
-        told = done.stdout.strip() or (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        return "" if told == "confined" else told
+        answer = done.stdout.strip() or (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        return "" if answer == "confined" else answer
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     finally:

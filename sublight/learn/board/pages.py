@@ -120,14 +120,14 @@ def exercise_page(
     if ranking:
         body += ["<h2>Distribution</h2>", distribution([entry.fraction or 0.0 for entry in ranking], goal.fraction)]
     if unranked:
-        told = [
+        unproven = [
             (text(each.account), _claimed(each), text(machine(each)), _when(each), _entry_link(each))
             for each in unranked
         ]
         body += [
             "<h2>Not run by this server</h2>",
             '<p class="soft">What their senders say of them; they are not ranked.</p>',
-            table(("who", "says", "sent from", "when", "entry"), told, numbers=(1,)),
+            table(("who", "says", "sent from", "when", "entry"), unproven, numbers=(1,)),
         ]
     if not sees_code:
         body.append('<p class="soft">The code of others is shown to those who have passed here themselves.</p>')

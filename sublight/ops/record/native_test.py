@@ -25,11 +25,12 @@ pytestmark = pytest.mark.skipif(HAS_GPU, reason="with a GPU the ops' own tests r
 
 
 @pytest.fixture(scope="module")
-def module(request: pytest.FixtureRequest) -> Any:
-    """Built once, and kept beside pytest's other caches."""
+def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Built once, and kept beside pytest's other caches where it has any."""
     if native.compiler() is None:
         pytest.skip("no C++ compiler")
-    folder = request.config.cache.mkdir("native")  # type: ignore[union-attr]
+    cache = getattr(request.config, "cache", None)
+    folder = cache.mkdir("native") if cache else tmp_path_factory.mktemp("native")
     file = folder / native.file_of(cuda=False).name
     if not file.exists():
         native.build(file, cuda=False)

@@ -47,12 +47,12 @@ def ops_of_kernels(first: Path) -> dict[str, Any]:
         length = trace.end_ns[row] - trace.start_ns[row]
         if op != NONE and (op not in longest or length > trace.end_ns[longest[op]] - trace.start_ns[longest[op]]):
             longest[op] = row
-    told: dict[str, Any] = {}
+    by_kernel: dict[str, Any] = {}
     for row in longest.values():
-        if len(told) < MOST:
+        if len(by_kernel) < MOST:
             names = [trace.name_of(above) for above in found.ops_above(row)]
             details = [trace.detail_of(above) for above in found.ops_above(row)]
-            told[kernel_key(trace, row)] = [
+            by_kernel[kernel_key(trace, row)] = [
                 [name, msgspec.to_builtins(detail)] for name, detail in zip(names, details, strict=True)
             ]
-    return told
+    return by_kernel

@@ -357,8 +357,8 @@ def _total(logits: torch.Tensor) -> torch.Tensor:
 def _numbers(module: Any) -> Iterator[float]:
     """Settings about logits, by their names: a scale, a divisor, a soft cap."""
     config = getattr(module, "config", None)
-    told = {**(vars(config) if config is not None else {}), **vars(module)}
-    for name, value in told.items():
+    settings = {**(vars(config) if config is not None else {}), **vars(module)}
+    for name, value in settings.items():
         if any(part in name for part in ("logit", "softcap", "lm_head")) and type(value) in (int, float) and value:
             yield float(value)
 

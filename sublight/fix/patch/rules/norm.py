@@ -59,8 +59,8 @@ class Norm:
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
-    told = known(module, probe.dtype_of(module, model))
-    return _swap(told) if isinstance(told, Norm) else told
+    kind = known(module, probe.dtype_of(module, model))
+    return _swap(kind) if isinstance(kind, Norm) else kind
 
 
 def known(module: torch.nn.Module, runs_in: torch.dtype | None = None) -> Norm | Left | None:
@@ -171,8 +171,8 @@ def _eps(norm: Norm, twin: Any, x: torch.Tensor, result: torch.Tensor) -> float 
         return -1.0  # which it would not be for other data types
     if eps < NO_EPS:
         return 0.0
-    told = [value for value in vars(twin).values() if isinstance(value, float)]
-    exact = (value for value in told if math.isclose(value, eps, rel_tol=1e-3))
+    numbers = [value for value in vars(twin).values() if isinstance(value, float)]
+    exact = (value for value in numbers if math.isclose(value, eps, rel_tol=1e-3))
     return next(exact, float(f"{eps:.3g}"))
 
 

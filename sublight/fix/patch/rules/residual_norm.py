@@ -36,10 +36,10 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         names = fused(tree, lambda name: _may_be_norm(getattr(module, name, None)))
         if not names:
             return None
-        told = {name: _known(getattr(module, name), model) for name in names}
-        kinds = {name: kind for name, kind in told.items() if isinstance(kind, norm.Norm)}
+        norms = {name: _known(getattr(module, name), model) for name in names}
+        kinds = {name: kind for name, kind in norms.items() if isinstance(kind, norm.Norm)}
         if not kinds:
-            reasons = {f"{name}: {left.reason}" for name, left in told.items() if isinstance(left, Left)}
+            reasons = {f"{name}: {left.reason}" for name, left in norms.items() if isinstance(left, Left)}
             return Left(rule=RULE, reason="; ".join(sorted(reasons)) or f"{names[0]} is no norm that we know")
         put = {PREFIX + name: adding(kind) for name, kind in kinds.items()}
         forward = rewrite.rebuilt(own, lambda fresh: _fuse(fresh, kinds), put)
