@@ -1,13 +1,15 @@
 """Fits what `sublight predict` expects of kernels to measured rows, and checks it on rows that were held out.
 
     python benchmarks/predict_fit.py ROWS [--docs docs/predict.md]
+    python benchmarks/predict_fit.py --streams [--docs docs/predict.md]     memory-bound ops alone: the rest stays
 
-ROWS is a folder with gemm_h100.csv, attention_h100.csv and mlp_vidur_a100.csv: published times of other people's
-kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Rows of this project's own
-runs are read from benchmarks/*.json: memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape
-batch, q_len, kv_len, heads, kv_heads, head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the
-rows, drawn by a fixed seed, fit the parameters; the other half gives the errors. The tables that are written
-(sublight/predict/efficiency.json) are of all rows.
+ROWS is a folder with gemm_h100.csv, gemm_b200.csv, gemm_l40s.csv, attention_h100.csv and mlp_vidur_a100.csv: published
+times of other people's kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository.
+Nothing is fitted to those of the A100, B200 and L40S. Rows of this project's own runs are read from benchmarks/*.json:
+memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape batch, q_len, kv_len, heads, kv_heads,
+head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the rows, drawn by a fixed seed, fit the
+parameters; the other half gives the errors. The tables that are written (sublight/predict/efficiency.json) are of all
+rows.
 """
 
 from __future__ import annotations
@@ -15,20 +17,26 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sublight import gpus
-from sublight.predict import machine
-from sublight.predict.fit import HEAVY, Row, attention_row, checked, errors, product_row, rows_of_run, streams
+from sublight.predict import analytic, machine
+from sublight.predict.fit import HEAVY, Row, attention_row, checked, errors, product_row, rates, rows_of_run, streams
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
 SOURCE = (
     "ai-dynamo/aiconfigurator at 095f58a, Apache-2.0: bf16 products by TensorRT-LLM 1.3.0rc20, FlashAttention 3 by "
-    "vLLM 0.24.0 with the cache's write, H100 SXM; 3,000 rows of each drawn evenly over the logarithms of the shape"
+    "vLLM 0.24.0 with the cache's write, H100 SXM, B200 SXM and L40S; 3,000 rows of each drawn evenly over the "
+    "logarithms of the shape"
 )
+STREAMS_SOURCE = "benchmarks/{gpu}.json, {gpu}_streams.json and {gpu}_census_streams.json, this project's kernels"
+COPIES = 5  # of a weight, in SOURCE's rows
+L2_BYTES_PER_CLOCK = 32  # that an SM takes from the L2: on an H200 this is 8.4 TB/s, of which 7.9 are reached
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 
 
@@ -41,7 +49,7 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
     """The fastest row of each case of this project's own runs, by GPU; of memory-bound ops, this project's kernels."""
     found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for path in sorted((ROOT / "benchmarks").glob("*.json")):
-        if path.name.startswith("predict_check"):  # what predictions are held against is never fitted
+        if "check" in path.name:  # what predictions are held against is never fitted
             continue
         run = json.loads(path.read_text(encoding="utf-8"))
         rows = [row for row in run["rows"] if "op" in row] if isinstance(run, dict) and "rows" in run else []
@@ -77,6 +85,39 @@ def a100_rows(rows: Sequence[dict[str, str]]) -> list[Row]:
     return found
 
 
+def published_rows(gpu: machine.Machine, rows: Sequence[dict[str, str]]) -> list[Row]:
+    """Products of which up to five copies of the weight took turns: what of them the L2 kept comes at its rate."""
+    clock_hz = gpu.gpu.boost_clock_hz or 0.0
+    figures = replace(rates(gpu), l2_bytes_per_s=L2_BYTES_PER_CLOCK * (gpu.gpu.sms or 1) * clock_hz)
+    found = []
+    for row in rows:
+        m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
+        cold = analytic.cold_share(2.0 * (COPIES * n * k + m * k + m * n), gpu.gpu.l2_bytes or 1)
+        found.append(product_row(gpu, m, n, k, float(row["us"]) * 1e-6, cold, figures))
+    return found
+
+
+def elsewhere(folder: Path, product: dict[str, Any]) -> list[dict[str, Any]]:
+    """The errors on GPUs that nothing was fitted to, each into `product` as well; a GPU that was not checked has the
+    median of their 90th percentiles."""
+    found = {"a100": a100_rows(read(folder / "mlp_vidur_a100.csv"))}
+    for gpu in ("b200", "l40s"):
+        found[gpu] = published_rows(machine.find(gpu), read(folder / f"gemm_{gpu}.csv"))
+    checks: list[dict[str, Any]] = [
+        {
+            "what": f"product, {gpu}",
+            "rows": len(rows),
+            "analytic": errors([row.model(product["parameters"]) for row in rows], rows),
+            "roofline": errors([row.roofline_s for row in rows], rows),
+            "viewer": errors([row.viewer_s for row in rows], rows),
+        }
+        for gpu, rows in found.items()
+    ]
+    product["p90_of"] = {gpu: check["analytic"][1] for gpu, check in zip(found, checks, strict=True)}
+    product["p90_error"] = max(product["p90_error"], statistics.median(product["p90_of"].values()))
+    return checks
+
+
 def checks_markdown(checks: Iterable[dict[str, Any]]) -> str:
     """The errors as the docs show them."""
     lines = [
@@ -106,9 +147,14 @@ def with_checks(page: str, checks: Iterable[dict[str, Any]]) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("rows", type=Path, help="the folder with the published rows")
+    options.add_argument("rows", type=Path, nargs="?", help="the folder with the published rows")
+    options.add_argument("--streams", action="store_true", help="fit memory-bound ops alone; other tables stay")
     options.add_argument("--docs", type=Path, help="a page whose table of errors is written anew")
     given = options.parse_args()
+    if given.streams:
+        return finish(streams_alone(json.loads(TARGET.read_text(encoding="utf-8"))), given.docs)
+    if given.rows is None:
+        options.error("give the folder with the published rows, or --streams")
     h100 = machine.find("h100")
     products = [
         product_row(h100, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
@@ -131,8 +177,7 @@ def main() -> None:
         print(checks_markdown([check]).splitlines()[-1], flush=True)
     for gpu, cases in of_runs().items():
         here = machine.find(gpu)
-        source = f"benchmarks/{gpu}.json and {gpu}_streams.json, this project's kernels"
-        parameters, grids_of_run, of_streams = streams(here, cases.values(), source)
+        parameters, grids_of_run, of_streams = streams(here, cases.values(), STREAMS_SOURCE.format(gpu=gpu))
         fitted["stream"] = {"parameters": parameters, "p90_error": of_streams[0]["analytic"][1]}
         made += grids_of_run
         checks += of_streams
@@ -140,25 +185,30 @@ def main() -> None:
             parameters, grids, check = checked(kind, here, of_kind, f"benchmarks/{gpu}.json")
             made.append(grids | {"parameters": parameters})
             checks.append(check)
-    rows = a100_rows(read(given.rows / "mlp_vidur_a100.csv"))
-    checks.append(
-        {
-            "what": "product, a100",
-            "rows": len(rows),
-            "analytic": errors([row.model(fitted["product"]["parameters"]) for row in rows], rows),
-            "roofline": errors([row.roofline_s for row in rows], rows),
-            "viewer": errors([row.viewer_s for row in rows], rows),
-        }
-    )
-    # the analytic model's error on a GPU that it was not fitted to
-    fitted["product"]["p90_error"] = max(fitted["product"]["p90_error"], checks[-1]["analytic"][1])
+    checks += elsewhere(given.rows, fitted["product"])
     fitted["link"] = {"parameters": {}, "p90_error": 0.5}
     note = f"written by benchmarks/predict_fit.py; rows: {SOURCE}; {A100_SOURCE}"
-    document = {"note": note, "analytic": fitted, "checks": checks, "tables": made}
+    finish({"note": note, "analytic": fitted, "checks": checks, "tables": made}, given.docs)
+
+
+def streams_alone(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with memory-bound ops fitted anew."""
+    for gpu, cases in of_runs().items():
+        parameters, made, checks = streams(machine.find(gpu), cases.values(), STREAMS_SOURCE.format(gpu=gpu))
+        document["analytic"]["stream"] = {"parameters": parameters, "p90_error": checks[0]["analytic"][1]}
+        kept = [row for row in document["tables"] if row["gpu"] != gpu or not row["kind"].startswith("stream ")]
+        document["tables"] = kept + made
+        anew = {check["what"]: check for check in checks}
+        document["checks"] = [anew.get(check["what"], check) for check in document["checks"]]
+    return document
+
+
+def finish(document: dict[str, Any], docs: Path | None) -> None:
+    """Write the tables, and the page's table of errors."""
     TARGET.write_text(json.dumps(document, indent=None, separators=(",", ":")).replace('{"gpu"', '\n{"gpu"') + "\n")
-    print(checks_markdown(checks))
-    if given.docs:
-        given.docs.write_text(with_checks(given.docs.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    print(checks_markdown(document["checks"]))
+    if docs:
+        docs.write_text(with_checks(docs.read_text(encoding="utf-8"), document["checks"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

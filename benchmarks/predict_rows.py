@@ -30,6 +30,7 @@ from sublight.predict.rows import COUNTS, call_of, cases, measured
 
 COMPILE_S = 25.0  # that --jobs may take
 BARS = dict.fromkeys(COUNTS, (0.05, 0.12)) | {"memory-bound op": (0.04, 0.10)}
+SMALL = "op that a launch bounds"  # a memory-bound op of so few bytes that its floor is a launch: no bar
 
 
 def main() -> None:
@@ -119,7 +120,7 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
         rate = here.gpu.memory_bytes_per_s or 1.0
         roof = max(row["flops"] / here.peak("bfloat16"), row["bytes"] / rate)
         pair = (abs(predicted / row["median_s"] - 1), abs(roof / row["median_s"] - 1))
-        found.setdefault(kind_of(row), []).append(pair)
+        found.setdefault(kind_of(row, here), []).append(pair)
     return [
         {
             "what": kind,
@@ -131,10 +132,13 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
     ]
 
 
-def kind_of(row: dict[str, Any]) -> str:
+def kind_of(row: dict[str, Any], here: machine.Machine) -> str:
     if row["op"] == "attention":
         return "prefill attention" if row["shape"]["q_len"] > 1 else "decode attention"
-    return "product" if row["op"] == "matmul" else "memory-bound op"
+    if row["op"] == "matmul":
+        return "product"
+    floor = here.limits.floor(operation(row).cost)
+    return SMALL if floor and floor.bound == "launch" else "memory-bound op"
 
 
 def spread(values: list[float]) -> tuple[float, float]:
@@ -143,11 +147,11 @@ def spread(values: list[float]) -> tuple[float, float]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = [f"{'':20} {'rows':>5} {'predicted':>16} {'roofline':>16} {'bar':>14}"]
+    lines = [f"{'':24} {'rows':>5} {'predicted':>16} {'roofline':>16} {'bar':>14}"]
     for row in found:
         cells = [f"{100 * row[name][0]:.1f} % · {100 * row[name][1]:.0f} %" for name in ("predicted", "roofline")]
-        bar = " · ".join(f"{100 * value:.0f} %" for value in BARS[row["what"]])
-        lines.append(f"{row['what']:20} {row['rows']:>5} {cells[0]:>16} {cells[1]:>16} {bar:>14}")
+        bar = " · ".join(f"{100 * value:.0f} %" for value in BARS.get(row["what"], ())) or "none"
+        lines.append(f"{row['what']:24} {row['rows']:>5} {cells[0]:>16} {cells[1]:>16} {bar:>14}")
     return "\n".join(lines)
 
 

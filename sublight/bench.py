@@ -139,7 +139,7 @@ def check_providers(ops: Sequence[Op], against: Sequence[str]) -> None:
     known = list(dict.fromkeys(name for op in (*ops, *OPS) for name in known_providers(op)))
     for name in against:
         if name not in (*known, LADDER):
-            raise BadInput(f"unknown provider {name!r}: use one of {nearest(name, [*known, LADDER])}")
+            raise BadInput(f"unknown provider {name!r}: did you mean {nearest(name, [*known, LADDER])}?")
 
 
 def providers(op: Op, against: Sequence[str]) -> tuple[str, ...]:

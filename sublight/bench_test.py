@@ -175,7 +175,7 @@ def test_a_peer_that_fails_costs_its_own_row_alone(peers: Any, reason: str, dire
 
 
 def test_unknown_provider_names_the_nearest() -> None:
-    with pytest.raises(BadInput, match="unknown provider 'quak': use one of quack") as error:
+    with pytest.raises(BadInput, match="unknown provider 'quak': did you mean quack") as error:
         quickly([ADD], against=["quak"])
     assert "\n" not in str(error.value)
 

@@ -23,8 +23,17 @@ def nearest(word: str, known: list[str]) -> str:
 
 
 def one_of(what: str, word: str, known: Sequence[str]) -> str:
-    """The word, if it is known; else one line that says which are."""
-    if word not in known:
-        few = " or ".join(known) if len(known) < 3 else nearest(word, list(known))
-        raise BadInput(f"unknown {what} {word!r}: use {few}")
-    return word
+    """The word, if it is known; else one line that says which are, or, of many, which come near.
+
+    >>> one_of("size", "huge", ["small", "large", "larger"])
+    Traceback (most recent call last):
+    sublight.errors.BadInput: unknown size 'huge': use small, large, larger
+    """
+    if word in known:
+        return word
+    if len(known) > MOST_NAMES:
+        names = nearest(word, list(known))
+        advice = f"use {names}" if names.endswith("…") else f"did you mean {names}?"
+    else:
+        advice = f"use {(' or ' if len(known) < 3 else ', ').join(known)}"
+    raise BadInput(f"unknown {what} {word!r}: {advice}")

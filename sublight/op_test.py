@@ -127,7 +127,7 @@ def test_an_unknown_data_type_names_the_nearest(words: str, meant: str) -> None:
     with pytest.raises(BadInput) as error:
         parse_dtype(words)
     message = str(error.value)
-    assert message.startswith(f"unknown data type {words!r}: use one of {meant}")
+    assert message.startswith(f"unknown data type {words!r}: did you mean {meant}")
     assert "\n" not in message
     assert parse_dtype(meant)
 

@@ -29,6 +29,7 @@ def test_an_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "complaint"),
     [
         (["--add", "<b>"], "is no name"),
+        (["--add", ""], "is no name"),  # as a shell's empty variable gives it: no server
         (["--json", "-"], "--json goes with --add"),
         (["--sandbox", "paper"], "unknown sandbox"),
         (["--graders", "0"], "--graders 0"),

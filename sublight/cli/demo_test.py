@@ -35,7 +35,7 @@ def test_one_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["overlapp"], "unknown demo 'overlapp': use overlap"),
+        (["overlapp"], "unknown demo 'overlapp': did you mean overlap?"),
         (["--all"], "no GPU to run on: no driver"),
         (["blocks", "--all"], "--all runs every demo: leave out 'blocks', or --all"),
         (["blocks", "--json", "/"], "cannot write /: it is a folder"),

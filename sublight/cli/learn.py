@@ -79,8 +79,14 @@ def _map(request: Request) -> int:
 
 def _chosen(request: Request) -> Exercise:
     """The one that is named; else the one whose file was changed last."""
+    if request.name.endswith(".py"):
+        name = Path(request.name).stem
+        if name not in {each.name for each in EXERCISES}:
+            words = "{file} has the name of no exercise: call it as in copy.py; `sublight learn` shows all"
+            raise BadInput(say(request.lang, words, file=request.name))
+        return find(name)
     if request.name:
-        return find(Path(request.name).stem if request.name.endswith(".py") else request.name)
+        return find(request.name)
     files = [FOLDER / f"{each.name}.py" for each in EXERCISES if (FOLDER / f"{each.name}.py").is_file()]
     if files:
         return find(max(files, key=lambda file: file.stat().st_mtime).stem)

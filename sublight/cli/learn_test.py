@@ -124,6 +124,7 @@ def test_progress_goes_to_another_machine(say: Say, monkeypatch: pytest.MonkeyPa
         (["start", "../x"], "unknown exercise"),
         (["check"], "which exercise?"),
         (["check", "copy"], "sublight learn start copy"),
+        (["check", "nowhere/mine.py"], "nowhere/mine.py has the name of no exercise"),
         (["check", "nowhere/copy.py"], "there is no nowhere/copy.py"),
         (["show", "copy", "--lang", "fr"], "unknown language 'fr'"),
         (["goal"], "no goal is set"),

@@ -140,8 +140,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (BadInput, UnknownGpu, UnknownFigure) as error:
         return _complain(str(error))
     except UsageError as error:
-        known = words and words[0] in {verb.__name__ for verbs in VERBS.values() for verb in verbs}
-        hint = f"see `sublight {words[0]} --help`" if known else "see `sublight --help`"
+        known = {verb.__name__ for verbs in VERBS.values() for verb in verbs}
+        hint = f"see `sublight {words[0]} --help`" if words[0] in known else "see `sublight --help`"
         if words[:1] in (["explain"], ["pyprof"], ["xray"]) and "No such option" in error.format_message():
             verb = "xray --record" if words[0] == "xray" else words[0]
             hint = f"a script's own arguments go after --, as in `sublight {verb} train.py -- --lr 3`"

@@ -315,6 +315,7 @@ BAD = [
     (["gpus", "--explain", "a1000"], "unknown GPU 'a1000'"),
     (["gpu"], "No such command 'gpu'"),
     (["gpus", "--exlain", "h200"], "No such option"),
+    (["memory"], "Missing argument 'FILE'; see `sublight memory --help`"),
     (["limits", "--device", "cdua"], "unknown device 'cdua': use cuda or cpu"),
     (["limits", "--only", "host_cpy", "--device", "cpu"], "unknown limit 'host_cpy'"),
     (["limits", "--html", "/"], "cannot write /: it is a folder"),

@@ -24,6 +24,7 @@ from sublight.units import parse_quantity
 
 MOST_ROWS = 2000  # GPUs x batches x contexts x steps
 MOST_GPUS = 4096  # of a plan
+LEAST_NETWORK = 10**6  # bytes a second: less is a rate without its unit
 MOST_GRIDS = 4  # GPUs whose grid the page shows
 MOST = {"batch": 1 << 20, "context": 1 << 27}
 PRODUCTS = ("bfloat16", "float16", "float32", "float8_e4m3fn", "int8", "float4_e2m1fn")
@@ -378,7 +379,7 @@ def network(words: str) -> float | None:
         rate = parse_quantity(words.removesuffix("/s"))
     except ValueError:
         rate = 0
-    if not rate:
+    if rate < LEAST_NETWORK:
         raise BadInput(f"--network {words}: give one GPU's bytes a second to other machines, as in --network 50GB")
     return float(rate)
 

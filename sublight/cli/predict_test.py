@@ -13,6 +13,7 @@ import pytest
 
 from sublight import units
 from sublight.cli import main
+from sublight.report.predict import plans
 
 LLAMA = ("predict", "llama-3-8b")
 
@@ -60,10 +61,22 @@ def test_tables_fit_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    words = [*LLAMA, "--gpu", "h100", "--what-if", "bandwidth=2x", "--batch", "1,64", "--price", "2", "--census"]
+    words = [
+        *LLAMA,
+        "--gpu",
+        "h100",
+        "--what-if",
+        "bandwidth=2x,flops=3x",
+        "--batch",
+        "1,64",
+        "--price",
+        "2",
+        "--census",
+    ]
     assert main.run(words) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert max(map(len, shown)) <= int(columns) and not [line for line in shown if "…" in line and "s…" in line]
+    assert max(map(len, shown)) <= int(columns)
+    assert not [line for line in shown if "…" in line and not line.startswith("… and ")]  # no figure is cut
     assert any("x1." in line for line in shown)  # what the change brings
 
 
@@ -81,6 +94,7 @@ def test_tables_fit_a_narrow_terminal(
         (("llama-3-8b", "--mode", "sleep"), "unknown mode 'sleep'"),
         (("llama-3-8b", "--price", "free"), "--price free: give the price"),
         (("llama-3-8b", "--what-if", "speed=2x"), "unknown --what-if 'speed'"),
+        (("llama-3-8b", "--network", "50"), "--network 50: give one GPU's bytes a second"),
         (("llama-3-8b", "--tp", "5"), "--tp 5 does not divide the 32 heads"),
         (("llama-3-8b", "--ep", "2"), "llama-3-8b has no experts"),
         (("gpt2", "--context", "4096"), "gpt2 has 1024 positions"),
@@ -107,6 +121,8 @@ def test_without_a_model_the_known_ones_are_listed(capsys: pytest.CaptureFixture
 def test_plans_and_what_they_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "predict", "llama-3-70b", "--gpu", "h100", "--plan", "4", "--latency", "50ms")
     assert found["plans"][0]["meets"] and found["plans"][0]["gpus"] == 4
+    slower = [row["parallel"] for row in found["plans"] if not row["meets"]]
+    assert slower and plans.slower_lines(found) == [f"Slower than 50.0 ms: {', '.join(slower)}."]
     for words, message in (
         (("--plan", "4", "--tp", "2"), "leave out --tp"),
         (("--plan", "4", "--html", "x.html"), "leave out --html"),

@@ -159,7 +159,9 @@ def refuse_together(**chosen: Any) -> None:
         raise BadInput(f"{' and '.join(given)} exclude each other: leave one out")
 
 
-def once(source: Iterator[Snapshot], count: int, into: list[Sink], *, is_check: bool, json: str, replay: str) -> None:
+def once(
+    source: Iterator[Snapshot], count: int, *, csv: str, record: str, is_check: bool, json: str, replay: str
+) -> None:
     """The last of so many looks (of a recorded session, of all), as a page, as problems, or as JSON."""
     import itertools
 
@@ -172,7 +174,7 @@ def once(source: Iterator[Snapshot], count: int, into: list[Sink], *, is_check: 
     from sublight.report import top as report
     from sublight.top.history import History
 
-    history = History()
+    history, into = History(), sinks(csv, record)
     for snapshot in source if replay else itertools.islice(source, count):
         history.add(snapshot)
         for sink in into:
@@ -184,7 +186,7 @@ def once(source: Iterator[Snapshot], count: int, into: list[Sink], *, is_check: 
     data = {**to_json(snapshot), "problems": [to_json(problem) for problem in found]}
     if is_check:
         output.show(Text("\n".join(report.check_lines(wrong, snapshot))), data, json, whole_lines=True)
-    else:
+    elif json or csv != "-":  # a table on stdout stands there alone
         output.show(report.page(snapshot, history), data, json)
     if is_check and wrong:
         raise typer.Exit(UNWELL)

@@ -68,6 +68,13 @@ def test_without_a_gpu_the_host_is_shown_and_why(machine: Any, capsys: pytest.Ca
     assert "CPU " in out and "network" in out and "no GPU of NVIDIA: no NVIDIA driver here" in out
 
 
+def test_a_table_on_stdout_stands_there_alone(machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(NARROW)
+    assert run(["top", "--once", "--csv", "-"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.startswith("time,gpu_index") and len(rows) == 1
+
+
 def test_a_recorded_session_is_shown_checked_and_made_a_table(
     machine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -178,6 +178,8 @@ def started(request: Request, device: str) -> tuple[Run, Data]:
     weights = Path(request.weights) if request.weights else None
     shape = huggingface.read_shape(weights) if weights else None
     check_words(request, device)
+    like_it = shape or shape_of(request, device, vocab=1)  # the data gives the vocabulary, which no setting depends on
+    settings_of(request, like_it, device).check(like_it)
     folder = run.new_folder(request.out)
     path = Path(request.data) if request.data else None
     quick_bytes = QUICK_BYTES if request.quick else None

@@ -88,6 +88,11 @@ def test_bad_input_is_one_line_and_leaves_no_run(say: Say, tmp_path: Path, words
     assert not list(tmp_path.glob("runs/*/run.json"))
 
 
+def test_a_setting_that_cannot_be_is_refused_before_text_is_read(say: Say, tmp_path: Path) -> None:
+    assert say("text.txt", "--lr", "-1")[0] == 2
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [(["text.txt"], "as in --parallel ddp"), (["text.txt", "--parallel", "dp"], "unknown parallel 'dp'")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from sublight.cost import shape_text
@@ -30,10 +31,23 @@ def planned(name: str, shape_words: str, dtype_words: str, gpu_name: str) -> dic
         "is_here": here is not None and here.key == gpu.key,
         "provider": plan.provider,
         "kernel": plan.kernel,
-        "tile": str(plan.tile) if plan.tile is not None else None,
+        "tile": tile_text(plan.tile) if plan.tile is not None else None,
         "grid": list(plan.grid),
         "reason": plan.reason,
     }
+
+
+def tile_text(tile: Any) -> str:
+    """What a program takes, without what is as usual.
+
+    >>> from sublight.ops.record.tuning import Tile
+    >>> tile_text(Tile(block=1024, warps=4, packed=True))
+    'block 1024, warps 4, packed'
+    """
+    if not dataclasses.is_dataclass(tile):
+        return str(tile)
+    values = [(each.name, getattr(tile, each.name), each.default) for each in dataclasses.fields(tile)]
+    return ", ".join(name if value is True else f"{name} {value}" for name, value, usual in values if value != usual)
 
 
 def page(found: dict[str, Any]) -> str:

@@ -21,6 +21,9 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
         plans[gpu] = json.loads(capsys.readouterr().out)
     assert plans["h200"]["kernel"] != plans["a100"]["kernel"]  # Hopper has kernels of its own
     assert plans["h200"]["shape"] == {"m": 4096, "n": 4096, "k": 4096} and plans["a100"]["reason"]
+    assert cli.run(["why", "softmax", "--shape", "4096x1024", "--gpu", "h200"]) == 0
+    page = capsys.readouterr().out
+    assert "4096 programs" in page and "1024 columns: one row a program" in page
     assert cli.run(["why", "rms_norm", "--shape", "8x128", "--gpu", "h200"]) == 0
     assert "rms_norm 8x128 bfloat16 on h200" in capsys.readouterr().out
 

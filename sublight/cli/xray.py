@@ -76,6 +76,8 @@ CALLED: dict[Kind, str] = {
 
 def command(wanted: Wanted, *, run: bool, diff: bool) -> int:
     """The exit status of what is asked for; what has no meaning there is refused before anything runs."""
+    for name in wanted.gpus:
+        gpus.find(name)  # an unknown one is refused here, before torch is loaded
     if run and diff:
         raise BadInput("--run watches one script, --diff compares two kernels: one of them at a time")
     if run:

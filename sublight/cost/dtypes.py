@@ -109,5 +109,5 @@ def parse_dtype(words: str, among: Sequence[str] = DTYPES) -> str:
     name = name_dtype(words)
     if name is None or name not in among:
         known = [*among, *(spelling for spelling, meant in SPELLINGS.items() if meant in among)]
-        raise BadInput(f"unknown data type {words!r}: use one of {nearest(words.lower(), known)}")
+        raise BadInput(f"unknown data type {words!r}: did you mean {nearest(words.lower(), known)}?")
     return name

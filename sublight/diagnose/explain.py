@@ -182,12 +182,6 @@ class Judged:
     floor_s: float
 
 
-def _findings(case: Case, rules: Sequence[Rule]) -> tuple[list[Finding], float]:
-    """What these rules find, and what all of it saves together."""
-    judged = _judged(case, rules, case.step_s)
-    return judged.findings, judged.combined_s
-
-
 def _judged(case: Case, rules: Sequence[Rule], step_s: float) -> Judged:
     found: list[tuple[Finding, Change]] = []
     for rule in rules:

@@ -161,7 +161,9 @@ class Progress:
             rows["goals"] = [row for row in rows["goals"] if row[0] not in known]
             for name in _TABLES:
                 marks = ", ".join("?" * len(_TABLES[name].split(", ")))
-                connection.executemany(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", rows[name])
+                there = set(connection.execute(f"SELECT * FROM {name}"))  # to SQLite two rows with a NULL always differ
+                new = [row for row in dict.fromkeys(rows[name]) if row not in there]
+                connection.executemany(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", new)
             return connection.total_changes - before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -47,12 +48,13 @@ def test_attempts_hints_and_goal_are_kept(tmp_path: Path) -> None:
 def test_exported_and_imported(tmp_path: Path) -> None:
     one, other = Progress(tmp_path / "one.sqlite"), Progress(tmp_path / "other.sqlite")
     one.add(verdict("copy", passed=True), "a")
+    one.add(dataclasses.replace(verdict("add", passed=False), kernels=()), "b")  # wrong code has no fraction
     one.show_hint("add", 3)
     one.set_goal("softmax", "")
     file = tmp_path / "progress.json"
     file.write_text(json.dumps(one.to_json()), encoding="utf-8")
     other.set_goal("copy", "")
-    assert other.merge(file) == 3 and other.merge(file) == 0  # nothing comes twice
+    assert other.merge(file) == 4 and other.merge(file) == 0  # nothing comes twice
     assert other.states() == one.states()
     assert {each.exercise for each in other.goals()} == {"copy", "softmax"}
 

@@ -102,6 +102,9 @@ CHINESE = {
     "which exercise? Name one, or begin with `sublight learn start {name}`": (
         "哪个练习？请写出名字，或者从 `sublight learn start {name}` 开始"
     ),
+    "{file} has the name of no exercise: call it as in copy.py; `sublight learn` shows all": (
+        "{file} 不是任何练习的名字：请按练习命名，例如 copy.py；`sublight learn` 会列出全部练习"
+    ),
     "there is no {file}: `sublight learn start {name}` writes learn/{name}.py": (
         "没有 {file}：`sublight learn start {name}` 会写出 learn/{name}.py"
     ),

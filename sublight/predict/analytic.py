@@ -38,6 +38,7 @@ class Rates:
     flops_per_s: float  # of products in the op's data type, reached
     bytes_per_s: float
     sms: int
+    l2_bytes_per_s: float = 0.0  # 0: as fast as the memory
 
 
 def cold_share(touched_bytes: float, l2_bytes: float) -> float:
@@ -70,6 +71,7 @@ def product_s(
     full_rate = fitted["stream"] * rates.bytes_per_s
     sm_rate = fitted["sm_share"] * rates.bytes_per_s / sms
     rows = m / groups
+    kept = cold + (1 - cold) * rates.bytes_per_s / max(rates.l2_bytes_per_s, rates.bytes_per_s)
     best = math.inf
     for tile_m, tile_n in TILES:
         tiles = groups * math.ceil(rows / tile_m) * math.ceil(n / tile_n)
@@ -82,7 +84,7 @@ def product_s(
             blocks = tiles * split
             compute = math.ceil(blocks / sms) * (along_k * depth + ends)
             partial = fitted["split"] * 4 * m * n * split if split > 1 else 0.0
-            memory = (moved_bytes + partial) / min(full_rate, min(blocks, sms) * sm_rate)
+            memory = (moved_bytes + partial) * kept / min(full_rate, min(blocks, sms) * sm_rate)
             added = fitted["split_s"] if split > 1 else 0.0
             best = min(best, (compute**power + memory**power) ** (1 / power) + added)
     return fitted["launch_s"] + cold * fitted["cold_s"] + best
@@ -155,6 +157,7 @@ class Rows:
     length: int = 1
     count: int = 0  # 0: flat
     kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
+    turned: bool = False  # what was a column is a row of the result
 
     @property
     def is_long(self) -> bool:
@@ -162,9 +165,19 @@ class Rows:
         return self.kept * self.length * 4 >= ON_CHIP
 
     @property
+    def unaligned(self) -> int:
+        """16 over what divides the length of a row, of the result as well where that is turned: 1 to 16.
+
+        >>> [Rows(length=length, count=9).unaligned for length in (1, 64, 24, 50257)]
+        [1, 1, 2, 16]
+        """
+        divided = math.gcd(ALIGNED, self.length, self.count if self.turned else 0)
+        return ALIGNED // divided if self.length > 1 else 1
+
+    @property
     def is_odd(self) -> bool:
         """Triton does not know that rows begin where whole vectors do, and loads element by element."""
-        return self.length % ALIGNED > 0 if self.length > 1 else False
+        return self.unaligned > 1
 
     @property
     def is_plain(self) -> bool:
@@ -181,10 +194,10 @@ def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, 
         share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
     if rows.is_odd:
         share *= fitted["odd"]
-    programs = rows.count or math.ceil(moved_bytes / PROGRAM_BYTES)
+    programs = max(1, rows.count or math.ceil(moved_bytes / PROGRAM_BYTES))
     waves = math.ceil(programs / rates.sms)
     power = fitted["blend"]
     of_memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
     of_sm = waves * moved_bytes / programs / (fitted["sm_share"] * rates.bytes_per_s / rates.sms)
-    moving = (of_memory**power + of_sm**power) ** (1 / power) / share
+    moving = float((of_memory**power + of_sm**power) ** (1 / power)) / share
     return launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + moving

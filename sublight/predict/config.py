@@ -98,6 +98,13 @@ def from_config(config: Config, *, name: str = "model", source: str = "given") -
         raise BadInput(
             f"the config of {name} gives a {bad} of {getattr(model, bad)}: it must be a whole number above 0"
         )
+    if model.family != "convolution" and not model.layers:
+        raise BadInput(f"the config of {name} has no layers: num_hidden_layers must be a whole number above 0")
+    if model.heads and model.hidden % model.heads and model.latent is None and not config.get("head_dim"):
+        raise BadInput(f"the config of {name} has {model.heads} heads for a width of {model.hidden}: they must divide")
+    for experts in (block.experts for block in model.blocks if block.experts):
+        if not 0 < experts.chosen <= experts.count:
+            raise BadInput(f"the config of {name} chooses {experts.chosen} of {experts.count} experts for a token")
     if model.heads and model.kv_heads and model.heads % model.kv_heads:
         raise BadInput(f"the config of {name} has {model.heads} heads for {model.kv_heads} of keys: they must divide")
     return model

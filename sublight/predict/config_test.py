@@ -126,3 +126,25 @@ def test_an_unknown_model_names_the_nearest(words: str, near: str) -> None:
 def test_names_as_people_write_them() -> None:
     assert config.load("Llama-3-8B").name == config.load("meta-llama/Meta-Llama-3.1-8B").name == "llama-3-8b"
     assert config.load("deepseek-r1").name == "deepseek-v3"
+
+
+PLAIN = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+PLAIN |= {"vocab_size": 100, "num_attention_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"num_local_experts": 0, "num_experts_per_tok": 0}, "chooses 0 of 0 experts"),
+        ({"num_experts_per_tok": 9}, "chooses 9 of 4 experts"),
+        ({"num_hidden_layers": 0}, "has no layers"),
+        ({"num_attention_heads": 3}, "3 heads for a width of 64: they must divide"),
+        ({"tie_word_embeddings": "maybe"}, "tie_word_embeddings = 'maybe': it must be true or false"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers = 3: it must be a list"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(changed: dict[str, Any], line: str) -> None:
+    assert config.from_config(PLAIN).layers == 2
+    with pytest.raises(BadInput, match=line):
+        config.from_config({**PLAIN, **changed})

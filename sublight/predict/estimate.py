@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from sublight.predict import census, memory
+from sublight.predict import census, clocks, memory
 from sublight.predict import expected as op_times
 from sublight.predict.backward import GRADIENTS
 from sublight.predict.expected import Timed
@@ -113,6 +113,11 @@ class Prediction(OfOps):
         return sum(op.hidden_s for op in self.ops)
 
     @property
+    def clock_share(self) -> float:
+        """Of the highest clock, that products of this step run at."""
+        return 1 / clocks.slower(self.machine) if self.step.trains else 1.0
+
+    @property
     def gpus(self) -> int:
         return self.step.parallel.gpus
 
@@ -176,6 +181,11 @@ def micro(step: Step) -> tuple[Step, int, int]:
     return replace(step, batch=-(-here // parts)), parts, rounds
 
 
+def in_a_long_run(timed: Timed, longer: float) -> Timed:
+    """On tensor cores, at the clock that the power limit leaves."""
+    return replace(timed, expected_s=longer * timed.expected_s) if timed.bound.startswith("matmul") else timed
+
+
 def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOperation, ...]:
     """Gradients are summed over the GPUs while the backward pass of the layers before them runs: all but the last
     bucket's, as long as that pass lasts. Of a pipeline's parts the last alone has whole gradients. No other link waits
@@ -196,10 +206,11 @@ def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOper
 
 def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
     part, parts, rounds = micro(step)
+    longer = clocks.slower(machine) if step.trains else 1.0
     ops = tuple(
         TimedOperation(
             operation=op,
-            timed=op_times.timed(op, machine),
+            timed=in_a_long_run(op_times.timed(op, machine), longer),
             runs=op.count if op.once else op.count * rounds,
             useful=op.count if op.once else op.count * parts,
         )

@@ -53,7 +53,7 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
             bound=bound,
             expected_s=max(base_s, floor_s),
             how="analytic",
-            error=table.analytic_error(kind),
+            error=table.analytic_error(kind, machine.key),
         )
     same = found.gpu == machine.key and not machine.changed
     return Timed(
@@ -61,7 +61,7 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
         bound=bound,
         expected_s=max(base_s * found.correction(sizes), floor_s),
         how="measured" if same else "carried over",
-        error=found.p90_error if same else max(found.p90_error, table.analytic_error(kind)),
+        error=found.p90_error if same else max(found.p90_error, table.analytic_error(kind, machine.key)),
     )
 
 
@@ -124,12 +124,12 @@ def rows_of(op: str, shape: Shape, direction: Direction) -> Rows:
         return Rows(length=shape["inner"], count=shape["outer"] * shape["n"], kept=kept)
     length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1)
     count = next((shape[name] for name in ROW_COUNTS if name in shape), 0)
-    return Rows(length=length, count=count, kept=kept)
+    return Rows(length=length, count=count, kept=kept, turned=op == "transpose")
 
 
 def stream_sizes(moved_bytes: int, rows: Rows) -> tuple[float, ...]:
-    """What tables of memory-bound ops are looked up by: bytes, a row's length, and whether 16 divides that."""
-    return max(moved_bytes, 1), rows.length, 2 if rows.is_odd else 1
+    """What tables of memory-bound ops are looked up by: bytes, a row's length, how far that is from whole vectors."""
+    return max(moved_bytes, 1), rows.length, rows.unaligned
 
 
 def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float) -> float:

@@ -114,7 +114,7 @@ def test_a_changed_gpu_is_not_measured() -> None:
 
 def test_more_error_where_less_is_known() -> None:
     step, model = Step(mode="prefill", batch=1, context=2048), config.load("llama-3-8b")
-    measured, near, far = (estimate.predict(model, machine.find(gpu), step).error for gpu in ("h200", "gh200", "b200"))
+    measured, near, far = (estimate.predict(model, machine.find(gpu), step).error for gpu in ("h200", "gh200", "l4"))
     assert measured < near <= far + 0.05
 
 

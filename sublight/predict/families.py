@@ -34,7 +34,19 @@ class Fields:
         return None
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(self.config.get(name, default))
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be true or false")
+        return value
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers, or nothing."""
+        value = self.config.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+            raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a list of whole numbers")
+        return value
 
 
 def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tuple[Block, ...]:
@@ -42,7 +54,10 @@ def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tu
     layers = fields.number("num_hidden_layers")
     inner = fields.number("intermediate_size")
     groups: dict[Block, int] = {}
-    only_dense = set(fields.config.get("mlp_only_layers") or ())
+    only_dense = set(fields.numbers("mlp_only_layers"))
+    types = fields.config.get("layer_types")
+    if isinstance(types, list) and len(types) != layers:
+        raise BadInput(f"the config of {fields.name} has {len(types)} layer_types for {layers} layers")
     step = fields.maybe("decoder_sparse_step", "moe_layer_freq") or 1
     for index in range(layers):
         has_experts = experts is not None and index >= dense_first and index not in only_dense

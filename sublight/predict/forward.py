@@ -55,8 +55,9 @@ class Builder:
     def add(
         self, name: str, op: str, kind: Kind, shape: Shape, count: int, spent: Cost, direction: Direction = "fwd"
     ) -> None:
-        types = {"dtype": self.step.precision.activations, "direction": direction}
-        self.ops.append(Operation(name=name, op=op, kind=kind, shape=shape, count=count, cost=spent, **types))
+        dtype = self.step.precision.activations
+        each = Operation(name=name, op=op, kind=kind, shape=shape, dtype=dtype, count=count, cost=spent)
+        self.ops.append(replace(each, direction=direction))
 
     def norm(self, name: str, count: int, *, adds: bool = True, cols: int = 0, rows: int = 0) -> None:
         op = ("add_" if adds else "") + ("rms_norm" if self.model.rms else "layer_norm")

@@ -18,8 +18,8 @@ from sublight.cost import attention as attention_costs
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.errors import BadInput
-from sublight.predict import expected
-from sublight.predict.estimate import OfOps, TimedOperation
+from sublight.predict import clocks, expected
+from sublight.predict.estimate import OfOps, TimedOperation, in_a_long_run
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
 from sublight.trace.costs import cost_of, no_cost
@@ -100,8 +100,9 @@ def predict_module(
     for op in recorder.ops:
         key = (op.name, op.direction, op.dtype, op.cost.bytes, op.cost.total_flops, *op.shape.items())
         counts[key] = (op, counts.get(key, (op, 0))[1] + 1)
+    longer = clocks.slower(machine) if train else 1.0
     timed = [
-        TimedOperation(operation=op, timed=expected.timed(op, machine), runs=runs, useful=runs)
+        TimedOperation(operation=op, timed=in_a_long_run(expected.timed(op, machine), longer), runs=runs, useful=runs)
         for op, runs in counts.values()
     ]
     return ModulePrediction(

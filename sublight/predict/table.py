@@ -75,9 +75,11 @@ def parameters(kind: str) -> dict[str, float]:
 
 
 @functools.cache
-def analytic_error(kind: str) -> float:
-    """The 90th percentile of the analytic model's relative error, where it was checked; a half where it never was."""
-    return float(_fitted(kind).get("p90_error", 0.5))
+def analytic_error(kind: str, gpu: str = "") -> float:
+    """The 90th percentile of the analytic model's relative error: on that GPU where it was checked there, else the
+    median of those that it was checked on; a half where it never was."""
+    fitted = _fitted(kind)
+    return float(fitted.get("p90_of", {}).get(gpu, fitted.get("p90_error", 0.5)))
 
 
 def _fitted(kind: str) -> dict[str, Any]:

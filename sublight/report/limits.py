@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sublight import units
+from sublight.limits.busy import MARK
 from sublight.report.draw.tables import note, plain, titled
 from sublight.results import UNWELL, Limit, Limits
 
@@ -156,7 +157,7 @@ def page(limits: Limits) -> RenderableType:
             )
             parts.extend(Text(row) for row in curve_lines(limit))
             parts.append(Text(""))
-    parts += [Text(line, style="bold yellow") for line in unwell_lines(limits)]
+    parts += [Text(line, style="bold yellow") for line in (*unwell_lines(limits), *busy_lines(limits))]
     if any(limit.verdict.startswith("unjudged") for limit in limits.limits):
         parts.append(Text("verdict –: no figure of this device is known to compare with", style="dim"))
     return Group(*parts)
@@ -174,6 +175,18 @@ def unwell_lines(limits: Limits) -> list[str]:
         for words in limit.detail.get(UNWELL, ()):
             names.setdefault(words, []).append(limit.name)
     return [f"measured while the GPU was not well ({words}): {', '.join(which)}" for words, which in names.items()]
+
+
+def busy_lines(limits: Limits) -> list[str]:
+    """Whether other programs used the processors while these were measured.
+
+    >>> beside = Limit(name="host_copy", unit="B/s", value=1e9, detail={"busy": 0.84})
+    >>> busy_lines(Limits(device="a CPU", kind="cpu", limits=(beside,)))
+    ['measured while other programs used up to 84 % of the processors: measure again when they do not']
+    """
+    shares = [limit.detail[MARK] for limit in limits.limits if limit.value is not None and limit.detail.get(MARK)]
+    used = f"used up to {units.percent(max(shares, default=0.0))} of the processors"
+    return [f"measured while other programs {used}: measure again when they do not"] if shares else []
 
 
 def curve_lines(limit: Limit) -> list[str]:

@@ -137,11 +137,17 @@ def chart(report: MemoryReport, *, columns: int, lines: int = LINES) -> Text:
         out.append("\n")
     end = units.text(report.duration_s, "s")
     out.append(f"{'0 s':>{MARGIN - 2}} └{'─' * (width - len(end) - 1)} {end}\n", style="dim")
-    out.append(" " * MARGIN)
+    used = columns  # the first name begins a line
     for index, name in enumerate(names):
+        words = f"{name} {units.percent(report.categories.get(name, 0) / top)}"
+        used += len(words) + 5
+        if used > columns:
+            out.append(("\n" if index else "") + " " * MARGIN)
+            used = MARGIN + len(words) + 2
+        else:
+            out.append("   ")
         out.append("█ ", style=STYLES[index])
-        held = report.categories.get(name, 0)
-        out.append(f"{name} {units.percent(held / top)}   ")
+        out.append(words)
     return out
 
 

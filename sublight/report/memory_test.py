@@ -73,6 +73,11 @@ def test_the_tables_lines_add_up_to_the_peak() -> None:
     assert sum(row.bytes for row in rows) == found.peak_bytes
 
 
+def test_charts_names_stand_within_its_columns() -> None:
+    lines = memory.chart(report(), columns=40).plain.splitlines()
+    assert max(map(len, lines)) <= 40
+
+
 def test_chart_rises_to_the_peak_and_falls() -> None:
     lines = memory.chart(report(), columns=60).plain.splitlines()
     top = lines[0].split("│")[1]

@@ -184,6 +184,14 @@ def test_terminal_chart_fits_and_marks_every_provider() -> None:
     assert "vector_fp32 60.0 TFLOP/s" in text.plain
 
 
+def test_terminal_chart_is_drawn_for_the_terminals_width() -> None:
+    """A wider one is broken in the middle of its rows."""
+    drawing = plot.terminal(many())
+    assert drawing is not None
+    rows = printed(drawing, 80)[: drawing.lines]
+    assert all(row[canvas.MARGIN - 1] in "│┤" for row in rows)
+
+
 def test_png_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
     with pytest.raises(BadInput, match=r"pip install 'sublight\[plot\]'"):

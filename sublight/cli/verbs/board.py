@@ -13,7 +13,7 @@ from sublight.errors import BadInput, one_of
 
 def board(
     db: Annotated[str, typer.Option(metavar="FILE", help="Where accounts and entries are kept.")] = "board.sqlite",
-    add: Annotated[str, typer.Option(metavar="NAME", help="Make an account, print its token, and end.")] = "",
+    add: Annotated[str | None, typer.Option(metavar="NAME", help="Make an account, print its token, and end.")] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: any that is free.")] = 8080,
     graders: Annotated[int, typer.Option(metavar="N", help="Submissions that run at the same time.")] = 1,
@@ -30,9 +30,9 @@ def board(
     from sublight.cli import board as cli_board
 
     cli_output.check_writable(json)
-    if json and not add:
+    if json and add is None:
         raise BadInput("--json goes with --add: a server prints no result")
-    if add:
+    if add is not None:
         return cli_board.add_account(db, add, json)
     if sandbox:
         one_of("sandbox", sandbox, ("bubblewrap", "namespaces"))

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 from sublight.engines.serve.writer import Writer
 
-LETTERS = "abc"
-
 
 class Bytes:
     """A byte a token: characters come in parts."""

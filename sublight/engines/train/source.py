@@ -44,7 +44,7 @@ def files(path: Path | None) -> Iterator[Path]:
         yield path
     else:
         raise BadInput(
-            f"there is no {path}: name a text file, a folder, or a .bin file; without one Python's library is"
+            f"there is no {path}: name a text file, a folder or a .bin file; without a name Python's library is read"
         )
 
 

@@ -136,29 +136,6 @@ def answer(twin: Any, x: torch.Tensor) -> tuple[Any, str]:
     return answers[0], ""
 
 
-def keeps_16_bit(twin: Any, x: torch.Tensor) -> bool:
-    """Whether a 16-bit tensor, with 16-bit parameters, comes back as one."""
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = type(twin).forward(_narrowed(twin), x.bfloat16())
-    except Exception:  # whatever a stranger's forward may raise
-        return False
-    return isinstance(result, torch.Tensor) and result.dtype == torch.bfloat16
-
-
-def _narrowed(twin: Any) -> Any:
-    narrow = copy.copy(twin)
-    for kind in ("_parameters", "_buffers"):
-        found = vars(twin)[kind].items()
-        vars(narrow)[kind] = {name: x.bfloat16() if _is_real(x) else x for name, x in found}
-    return narrow
-
-
-def _is_real(x: torch.Tensor | None) -> bool:
-    return x is not None and x.is_floating_point()
-
-
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether somebody listens to its calls, so that none may be left out."""
     return any(vars(module).get(name) for name in probe.HOOKS)

@@ -173,7 +173,7 @@ def row_losses(
             on=f"{on} part", tile=tile, BLOCK=tile.block, PARTS=next_power_of_2(parts), VECTOR=vector, **flags,
         )  # fmt: skip
     elif name == "tile":
-        reason = "several rows a program"
+        reason = tile.rows_text
         grid = (cdiv(x.rows, tile.rows),)
         constants = {"ROWS": tile.rows, "BLOCK": tile.block}
         step = Step(narrow._tile_kernel, grid, *sizes, *terms, on=on, tile=tile, **constants, **flags)

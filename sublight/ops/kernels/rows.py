@@ -44,12 +44,6 @@ def split(cols: int) -> tuple[int, int]:
     return block, block_for(cols - block)
 
 
-def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """(…, cols) as (rows, cols) with unit column stride: a view where the layout allows it, else a copy."""
-    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return flat if flat.stride(1) == 1 else flat.contiguous()
-
-
 class Rows(NamedTuple):
     """A tensor (…, cols) as the kernels see it: rows of neighbouring columns, `apart` elements from one to the next."""
 

@@ -1,8 +1,9 @@
 """One row by a weight, dense or packed, with what stands before and behind it in a decoding step, in one launch.
 
 RMSNorm before the product, SwiGLU behind it or what it is added to: launches of their own are 2 µs each, of which a
-step has hundreds. `stream` (Hopper) reads the weight without a pause; its launch takes the host long, since the copy
-engine wants the weight described, so it is for CUDA graphs. `plain` takes any GPU, size and number of bits.
+step has hundreds. `stream` (Hopper) begins to read the weight while the launch before it still runs; its launch takes
+the host long, since the copy engine wants the weight described, so it is for CUDA graphs. `plain` takes any GPU, size
+and number of bits.
 """
 
 from __future__ import annotations
@@ -145,9 +146,11 @@ def plan_plain(
 
 def plan_stream(
     x: torch.Tensor, weight: torch.Tensor, scales: Maybe, zeros: Maybe, norm_weight: Maybe, bias: Maybe,
-    residual: Maybe, bits: int, eps: float, gated: bool, *, stages: int = MOST_STAGES, dependent: bool = False,
+    residual: Maybe, bits: int, eps: float, gated: bool, *, stages: int = 0, dependent: bool = True,
 ) -> Plan:  # fmt: skip
-    """`dependent`: the launch begins before the one before it has ended, and waits where it needs the row."""
+    """`dependent`: the launch begins before the one before it has ended, and waits where it needs the row. A ring of
+    half the room leaves the next launch some: with packed weights, whose products are short, that was faster."""
+    stages = stages or (MOST_STAGES if scales is None else MOST_STAGES // 2)
     k, rows, n = x.shape[-1], weight.shape[0], weight.shape[0] // (2 if gated else 1)
     line = 2 * block_of(bits) if scales is not None else 2 * stream.LINE_WORDS  # values along k
     pieces, half = cdiv(k, line * stream.WARPS), stream.HALF_ROWS
@@ -174,7 +177,7 @@ def plan_stream(
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, DEPENDENT=dependent, num_warps=stream.WARPS,
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
-    reason = "one row on Hopper: a program a multiprocessor, its rows of the weight through a ring in shared memory"
+    reason = "one row on Hopper: the weight streams through a ring in shared memory, from before the last launch ends"
     return _plan("stream", reason, x, weight, gated, step, ())
 
 

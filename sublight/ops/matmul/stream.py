@@ -11,8 +11,8 @@ eight of four (`packing.py`). What their exponent adds to values of few bits is 
 the sum of a block of x, which is known before.
 
 A tile is 8 rows and 8 more: the next ones, or with GATED, where gates lie above ups, the ups of these gates. A piece of
-a tile is 16 lines of 128 bytes for each warp. The norm's scale multiplies finished sums; warps' sums are added in their
-order. Rows of a piece are dealt to lanes so that no two lanes of a quarter of a warp meet in a bank.
+a tile is 16 lines of 128 bytes for each warp, whose sums are added in the warps' order. Rows of a piece are dealt to
+lanes so that no two lanes of a quarter of a warp meet in a bank.
 """
 
 from __future__ import annotations
@@ -198,22 +198,20 @@ def _copy(
 
 
 @gluon.jit
-def _lay_out(x_ptr, norm_ptr, x_at, sums_at, k, BITS: gl.constexpr, HAS_NORM: gl.constexpr):
-    """The row into shared memory, by the norm's weight, and the sums of its blocks; the mean of its squares."""
+def _lay_out(x_ptr, norm_ptr, x_at, sums_at, k, eps, BITS: gl.constexpr, HAS_NORM: gl.constexpr):
+    """The row into shared memory, normed, and the sums of its blocks."""
     LENGTH: gl.constexpr = x_at.shape[0]
     BLOCK: gl.constexpr = 512 // BITS
     at = gl.arange(0, LENGTH, gl.BlockedLayout([8], [32], [_WARPS], [0]))
     x = gl.load(x_ptr + at, mask=at < k, other=0.0).to(gl.float32)
-    mean = gl.to_tensor(1.0)
     if HAS_NORM:
-        mean = gl.sum(x * x, 0) / k
-        x = x * gl.load(norm_ptr + at, mask=at < k, other=0.0).to(gl.float32)
+        weight = gl.load(norm_ptr + at, mask=at < k, other=0.0).to(gl.float32)
+        x = x * gl.rsqrt(gl.sum(x * x, 0) / k + eps) * weight
     rounded = x.to(x_at.dtype)
     x_at.store(rounded)
     if BITS < 16:
         sums = gl.sum(gl.reshape(rounded.to(gl.float32), [LENGTH // BLOCK, BLOCK]), 1)
         sums_at.store(gl.convert_layout(sums, gl.BlockedLayout([1], [32], [_WARPS], [0])))
-    return mean
 
 
 @gluon.jit
@@ -232,8 +230,7 @@ def _multiply(
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     if DEPENDENT:
         _wait_for_the_launch_before()
-    mean = _lay_out(x_ptr, norm_ptr, x_at, sums_at, k, BITS, HAS_NORM)
-    scale_of_all = gl.rsqrt(mean + eps) if HAS_NORM else mean
+    _lay_out(x_ptr, norm_ptr, x_at, sums_at, k, eps, BITS, HAS_NORM)
     meet()
     pairs_at = seen_as(x_at, gl.int32, [PIECES, 2 * _WARPS * 16 * PLACES], plain)
     if BITS < 16:
@@ -280,8 +277,8 @@ def _multiply(
             upper_sum, lower_sum = c[0], c[2]
         both = gl.sum(gl.reshape(gl.join(upper_sum, lower_sum), [_WARPS, 32, 2]), 0)
         upper_sum, lower_sum = gl.split(gl.convert_layout(both, gl.BlockedLayout([1, 2], [32, 1], [_WARPS, 1], [1, 0])))
-        first = gl.convert_layout(upper_sum, one) * scale_of_all + upper_bias
-        second = gl.convert_layout(lower_sum, one) * scale_of_all + lower_bias
+        first = gl.convert_layout(upper_sum, one) + upper_bias
+        second = gl.convert_layout(lower_sum, one) + lower_bias
         if GATED:
             first = first / (1.0 + gl.exp(-first)) * second
         gl.store(y_ptr + upper_row, (first + before).to(kind), mask=is_first)

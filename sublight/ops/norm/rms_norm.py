@@ -117,7 +117,7 @@ def plan_forward(
         constants |= {"BLOCK": wide.STREAM_BLOCK, "num_warps": 16}
         step = Step(wide._stream_kernel, (rows,), cols, apart, eps, on=on, **constants)
     elif cols <= TILE_COLS:
-        reason = f"{cols} columns: several rows a program"
+        reason = f"{cols} columns: {tile.rows_text}"
         constants |= {"ROWS": tile.rows, "BLOCK": tile.block, "EARLY": few, **tile.options()}
         grid = (cdiv(rows, tile.rows),)
         step = Step(narrow._tile_kernel, grid, rows, cols, apart, eps, on=on, tile=tile, **constants)

@@ -194,7 +194,7 @@ def plan_rows(
         reason = f"{cols} columns: in chunks, twice"
         step = Step(by_chunks, (rows,), cols, apart, *numbers, on=on, BLOCK=CHUNK, num_warps=16, **constants)
     elif cols <= TILE_COLS:
-        reason, grid = f"{cols} columns: several rows a program", (cdiv(rows, tile.rows),)
+        reason, grid = f"{cols} columns: {tile.rows_text}", (cdiv(rows, tile.rows),)
         constants |= {"ROWS": tile.rows, "BLOCK": tile.block, "TAIL": tile.tail, **tile.options()}
         step = Step(by_tile, grid, rows, cols, apart, *numbers, on=on, tile=tile, **constants)
     else:

@@ -36,6 +36,14 @@ class Tile:
     stages: int = 1  # rows that are on their way at once
     parts: int = 0  # programs that share a row of a ring in shared memory; 0: the plain kernel
 
+    @property
+    def rows_text(self) -> str:
+        """
+        >>> Tile(block=256, warps=4, rows=8).rows_text, Tile(block=1024, warps=1).rows_text
+        ('8 rows a program', 'one row a program')
+        """
+        return "one row a program" if self.rows == 1 else f"{self.rows} rows a program"
+
     def options(self) -> dict[str, Any]:
         """For the launch; the interpreter knows no registers."""
         if self.registers is None or is_interpreted():

@@ -96,7 +96,7 @@ def plan_forward(kernels: Kernels, x: torch.Tensor) -> Plan:
             BLOCK=chunk, PARTS=next_power_of_2(parts), VECTOR=vector, SUMS=sums, **tile.options(),
         )  # fmt: skip
     elif cols <= TILE_COLS:
-        reason = f"{cols} columns: several rows a program"
+        reason = f"{cols} columns: {tile.rows_text}"
         step = Step(
             kernels.tile, (cdiv(rows, tile.rows),), rows, cols, layout.apart, cols,
             on="x y", tile=tile, ROWS=tile.rows, BLOCK=tile.block, SUMS=sums, **tile.options(),
@@ -136,7 +136,7 @@ def plan_backward(kernels: Kernels, dy: torch.Tensor, y: torch.Tensor) -> Plan:
             on="dy y dx part", BLOCK=CHUNK, PARTS=next_power_of_2(parts), SUMS=sums, num_warps=8,
         )  # fmt: skip
     elif cols <= TILE_COLS:
-        reason = f"{cols} columns: several rows a program"
+        reason = f"{cols} columns: {tile.rows_text}"
         step = Step(
             kernels.tile, (cdiv(rows, tile.rows),), rows, cols, *strides,
             on="dy y dx", tile=tile, ROWS=tile.rows, BLOCK=tile.block, SUMS=sums, **tile.options(),

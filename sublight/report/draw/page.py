@@ -59,8 +59,9 @@ def limits(found: Limits) -> str:
             lines = "\n".join(limits_report.curve_lines(limit))
             curves.append(f"<h2>{escape(limit.name)} by blocks</h2><pre>{escape(lines)}</pre>")
     rows_as_table = table(list(zip(sides, limits_report.HEADINGS, strict=True)), rows)
-    unwell = [f"<p><b>{escape(line)}</b></p>" for line in limits_report.unwell_lines(found)]
-    return document(f"Limits of {found.device}", limits_report.heading(found), *unwell, rows_as_table, *curves)
+    warnings = (*limits_report.unwell_lines(found), *limits_report.busy_lines(found))
+    warned = [f"<p><b>{escape(line)}</b></p>" for line in warnings]
+    return document(f"Limits of {found.device}", limits_report.heading(found), *warned, rows_as_table, *curves)
 
 
 def bench(run: Run, picture: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from sublight.report.draw import canvas, page, roofline, svg
 from sublight.results import Run, write_file
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 SUFFIXES = (".html", ".svg", ".png")
 
@@ -54,7 +55,19 @@ def pixels(picture: str) -> bytes:
     return bytes(_resvg().svg_to_bytes(svg_string=picture, zoom=2))  # type: ignore[attr-defined]
 
 
-def terminal(run: Run, *, columns: int = 96, lines: int = 20) -> RenderableType | None:
-    """The same chart in characters; None where there is nothing to draw."""
-    drawn = roofline.chart(run)
-    return canvas.roofline(drawn, columns=columns, lines=lines) if drawn else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A chart in characters, drawn as wide as the terminal that prints it allows."""
+
+    chart: roofline.Chart
+    most_columns: int = 96
+    lines: int = 20
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield canvas.roofline(self.chart, columns=min(self.most_columns, options.max_width), lines=self.lines)
+
+
+def terminal(run: Run) -> Drawing | None:
+    """The same chart for the terminal; None where there is nothing to draw."""
+    chart = roofline.chart(run)
+    return Drawing(chart=chart) if chart else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from sublight import units
 from sublight.diagnose.diff import Diff
 from sublight.diagnose.record import BREAKDOWN
-from sublight.report.draw.tables import note, plain
+from sublight.report.draw.tables import Fitting, note, plain
 from sublight.report.explain.terminal import shortened
 
 MOST_OPS = 15
@@ -33,14 +34,8 @@ def page(found: Diff) -> RenderableType:
             parts.add_row(BREAKDOWN[name], units.text(was, "s"), units.text(now, "s"), _signed(now - was))
     shown: list[RenderableType] = [head, floors, Text(""), parts]
     if found.ops:
-        headings = ("op", "shape", "calls", "before", "after", "change", "")
-        table = plain(headings, right=("calls", "before", "after", "change"))
-        for op in found.ops[:MOST_OPS]:
-            calls = f"{op.calls[0]:g} → {op.calls[1]:g}" if op.calls[0] != op.calls[1] else f"{op.calls[0]:g}"
-            cells = (Text(shortened(op.name, 40)), Text(shortened(op.shape, 30)), calls)
-            figures = (units.text(op.before_s, "s"), units.text(op.after_s, "s"), _signed(op.change_s))
-            table.add_row(*cells, *figures, Text(op.verdict, style=_STYLE[op.verdict]))
-        shown += [Text(""), table]
+        widths = ((40, 30), (32, 22), (22, 14), (24, 0), (14, 0))  # of a name and a shape; 0: no shapes
+        shown += [Text(""), Fitting(tuple(_ops(found, *most) for most in widths))]
         if len(found.ops) > MOST_OPS:
             shown.append(note(f"and {len(found.ops) - MOST_OPS} more"))
     else:
@@ -49,6 +44,18 @@ def page(found: Diff) -> RenderableType:
         if names:
             shown.append(Text(f"{label}: {', '.join(names)}", style=_STYLE["faster" if label == "fixed" else "slower"]))
     return Group(*shown)
+
+
+def _ops(found: Diff, most_name: int, most_shape: int) -> Table:
+    figures = ("calls", "before", "after", "change")
+    table = plain(("op", *(["shape"] if most_shape else []), *figures, ""), right=figures)
+    for op in found.ops[:MOST_OPS]:
+        shape = [Text(shortened(op.shape, most_shape))] if most_shape else []
+        calls = f"{op.calls[0]:g} → {op.calls[1]:g}" if op.calls[0] != op.calls[1] else f"{op.calls[0]:g}"
+        times = (units.text(op.before_s, "s"), units.text(op.after_s, "s"), _signed(op.change_s))
+        verdict = Text(op.verdict, style=_STYLE[op.verdict])
+        table.add_row(Text(shortened(op.name, most_name)), *shape, calls, *times, verdict)
+    return table
 
 
 def _signed(seconds: float) -> str:

@@ -12,9 +12,11 @@ import pytest
 from rich.console import Console
 
 from sublight import units
+from sublight.diagnose.diff import diff
 from sublight.diagnose.record import BREAKDOWN, Explanation
 from sublight.diagnose.rules import RULES
 from sublight.report.explain import causes, op_roofline, timeline, trace_fakes
+from sublight.report.explain import diff as report_diff
 from sublight.report.explain import fakes as explain_fakes
 from sublight.report.explain import terminal as explain
 from sublight.trace.record import NONE, Kind, Lane
@@ -40,6 +42,16 @@ def test_the_page_fits_and_cuts_no_figure(made: Any, columns: int) -> None:
     assert len(heads) == 1
     for name in ("calls", "CPU", "floor", "of limit", "bound"):
         assert name in heads[0]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_two_runs_side_by_side_cut_no_figure(columns: int) -> None:
+    before = explain_fakes.explanation()
+    slow = dataclasses.replace(before.ops[0], name="aten::" + 50 * "x", shape=40 * "1", device_s=1.234)
+    found = diff(before, dataclasses.replace(before, ops=(slow, *before.ops[1:])))
+    screen = Console(width=columns, file=io.StringIO(), highlight=False)
+    screen.print(report_diff.page(found))
+    assert "+1.23 s" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_verdict_comes_first_and_each_time_has_its_floor() -> None:

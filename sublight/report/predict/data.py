@@ -87,6 +87,7 @@ def of_prediction(found: Prediction) -> dict[str, Any]:
         "expected_s": found.expected_s,
         "floor_s": found.floor_s,
         "hidden_s": found.hidden_s,
+        "clock_share": found.clock_share,
         "error": found.error,
         "how": dict(found.how),
         "bound": found.bottleneck,

@@ -47,9 +47,18 @@ def page(document: Mapping[str, Any]) -> RenderableType:
         Text(""),
         titled(f"{document['model']['name']} on {where}", Fitting(tuple(choices))),
         *more,
+        *(Text(line, style="dim") for line in slower_lines(document)),
         *(Text(note, style="dim") for note in terminal.overlaps(rows)),
         Text("Links are not measured: 80 % of the vendor's rate and 3 µs a hop are assumed.", style="dim"),
     )
+
+
+def slower_lines(document: Mapping[str, Any]) -> list[str]:
+    """Which of the plans shown do not hold the latency; none where the sentence on top says it of all."""
+    slower = [row["parallel"] for row in document["plans"][:SHOWN] if not row["meets"]]
+    if not slower or not document["plans"][0]["meets"]:
+        return []
+    return [f"Slower than {units.text(document['latency_s'], 's')}: {', '.join(slower)}."]
 
 
 def _table(document: Mapping[str, Any], without: Sequence[str]) -> Table:

@@ -154,6 +154,8 @@ def _steps(rows: Sequence[Row]) -> RenderableType:
         ("J/token", "largest"),
         ("J/token", "largest", "MFU"),
         ("J/token", "largest", "MFU", "memory"),
+        ("J/token", "largest", "MFU", "memory", "floor"),
+        ("J/token", "largest", "MFU", "memory", "floor", "±", "context"),
     )
     return Fitting(tuple(_table(rows, without) for without in dropped))
 
@@ -292,6 +294,15 @@ def overlaps(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def lower_clocks(rows: Sequence[Row]) -> list[str]:
+    """Where products run slower than in a burst."""
+    found = {row["gpu"]: row["clock_share"] for row in rows if row["clock_share"] < 1}
+    if not found:
+        return []
+    share = units.percent(min(found.values()))
+    return [f"Training on {', '.join(found)}: products at {share} of the highest clock, which the power limit leaves."]
+
+
 def notes(rows: Sequence[Row]) -> list[str]:
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
@@ -304,6 +315,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     }
     return [
         *overlaps(fitting),
+        *lower_clocks(fitting),
         "Times: " + "; ".join(words[way] for way in ways) + ". ± is the 90th percentile of held-out errors, as if all"
         " ops were off the same way. Kernels are fused and launched from a graph. --census shows every op.",
     ]

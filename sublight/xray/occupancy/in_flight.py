@@ -79,10 +79,6 @@ class InFlight:
         return "enough" if self.ratio >= MARGIN else "tight" if self.ratio >= 1 else "short"
 
     @property
-    def occupancy_matters(self) -> bool:
-        return self.verdict != "enough"
-
-    @property
     def sentence(self) -> str:
         """For the reader, in one line."""
         says = {

@@ -67,9 +67,6 @@ class Stack:
         ours = os.path.dirname(os.path.dirname(__file__)) + os.sep  # all of xray
         return cls(foreign=(*folders, ours, "<", os.path.dirname(os.__file__) + os.sep))
 
-    def is_foreign(self, file: str) -> bool:
-        return file.startswith(self.foreign)
-
     def place(self) -> Place:
         return self.instruction()[0]
 

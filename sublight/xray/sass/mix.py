@@ -74,15 +74,6 @@ class Region:
         """Of a scheduler, for one warp."""
         return max(self.clocks.values(), default=0.0)
 
-    def turn_clocks(self, warps: int) -> float:
-        """Until each of an SM's warps has made one turn."""
-        return -(-warps // SCHEDULERS) * self.clocks_per_turn
-
-    def turn_s(self, gpu: Gpu, warps: int) -> float | None:
-        """The same in seconds, at the clock of the GPU's fp32 peak."""
-        clock = gpu.clock_hz("fp32")
-        return self.turn_clocks(warps) / clock if clock else None
-
     def to_json(self) -> dict[str, Any]:
         return {
             "line": self.place.line if self.place else None,

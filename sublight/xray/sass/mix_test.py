@@ -102,13 +102,6 @@ def test_counts_and_clocks_by_loop() -> None:
     assert loop.widths == {("global load", 16): 1} and found.outside.widths == {("global load", 8): 1}
 
 
-def test_more_warps_than_schedulers_take_turns() -> None:
-    (loop,) = mix(code(LOOP)).loops
-    assert [loop.turn_clocks(warps) for warps in (1, 4, 5, 64)] == [24.0, 24.0, 48.0, 384.0]
-    gpu = find("h200")
-    assert loop.turn_s(gpu, 64) == pytest.approx(384 / gpu.clock_hz("fp32"))  # type: ignore[operator]
-
-
 def test_where_no_pipe_is_full_the_issue_is_the_limit() -> None:
     (loop,) = mix(code(".L:\n FFMA R4, R5, R6, R4\n UMOV UR4, 0x1\n @P0 BRA `(.L)\n EXIT")).loops
     assert (loop.limit, loop.clocks_per_turn) == ("issue", 3.0)

@@ -30,7 +30,8 @@ NAME = "__sublight_interface"
 LIBRARY = "transformers.integrations.sdpa_attention"
 BY_CALL = "decided call by call"
 SHORTEST = 2048  # tokens: in a shorter window nothing was timed, and without one ours is faster from 4096 on
-UNSET = ("position_bias", "cache", "softcap", "s_aux")  # a swap does not cover these
+UNSET = ("position_bias", "cache", "softcap", "s_aux", "head_mask")  # a swap does not cover these
+ASKS = "output_attentions"
 NUMBERS = ("dropout", "scaling", "is_causal")
 Attention = Callable[..., tuple[torch.Tensor, None]]
 
@@ -142,6 +143,8 @@ def chosen_for(theirs: Any) -> Callable[[Any], Any]:
     def ours(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **named: Any
     ) -> tuple[torch.Tensor, None]:
+        if query.shape[2] < SHORTEST:  # a new token's step, above all: no more of the host's time than this
+            return theirs(module, query, key, value, attention_mask, *args, **named)  # type: ignore[no-any-return]
         options = "" if args else options_of(module, query, key, value, attention_mask, named)
         if isinstance(options, Options) and _parts(theirs) == known and is_won(query, key, value, options):
             return attention(query, key, value, **asdict(options)).transpose(1, 2).contiguous(), None
@@ -166,9 +169,10 @@ def options_of(
     if any(type(x) is not torch.Tensor or x.dim() != 4 for x in (query, key, value)):
         return "q, k and v are not plain tensors of (batch, heads, tokens, head_dim)"
     if query.shape[2] != key.shape[2] or query.shape[2] < SHORTEST:
-        return f"ours is faster over as many keys as queries alone, {SHORTEST} or more"
-    if any(named.get(name) is not None for name in UNSET) or named.get("output_attentions"):
-        return f"{', '.join(UNSET)} or output_attentions, of which one is given"
+        sizes = f"{query.shape[2]} queries over {key.shape[2]} keys"
+        return f"{sizes}: ours was timed for as many of both, {SHORTEST} or more"
+    if any(named.get(name) is not None for name in UNSET) or named.get(ASKS):
+        return f"{', '.join(UNSET)} or {ASKS}, of which one is given"
     dropout, scale, is_causal = (named.get(name) for name in NUMBERS)
     if dropout:
         return "dropout, whose draws would be others"
@@ -180,6 +184,8 @@ def options_of(
         return "q, k and v of sizes that do not fit each other, or values of another size"
     if not query.dtype == key.dtype == value.dtype:
         return "q, k and v of several data types"
+    if query.device.type not in ("cuda", "cpu") or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return f"its tensors are on {query.device.type}, or a call is traced"
     if reason := _chosen_by_the_user(query):
         return reason
     if mask is None:
@@ -260,7 +266,7 @@ def _is_plain(value: Any) -> bool:
 def unproven(theirs: Attention) -> str:
     """What `sdpa` of this transformers does that we do not know; empty where it is the formula."""
     try:
-        if odd := set(_read_of_named(theirs)) - {"softcap", "output_attentions"}:
+        if odd := set(_read_of_named(theirs)) - {*UNSET, ASKS}:
             return f"values not proven: transformers' sdpa reads {min(odd)}"
         with quiet():
             return next((what for what, is_right in _trials(theirs) if not is_right), "")
@@ -317,7 +323,7 @@ def _trials(theirs: Attention) -> Iterator[tuple[str, bool]]:
                 yield f"{what} by name", _is(named, wanted)
                 hidden = theirs(module, q, k, v, window, dropout=0.0, scaling=scale, is_causal=is_causal)
                 yield f"{what} and a mask", _is(hidden, _formula(q, k, v, window, scale))
-                unset = dict.fromkeys(UNSET) | {"sliding_window": 2, "output_attentions": False}
+                unset = dict.fromkeys(UNSET) | {"sliding_window": 2, ASKS: False}
                 ignored = theirs(module, q, k, v, None, scaling=scale, **unset)
                 yield f"{what}, arguments it ignores", _is(ignored, wanted)
 

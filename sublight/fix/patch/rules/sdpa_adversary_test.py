@@ -211,6 +211,8 @@ CALLS: dict[str, dict[str, Any]] = {  # of Plain, as its own forward takes them
     "a bias by the way": {"position_bias": torch.randn(2, HEADS, TOKENS, TOKENS)},
     "weights are asked for": {"output_attentions": True},
     "a soft cap": {"softcap": 5.0},
+    "a mask of heads": {"head_mask": torch.zeros(HEADS)},
+    "sinks": {"s_aux": torch.zeros(HEADS)},
     "a cache in pages": {"cache": object()},
     "is_causal as a word": {"is_causal": ""},
     "a scale twice": {"scaling": 0.5},

@@ -173,6 +173,14 @@ def test_copies_and_pickles(spy: Spy) -> None:
     assert len(spy.calls) == 1 and not any(map(is_patched, loaded.modules()))
 
 
+def test_a_model_without_memory_and_a_traced_one_have_theirs(spy: Spy) -> None:
+    model = built("Llama").requires_grad_(False)
+    patch(model, rules=ONLY)
+    ids = batch_for(model)["input_ids"]
+    torch.jit.trace(lambda x: model(x, use_cache=False)[0], (ids,), check_trace=False)
+    assert model.to("meta")(ids.to("meta"))[0].is_meta and not spy.calls
+
+
 def test_a_compiler_sees_theirs(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> None:
     model = built("Llama")
     patch(model, rules=ONLY)
