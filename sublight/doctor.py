@@ -271,8 +271,8 @@ def _cpp_compiler() -> Check:
     try:
         return _tool_named("C++ compiler", build.host_compiler(), needed_for)
     except BadInput as error:
-        fix = str(error).partition(": ")[2]
-        return Check(name="C++ compiler", state="missing", needed_for=needed_for, fix=fix)
+        problem, _, fix = str(error).partition(": ")
+        return Check(name="C++ compiler", state="missing", found=problem, needed_for=needed_for, fix=fix)
 
 
 def _extensions() -> list[Check]:

@@ -24,6 +24,18 @@ class Facts:
     shared_bytes: int = 227 * 1024  # that one program may have
     backend: Literal["cuda", "hip"] = "cuda"
 
+    def precision(self, is_ieee: bool) -> str:
+        """Of `tl.dot`, which tells only for fp32: TF32 where it may be, and there is one (gfx950 has none)."""
+        return "ieee" if is_ieee or self.backend == "hip" else "tf32"
+
+    def stages(self, most: int, stage_bytes: int) -> int:
+        """Of a pipeline, as many as fit, two at least.
+
+        >>> Facts().stages(4, 49152), Facts(shared_bytes=64 * 1024).stages(4, 24576)
+        (4, 2)
+        """
+        return min(most, max(2, self.shared_bytes // stage_bytes))
+
 
 PRETEND: ContextVar[Facts | None] = ContextVar("PRETEND", default=None)  # a GPU to plan for that is not here
 

@@ -41,6 +41,9 @@ def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
     """No output over another, or over what is read."""
     from sublight.errors import BadInput
 
+    outputs = tuple(outputs)
+    if outputs.count("-") > 1:
+        raise BadInput("two outputs are to be printed (-): name a file for all but one")
     written = [os.path.realpath(name) for name in outputs if name not in ("", "-", os.devnull)]
     read = [os.path.realpath(name) for name in inputs if name]
     if twice := next((name for name in written if written.count(name) > 1 or name in read), None):

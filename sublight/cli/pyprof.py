@@ -61,6 +61,9 @@ def pyprof(words: Sequence[str], module: str, wanted: Wanted) -> int:
         raise BadInput(f"--{wanted.modes[0]} and --{wanted.modes[1]} exclude each other: choose one")
     if wanted.modes[-1:] not in ((), ("sample",)) and (wanted.pid or wanted.native):
         raise BadInput("a tracer runs inside the program: --pid and --native go with --sample")
+    other = [f"--{mode}" for mode in wanted.modes if mode != "sample"] + ["--pid"] * bool(wanted.pid)
+    if wanted.gpu and other:
+        raise BadInput(f"--gpu runs the script under PyTorch's profiler: leave out {' and '.join(other)}, or --gpu")
     cli_output.check_writable(*wanted.files.all())
     read = [word for word in words if word.endswith(".json")]
     cli_output.check_apart(wanted.files.all(), read)

@@ -128,6 +128,7 @@ def run(*words: str) -> int:
         (("list.json",), "this is no profile"),
         (("--sample", "--trace", "x.py"), "exclude each other"),
         (("--trace", "--pid", "1"), "go with --sample"),
+        (("--gpu", "--counts", "x.py"), "leave out --counts, or --gpu"),
         (("--diff", "good.json"), "compares two profiles"),
         (("--diff", "good.json", "calls.json"), "do not compare"),
         (("--diff", "--trace", "good.json", "good.json"), "leave the other options out"),

@@ -100,6 +100,7 @@ def test_a_recorded_session_is_shown_checked_and_made_a_table(
         (["--replay", "/no/such"], "cannot read /no/such"),
         (["--prometheus", "nine"], "write :9400"),
         (["--replay", "a", "--record", "a"], "is named twice"),
+        (["--once", "--csv", "-", "--json", "-"], "two outputs are to be printed"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

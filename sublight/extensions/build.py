@@ -63,7 +63,11 @@ def nvcc_release(path: str) -> str:
 
 
 def host_compiler() -> str:
-    for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++"):
+    """CXX where it is set, as PyTorch and CMake take it; of several words (`ccache g++`) the first is looked for."""
+    words = os.environ.get("CXX", "").split()
+    if words and not shutil.which(words[0]):
+        raise BadInput(f"no C++ compiler at CXX={words[0]}: unset CXX, or set it to one")
+    for name in (words[0] if len(words) == 1 else "", "g++", "clang++", "c++"):
         if name and (path := shutil.which(name)):
             return path
     raise BadInput("no C++ compiler (g++, clang++): install one (Debian: apt install g++), or set CXX to it")

@@ -87,10 +87,15 @@ def rows(
     def timed(row: Result, call: Call) -> Result:
         return _timed(row, [functools.partial(call, *each) for each in inputs], device, time_limit_s or TIME_LIMIT_S)
 
+    def kernels(call: Call) -> tuple[str, ...]:
+        return timing.kernels_of(functools.partial(call, *inputs[0]), device=device)
+
     yield timed(row, ladder.reference)
     for name, other in (others or {}).items():
-        theirs = replace(row, provider=name, ours=True)
+        theirs = replace(row, provider=name)
         try:
+            ran = kernels(other)
+            theirs = replace(theirs, kernel=", ".join(dict.fromkeys(ran)), ours=ran != kernels(ladder.reference))
             error = worst(forward_errors(other, ladder.reference, inputs[0])).ratio
             yield replace(timed(theirs, other), error=min(error, FAR_OFF))
         except RuntimeError as failure:

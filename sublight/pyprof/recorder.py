@@ -35,6 +35,7 @@ class Recorder(Protocol):
 
     def start(self) -> None: ...
     def stop(self) -> PythonProcess: ...
+    def hold(self) -> None: ...  # counts no call from here on; `stop` gives what was counted before
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def abandon(self) -> None: ...
@@ -76,6 +77,9 @@ class NativeLooks:
             how="C sampler",
             knows_waits=any(row.gil_ns >= 0 for row in samples.rows),
         )
+
+    def hold(self) -> None:
+        """Frames of ours are left out of stacks as it is."""
 
     def pause(self) -> None:
         self._module.sample_pause()
@@ -180,6 +184,9 @@ class PythonLooks:
             looks=len({row.time_ns for row in samples.rows}),
             how=f"sampler in Python ({native.Native.reason}): a look costs more, and waits are not told apart",
         )
+
+    def hold(self) -> None:
+        """Frames of ours are left out of stacks as it is."""
 
     def pause(self) -> None:
         self._sampler.stop()

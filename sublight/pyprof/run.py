@@ -76,7 +76,7 @@ def run(
     def leave_by_exec(name: str) -> None:
         leave(f"the program becomes {name} by exec: the profile ends here")
 
-    with script.watching_exit(leave_by_exit), children.watching_exec(leave_by_exec):
+    with script.watching_exit(leave_by_exit, first=own.hold), children.watching_exec(leave_by_exec):
         one.began_s, one.began_cpu_s = time.perf_counter(), time.process_time()
         following.begin()
         own.start()

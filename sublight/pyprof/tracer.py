@@ -80,6 +80,9 @@ class Tracer:
             how=how,
         )
 
+    def hold(self) -> None:
+        (self._in_python or self._module).trace_stop()
+
     def pause(self) -> None:
         """A tracer has no thread: a fork does not mind it."""
 
@@ -172,10 +175,13 @@ def calls_of(threads: _Threads, functions: Sequence[Any], events: Sequence[tuple
 
 
 def _program(nodes: Sequence[_Node], frames: Sequence[Frame]) -> dict[int, int]:
-    """The nodes that are the program's, by their new numbers; in a forked child the last calls are ours."""
+    """The nodes that are the program's, by their new numbers; in a forked child, and where `os._exit` ends the program,
+    the last calls are ours."""
     kept = {0: 0}
     for at, (parent, function, *_) in enumerate(nodes):
-        if at and parent in kept and not (parent == 0 and is_ours(frames[function].file)):
+        frame = frames[function]
+        ours = is_ours(frame.file) and (parent == 0 or frame.function.endswith("<locals>._exit"))
+        if at and parent in kept and not ours and not frame.function.startswith(f"{native.NAME}."):
             kept[at] = len(kept)
     return kept
 

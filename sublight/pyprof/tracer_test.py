@@ -235,3 +235,15 @@ def test_the_processors_counter_is_read_where_the_system_lists_it(
     for words, is_listed in (("tsc \n", True), ("kvm-clock tsc acpi_pm \n", True), ("kvm-clock tsc-early \n", False)):
         listed.write_text(words)
         assert tracer._has_counter() == is_listed, words
+
+
+def test_what_we_do_at_os_exit_is_not_the_programs() -> None:
+    def f() -> None: ...
+
+    ours = f.__code__.replace(co_filename=tracer.__file__, co_qualname="watching_exit.<locals>._exit")
+    functions = [f.__code__, ours, "posix.getpid", f"{native.NAME}.trace_stop"]
+    nodes = [(0, -1, 0, 0, 0), (0, 0, 1, 0, 9), (1, 2, 1, 0, 1), (1, 1, 1, 0, 5), (3, 2, 1, 0, 1), (0, 3, 1, 0, 0)]
+    (thread,) = calls_of([("main", 0, nodes, 0)], functions, [], 9).threads
+    assert [(node.function, node.calls) for node in thread.nodes[1:]] == [(0, 1), (2, 1)], (
+        "the program's own getpid stays"
+    )

@@ -31,7 +31,7 @@ COMPILERS = 8
 
 def find(name: str) -> Demo:
     names = [demo.name for demo in DEMOS]
-    return DEMOS[names.index(one_of("demo", name, names))]
+    return DEMOS[names.index(one_of("demo", name.lower().replace("_", "-").replace(" ", "-"), names))]
 
 
 def on_this_gpu(demo: Demo) -> Figures:

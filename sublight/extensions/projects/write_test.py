@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sublight.errors import BadInput
-from sublight.extensions import projects, toolchain
+from sublight.extensions import build, projects, toolchain
 from sublight.extensions.projects import STARTS, WAYS, write
 from sublight.extensions.projects.ways import TEMPLATES
 from sublight.extensions.projects.write import check_name, contents
@@ -97,6 +97,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_a_line_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "12.8")
@@ -106,6 +107,15 @@ def test_what_is_missing_is_a_line_with_its_fix(monkeypatch: pytest.MonkeyPatch)
     assert all(fix and "\n" not in problem + fix for problem, fix in found)
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: None)
     assert toolchain.troubles(("nvcc",)) == []  # a PyTorch for the CPU asks for none
+
+
+def test_a_compiler_that_the_environment_names_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: {"g++": "/bin/g++", "ccache": "/bin/ccache"}.get(name))
+    monkeypatch.setenv("CXX", "/nowhere/g++ -m64")
+    (found,) = toolchain.troubles(("compiler",))
+    assert (found.problem, found.fix) == ("no C++ compiler at CXX=/nowhere/g++", "unset CXX, or set it to one")
+    monkeypatch.setenv("CXX", "ccache g++")
+    assert toolchain.troubles(("compiler",)) == [] and build.host_compiler() == "/bin/g++"
 
 
 def test_an_nvcc_on_the_path_without_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def product_step(
         grouped._grouped_kernel, (min(_at_once(gpu), most),),
         rows, n, k, groups, a.share, *a.strides, *strides,
         on=f"{a.name} {b} ends {a.index or 'ends'} {c}", tile=(bm, bn, bk), BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0,
-        INDEXED=bool(a.index), PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
+        INDEXED=bool(a.index), PRECISION=gpu.precision(is_ieee), num_warps=warps,
+        num_stages=gpu.stages(stages, (bm + bn) * k_bytes),
     )  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def weights_step(
         rows, n, k, groups, max(a.share, dc.share), *a.strides, *dc.strides,
         on=f"{a.name} {dc.name} ends {a.index or dc.index or 'ends'} {db}", tile=(bk, bn, br), BK=bk, BN=bn, BR=br,
         INDEXED="a" if a.index else "dc" if dc.index else "",
-        PRECISION="ieee" if is_ieee else "tf32", num_warps=warps, num_stages=stages,
+        PRECISION=gpu.precision(is_ieee), num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -106,12 +106,14 @@ def _by_rows(low: Low, a: torch.Tensor) -> tuple[dict[str, Buffer], list[Step]]:
     splits = max(1, min(programs // (tiles * down), cdiv(low.blocks, LEAST_BLOCKS), MOST_SPLITS))
     per_split = cdiv(low.blocks, splits)
     splits = cdiv(low.blocks, per_split)
+    stage_bytes = bm * low.block * a.element_size() + bn * WORDS * 4  # rows of A, words of codes
     step = Step(
         low_bit._rows_kernel, (tiles, splits, down),
         low.m, low.n, low.k, low.k, low.blocks, low.groups, per_split,
         on=f"a packed scales zeros {'parts' if splits > 1 else 'c'}", tile=(bm, bn), BM=bm, BN=bn,
-        IS_PART=splits > 1, PRECISION="ieee" if a.dtype == torch.float32 else "tf32",
-        PAIRS=has_pairs(a, low.constants["BITS"]), num_warps=4, num_stages=4, **low.constants,
+        IS_PART=splits > 1, PRECISION=facts(a).precision(a.dtype == torch.float32),
+        PAIRS=has_pairs(a, low.constants["BITS"]), num_warps=4, num_stages=facts(a).stages(4, stage_bytes),
+        **low.constants,
     )  # fmt: skip
     return _with_parts(low, step, splits)
 

@@ -79,7 +79,7 @@ def _tiles(*, group: int, in_fp32: bool = False, is_persistent: bool = False, ro
         p, is_ieee = work.product, work.is_ieee or in_fp32
         tile = plain_tile(rows or p.m, p.n, work.dtype.itemsize, work.gpu, is_ieee=is_ieee)
         constants = work.epilogue | tile.options() | {
-            "GROUP": group, "EVEN": p.k % tile.bk == 0, "IN_FP32": in_fp32, "PRECISION": "ieee" if is_ieee else "tf32",
+            "GROUP": group, "EVEN": p.k % tile.bk == 0, "IN_FP32": in_fp32, "PRECISION": work.gpu.precision(is_ieee),
         }  # fmt: skip
         tiles = tile.count(p.m, p.n)
         if not is_persistent:
@@ -195,13 +195,14 @@ def _skinny(work: Work) -> Steps:
         return {}, [step]
     bm, bk = max(16, next_power_of_2(p.m)), 32 if work.is_ieee else 256 // itemsize
     bn = 128 if p.m > 32 and p.n >= 96 * 128 and itemsize == 2 else 64
+    stages = work.gpu.stages(4 if itemsize == 2 else 2, (bm + bn) * bk * itemsize)
     tiles, blocks = cdiv(p.n, bn), cdiv(p.k, bk)
     splits = max(1, min(2 * work.gpu.multiprocessors // tiles, blocks, cdiv(p.k, LEAST_SPLIT)))
     per_split = cdiv(blocks, splits) * bk
     splits = cdiv(p.k, per_split)  # none without work
     constants = work.epilogue | {
         "BM": bm, "BN": bn, "BK": bk, "IS_PART": splits > 1, "EVEN": p.k % bk == 0,
-        "PRECISION": "ieee" if work.is_ieee else "tf32", "num_warps": 4, "num_stages": 4 if itemsize == 2 else 2,
+        "PRECISION": work.gpu.precision(work.is_ieee), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
     numbers = (p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, per_split)
     to = "c" if splits == 1 else "parts"

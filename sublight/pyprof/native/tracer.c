@@ -288,6 +288,7 @@ static PyObject *start(PyObject *self, PyObject *args) {
     free(T.events);
     T.events = events && T.timed ? malloc(events * sizeof(Event)) : NULL;
     T.event_count = 0, T.most_events = T.events ? events : 0;
+    if (T.events) memset(T.events, 0, events * sizeof(Event)); /* its pages are there before the first call that is timed */
     T.began = now(), T.began_ns = ns_now();
     T.on = 1;
     Py_RETURN_NONE;

@@ -172,11 +172,13 @@ def _is_idle(thread: threading.Thread) -> bool:
 
 
 @contextlib.contextmanager
-def watching_exit(leave: Callable[[int], None]) -> Iterator[None]:
-    """`os._exit` ends a process without a word: `leave` is called before it does; not in children, which end so."""
+def watching_exit(leave: Callable[[int], None], *, first: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """`os._exit` ends a process without a word: `leave` is called before it does; not in children, which end so.
+    `first` is called before everything else, in children, too."""
     exit_now, process = os._exit, os.getpid()
 
     def _exit(status: int) -> NoReturn:
+        first()
         if os.getpid() == process:
             leave(status)
         exit_now(status)
