@@ -81,6 +81,8 @@ def _found(
 
 
 def _find(module: torch.nn.Module, model: torch.nn.Module, rules: Sequence[Rule]) -> Swap | Left | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return Left(rule=ANY, reason="TorchScript has compiled it: its forward cannot be set")
     if not is_its_own(module):
         return Left(rule=ANY, reason="somebody else has set its forward")
     answer = next((answer for rule in rules if (answer := rule.find(module, model))), None)

@@ -34,19 +34,15 @@ class Noted:
     inner: tuple[
         tuple[tuple[str, ...], Any], ...
     ] = ()  # of objects that it holds, such as a config: what its code reads
-    outside: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # globals that its code reads
-    functions: tuple[tuple[types.FunctionType, tuple[Any, ...]], ...] = ()  # of that code, with their parts
+    outside: outside.Globals = ()  # that its code reads
+    functions: outside.Functions = ()  # of that code
     held: tuple[tuple[str, str, str], ...] = ()  # kind, name of a parameter or buffer, what there is: `_tensor`
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
 
     def changed(self, module: Any) -> str:
         """What is another thing now than when the module was patched; empty where nothing is."""
-        if not torch.compiler.is_dynamo_compiling():
-            if type(module).forward is not self.own:
-                return "its class's forward"
-            for function, parts in self.functions:
-                if outside.parts(function) != parts:
-                    return f"the code of {function.__name__}"
+        if not torch.compiler.is_dynamo_compiling() and type(module).forward is not self.own:
+            return "its class's forward"
         for name, value in self.settings:
             found = getattr(module, name, MISSING)
             if found is not value and found != value:
@@ -55,9 +51,8 @@ class Noted:
             found = functools.reduce(_attribute, path, module)
             if found is not value and found != value:
                 return ".".join(path)
-        for space, name, value in self.outside:
-            if space.get(name, MISSING) is not value:
-                return f"the global {name}"
+        if what := outside.changed(self.outside, self.functions):
+            return what
         for kind, name, what in self.held:
             if _tensor(getattr(module, kind).get(name)) != what:
                 return name
@@ -67,6 +62,8 @@ class Noted:
                 return name if child is None or what == "its class's forward" else f"{name}.{what}"
             if "forward" in child.__dict__ and not is_patched(child):
                 return f"{name}.forward"
+            if not torch.compiler.is_dynamo_compiling() and not is_called_plainly(child):
+                return f"{name}.__call__"
         if self.hidden and torch.nn.modules.module._has_any_global_hook():
             return "a hook for all modules"
         return ""
@@ -75,6 +72,8 @@ class Noted:
 def note(module: torch.nn.Module, swap: Swap) -> Noted:
     """What `swap` counts on."""
     children = tuple((name, _noted(module.get_submodule(name))) for name in swap.hides)
+    if swap.trusts:
+        return replace(_noted_in_code(module, swap.trusts), hidden=children)
     if not swap.reads_settings:
         return Noted(own=type(module).forward, hidden=children)
     return replace(_noted(module), hidden=children)
@@ -90,6 +89,19 @@ def _noted(module: torch.nn.Module) -> Noted:
         outside=tuple(read.globals.values()),
         functions=tuple(read.functions.items()),
         held=_held(module),
+    )
+
+
+def _noted_in_code(module: torch.nn.Module, trusts: tuple[str, ...]) -> Noted:
+    """What the code of its class reads, without that of the packages that are trusted."""
+    read = outside.of_module(module, trusts)
+    own = [each for each in held.settings(module) if each[0] in read.in_code]
+    return Noted(
+        own=type(module).forward,
+        settings=(*own, *_of_class(module, read.names)),
+        inner=tuple(held.inner(module, read.in_code)),
+        outside=tuple(read.globals.values()),
+        functions=tuple(read.functions.items()),
     )
 
 
@@ -170,6 +182,11 @@ def undo(module: torch.nn.Module) -> bool:
 
 def is_patched(module: torch.nn.Module) -> bool:
     return MARK in getattr(getattr(module.__dict__.get("forward"), "__func__", None), "__dict__", {})
+
+
+def is_called_plainly(module: torch.nn.Module) -> bool:
+    """Whether a call of it is its hooks and its forward, and nothing else."""
+    return type(module).__call__ is torch.nn.Module.__call__
 
 
 def is_its_own(module: torch.nn.Module) -> bool:

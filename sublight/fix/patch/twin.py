@@ -78,6 +78,13 @@ def twin_of(
     return twin
 
 
+def shallow(twin: Any) -> Any:
+    """Another module with the same contents; not by `copy`, for which a class may have ways of its own."""
+    other = object.__new__(type(twin))
+    vars(other).update(vars(twin))
+    return other
+
+
 class NotCopied(Exception):
     """Why a module is not tried out."""
 
@@ -147,7 +154,7 @@ def keeps_16_bit(twin: Any, x: torch.Tensor) -> bool:
 
 
 def _narrowed(twin: Any) -> Any:
-    narrow = copy.copy(twin)
+    narrow = shallow(twin)
     for kind in ("_parameters", "_buffers"):
         found = vars(twin)[kind].items()
         vars(narrow)[kind] = {name: x.bfloat16() if _is_real(x) else x for name, x in found}
