@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import logging
 import types
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,10 +182,15 @@ class _Reader:
 
     def _read_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
-        taken = 0  # attributes that belong to the global before them
+        taken = 0  # attributes up to here belong to a global, or to a variable that has what the module holds
+        held_here = _held_here(steps, code)
         for at, step in enumerate(steps):
             if step.opname in GLOBALS + CLOSURES:
                 taken = at + self._follow(function, step, steps[at + 1 :])
+            elif step.opname.startswith("LOAD_FAST") and step.argval in held_here:
+                taken = at + sum(
+                    1 for _ in itertools.takewhile(lambda each: each.opname in ATTRIBUTES, steps[at + 1 :])
+                )
             elif step.opname in ATTRIBUTES and at > taken:
                 self.attributes.add(str(step.argval))
             elif step.opname == "IMPORT_NAME" and not self.trusts(step.argval):
@@ -290,6 +297,17 @@ class _Reader:
         if isinstance(function, types.FunctionType):
             homes.append(function.__globals__.get("__name__", ""))
         return all(_is_trusted(each, self.trusted) for each in homes)
+
+
+def _held_here(steps: list[dis.Instruction], code: types.CodeType) -> set[str]:
+    """Variables that the code sets once, to an attribute of the module: `config = self.config`."""
+    stored = Counter(step.argval for step in steps if step.opname == "STORE_FAST")
+    found = set()
+    for whose, attribute, store in zip(steps, steps[1:], steps[2:], strict=False):
+        is_own = whose.opname.startswith("LOAD_FAST") and code.co_varnames[:1] == (whose.argval,)
+        if is_own and attribute.opname in ATTRIBUTES and store.opname == "STORE_FAST" and stored[store.argval] == 1:
+            found.add(str(store.argval))
+    return found - set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
