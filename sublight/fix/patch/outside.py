@@ -195,7 +195,7 @@ class _Reader:
                 self.attributes.add(str(step.argval))
             elif step.opname == "IMPORT_NAME" and not self.trusts(step.argval):
                 self.found.note(f"imports {step.argval}")
-            elif step.opname in STORES:
+            elif step.opname in STORES and not (step.opname == "STORE_ATTR" and _is_on_self(steps[:at], step, code)):
                 self.found.note(f"{STORES[step.opname]} ({step.argval})")
             elif step.opname == "STORE_DEREF" and step.argval in code.co_freevars and code is function.__code__:
                 self.found.note(f"writes to a variable of a function around it ({step.argval})")
@@ -308,6 +308,17 @@ def _held_here(steps: list[dis.Instruction], code: types.CodeType) -> set[str]:
         if is_own and attribute.opname in ATTRIBUTES and store.opname == "STORE_FAST" and stored[store.argval] == 1:
             found.add(str(store.argval))
     return found - set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+
+def _is_on_self(before: list[dis.Instruction], store: dis.Instruction, code: types.CodeType) -> bool:
+    """`self.x = …`, `self.x += …`: a trial sees that its module has changed."""
+    target = before[-1:]
+    if target and target[0].opname == "SWAP":  # x += 1 reads the attribute first, of a copy of what it is stored in
+        reads = (at for at, step in enumerate(before) if step.opname in ATTRIBUTES and step.argval == store.argval)
+        at = max((at for at in reads if before[at - 1].opname == "COPY"), default=1)
+        target = before[at - 2 : at - 1]
+    name = target[0].argval if target and target[0].opname.startswith("LOAD_FAST") else ""
+    return code.co_varnames[:1] == ((name[-1] if isinstance(name, tuple) else name),)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sublight.fix.patch import held, outside
-from sublight.fix.patch.probe import is_plain_tensor
+from sublight.fix.patch.probe import is_plain_tensor, is_sharded
 from sublight.fix.patch.record import Swap
 
 MARK = "__sublight__"  # on the function behind a swapped forward: the forward that the instance had before, or None
@@ -122,7 +122,7 @@ def _held(module: torch.nn.Module) -> tuple[tuple[str, str, str], ...]:
 
 
 def _tensor(x: torch.Tensor | None) -> str:
-    return "none" if x is None else "plain" if is_plain_tensor(x) else "of its own kind"
+    return "none" if x is None else "plain" if is_plain_tensor(x) or is_sharded(x) else "of its own kind"
 
 
 def apply(module: torch.nn.Module, swap: Swap) -> None:
@@ -160,7 +160,8 @@ def guarded(ours: Callable[..., Any], noted: Noted) -> Any:
                     stacklevel=2,
                 )
             return type(self).forward(self, *args, **kwargs)
-        if any(isinstance(x, torch.Tensor) and not is_plain_tensor(x) for x in (*args, *kwargs.values())):
+        tensors = (*args, *kwargs.values(), *(getattr(self, kind).get(name) for kind, name, _ in noted.held))
+        if any(isinstance(x, torch.Tensor) and not is_plain_tensor(x) for x in tensors):
             return type(self).forward(self, *args, **kwargs)  # a tensor that may have ways of its own
         return ours(self, *args, **kwargs)
 

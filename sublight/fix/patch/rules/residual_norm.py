@@ -93,7 +93,7 @@ def _columns(kind: norm.Norm, module: Any) -> tuple[torch.Tensor, torch.Tensor |
 
 def is_plain(a: Any, b: Any, weight: torch.Tensor) -> bool:
     """Whether nothing is promoted, broadcast or cast in a + b and its norm."""
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.shape != b.shape or a.dim() == 0:
+    if not all(map(probe.is_plain_tensor, (a, b, weight))) or a.shape != b.shape or a.dim() == 0:
         return False
     alike = a.dtype == b.dtype == weight.dtype and a.device == b.device == weight.device
     return alike and not is_cast(a)

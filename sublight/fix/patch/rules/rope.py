@@ -283,7 +283,7 @@ def _agrees(function: Callable[..., Any], style: Any, table: Table, width: int) 
 
 
 def _fits(turning: Turning, q: Any, k: Any, cos: Any, sin: Any, dim: int) -> bool:
-    if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)) or q.dim() != 4 or k.dim() != 4:
+    if not all(map(probe.is_plain_tensor, (q, k, cos, sin))) or q.dim() != 4 or k.dim() != 4:
         return False
     if cos.dim() != 3 or sin.shape != cos.shape or cos.shape[0] not in (1, q.shape[0]):
         return False
