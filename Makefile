@@ -44,7 +44,7 @@ define needs_gpu
 		{ echo 'make $@: no GPU that torch can use here; `$(PYTHON) -m sublight doctor` says why' >&2; exit 2; }
 endef
 
-# All tests that run on a GPU, several at once; those that need much of its memory, or time it, alone.
+# The tests that run on a GPU, several at once; those that time it alone. SUBLIGHT_CASES=all: every case of them.
 gpu:
 	$(needs_gpu)
 	$(PYTHON) -m benchmarks.gpu_tests

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -152,18 +152,21 @@ def main() -> None:
         return
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic()
     networks = {name: small(shape) for name, shape in NETWORKS.items()} if given.tiny else NETWORKS
-    rows = []
-    for network, shape in networks.items():
-        for name in WAYS:
-            if time.monotonic() - began > given.limit:
-                print(f"stopped at the limit, before {network}, {name}")
-                break
-            if reason := why_no(name, shape, device):
-                print(f"{network}, {name}: {reason}")
-                continue
-            rows.append({"network": network, "attention": name, **measured(shape, name, device)})
-            if given.json:
-                write(given.json, rows)
+    rows: list[dict[str, Any]] = []
+    for name, network in product(WAYS, networks):  # a run that ends early has the first ways of every network
+        if time.monotonic() - began > given.limit:
+            print(f"stopped at the limit, before {network}, {name}")
+            break
+        if reason := why_no(name, networks[network], device):
+            print(f"{network}, {name}: {reason}")
+            continue
+        try:
+            rows.append({"network": network, "attention": name, **measured(networks[network], name, device)})
+        except torch.OutOfMemoryError:
+            print(f"{network}, {name}: does not fit into the GPU's memory")
+        rows.sort(key=lambda row: list(networks).index(row["network"]))
+        if given.json:
+            write(given.json, rows)
     print("\n".join(table(rows)))
 
 

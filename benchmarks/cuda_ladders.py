@@ -12,24 +12,20 @@ GPU only --check runs: kernels are played on the CPU. Exit status 1 where a step
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from sublight import bench, timing
-from sublight.cost import Shape, shape_text
+from sublight import bench
+from sublight.cost import shape_text
 from sublight.errors import BadInput, one_of
 from sublight.extensions import LADDERS
+from sublight.extensions import timed as timed_steps
 from sublight.extensions.check import error_of
-from sublight.extensions.ladder import Ladder, Rung
+from sublight.extensions.ladder import Ladder
 from sublight.limits.run import Machine, this_machine
 from sublight.results import Limits, Result, Run, write_json
-
-TIME_LIMIT_S = 0.3
-LARGEST_EXACT = 2**22  # elements whose exact sum a CPU makes in a second
 
 
 def main() -> int:
@@ -107,67 +103,8 @@ def is_wrong(row: Result) -> bool:
 
 
 def ladder_rows(ladder: Ladder, machine: Machine, limits: Limits) -> Iterator[Result]:
-    import torch
-
-    for dtype, shapes in ladder.shapes.items():
-        for shape in shapes:
-            cost = ladder.cost(shape, dtype)
-            cache_bytes = machine.gpu.l2_bytes if machine.gpu and machine.gpu.l2_bytes else 32 * 2**20
-            sets = min(timing.sets_for(cost.bytes, cache_bytes), 4)
-            inputs = [ladder.inputs(shape, dtype, machine.kind, seed) for seed in range(sets)]
-            floor = limits.floor(cost)
-            row = Result(
-                op=ladder.name,
-                direction="fwd",
-                shape=dict(shape),
-                dtype=dtype,
-                provider="torch",
-                floor_s=floor.seconds if floor else None,
-                bound=floor.bound if floor else "",
-                bytes=cost.bytes,
-                flops=cost.total_flops,
-                cache="cold" if cost.bytes * sets >= cache_bytes else "warm",
-            )
-            thunks = [functools.partial(ladder.reference, *each) for each in inputs]
-            yield _timed(row, thunks, machine.kind)
-            for rung in ladder.rungs:
-                mine = replace(row, provider=rung.name, ours=True, kernel=", ".join(rung.kernels))
-                if dtype not in rung.dtypes or ladder.why_not(rung, *inputs[0]):
-                    continue
-                try:
-                    error = error_at(ladder, rung, shape, dtype, machine.kind)
-                    call = ladder.call(rung)
-                    yield replace(
-                        _timed(mine, [functools.partial(call, *each) for each in inputs], machine.kind), error=error
-                    )
-                except RuntimeError as failure:  # of the driver: the other steps' rows must not be lost with it
-                    yield replace(mine, unavailable=f"{type(failure).__name__}: {str(failure).splitlines()[0]}"[:200])
-            del inputs, thunks
-            if machine.kind == "cuda":
-                torch.cuda.empty_cache()
-
-
-def error_at(ladder: Ladder, rung: Rung, shape: Shape, dtype: str, device: str) -> float:
-    """Ours over PyTorch's at the timed shape; of a single number, which takes several draws, at a smaller one."""
-    if ladder.draws > 1:
-        shape = {key: min(size, LARGEST_EXACT) for key, size in shape.items()}
-    error = error_of(ladder, rung, shape, dtype, device)
-    if error is None:
-        raise RuntimeError("takes no such shape")
-    return min(error.ratio, bench.FAR_OFF)
-
-
-def _timed(row: Result, thunks: list[timing.Thunk], device: str) -> Result:
-    samples = timing.measure(thunks, device=device, time_limit_s=TIME_LIMIT_S, keep_outputs=False)
-    return replace(
-        row,
-        median_s=samples.median_s,
-        spread_s=samples.spread_s,
-        n=samples.n,
-        method=samples.method,
-        clock_mhz=samples.clock_mhz[1] if samples.clock_mhz else None,
-        note=", ".join(filter(None, (samples.note, *samples.throttle))),
-    )
+    for case in timed_steps.cases(ladder):
+        yield from timed_steps.rows(case, machine.kind, machine.cache_bytes, limits)
 
 
 def _version(package: str) -> str:

@@ -34,7 +34,7 @@ def script() -> Any:
 
 
 def test_a_row_for_pytorch_and_for_each_step_that_takes_the_shape(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "TIME_LIMIT_S", 0.001)
+    monkeypatch.setattr(script.timed_steps, "TIME_LIMIT_S", 0.001)
     ladder = replace(TRANSPOSE, shapes={"float32": ({"rows": 33, "cols": 32},)})
     rows = list(script.ladder_rows(ladder, this_machine("cpu"), fakes.limits()))
     assert [row.provider for row in rows] == ["torch", "naive", "conflicts", "padded", "swizzled"]
@@ -50,7 +50,7 @@ def test_a_wrong_step_and_a_failing_one_are_named(script: Any, monkeypatch: pyte
     def fails(runner: Any, x: Any) -> Any:
         raise RuntimeError("launch: CUDA_ERROR\nmore")
 
-    monkeypatch.setattr(script, "TIME_LIMIT_S", 0.001)
+    monkeypatch.setattr(script.timed_steps, "TIME_LIMIT_S", 0.001)
     naive = TRANSPOSE.rung("naive")
     broken = (replace(naive, launch=off_by_one), replace(naive, name="fails", launch=fails))
     shapes = ({"rows": 33, "cols": 32},)
@@ -65,9 +65,9 @@ def test_a_wrong_step_and_a_failing_one_are_named(script: Any, monkeypatch: pyte
 def test_a_single_number_is_judged_at_a_size_whose_truth_can_be_had(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "LARGEST_EXACT", 300)
+    monkeypatch.setattr(script.timed_steps, "LARGEST_EXACT", 300)
     rung = REDUCE.rung("cooperative")
-    assert script.error_at(REDUCE, rung, {"numel": 2**40}, "float64", "cpu") <= 2
+    assert script.timed_steps.error_at(REDUCE, rung, {"numel": 2**40}, "float64", "cpu") <= 2
 
 
 def test_bad_words_are_one_line(

@@ -1,13 +1,16 @@
-"""All tests that need a GPU, in several processes at once; those that time the GPU or take much of its memory alone.
+"""All tests that need a GPU, in several processes at once; those that time the GPU alone, at the end.
 
     python -m benchmarks.gpu_tests                     every test of the ops, and those with the `gpu` mark
     python -m benchmarks.gpu_tests sublight/ops/norm   of these files only
     python -m benchmarks.gpu_tests --limit 360 --json tests.json
 
-Needs pytest and nothing beside it. Prints one table, then the failures. Each process may take its share of the GPU's
-memory: tests for which it does not suffice run again, first a few at once, then one by one. A process that dies or
-loses its GPU to a kernel's error costs the test that it ran: another one takes what is left. After the time limit all
-are ended, and what did not run counts as a failure of the whole.
+Of tests with many cases some are drawn, others at each commit (sublight/conftest.py): SUBLIGHT_CASES=all runs every
+case. Needs pytest and nothing beside it. Prints one table, then the failures.
+
+Each process may take its share of the GPU's memory. A few have a large share: they run the tests with the `gpu_large`
+mark, then help with the others. Tests for which the share did not suffice run again, first a few at once, then one by
+one. A process that dies or loses its GPU to a kernel's error costs the test that it ran: another one takes what is
+left. After the time limit all are ended, and what did not run counts as a failure of the whole.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ from sublight.errors import BadInput
 ROOT = Path(__file__).parent.parent
 OPS = "sublight/ops"
 LIMIT_S = 600.0
-PROCESS_BYTES = 8 * 2**30  # of a GPU's memory, for each process: tests that take more have the `gpu_alone` mark
-FEW = 3  # processes for what does not fit into the share of one of many
+SHARE_BYTES = 6 * 2**30  # of a GPU's memory, for each process at least: tests that take more have the `gpu_large` mark
+LARGE, LARGE_OF = 4, 7  # shares for each process that runs those, and of how many processes one is such
+FEW = 3  # processes for what does not fit into these, either
 OURS = 0.9  # of the memory, to share: contexts and libraries take the rest
 POLL_S, PROGRESS_S = 0.1, 30.0
 
@@ -45,6 +49,7 @@ class Outcome:
     id: str
     outcome: str  # passed, failed, skipped; memory: its process's share did not suffice
     seconds: float = 0.0
+    memory_bytes: int = 0  # of the GPU, at its peak
     text: str = ""
 
 
@@ -111,17 +116,36 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def run_turn(job: Job, paths: Sequence[str], processes: int, end_s: float) -> Lines:
+def shares(processes: int) -> list[float]:
+    """Of the memory, for each process; the large ones come first."""
+    if processes == 1:
+        return [1.0]
+    large = max(1, processes // LARGE_OF)
+    share = OURS / (processes - large + large * LARGE)
+    return [LARGE * share] * large + [share] * (processes - large)
+
+
+def jobs_of(turn: str, processes: int, **rest: Any) -> list[Job]:
+    if turn == "together":
+        each = shares(processes)
+        return [
+            Job(name=str(i), turn=turn, share=share, large=share == each[0], **rest) for i, share in enumerate(each)
+        ]
+    share = OURS / processes if processes > 1 else 1.0
+    return [Job(name=str(i), turn=turn, share=share, **rest) for i in range(processes)]
+
+
+def run_turn(jobs: Sequence[Job], paths: Sequence[str], end_s: float) -> Lines:
     """Processes that share the tests of a turn, until none are left or time is up."""
-    folder, threads = Path(job.folder), max(1, (os.cpu_count() or 1) // processes)
-    names = map(str, itertools.count())
-    jobs = [replace(job, name=next(names)) for _ in range(processes)]
-    running = {each.name: start(each, paths, threads) for each in jobs}
+    folder, turn, threads = Path(jobs[0].folder), jobs[0].turn, max(1, (os.cpu_count() or 1) // len(jobs))
+    names = map(str, itertools.count(len(jobs)))
+    of_process = {job.name: job for job in jobs}
+    running = {job.name: start(job, paths, threads) for job in jobs}
     died: dict[str, Outcome] = {}
     begin_s = shown_s = time.monotonic()
 
     def lines(name: str = "*") -> Lines:
-        return read(sorted(folder.glob(f"{job.turn}-{name}.jsonl")))
+        return read(sorted(folder.glob(f"{turn}-{name}.jsonl")))
 
     try:
         while running and time.monotonic() < end_s:
@@ -130,20 +154,20 @@ def run_turn(job: Job, paths: Sequence[str], processes: int, end_s: float) -> Li
                 process, its = running.pop(name), lines(name)
                 lost = its.unfinished
                 if its.collected is None:
-                    text = (folder / f"{job.turn}-{name}.log").read_text(errors="replace")[-1500:]
+                    text = (folder / f"{turn}-{name}.log").read_text(errors="replace")[-1500:]
                     died[f"process {name}"] = Outcome(id=f"process {name}", outcome="failed", text=text)
                 elif its.took and process.returncode not in (0, 1):
                     if lost and process.returncode != BROKEN:  # which ends itself between two tests
                         text = f"the process died in this test: {how(process.returncode)}"
                         died[lost[0]] = Outcome(id=lost[0], outcome="failed", text=text)
                         lost = lost[1:]
-                    heir = replace(job, name=next(names), first=lost)
-                    running[heir.name] = start(heir, paths, threads)
+                    heir = replace(of_process[name], name=next(names), first=lost)
+                    of_process[heir.name], running[heir.name] = heir, start(heir, paths, threads)
             if time.monotonic() - shown_s > PROGRESS_S:
                 shown_s, so_far = time.monotonic(), lines()
                 failed = sum(each.outcome == "failed" for each in so_far.outcomes.values())
                 counts = f"{len(so_far.outcomes)} of {len(so_far.collected or ())} tests, {failed} failed"
-                print(f"{shown_s - begin_s:4.0f} s {job.turn}: {counts}", flush=True)
+                print(f"{shown_s - begin_s:4.0f} s {turn}: {counts}", flush=True)
     finally:
         for process in running.values():
             end(process)
@@ -165,9 +189,8 @@ def run(paths: Sequence[str], processes: int, limit_s: float, whole: str = OPS) 
             files = paths if turn == "together" else files_for(turn, paths, again)
             if not files:
                 continue
-            share = OURS / at_once if at_once > 1 else 1.0
-            job = Job(folder=folder, name="", turn=turn, share=share, whole=whole, again=again)
-            lines = run_turn(job, files, at_once, begin_s + limit_s)
+            jobs = jobs_of(turn, at_once, folder=folder, whole=whole, again=again)
+            lines = run_turn(jobs, files, begin_s + limit_s)
             outcomes |= lines.outcomes
             tests += lines.collected or ()
     not_run = tuple(dict.fromkeys(test for test in tests if test not in outcomes))
@@ -206,6 +229,8 @@ def table(result: Run) -> str:
     lines += ["", *(f"left out {count:4}: {reason}" for reason, count in reasons.most_common())]
     slowest = sorted(result.outcomes, key=lambda each: -each.seconds)[:8]
     lines += ["", *(f"{each.seconds:6.1f} s {each.id}" for each in slowest)]
+    largest = sorted((each for each in result.outcomes if each.memory_bytes), key=lambda each: -each.memory_bytes)[:5]
+    lines += ["", *(f"{each.memory_bytes / 2**30:5.1f} GiB {each.id}" for each in largest)] if largest else []
     failures = [each for each in result.outcomes if each.outcome in ("failed", "memory")]
     lines += [f"\nFAILED {each.id}\n{indented(each.text)}" for each in failures]
     lines += [f"NOT RUN {test}" for test in result.not_run[:20]]
@@ -233,7 +258,11 @@ def processes_here() -> int:
             "no GPU that torch can use here: `python -m sublight doctor` says why; --processes 2 runs on the CPU"
         )
     memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    return max(1, min((os.cpu_count() or 2) - 2, int(memory_bytes // PROCESS_BYTES)))
+    return most_processes((os.cpu_count() or 3) - 2, memory_bytes)
+
+
+def most_processes(cores: int, memory_bytes: int) -> int:
+    return max((n for n in range(2, cores + 1) if shares(n)[-1] * memory_bytes >= SHARE_BYTES), default=1)
 
 
 def parsed(arguments: Sequence[str]) -> Any:

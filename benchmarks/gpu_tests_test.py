@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from benchmarks import gpu_tests
 from benchmarks.gpu_tests import Outcome, Run
+from benchmarks.gpu_tests_worker import Worker, grouped
 
 SUITE = """
-import json, os, time, pytest
+import json, os, time, weakref, pytest
+
+JOB = json.loads(os.environ["SUBLIGHT_GPU_TESTS"])
+TENSORS = weakref.WeakSet()
+class Tensor: pass
+
+def test_fails_with_a_tensor():
+    tensor = Tensor()
+    TENSORS.add(tensor)
+    error = ValueError("one that refers to the frame that refers to it")
+    raise error
+
+def test_tensors_of_a_failed_test_are_gone():
+    assert not TENSORS
+
+@pytest.mark.gpu_large
+@pytest.mark.parametrize("n", range(3))
+def test_large(n):
+    with open("large.txt", "a") as file:
+        file.write(f"{JOB['share']:.2f} ")
 
 @pytest.mark.parametrize("n", range(20))
 def test_passes(n):
@@ -23,7 +45,7 @@ def test_ends_its_process(): os._exit(9)
 def test_is_left_out(): pytest.skip("needs a dog")
 def test_takes_much_memory():
     with open("turns.txt", "a") as file:
-        file.write(json.loads(os.environ["SUBLIGHT_GPU_TESTS"])["turn"] + " ")
+        file.write(JOB["turn"] + " ")
     if len(open("turns.txt").read().split()) < 3:
         raise RuntimeError("torch.OutOfMemoryError")
 
@@ -54,17 +76,66 @@ def test_each_test_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "a_test.py").write_text(SUITE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu\n  gpu_alone\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu\n  gpu_alone\n  gpu_large\n")
     monkeypatch.setattr(gpu_tests, "time", Clock(tmp_path / "hangs"))
     result = gpu_tests.run(["a_test.py"], processes=2, limit_s=50, whole="")
     outcomes = {each.id.removeprefix("a_test.py::test_"): each.outcome for each in result.outcomes}
     passed = {name for name, outcome in outcomes.items() if outcome == "passed"}
-    assert passed == {*(f"passes[{n}]" for n in range(20)), "alone", "takes_much_memory"}
+    gone = "tensors_of_a_failed_test_are_gone"
+    large = {f"large[{n}]" for n in range(3)}
+    assert passed == {*(f"passes[{n}]" for n in range(20)), *large, "alone", "takes_much_memory", gone}
+    assert (tmp_path / "large.txt").read_text().split() == ["0.72"] * 3
+    assert outcomes["fails_with_a_tensor"] == "failed"
     assert sorted(map(int, (tmp_path / "ran.txt").read_text().split())) == list(range(20))
     assert outcomes["fails"] == outcomes["ends_its_process"] == "failed"
     assert outcomes["is_left_out"] == "skipped"
     assert (tmp_path / "turns.txt").read_text().split() == ["together", "few", "alone"]
     assert result.not_run == ("a_test.py::test_hangs",)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7, 14, 40])
+def test_shares_together_leave_room(processes: int) -> None:
+    each = gpu_tests.shares(processes)
+    assert len(each) == processes
+    assert processes == 1 or sum(each) == pytest.approx(gpu_tests.OURS)
+    jobs = gpu_tests.jobs_of("together", processes, folder="", whole="")
+    assert [job.large for job in jobs] == sorted((job.large for job in jobs), reverse=True) and jobs[0].large
+    assert all(job.share == max(each) for job in jobs if job.large)
+    assert not any(job.share == max(each) for job in jobs if not job.large)
+
+
+def test_as_many_processes_as_have_memory_and_cores() -> None:
+    h200 = 150_110_000_000
+    assert gpu_tests.most_processes(14, h200) == 14 and gpu_tests.shares(14)[0] * h200 > 24 * 2**30
+    assert gpu_tests.most_processes(4, h200) == 4 and gpu_tests.most_processes(14, 24 * 2**30) == 1
+    assert gpu_tests.most_processes(0, h200) == 1
+
+
+class Item:
+    def __init__(self, name: str, **marks: float) -> None:
+        self.name, self.nodeid, self.marks = name, name, marks
+
+    def get_closest_marker(self, name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(args=(self.marks[name],)) if name in self.marks else None
+
+
+def test_groups_take_about_as_long() -> None:
+    long = [Item(f"long {n}", gpu_seconds=4) for n in range(4)]
+    large = [Item(f"large {n}", gpu_seconds=4, gpu_large=1) for n in range(1)]
+    short = [Item(f"short {n}") for n in range(7)]
+    items: list[Any] = [*long, *large, *short]
+    groups = [[item.name[:-2] for item in group] for group in grouped(items)]
+    assert groups == [["long"] * 2, ["long"] * 2, ["large"], ["short"] * 6, ["short"]]
+
+
+def test_what_needs_much_memory_has_a_process_of_its_own(tmp_path: Path) -> None:
+    items: list[Any] = [Item("a"), Item("large", gpu_large=1), Item("b"), Item("large too", gpu_large=1)]
+    large, small = (
+        Worker(job).groups(items) for job in gpu_tests.jobs_of("together", 2, folder=str(tmp_path), whole="")
+    )
+    assert [item.name for item in next(large)] == ["large"]  # before what the other can take
+    assert [item.name for group in small for item in group] == ["a", "b"]
+    assert [item.name for group in large for item in group] == ["large too"]
 
 
 def test_the_table_ends_with_what_failed() -> None:

@@ -1,11 +1,13 @@
 """The part of gpu_tests.py that runs inside pytest: takes tests in small groups until none are left.
 
-Every process collects the same tests in the same order. A group belongs to the process that first creates its file.
-Each process appends to a file of its own: which tests it took, then what became of each.
+Every process collects the same tests in the same order, the longest first. A group belongs to the process that first
+creates its file; groups that need much memory only to one that has a large share of it. Each process appends to a file
+of its own: which tests it took, then what became of each.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -17,7 +19,8 @@ from typing import Any
 import pytest
 
 JOB = "SUBLIGHT_GPU_TESTS"  # the environment variable with a `Job` in JSON
-GROUP = 6  # neighbours launch the same kernels: in one process each is compiled once
+GROUP_S = 6.0  # neighbours launch the same kernels: in one process each is compiled once
+CASE_S = 1.0  # what a test takes that has no `gpu_seconds` mark
 BROKEN = 75  # exit status where a kernel's error has made the process useless for further tests
 NO_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 TEXT = 3000  # characters of a failure that are kept
@@ -30,6 +33,7 @@ class Job:
     turn: str  # together; few, and alone: less and less for which memory did not suffice, at the end the `gpu_alone`
     share: float  # of the GPU's memory that this process may take
     whole: str  # of files whose path begins with it every test runs, of others those with the `gpu` mark
+    large: bool = True  # whether it takes tests with the `gpu_large` mark; it takes them first
     first: tuple[str, ...] = ()  # tests that a process which died had taken and not begun
     again: tuple[str, ...] = ()  # tests for which memory did not suffice beside others
 
@@ -38,6 +42,7 @@ class Worker:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.reports: list[pytest.TestReport] = []  # of the test that runs
+        self.has_failed = False  # the last test that ran
 
     def write(self, **line: Any) -> None:
         with (Path(self.job.folder) / f"{self.job.turn}-{self.job.name}.jsonl").open("a") as file:
@@ -64,23 +69,29 @@ class Worker:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.write(collected=[item.nodeid for item in session.items])
         keep_to(self.job.share)
-        tests = self.tests(session.items)
-        item = next(tests, None)
-        while item:
-            following = next(tests, None)  # pytest keeps the fixtures that the next test shares
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            item = following
+        for group in self.groups(session.items):
+            for item, following in zip(group, [*group[1:], None], strict=True):  # pytest keeps what the next one shares
+                if has_gpu():
+                    sys.modules["torch"].cuda.reset_peak_memory_stats()
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if self.has_failed:
+                    forget_failure()
+            if has_gpu():
+                sys.modules["torch"].cuda.empty_cache()  # memory that this process keeps is missing in the others
         return True
 
-    def tests(self, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    def groups(self, items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
+        """Those that this process takes; each is taken when the one before has run."""
         first = [item for item in items if item.nodeid in self.job.first]
-        groups = [items[at : at + GROUP] for at in range(0, len(items), GROUP)]
-        for number, group in enumerate([first, *groups]):
+        numbered = [*enumerate(grouped(items))]
+        if self.job.large:
+            numbered.sort(key=lambda each: not is_large(each[1][0]))
+        else:
+            numbered = [each for each in numbered if not is_large(each[1][0])]
+        for number, group in [(-1, first), *numbered]:
             if group and (group is first or self.takes(number)):
                 self.write(took=[item.nodeid for item in group])
-                yield from group
-                if torch := sys.modules.get("torch"):
-                    torch.cuda.empty_cache()  # memory that this process keeps is missing in the others
+                yield group
 
     def takes(self, number: int) -> bool:
         try:
@@ -101,9 +112,43 @@ class Worker:
             text = str(worst.longrepr[2]) if isinstance(worst.longrepr, tuple) else "expected to fail"
         if worst.failed and any(words in text for words in NO_MEMORY):
             outcome = "memory"
-        self.write(id=report.nodeid, outcome=outcome, seconds=seconds, text=text)
+        memory_bytes = sys.modules["torch"].cuda.max_memory_allocated() if has_gpu() else 0
+        self.write(id=report.nodeid, outcome=outcome, seconds=seconds, text=text, memory_bytes=memory_bytes)
+        self.has_failed = worst.failed
         if worst.failed and gpu_is_lost():
             os._exit(BROKEN)  # every further call would fail
+
+
+def grouped(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """Neighbours that take about `GROUP_S` together; what needs much memory apart from what does not."""
+    groups: list[list[pytest.Item]] = []
+    seconds = GROUP_S
+    for item in items:
+        if seconds >= GROUP_S or is_large(item) != is_large(groups[-1][0]):
+            groups.append([])
+            seconds = 0.0
+        groups[-1].append(item)
+        mark = item.get_closest_marker("gpu_seconds")
+        seconds += mark.args[0] if mark else CASE_S
+    return groups
+
+
+def is_large(item: pytest.Item) -> bool:
+    return item.get_closest_marker("gpu_large") is not None
+
+
+def forget_failure() -> None:
+    """The traceback of a test that failed keeps its tensors: without this the tests after it lack the memory."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    gc.collect()  # frames and exceptions refer to one another
+    if has_gpu():
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def has_gpu() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def keep_to(share: float) -> None:
@@ -115,11 +160,10 @@ def keep_to(share: float) -> None:
 
 def gpu_is_lost() -> bool:
     """After an error inside a kernel every call of CUDA in the process fails."""
-    torch = sys.modules.get("torch")
-    if not torch or not torch.cuda.is_initialized():
+    if not has_gpu():
         return False
     try:
-        torch.cuda.synchronize()
+        sys.modules["torch"].cuda.synchronize()
     except RuntimeError:
         return True
     return False

@@ -21,7 +21,7 @@ from typing import Any
 
 from sublight import gpus
 from sublight.predict import machine
-from sublight.predict.fit import Row, attention_row, checked, errors, product_row, rows_of_run, streams
+from sublight.predict.fit import HEAVY, Row, attention_row, checked, errors, product_row, rows_of_run, streams
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
@@ -38,7 +38,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
-    """The fastest row of each case of this project's own runs, by GPU."""
+    """The fastest row of each case of this project's own runs, by GPU; of memory-bound ops, this project's kernels."""
     found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for path in sorted((ROOT / "benchmarks").glob("*.json")):
         if path.name.startswith("predict_check"):  # what predictions are held against is never fitted
@@ -49,6 +49,8 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
             continue
         cases = found.setdefault(gpus.find(run["gpu"]).key, {})
         for row in rows:
+            if row["op"] not in HEAVY and row.get("provider") != "sublight":
+                continue
             if row.get("median_s") and row.get("cache", "cold") == "cold" and row["dtype"] == "bfloat16":
                 key = (row["op"], row["direction"], *row["shape"].items())
                 if key not in cases or row["median_s"] < cases[key]["median_s"]:
@@ -129,7 +131,7 @@ def main() -> None:
         print(checks_markdown([check]).splitlines()[-1], flush=True)
     for gpu, cases in of_runs().items():
         here = machine.find(gpu)
-        source = f"benchmarks/{gpu}.json, the fastest provider of each case"
+        source = f"benchmarks/{gpu}.json and {gpu}_streams.json, this project's kernels"
         parameters, grids_of_run, of_streams = streams(here, cases.values(), source)
         fitted["stream"] = {"parameters": parameters, "p90_error": of_streams[0]["analytic"][1]}
         made += grids_of_run

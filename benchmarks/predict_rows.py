@@ -1,7 +1,9 @@
 """Measures ops on this GPU, as `predict_fit.py` reads them, or holds predictions against them.
 
     python benchmarks/predict_rows.py --json benchmarks/h200_products.json     rows for the tables, about three minutes
-    python benchmarks/predict_rows.py --only "memory-bound op" --limit 60      some kinds; no more than a minute
+    python benchmarks/predict_rows.py --only "memory-bound op" --jobs 14 --limit 60
+                                                                               some kinds; kernels are compiled in 14
+                                                                               processes first; no more than a minute
     python benchmarks/predict_rows.py --check --seed 1                         errors on shapes that are in no table
     python benchmarks/predict_rows.py --tiny                                   a few small shapes, on whatever there is
 
@@ -11,8 +13,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import statistics
+import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +26,9 @@ from typing import Any
 from sublight import cost
 from sublight.predict import analytic, expected, machine
 from sublight.predict.operation import Kind, Operation
-from sublight.predict.rows import COUNTS, cases, measured
+from sublight.predict.rows import COUNTS, call_of, cases, measured
 
+COMPILE_S = 25.0  # that --jobs may take
 BARS = dict.fromkeys(COUNTS, (0.05, 0.12)) | {"memory-bound op": (0.04, 0.10)}
 
 
@@ -35,19 +41,44 @@ def main() -> None:
     options.add_argument("--tiny", action="store_true", help="a few small shapes")
     options.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no shape after S seconds")
     options.add_argument("--only", action="append", choices=list(COUNTS), help="a kind of op; may be given again")
+    options.add_argument("--jobs", type=int, default=0, help="compile kernels in so many processes first")
+    options.add_argument("--part", type=int, help=argparse.SUPPRESS)  # of --jobs: this process compiles
     given = options.parse_args()
-    device, key = this_device()
-    rows: list[dict[str, Any]] = []
     begin = time.monotonic()
-    for kind, shape in cases(given.seed, tiny=given.tiny, only=given.only or tuple(COUNTS)):
+    if given.jobs and given.part is None:
+        compile_first(given.jobs)
+        print(f"kernels compiled in {time.monotonic() - begin:.0f} s", flush=True)
+    device, key = this_device()
+    drawn = list(cases(given.seed, tiny=given.tiny, only=given.only or tuple(COUNTS)))
+    if given.part is not None:
+        for kind, shape in drawn[given.part :: given.jobs]:
+            if time.monotonic() - begin < COMPILE_S:
+                with contextlib.suppress(RuntimeError):  # the run itself says what failed
+                    call_of(kind, shape, device)()
+        return
+    rows: list[dict[str, Any]] = []
+    for kind, shape in drawn:
         if time.monotonic() - begin > given.limit:
             break
-        rows.append(measured(kind, shape, device))
-        if given.json:  # what there is, whatever happens next
+        try:
+            rows.append(measured(kind, shape, device))
+        except RuntimeError as error:
+            print(f"not measured: {kind} {shape}: {str(error).splitlines()[0]}", flush=True)
+        if given.json and len(rows) % 20 == 0:  # what there is, whatever happens next
             write(given.json, key, rows)
-    print(f"{len(rows)} rows on {key}")
+    if given.json:
+        write(given.json, key, rows)
+    print(f"{len(rows)} of {len(drawn)} rows on {key} in {time.monotonic() - begin:.0f} s")
     if given.check:
         print(table(errors(rows, machine.find(given.gpu or key))))
+
+
+def compile_first(jobs: int) -> None:
+    """Every case runs once in one of several processes, which leave their kernels in Triton's cache."""
+    command = [sys.executable, *sys.argv]
+    started = [subprocess.Popen([*command, "--part", str(part)], stdout=subprocess.DEVNULL) for part in range(jobs)]
+    for process in started:
+        process.wait()
 
 
 def this_device() -> tuple[str, str]:
@@ -62,7 +93,7 @@ def this_device() -> tuple[str, str]:
 
 def operation(row: dict[str, Any]) -> Operation:
     kind: Kind = {"matmul": "product", "attention": "attention"}.get(row["op"], "stream")  # type: ignore[assignment]
-    spent = cost.find(row["op"])(row["shape"], "bfloat16", "fwd")
+    spent = cost.find(row["op"])(row["shape"], "bfloat16", row["direction"])
     if kind == "attention":  # and the write of the cache
         shape = row["shape"]
         numel = shape["batch"] * shape["q_len"] * shape["kv_heads"] * shape["head_dim"]
@@ -73,6 +104,7 @@ def operation(row: dict[str, Any]) -> Operation:
         kind=kind,
         shape=row["shape"],
         dtype="bfloat16",
+        direction=row["direction"],
         count=1,
         cost=spent,
     )

@@ -1,6 +1,6 @@
 """What `sublight pyprof` costs: CPU time of looking, over alternating pairs, and of tracing, on the recursive fib.
 
-    python benchmarks/pyprof_overhead.py [--pairs 20]
+    python benchmarks/pyprof_overhead.py [--pairs 20] [--json FILE]
 
 Needs no library but this package, so it runs with every Python that is at hand.
 """
@@ -8,6 +8,8 @@ Needs no library but this package, so it runs with every Python that is at hand.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import platform
 import statistics
 import sys
@@ -18,8 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sublight.pyprof import native, recorder
+from sublight.pyprof import native, recorder, tracer
 from sublight.pyprof.recorder import Options
+from sublight.results import write_file
 
 RATES = ((100.0, 0.01), (1000.0, 0.03))  # looks a second, and what they may cost
 DEPTH, ROUNDS, FIB = 15, 40_000, 22
@@ -75,7 +78,7 @@ def looking(hz: float, pairs: int) -> tuple[list[float], float, float]:
 
 
 def tracing(rounds: int) -> dict[str, float]:
-    """fib under each tracer, as a multiple of the plain one: the fastest of some rounds of each, taken in turns."""
+    """fib under each one, as a multiple of the plain one: the fastest of some rounds of each, taken in turns."""
     best: dict[str, float] = {}
     kinds: dict[str, Options | None] = {
         "plain": None,
@@ -86,14 +89,14 @@ def tracing(rounds: int) -> dict[str, float]:
     }
     for _ in range(rounds):
         for name, options in kinds.items():
-            tracer = recorder.make(options) if options else None
-            if tracer:
-                tracer.start()
+            one = recorder.make(options) if options else None
+            if one:
+                one.start()
             before_s = time.thread_time()
             fib(FIB)
             took_s = time.thread_time() - before_s
-            if tracer:
-                calls = tracer.stop().calls
+            if one:
+                calls = one.stop().calls
                 assert calls is not None
                 counted = sum(node.calls for one in calls.threads for node in one.nodes
                               if node.function >= 0 and calls.functions[node.function].function == "fib")  # fmt: skip
@@ -105,10 +108,20 @@ def tracing(rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20)
-    pairs = max(parser.parse_args().pairs, 4)
+    parser.add_argument("--json", default="", help="write the figures there, too")
+    given = parser.parse_args()
+    pairs = max(given.pairs, 4)
     module = native.module(lambda line: print(line, file=sys.stderr))
     kind = "C part" if module else f"without the C part: {native.Native.reason}"
-    print(f"Python {platform.python_version()}, {kind}, {threading.active_count()} thread")
+    clock = "the processor's counter" if tracer._has_counter() else "the system's clock"
+    print(f"Python {platform.python_version()}, {kind}, {threading.active_count()} thread, calls timed by {clock}")
+    figures: dict[str, object] = {
+        "python": platform.python_version(),
+        "c_part": bool(module),
+        "pairs": pairs,
+        "clock": clock,
+    }
+    figures["load_before"] = os.getloadavg()[0]
     work()
     for hz, most in RATES:
         extra, reached_hz, own = looking(hz, pairs)
@@ -119,8 +132,12 @@ def main() -> None:
             f"looking at {hz:g} Hz: {100 * middle:+.2f} % CPU (± {100 * error:.2f}; {quartiles}); "
             f"by its own clocks {100 * own:.2f} %; bar {100 * most:g} %"
         )
-    for name, times in tracing(9).items():
+        figures[f"{hz:g} Hz"] = {"median": middle, "error": error, "own_clocks": own, "bar": most, "hz": reached_hz}
+    figures["fib"] = fib_times = tracing(9)
+    for name, times in fib_times.items():
         print(f"fib, {name}: {times:.2f} ×")
+    if given.json:
+        write_file(json.dumps(figures, indent=1) + "\n", Path(given.json))
 
 
 if __name__ == "__main__":

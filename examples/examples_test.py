@@ -112,6 +112,7 @@ def test_fixed_gives_the_same_result_on_the_cpu(name: str, capsys: pytest.Captur
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_seconds(3)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_fixed_gives_the_same_result_on_the_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:

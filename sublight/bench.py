@@ -17,7 +17,7 @@ from typing import Any
 
 from sublight import correct, timing
 from sublight.backend import native, private
-from sublight.correct import Inputs
+from sublight.correct import FAR_OFF, Inputs
 from sublight.cost import DTYPES, Cost, Direction, Shape, shape_text
 from sublight.errors import BadInput, nearest
 from sublight.health.check import wrong_with
@@ -41,7 +41,6 @@ CPU_BYTES = 2**25  # a CPU is shown the op, not the machine's limit at a GPU's s
 CPU_FLOPS = 1e10  # of one entry of a batch
 CHECK_ELEMENTS = 2**25  # a float64 reference of more than this is taken over the first rows
 MAX_INPUT_SETS = 512
-FAR_OFF = 1e6  # an error ratio that says enough: infinity has no place in JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ def run(
     """Measure; Ctrl-C keeps the rows that are done."""
     check_providers(ops, against)
     limits_run.check_room(machine)
-    if machine.kind == "cuda":
+    if machine.kind == "cuda" and ops:
         native.wait()  # what a user's calls cost once it is built, a minute after the first one, is what is timed
     work = [
         (case, name)
@@ -196,7 +195,7 @@ class _Bench:
     def __init__(self, case: Case, machine: Machine, limits: Limits, quick: bool) -> None:
         self.case, self.device, self.limits = case, machine.kind, limits
         self.time_limit_s = 0.05 if quick else 0.15
-        self.cache_bytes = machine.gpu.l2_bytes if machine.gpu and machine.gpu.l2_bytes else 32 * 2**20
+        self.cache_bytes = machine.cache_bytes
 
     @functools.cached_property
     def sets(self) -> list[Inputs]:
@@ -278,7 +277,7 @@ class _Bench:
         """The call that is timed: forward, backward alone over a forward pass made before, or one after the other."""
         if self.case.direction == "fwd":
             return self._bound(provider, inputs)
-        return _Backward(
+        return Backward(
             functools.partial(self._bound, provider), inputs, self.case.op.wrt, alone=self.case.direction == "bwd"
         )
 
@@ -330,7 +329,7 @@ class _Bench:
         return inputs if fewer == shape else op.inputs(fewer, self.case.dtype, self.device, 0)
 
 
-class _Backward:
+class Backward:
     """A backward pass, alone over a forward pass made on first use and kept, or with its forward pass each time.
 
     Autograd runs a backward on the streams of its forward and of its leaves' first use, and a graph captures one stream

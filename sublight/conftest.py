@@ -1,12 +1,14 @@
 """Where there is no GPU, kernels run on the CPU through Triton's interpreter; it must be chosen before Triton loads."""
 
 import hashlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -33,6 +35,8 @@ DEAR = {  # one test of so many
 }
 COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …
 EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
+GPU_TEST_S = 30.0  # on a GPU as many cases of a test are drawn as take so long there …
+CASE_S = 1.0  # … by the seconds of its `gpu_seconds` mark, or by these
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
@@ -55,13 +59,14 @@ def pytest_report_header() -> str:
     return f"cases drawn by {os.environ['SUBLIGHT_DRAW']}: SUBLIGHT_DRAW={os.environ['SUBLIGHT_DRAW']} takes the same"
 
 
-def left_out(item: pytest.Item) -> bool:
-    """On a CPU most cases of tests that interpret kernels, compile or start processes: others at each commit.
-    `make rest` runs those that `make test` left out, `make thorough` all of the ops."""
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Most cases of tests that interpret kernels, compile or start processes, on a GPU of those with many cases: others
+    at each commit. `make rest` runs those that `make test` left out, `make thorough` all of the ops."""
     wanted = os.environ.get("SUBLIGHT_CASES", "drawn")  # or: rest, all
-    if HAS_GPU or wanted == "all":
-        return False
-    return _is_drawn(item) == (wanted == "rest")
+    if wanted == "all":
+        return []
+    drawn = _drawn_on_a_gpu(items) if HAS_GPU else {item.nodeid for item in items if _is_drawn(item)}
+    return [item for item in items if (item.nodeid in drawn) == (wanted == "rest")]
 
 
 def _is_drawn(item: pytest.Item) -> bool:
@@ -76,22 +81,56 @@ def _is_drawn(item: pytest.Item) -> bool:
     return not part or _die(item.nodeid, SIDES[part] if "[" in item.name else 3) == 0
 
 
+def case_s(item: pytest.Item) -> float:
+    """What a case of this test takes on an H200, about."""
+    mark = item.get_closest_marker("gpu_seconds")
+    return float(mark.args[0]) if mark else CASE_S
+
+
+def _drawn_on_a_gpu(items: Sequence[pytest.Item]) -> set[str]:
+    """Of each test so many cases as take `GPU_TEST_S`, and besides so many that each value of each parameter (an op, a
+    data type, a layout) is in one of them."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    drawn = set()
+    for cases in tests.values():
+        sides = math.ceil(len(cases) * case_s(cases[0]) / GPU_TEST_S)
+        values: set[str] = set()
+        for item in sorted(cases, key=lambda item: _die(item.nodeid, 2**32)):
+            new = {f"{name}={_value(value)}" for name, value in _parameters(item).items()} - values
+            if new or _die(item.nodeid, sides) == 0:
+                drawn.add(item.nodeid)
+                values |= new
+    return drawn
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def _value(value: object) -> str:
+    """As the same text in every process: an op's or a function's name, else what it prints."""
+    return str(getattr(value, "name", None) or getattr(value, "__name__", None) or value)
+
+
 def _die(name: str, sides: int) -> int:
     """The same for a name every time in a draw, each side as often; of a plain checksum names alike would agree."""
     return int.from_bytes(hashlib.sha256(f"{os.environ['SUBLIGHT_DRAW']} {name}".encode()).digest()[:4], "big") % sides
 
 
-def _turn(item: pytest.Item) -> int:
-    """Files that compile or start processes come first: the last one to end must be a short one."""
+def _turn(item: pytest.Item) -> float:
+    """Files that compile or start processes come first: the last one to end must be a short one. On a GPU: tests."""
     name = str(item.path)
-    return next((turn for turn, part in enumerate(LONG) if part in name), len(LONG))
+    return -case_s(item) if HAS_GPU else next((turn for turn, part in enumerate(LONG) if part in name), len(LONG))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
-    if dropped := [item for item in items if left_out(item)]:
+    if dropped := left_out(items):
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if not left_out(item)]
+        out = {item.nodeid for item in dropped}
+        items[:] = [item for item in items if item.nodeid not in out]
     if until := float(os.environ.get("SUBLIGHT_UNTIL", 0)):
         for item in items:
             item.add_marker(pytest.mark.until(until))

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sublight import units
 from sublight.backend.launch import Step
 from sublight.correct import Call, Inputs
-from sublight.cost import DTYPES, Cost, Direction, Shape, parse_dtype, shape_text
+from sublight.cost import DTYPES, Cost, Direction, Shape, parse_dtype, parse_shape
 from sublight.errors import BadInput
 from sublight.timing import Thunk
 
@@ -167,26 +166,7 @@ class Op:
 
     def parse_shape(self, words: str) -> Shape:
         """`4096x1024` in the order of the op's keys, or `rows=4096,cols=1024` in any order, options among them."""
-        sizes, _, named = words.partition(",") if "=" not in words.partition(",")[0] else ("", "", words)
-        try:
-            pairs = [part.split("=", 1) for part in named.split(",")] if named else []
-            shape = {key.strip(): units.parse_quantity(value) for key, value in pairs}
-            if len(shape) != len(pairs):
-                raise ValueError("a dimension is given twice")
-            if sizes:
-                in_order = [units.parse_quantity(part) for part in sizes.lower().split("x")]
-                if not shape.keys().isdisjoint(self.keys):
-                    raise ValueError("a dimension is given twice")
-                shape |= dict(zip(self.keys, in_order, strict=True))
-        except ValueError:
-            raise BadInput(f"shape {words!r} does not fit {self.name}: write {self._example()}") from None
-        shape = {key: values[0] for key, values in self.options.items()} | shape
-        if set(shape) != {*self.keys, *self.options} or min(shape[key] for key in self.keys) < 1:
-            raise BadInput(f"shape {words!r} does not fit {self.name}: write {self._example()}, each at least 1")
-        for key, values in self.options.items():
-            if shape[key] not in values:
-                raise BadInput(f"{key}={shape[key]} is none of {self.name}'s: use {', '.join(map(str, values))}")
-        return {key: shape[key] for key in (*self.keys, *self.options)}
+        return parse_shape(words, self.name, self.shapes[0], self.options)
 
     def parse_dtype(self, words: str) -> str:
         """One of the op's own words for its data types (`w4a16`), or a data type as people spell it."""
@@ -196,8 +176,3 @@ class Op:
         if name not in self.dtypes:
             raise BadInput(f"{self.name} does not take {words}: use {', '.join(self.dtypes)}")
         return name
-
-    def _example(self) -> str:
-        shape = self.shapes[0]
-        named = ",".join(f"{key}={size}" for key, size in shape.items())
-        return f"{shape_text({key: shape[key] for key in self.keys})} or {named}"

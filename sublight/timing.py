@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublight import nvml
+from sublight.backend import private
 from sublight.results import Samples
 
 if TYPE_CHECKING:
@@ -85,12 +86,10 @@ def _cuda_kernels(call: Thunk) -> tuple[str, ...]:
 
 
 def _cpu_operators(call: Thunk) -> tuple[str, ...]:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     call()  # so that what is made on first use is not listed
     names: list[str] = []
 
-    class Listen(TorchDispatchMode):
+    class Listen(private.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if not func.is_view and "empty" not in func.name():
                 names.append(func.name().split(".")[0])

@@ -55,6 +55,7 @@ tile_in: Any = None  # by Hopper's copy engine: a block of a tensor to shared me
 tile_out: Any = None  # … and back …
 tile_add: Any = None  # … added to what is there
 small_product: Any = None  # of one warp each, accumulated in registers
+seen_as: Any = None  # a place in shared memory as another data type, shape and layout
 meet: Any = None  # the warps of a Gluon partition wait for each other
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
@@ -76,6 +77,12 @@ if AVAILABLE:
         tile_in = getattr(_hopper.tma, "async_load", None) or _hopper.tma.async_copy_global_to_shared
         tile_out = getattr(_hopper.tma, "async_store", None) or _hopper.tma.async_copy_shared_to_global
         meet = getattr(_gl, "thread_barrier", None) or _gl.barrier
+        _method = "reinterpret" if hasattr(_gl.shared_memory_descriptor, "reinterpret") else "_reinterpret"
+
+        @_gl._core.builtin
+        def seen_as(place: Any, dtype: Any, shape: Any, layout: Any, _semantic: Any = None) -> Any:
+            return getattr(place, _method)(dtype, shape, layout, _semantic=_semantic)
+
         tile_add = getattr(_hopper.tma, "async_atomic_add", None)
         if tile_add is None:  # up to Triton 3.6 the instruction has no name in Gluon
             from triton._C.libtriton import ir as _ir
@@ -105,7 +112,7 @@ __all__ = [
         "next_power_of_2",
         "tl",
     ),
-    *("small_product", "tile_add", "tile_in", "tile_out", "triton", "why_no_gluon"),
+    *("seen_as", "small_product", "tile_add", "tile_in", "tile_out", "triton", "why_no_gluon"),
 ]
 
 

@@ -8,6 +8,7 @@ Some of these are reached by attribute (`torch._C.…`), some by import; a layou
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +34,17 @@ PARTS = {
         "triton.runtime.jit:create_function_from_signature", "arguments bound and typed as a launch would"
     ),
     "Autotuner": Part("triton.runtime.autotuner:Autotuner", "autotuned kernels in other people's scripts"),
+    "try_configuration": Part("triton.runtime.autotuner.Autotuner:_bench", "launches that autotune only tries"),
     "driver": Part("triton.runtime.driver:driver", "a GPU that is pretended, and starting Triton early"),
     "interpreter": Part("triton.runtime.interpreter:", "kernels on the CPU, with xray's checks"),
     "GPUTarget": Part("triton.backends.compiler:GPUTarget", "compiling for a GPU that is not here"),
     "ASTSource": Part("triton.compiler:ASTSource", "compiling for a GPU that is not here"),
     "make_backend": Part("triton.compiler.compiler:make_backend", "compiling for a GPU that is not here"),
     "CompilationError": Part("triton.compiler.errors:CompilationError", "complaints of the compiler by line"),
+    "code_generator": Part("triton.compiler.code_generator:", "loading the compiler before it is needed"),
+    "GluonASTSource": Part(
+        "triton.experimental.gluon._runtime:GluonASTSource", "compiling Gluon's kernels for a GPU that is not here"
+    ),
     "ir": Part("triton._C.libtriton:ir", "checking that a kernel compiles without compiling it to the end"),
     "cublas": Part("triton._C.libtriton.nvidia:cublas", "other people's scripts that compare with cuBLAS"),
     "AsyncCompileMode": Part("triton.runtime._async_compile:AsyncCompileMode", "compiling kernels side by side"),
@@ -79,6 +85,29 @@ PARTS = {
     "scaled_mm": Part("torch:_scaled_mm", "fp8 products by cuBLAS"),
     "comparison": Part("torch.testing._comparison:", "comparing plain tensors without loading distributed ones"),
     "dynamo": Part("torch._dynamo:", "torch.compile's settings, and modules that it wraps"),
+    "dynamo_utils": Part("torch._dynamo.utils:", "what torch.compile counts: compilations and graph breaks"),
+    "CompileContext": Part("torch._guards:CompileContext", "whether torch.compile is at work on this thread"),
+    "TorchDispatchMode": Part(
+        "torch.utils._python_dispatch:TorchDispatchMode", "operations seen, or done otherwise, below autograd"
+    ),
+    "pytree": Part("torch.utils._pytree:", "tensors inside of arguments and results"),
+    "DeviceContext": Part("torch.utils._device:DeviceContext", "a default device where a GPU is pretended"),
+    "function_modes": Part("torch.overrides:_get_current_function_mode_stack", "modes where a GPU is pretended"),
+    "fused_devices": Part(
+        "torch.utils._foreach_utils:_get_fused_kernels_supported_devices", "whether an optimizer has fused kernels here"
+    ),
+    "force_cutlass": Part("torch.sparse.SparseSemiStructuredTensor:_FORCE_CUTLASS", "which library does 2:4 products"),
+    "is_exporting_flag": Part("torch.compiler:_is_exporting_flag", "whether a model is being exported"),
+    "lazy_call": Part("torch.cuda:_lazy_call", "what is to be done when a script first uses CUDA"),
+    "world": Part(
+        "torch.distributed.distributed_c10d:_world", "process groups that a script ends before its profile does"
+    ),
+    "sleep": Part("torch.cuda:_sleep", "a GPU that waits while calls are launched"),
+    "has_any_global_hook": Part(
+        "torch.nn.modules.module:_has_any_global_hook", "whether hooks of all modules would miss a swapped one"
+    ),
+    "NormBase": Part("torch.nn.modules.batchnorm:_NormBase", "norms that patch leaves, by their kind"),
+    "call_module": Part("torch.nn.modules.module.Module:_call_impl", "where a module's call begins, for source lines"),
 }
 
 
@@ -102,6 +131,14 @@ def find(name: str) -> Any:
         raise Missing(
             f"{library} {version} has no {part.path.replace(':', '.')}, needed for: {part.purpose}"
         ) from error
+
+
+def loaded(name: str) -> Any:
+    """The part where its module is imported already; None where nothing has imported it, or this version lacks it."""
+    try:
+        return find(name) if PARTS[name].path.partition(":")[0] in sys.modules else None
+    except Missing:
+        return None
 
 
 def _module(path: str) -> Any:

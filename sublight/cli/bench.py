@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from sublight.cost import DIRECTIONS
 from sublight.errors import BadInput, one_of
 
 if TYPE_CHECKING:
-    from sublight.results import Run
+    from sublight.results import Result, Run
 
 
 def measure(
@@ -22,12 +23,15 @@ def measure(
     directions: Sequence[str],
     quick: bool,
 ) -> tuple[Run, bool]:
-    """The run, and whether it was interrupted."""
+    """The run, and whether it was interrupted. A name like cuda:matmul is a ladder of CUDA C++ kernels."""
     from sublight import ops
     from sublight.limits.run import this_machine
     from sublight.report.draw import console
 
-    chosen = [ops.find(name) for name in names] or ops.OPS
+    steps = [case for name in names if is_ladder(name) for case in _steps(name, shapes, dtypes, quick)]
+    if steps and (given := [*against, *directions]):
+        raise BadInput(f"{given[0]} is not for ladders, whose steps are all timed, forward: leave it out")
+    chosen = [ops.find(name) for name in names if not is_ladder(name)] or ([] if steps else ops.OPS)
     for op in chosen if shapes else ():
         for words in shapes:
             op.parse_shape(words)  # before anything is measured: a mistake must not cost a minute
@@ -38,6 +42,11 @@ def measure(
     ways: Any = [one_of("direction", word, DIRECTIONS) for word in directions]
     cli_output.say_what_is_passed_over(kind or "")
     machine = this_machine(kind)
+    if steps and machine.kind != "cuda":
+        raise BadInput(
+            "CUDA C++ ladders are timed on an NVIDIA GPU: docs/cuda.md has an H200's figures, and "
+            "`python benchmarks/cuda_ladders.py --check` checks the kernels on a CPU"
+        )
     from sublight import bench
 
     with console.progress("limits") as progress:
@@ -55,10 +64,54 @@ def measure(
             quick=quick,
             progress=count,
         )
-    interrupted = len(run.rows) < count.total  # Ctrl-C keeps the rows that are done
+        rows = list(run.rows)
+        interrupted = len(rows) < count.total  # Ctrl-C keeps the rows that are done
+        if steps and not interrupted:
+            more, interrupted = _ladder_rows(steps, machine, limits, quick, progress)
+            run = dataclasses.replace(run, rows=(*rows, *more))
     if not interrupted and not any(row.median_s for row in run.rows):
         raise BadInput(f"nothing could be measured: {next((row.unavailable for row in run.rows), 'no such case')}")
     return run, interrupted
+
+
+BESIDE = {  # ladder: our op that computes the same of the same inputs
+    **{"gelu": "gelu_tanh", "layer_norm": "layer_norm", "matmul": "matmul"},
+    **{"softmax": "softmax", "transpose": "transpose"},
+}
+
+
+def is_ladder(name: str) -> bool:
+    return name.startswith("cuda:")
+
+
+def _steps(name: str, shapes: Sequence[str], dtypes: Sequence[str], quick: bool) -> list[Any]:
+    from sublight.extensions import LADDERS, timed
+
+    return timed.cases(timed.find(name, LADDERS), shapes, dtypes, is_quick=quick)
+
+
+def _ladder_rows(
+    steps: Sequence[Any], machine: Any, limits: Any, quick: bool, progress: Any
+) -> tuple[list[Result], bool]:
+    """A row for PyTorch, for our op that computes the same, and for each step; and whether Ctrl-C cut them short."""
+    from sublight import ops
+    from sublight.cost import shape_text
+    from sublight.extensions import timed
+
+    rows: list[Result] = []
+    try:
+        for done, case in enumerate(steps):
+            name = case.ladder.name
+            op = ops.find(BESIDE[name]) if name in BESIDE else None
+            others = {"sublight": op.call} if op and case.dtype in op.dtypes else {}
+            if progress:
+                progress(f"cuda:{name} {shape_text(case.shape)} {case.dtype}", done, len(steps))
+            rows += timed.rows(
+                case, machine.kind, machine.cache_bytes, limits, others=others, time_limit_s=0.05 if quick else None
+            )
+    except KeyboardInterrupt:
+        return rows, True
+    return rows, False
 
 
 def tune(json: str) -> None:
@@ -81,8 +134,6 @@ def tune(json: str) -> None:
 
 def of_ops(run: Run, names: Iterable[str]) -> Run:
     """The rows of these ops, or all."""
-    import dataclasses
-
     known = list(dict.fromkeys(row.op for row in run.rows))
-    wanted = [one_of("op in that file", name, known) for name in names] or known
+    wanted = [one_of("op in that file", name.removeprefix("cuda:"), known) for name in names] or known
     return dataclasses.replace(run, rows=tuple(row for row in run.rows if row.op in wanted))

@@ -18,6 +18,7 @@ from sublight.learn.progress import Progress, parse_due
 from sublight.learn.record import Exercise
 from sublight.learn.texts import HINTS, LANGUAGES, text_of
 from sublight.learn.verdict import Verdict
+from sublight.learn.words import say
 from sublight.report import learn as report
 from sublight.report import roadmap
 from sublight.results import write_file
@@ -84,21 +85,24 @@ def _chosen(request: Request) -> Exercise:
     if files:
         return find(max(files, key=lambda file: file.stat().st_mtime).stem)
     following = path.next_one(Progress().states()) or EXERCISES[0]
-    raise BadInput(f"which exercise? Name one, or begin with `sublight learn start {following.name}`")
+    words = "which exercise? Name one, or begin with `sublight learn start {name}`"
+    raise BadInput(say(request.lang, words, name=following.name))
 
 
 def _file(request: Request, exercise: Exercise) -> Path:
     file = Path(request.name) if request.name.endswith(".py") else FOLDER / f"{exercise.name}.py"
     if not file.is_file():
-        raise BadInput(f"there is no {file}: `sublight learn start {exercise.name}` writes learn/{exercise.name}.py")
+        words = "there is no {file}: `sublight learn start {name}` writes learn/{name}.py"
+        raise BadInput(say(request.lang, words, file=file, name=exercise.name))
     return file
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, language: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {file}: {error}; it must be a text file in UTF-8") from None
+        words = "cannot read {file}: {error}; it must be a text file in UTF-8"
+        raise BadInput(say(language, words, file=file, error=error)) from None
 
 
 def _show(request: Request) -> int:
@@ -113,7 +117,7 @@ def _start(request: Request) -> int:
     following = path.next_one(progress.states(), progress.goals())
     exercise = find(request.name) if request.name else following
     if exercise is None:
-        raise BadInput("every exercise has passed: name one to do it again")
+        raise BadInput(say(request.lang, "every exercise has passed: name one to do it again"))
     text, file = text_of(exercise, request.lang), FOLDER / f"{exercise.name}.py"
     is_new = not file.exists()
     if is_new:
@@ -122,7 +126,8 @@ def _start(request: Request) -> int:
             with file.open("x", encoding="utf-8") as target:  # never over what is there
                 target.write(exercise.starter())
         except OSError as error:
-            raise BadInput(f"cannot write {file}: {error.strerror}; go to a folder of your own") from None
+            words = "cannot write {file}: {error}; go to a folder of your own"
+            raise BadInput(say(request.lang, words, file=file, error=error.strerror)) from None
     data = {"exercise": exercise.name, "file": str(file), "is_new": is_new, "page": text.page}
     output.show(report.start_page(exercise, text, file, is_new=is_new), data, request.json)
     return 0
@@ -135,7 +140,7 @@ def _check(request: Request) -> int:
 
     exercise = _chosen(request)
     file = _file(request, exercise)
-    source = _read(file)
+    source = _read(file, request.lang)
     try:
         if not standing.is_wanted():
             raise standing.Unreachable
@@ -145,7 +150,7 @@ def _check(request: Request) -> int:
         gpu = target(request.gpu)
         with Crew() as crew:
             verdict = _checked(exercise, source, file, crew, gpu)
-    output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
+    output.show(report.verdict_page(verdict, request.lang), verdict.to_json(), request.json)
     return 0 if verdict.has_passed else 1
 
 
@@ -167,13 +172,15 @@ def _watch(request: Request) -> int:
     with Crew() as crew:
         try:
             while not passed:
-                source = _read(file) if file.is_file() else seen  # an editor may be replacing it just now
+                source = _read(file, request.lang) if file.is_file() else seen  # an editor may be replacing it just now
                 if source == seen or not source:
                     time.sleep(LOOK_S)
                     continue
                 seen = source
                 verdict = _checked(exercise, source, file, crew, gpu)
-                output.show(report.verdict_page(verdict, is_watched=True), verdict.to_json(), request.json)
+                output.show(
+                    report.verdict_page(verdict, request.lang, is_watched=True), verdict.to_json(), request.json
+                )
                 passed = verdict.has_passed
         except KeyboardInterrupt:
             return 0
@@ -183,18 +190,17 @@ def _watch(request: Request) -> int:
 def _hint(request: Request) -> int:
     exercise = _chosen(request)
     level = Progress().show_hint(exercise.name, HINTS)
-    hint = text_of(exercise, request.lang).hint(level)
-    data = {"exercise": exercise.name, "hint": level, "of": HINTS, "text": hint}
-    output.show(report.hint_page(exercise.name, hint, level, HINTS), data, request.json)
+    text = text_of(exercise, request.lang)
+    data = {"exercise": exercise.name, "hint": level, "of": HINTS, "text": text.hint(level)}
+    output.show(report.hint_page(exercise.name, text, level, HINTS), data, request.json)
     return 0
 
 
 def _solution(request: Request) -> int:
     exercise = _chosen(request)
     if not request.anyway and not Progress().state(exercise.name).has_passed:
-        raise BadInput(
-            f"{exercise.name} has not passed yet: `sublight learn hint {exercise.name}` helps on, --anyway shows it"
-        )
+        words = "{name} has not passed yet: `sublight learn hint {name}` helps on, --anyway shows it"
+        raise BadInput(say(request.lang, words, name=exercise.name))
     text = text_of(exercise, request.lang)
     data = {"exercise": exercise.name, "code": exercise.solution(), "text": text.explanation}
     output.show(report.solution_page(exercise, text), data, request.json)
@@ -215,7 +221,7 @@ def _ask(request: Request) -> int:
     address = None if request.out else ask.address_of()
     output.check_writable(request.out)
     output.check_apart((request.out, request.json), [str(file)])
-    source, verdict, note = _read(file), None, ""
+    source, verdict, note = _read(file, request.lang), None, ""
     try:
         gpu = target(request.gpu)
         with Crew() as crew:
@@ -227,13 +233,16 @@ def _ask(request: Request) -> int:
     data: dict[str, object] = {"exercise": exercise.name, "prompt": prompt, "sent_to": None, "answer": None}
     if request.out:
         write_file(prompt, Path(request.out))
-        output.show(f"written to {request.out}: give it to your assistant", data, request.json)
+        written = say(request.lang, "written to {file}: give it to your assistant", file=request.out)
+        output.show(written, data, request.json)
     elif address is None:
         output.show(RichText(prompt), data, request.json, whole_lines=True)
         if request.json != "-":
-            print(f"sublight: paste this to your assistant, or set {ask.URL} to send it", file=sys.stderr)
+            words = "paste this to your assistant, or set {variable} to send it"
+            print(f"sublight: {say(request.lang, words, variable=ask.URL)}", file=sys.stderr)
     else:
-        print(f"sublight: {address.model} at {address.url} is asked", file=sys.stderr)
+        words = "{model} at {url} is asked"
+        print(f"sublight: {say(request.lang, words, model=address.model, url=address.url)}", file=sys.stderr)
         answer = output.stream(ask.answer_of(address, prompt), silent=request.json == "-")
         data |= {"sent_to": address.url, "answer": answer}
         output.show("", data, request.json)
@@ -249,21 +258,22 @@ def _submit(request: Request) -> int:
 
     exercise = _chosen(request)
     if exercise.goal is None:
-        raise BadInput(f"{exercise.name} is right or wrong, and has no ranking: `sublight learn check` says which")
+        words = "{name} is right or wrong, and has no ranking: `sublight learn check` says which"
+        raise BadInput(say(request.lang, words, name=exercise.name))
     board = board_of()
     file, gpu = _file(request, exercise), target(request.gpu)
-    source = _read(file)
+    source = _read(file, request.lang)
     with Crew() as crew:
         verdict = _checked(exercise, source, file, crew, gpu)
     if not verdict.has_passed and not request.anyway:
-        output.show(report.verdict_page(verdict), verdict.to_json(), request.json)
-        raise BadInput(f"{exercise.name} has not passed here, so nothing was sent: --anyway sends it all the same")
+        output.show(report.verdict_page(verdict, request.lang), verdict.to_json(), request.json)
+        words = "{name} has not passed here, so nothing was sent: --anyway sends it all the same"
+        raise BadInput(say(request.lang, words, name=exercise.name))
     sent = board.send(verdict, source)
     with console.progress("board") as progress:
         entry = board.outcome(sent["id"], progress=progress and (lambda state: progress(state, 0, 1)))
-    output.show(
-        report.entry_page(entry, board.url), {**entry, "page": f"{board.url}/entry/{entry['id']}"}, request.json
-    )
+    shown = report.entry_page(entry, board.url, request.lang)
+    output.show(shown, {**entry, "page": f"{board.url}/entry/{entry['id']}"}, request.json)
     return 1 if entry["state"] == "rejected" else 0
 
 
@@ -279,8 +289,9 @@ def _next(request: Request) -> int:
 
 def _drop_goal(progress: Progress, name: str, request: Request) -> int:
     if not progress.drop_goal(name):
-        raise BadInput(f"{name} is no goal of yours: `sublight learn` shows your goals")
-    output.show(f"{name} is no goal any more", {"dropped": name}, request.json)
+        words = "{name} is no goal of yours: `sublight learn` shows your goals"
+        raise BadInput(say(request.lang, words, name=name))
+    output.show(say(request.lang, "{name} is no goal any more", name=name), {"dropped": name}, request.json)
     return 0
 
 
@@ -291,11 +302,12 @@ def _goal(request: Request) -> int:
             return _drop_goal(progress, find(request.name).name, request)
         due = parse_due(request.by) if request.by else ""
         if due and due < datetime.date.today().isoformat():
-            raise BadInput(f"--by {due} is past: name a day to come")
+            raise BadInput(say(request.lang, "--by {due} is past: name a day to come", due=due))
         progress.set_goal(find(request.name).name, due)
     goals, states = progress.goals(), progress.states()
     if not goals:
-        raise BadInput("no goal is set: `sublight learn goal softmax --by 2027-01-31` sets one")
+        words = "no goal is set: `sublight learn goal softmax --by 2027-01-31` sets one"
+        raise BadInput(say(request.lang, words))
     goal = next((each for each in goals if each.exercise == request.name), None) or next(
         (each for each in goals if path.way_to(find(each.exercise), states)), goals[0]
     )
@@ -314,7 +326,8 @@ def _export(request: Request) -> int:
     data = Progress().to_json()
     write_json(data, Path(request.name))
     count = len(data["attempts"])
-    output.show(f"{count} checks written to {request.name}", {"file": request.name, "attempts": count}, request.json)
+    words = say(request.lang, "{count} checks written to {file}", count=count, file=request.name)
+    output.show(words, {"file": request.name, "attempts": count}, request.json)
     return 0
 
 
@@ -322,7 +335,7 @@ def _import(request: Request) -> int:
     if not request.name:
         raise BadInput("import which file? `sublight learn import progress.json`")
     count = Progress().merge(Path(request.name))
-    words = f"{count} rows of {request.name} were new"
+    words = say(request.lang, "{count} rows of {file} were new", count=count, file=request.name)
     output.show(words, {"file": request.name, "rows": count}, request.json)
     return 0
 

@@ -77,8 +77,13 @@ def test_the_solution_waits_for_a_pass(say: Say) -> None:
 def test_texts_in_chinese(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "你的任务" in say("show", "copy", "--lang", "zh")[1]
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    assert "你的任务" in say("show", "copy")[1]
-    assert "Your task" in say("matmul")[1]  # not there yet in Chinese
+    for word in ("copy", "matmul", "histogram"):
+        assert "你的任务" in say(word)[1]
+    assert "第 1 个提示，共 3 个" in say("hint", "matmul")[1]
+    assert "已经建好" in say("start", "matmul")[1] and "原来就有" in say("start", "matmul")[1]
+    assert "下一个：sublight learn start copy" in say()[1] and "复制一个向量" in say("next")[1]
+    status, out, err = say("solution", "copy")
+    assert status == 2 and not out and "还没有通过" in err and err.count("\n") == 1
 
 
 def test_a_goal_shows_the_shortest_way(say: Say) -> None:

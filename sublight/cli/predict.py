@@ -13,7 +13,7 @@ from typing import Any
 from sublight.cli import output
 from sublight.cost.dtypes import find_dtype, is_floating, parse_dtype
 from sublight.errors import BadInput, one_of
-from sublight.predict import config, estimate, machine, plan
+from sublight.predict import config, estimate, machine, plan, precisions
 from sublight.predict.estimate import Prediction
 from sublight.predict.machine import Machine
 from sublight.predict.model import Model
@@ -52,9 +52,11 @@ class Request:
     changes: Sequence[str] = ()
     network: str = ""
     parallel: Parallel = ONE_GPU
+    overlap: bool = True
     plan: int = 0
     latency: str = ""
     census: bool = False
+    precisions: bool = False
     html: str = ""
     csv: str = ""
     json: str = ""
@@ -68,6 +70,7 @@ OPTIONS = {
     "contexts": "--context",
     "modes": "--mode",
     "parallel": "--tp, --pp, --dp or --ep",
+    "overlap": "--no-overlap",
 }
 CALIBRATES = "--calibrate measures this machine's GPU, and predicts nothing yet"
 OF_GPUS = ("trace", "gpus", "changes", "json")  # what a trace needs to know
@@ -91,7 +94,9 @@ def command(request: Request) -> None:
         )
         return show_elsewhere(request)
     if request.plan or request.latency:
-        refuse(request, "--plan gives one table and tries every split", ["census", "csv", "html", "parallel"])
+        refuse(
+            request, "--plan gives one table and tries every split", ["census", "precisions", "csv", "html", "parallel"]
+        )
         return show_plans(request)
     show_steps(request)
 
@@ -138,13 +143,28 @@ def show_steps(request: Request) -> None:
     from sublight.report.predict import data, terminal
 
     model, precision, found = answer(request)
-    document = data.to_json(model, precision, found)
+    document = data.to_json(model, precision, found, in_every_precision(request, found))
     refuse_misfit(document)
     if request.html:
         write_html(document, found, request.html)
     if request.csv:
         write_file(data.to_csv(found, ops=request.census), Path(request.csv))
     output.show(terminal.page(document, census=request.census), document, request.json)
+
+
+def in_every_precision(request: Request, found: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    """With --precisions: the first step of each kind, on the same GPUs."""
+    if not request.precisions:
+        return ()
+    if request.weights or request.dtype:
+        raise BadInput("--precisions shows every data type: leave out --dtype and --weights")
+    if all(each.step.trains for each in found):
+        raise BadInput("--precisions compares inference, not training: add --mode decode, or leave --mode out")
+    machines = {each.machine.label: each.machine for each in found}
+    steps = list(dict.fromkeys(each.step for each in found))
+    return precisions.side_by_side(
+        found[0].model, list(machines.values()), steps, price_per_hour=found[0].price_per_hour
+    )
 
 
 def numbers(words: Iterable[str], what: str) -> list[int]:
@@ -274,6 +294,7 @@ def steps_of(request: Request, model: Model, precision: Precision) -> list[Step]
             lora=request.lora or None,
             eager=request.eager,
             parallel=request.parallel,
+            overlap=request.overlap,
         )
         for mode, batch, context in product(modes, batches, contexts)
     ]
@@ -331,7 +352,7 @@ def refuse_misfit(document: dict[str, Any]) -> None:
     from sublight.report.predict.terminal import misfit
 
     rows = document["predictions"]
-    if len(rows) == 1 and not rows[0]["fits"]:
+    if len(rows) == 1 and not rows[0]["fits"] and not document["precisions"]:
         raise BadInput(" ".join([f"{misfit(rows[0])}.", *document["model"]["notes"]]).removesuffix("."))
 
 

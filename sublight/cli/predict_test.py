@@ -134,6 +134,32 @@ def test_few_bits_are_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert adapted["predictions"][0]["memory_bytes"]["weights"] < 5e9
 
 
+def test_data_types_stand_side_by_side_with_whose_accuracy_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*LLAMA, "--gpu", "a100,h200", "--mode", "decode", "--precisions"]
+    found = answer(capsys, *words)
+    rows = {(row["gpu"], row["precision"]["products"], row["precision"]["weights"]): row for row in found["precisions"]}
+    assert ("h200", "float8_e4m3fn", "float8_e4m3fn") in rows and len(rows) == 4 + 5  # an A100 has no fp8 products
+    times = [rows["h200", "bfloat16", kind]["expected_s"] for kind in ("int4", "int8", "bfloat16")]
+    assert times == sorted(times) and rows["h200", "bfloat16", "bfloat16"]["expected_s"] == times[2]
+    rise = rows["h200", "bfloat16", "int4"]["precision"]["perplexity_rise"]
+    assert 0.016 < rise["least"] < rise["most"] < 0.019
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main.run(words) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "+1.7 to 1.8 %" in shown and "of a character model (4 layers of 256" in shown and "not of llama-3-8b" in shown
+    )
+    assert main.run([*LLAMA, "--gpu", "h200", "--mode", "decode", "--weights", "int4"]) == 0
+    assert "Perplexity in bf16, weights int4: +1.7 to 1.8 %, of a character" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    for wrong in (["--weights", "int4"], ["--mode", "train"]):
+        assert main.run([*LLAMA, "--gpu", "h200", "--precisions", *wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
 def test_a_batch_that_does_not_fit_says_by_how_much_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*LLAMA, "--gpu", "h100", "--mode", "decode", "--batch", "500"]) == 2
     line = capsys.readouterr().err

@@ -92,6 +92,7 @@ BY_HAND = (
     ("scaled_matmul", {"m": 2, "n": 3, "k": 4, "block": 2}, "fwd", 2 * (8 + 12) + 4 * 10, 2 * 6, 48),
     ("rms_norm_linear", {"n": 3, "k": 8, "gated": 0}, "fwd", 16 + 16 + 48, 6, 48),
     ("rms_norm_linear", {"n": 3, "k": 8, "gated": 1}, "fwd", 16 + 16 + 96, 6, 96),
+    ("row_linear", {"n": 3, "k": 8, "bits": 4, "group": 4, "gated": 1}, "fwd", 16 + 16 + 24 + 48, 6, 96),
     ("grouped_matmul", {"m": 6, "n": 3, "k": 4, "groups": 2}, "fwd", 48 + 48, 36, 144),
     ("moe_routing", {"tokens": 4, "experts": 8, "top_k": 2}, "fwd", 64, 8 * (4 + 4), 5 * 32),
     ("moe_experts", {"tokens": 4, "hidden": 8, "inner": 16, "experts": 16, "top_k": 2}, "fwd",

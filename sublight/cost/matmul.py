@@ -71,6 +71,21 @@ def rms_norm_linear(shape: Shape, dtype: str, direction: Direction) -> Cost:
     return over([x, dense(dtype, k), weight], [y], flops={matmul_limit(dtype): 2.0 * weight.numel})
 
 
+def row_linear(shape: Shape, dtype: str, direction: Direction) -> Cost:
+    """One row by a packed weight, normed on its way; a gated weight has two rows for each result."""
+    n, k = shape["n"], shape["k"]
+    rows = n * (2 if shape.get("gated") else 1)
+    x, y = dense(dtype, 1, k), dense(dtype, 1, n)
+    weight_bytes = -(-rows * k * shape["bits"] // 8)
+    scales_bytes = 2 * size_bytes(rows * -(-k // shape["group"]), dtype)  # and zeros
+    # read x, the norm's weight, the packed one, its scales and zeros, write y
+    return Cost(
+        read_bytes=x.bytes + dense(dtype, k).bytes + weight_bytes + scales_bytes,
+        write_bytes=y.bytes,
+        flops={matmul_limit(dtype): 2.0 * rows * k},
+    )
+
+
 def scaled_matmul(shape: Shape, dtype: str, direction: Direction) -> Cost:
     """8-bit codes with scales in fp32: one of each row and column, or of each `block` of k in them; out in 16 bits."""
     m, n, k, block = shape["m"], shape["n"], shape["k"], shape["block"]

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sublight import units
+from sublight.errors import BadInput
+
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
 Shape = Mapping[str, int]  # {"rows": 4096, "cols": 1024}
@@ -68,3 +71,37 @@ def shape_text(shape: Shape) -> str:
     '4096x1024'
     """
     return "x".join(str(size) for size in shape.values())
+
+
+def parse_shape(words: str, of: str, example: Shape, options: Mapping[str, tuple[int, ...]] | None = None) -> Shape:
+    """`4096x1024` in the order of the example's keys, or `rows=4096,cols=1024` in any order, options among them.
+
+    >>> parse_shape("64x2k", "softmax", {"rows": 1, "cols": 1})
+    {'rows': 64, 'cols': 2000}
+    >>> parse_shape("cols=3,rows=2", "softmax", {"rows": 1, "cols": 1})
+    {'rows': 2, 'cols': 3}
+    """
+    options = options or {}
+    keys = tuple(key for key in example if key not in options)
+    named_example = ",".join(f"{key}={size}" for key, size in example.items())
+    usage = f"write {shape_text({key: example[key] for key in keys})} or {named_example}"
+    sizes, _, named = words.partition(",") if "=" not in words.partition(",")[0] else ("", "", words)
+    try:
+        pairs = [part.split("=", 1) for part in named.split(",")] if named else []
+        shape = {key.strip(): units.parse_quantity(value) for key, value in pairs}
+        if len(shape) != len(pairs):
+            raise ValueError("a dimension is given twice")
+        if sizes:
+            in_order = [units.parse_quantity(part) for part in sizes.lower().split("x")]
+            if not shape.keys().isdisjoint(keys):
+                raise ValueError("a dimension is given twice")
+            shape |= dict(zip(keys, in_order, strict=True))
+    except ValueError:
+        raise BadInput(f"shape {words!r} does not fit {of}: {usage}") from None
+    shape = {key: values[0] for key, values in options.items()} | shape
+    if set(shape) != {*keys, *options} or min(shape[key] for key in keys) < 1:
+        raise BadInput(f"shape {words!r} does not fit {of}: {usage}, each at least 1")
+    for key, values in options.items():
+        if shape[key] not in values:
+            raise BadInput(f"{key}={shape[key]} is none of {of}'s: use {', '.join(map(str, values))}")
+    return {key: shape[key] for key in (*keys, *options)}

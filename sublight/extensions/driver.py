@@ -34,16 +34,22 @@ def _library() -> ctypes.CDLL:
         raise BadInput("no libcuda.so.1: there is no NVIDIA driver here (`sublight doctor` says more)") from None
 
 
-def _check(result: int, what: str) -> None:
+def checked(result: int, what: str) -> None:
+    """A `DriverError` where a call of the driver returned one."""
     if result:
         name = ctypes.c_char_p()
         _library().cuGetErrorName(result, ctypes.byref(name))
         raise DriverError(f"{what}: {(name.value or b'unknown error').decode()} ({result})")
 
 
-def call(function: str, *arguments: Any) -> None:
+def function(name: str) -> Any:
     """A function of the driver by its name in libcuda (cuMemAlloc_v2): ctypes passes a plain int as 32 bits."""
-    _check(getattr(_library(), function)(*arguments), function)
+    return getattr(_library(), name)
+
+
+def call(name: str, *arguments: Any) -> None:
+    """The same, called: what it returns is checked."""
+    checked(function(name)(*arguments), name)
 
 
 def pointers_to(arguments: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -76,16 +82,16 @@ class OnGpu:
         self._module = ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.empty(1, device=device)
-            _check(_library().cuModuleLoadData(ctypes.byref(self._module), image), f"load {source}")
+            checked(_library().cuModuleLoadData(ctypes.byref(self._module), image), f"load {source}")
         self._functions: dict[str, ctypes.c_void_p] = {}
 
     def _function(self, kernel: str, shared_bytes: int) -> ctypes.c_void_p:
         if kernel not in self._functions:
             function = ctypes.c_void_p()
             name = kernel.encode()
-            _check(_library().cuModuleGetFunction(ctypes.byref(function), self._module, name), f"find {kernel}")
+            checked(_library().cuModuleGetFunction(ctypes.byref(function), self._module, name), f"find {kernel}")
             if shared_bytes > STATIC_SHARED_BYTES:
-                _check(_library().cuFuncSetAttribute(function, _SHARED_BYTES, shared_bytes), f"shared of {kernel}")
+                checked(_library().cuFuncSetAttribute(function, _SHARED_BYTES, shared_bytes), f"shared of {kernel}")
             self._functions[kernel] = function
         return self._functions[kernel]
 
@@ -93,7 +99,7 @@ class OnGpu:
         """How many blocks of a kernel without dynamic shared memory run at the same time: all that may cooperate."""
         count = ctypes.c_int()
         function = self._function(kernel, 0)
-        _check(
+        checked(
             _library().cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 ctypes.byref(count), function, threads, ctypes.c_size_t(0)
             ),
@@ -118,4 +124,4 @@ class OnGpu:
         sizes = (*grid, 1, 1)[:3] + (*threads, 1, 1)[:3]
         make = _library().cuLaunchCooperativeKernel if cooperative else _library().cuLaunchKernel
         extra = () if cooperative else (None,)
-        _check(make(function, *sizes, shared_bytes, stream, pointers, *extra), f"launch {kernel}")
+        checked(make(function, *sizes, shared_bytes, stream, pointers, *extra), f"launch {kernel}")

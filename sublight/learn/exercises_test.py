@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from sublight import gpus
 from sublight.errors import BadInput
 from sublight.learn.exercises import CHAPTERS, EXERCISES, find
+from sublight.learn.grade.goal import floor_s
 from sublight.learn.grade.scan import scan
 from sublight.learn.record import EXERCISES_FOLDER, Exercise
-from sublight.learn.texts import HINTS, SECTIONS, Text, parse
+from sublight.learn.texts import HINTS, LANGUAGES, SECTIONS, Text, parse
 
 CODE = re.compile(r"`([^`\n]+)`")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+LEFT_IN_ENGLISH = re.compile(r"(?:\b[A-Za-z]+,? ){5}")  # five words in a row
+LARGE = {"million million": 10**12, "million": 10**6, "billion": 10**9, "万亿": 10**12, "万": 10**4, "亿": 10**8}
+FIGURE = re.compile(rf"(?<![\w.])(\d[\d,]*(?:\.\d+)?) ?({'|'.join(LARGE)})?")
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TEXTS = [
-    pytest.param(exercise, file, id=f"{exercise.name}-{file.stem}")
+    pytest.param(exercise, exercise.folder / f"{language}.md", id=f"{exercise.name}-{language}")
     for exercise in EXERCISES
-    for file in sorted(exercise.folder.glob("*.md"))
+    for language in LANGUAGES
 ]
 
 
@@ -52,17 +61,84 @@ def test_texts_are_whole_and_hints_are_true(exercise: Exercise, file: Path) -> N
     assert f"`{exercise.signature}`" in text.page
 
 
+@pytest.mark.parametrize("exercise", [each for each in EXERCISES if each.goal], ids=lambda each: each.name)
+def test_the_least_time_that_a_page_names_is_the_floor(exercise: Exercise) -> None:
+    assert exercise.goal
+    why = texts_of(exercise)[0].sections["why"]
+    floor_us = 1e6 * floor_s(gpus.find("h200"), exercise.least_cost(exercise.goal.shape, exercise.goal.dtype))
+    assert [each for each in re.findall(r"(\d+) µs on an H200", why) if int(each) != round(floor_us)] == []
+
+
 def test_a_hint_that_is_not_true_is_found() -> None:
     exercise = find("copy")
     words = (exercise.folder / "en.md").read_text(encoding="utf-8").replace("`mask = place < n`", "`mask = place <= n`")
     assert untrue(parse(words, "en"), exercise) == ["mask = place <= n"]
 
 
-def test_languages() -> None:
-    for exercise in EXERCISES:
-        assert (exercise.folder / "en.md").exists()
-        if exercise.chapter in ("first", "rows"):
-            assert (exercise.folder / "zh.md").exists()
+def figures(words: str) -> set[Decimal]:
+    """The numbers of a text outside of its code, by value.
+
+    >>> sorted(map(int, figures("2 · 4.3 billion reads, `BLOCK = 64`"))) == sorted(map(int, figures("读 2 · 43 亿次")))
+    True
+    """
+    found = FIGURE.findall(CODE.sub("", FENCED.sub("", words)))
+    return {(Decimal(digits.replace(",", "")) * LARGE.get(scale, 1)).normalize() for digits, scale in found}
+
+
+def apart(english: str, chinese: str) -> list[str]:
+    """What two languages of one section do not have in common: paragraphs, list items, code, figures."""
+    both = (english, chinese)
+    faults = [
+        f"{name}: {sizes}"
+        for name, sizes in (
+            ("paragraphs", [len(words.split("\n\n")) for words in both]),
+            ("list items", [len(re.findall("^- ", words, re.MULTILINE)) for words in both]),
+            ("lines of code", [[block.count("\n") for block in FENCED.findall(words)] for words in both]),
+        )
+        if sizes[0] != sizes[1]
+    ]
+    pieces = [set(CODE.findall(FENCED.sub("", words))) for words in both]
+    faults += [f"code: {piece}" for piece in sorted(pieces[0] ^ pieces[1])]
+    lines = [[line for block in FENCED.findall(words) for line in block.splitlines()] for words in both]
+    faults += [f"code: {line}" for line in lines[1] if line not in lines[0] and not CHINESE.search(line)]
+    in_words = {Decimal(n) for n, word in enumerate(NUMBERS) if re.search(rf"\b{word}\b", english.lower())}
+    faults += [f"figure: {figure}" for figure in sorted(figures(english) - figures(chinese))]
+    faults += [f"figure: {figure}" for figure in sorted(figures(chinese) - figures(english) - in_words)]
+    prose = re.sub(r'"[^"\n]*"', "", CODE.sub("", FENCED.sub("", chinese)))  # what a check says is quoted as it is
+    faults += [f"not translated: {words}" for words in LEFT_IN_ENGLISH.findall(prose)]
+    if re.search("[A-Za-z]{3}", prose) and not CHINESE.search(prose):
+        faults.append("no word of Chinese")
+    return faults
+
+
+def texts_of(exercise: Exercise) -> list[Text]:
+    return [parse((exercise.folder / f"{each}.md").read_text(encoding="utf-8"), each) for each in ("en", "zh")]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda each: each.name)
+def test_both_languages_say_the_same(exercise: Exercise) -> None:
+    english, chinese = texts_of(exercise)
+    faults = {key: apart(english.sections[key], chinese.sections[key]) for key in SECTIONS}
+    assert {key: found for key, found in faults.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fault"),
+    [
+        ("32 µs", "31 µs", ["figure: 32", "figure: 31"]),
+        ("有四处", "有 4 处", []),  # four, in words
+        ("`place` 是向量", "place 是向量", ["code: place"]),
+        ("program:       0", "program:       7", ["code: program:       7            1             2"]),
+        ("\n- 忘了 `program * BLOCK`：", "", ["list items: [4, 3]", "code: program * BLOCK"]),
+    ],
+)
+def test_a_difference_between_languages_is_found(right: str, wrong: str, fault: list[str]) -> None:
+    english, chinese = texts_of(find("copy"))
+    changed = {key: words.replace(right, wrong) for key, words in chinese.sections.items()}
+    assert changed != chinese.sections
+    faults = [each for key, words in changed.items() for each in apart(english.sections[key], words)]
+    assert faults == fault
+    assert apart(english.sections["why"], english.sections["why"])  # a file that is only a copy
 
 
 @pytest.mark.parametrize("name", [each.name for each in EXERCISES if each.apart])

@@ -8,7 +8,7 @@ memory: `add(x, y, out)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ from sublight.cost import find as find_cost
 
 EXERCISES_FOLDER = Path(__file__).parent / "exercises"
 DTYPES = ("float32", "bfloat16")
-Kind = Literal["kernel", "paper"]  # what a submission is: a kernel and its launch, or arithmetic in plain Python
+Kind = Literal["kernel", "paper", "cuda"]  # what a submission is: Triton and its launch, plain Python, or CUDA C++
+CUDA = ".cu"  # ends the name of an exercise's variant in CUDA C++
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,25 @@ def rounded_once(reference: Call) -> Call:
     return call
 
 
+def in_cuda(exercise: Exercise, **changes: Any) -> Exercise:
+    """The same exercise in CUDA C++: in float32 unless changed, all tensors without gaps."""
+
+    def problem() -> Problem:
+        plain = exercise.problem()
+
+        def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
+            return tuple(x.contiguous() for x in plain.inputs(shape, dtype, device, seed))
+
+        return Problem(reference=lambda *given: _contiguous(plain.outputs(given)), inputs=inputs)
+
+    same = {"name": f"{exercise.name}{CUDA}", "kind": "cuda", "dtypes": ("float32",), "problem": problem, "answers": {}}
+    return replace(exercise, **{**same, **changes})
+
+
+def _contiguous(results: Inputs) -> Inputs:
+    return tuple(y.contiguous() for y in results)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """What a correct kernel must reach at this shape: a fraction of the GPU's limit."""
@@ -87,7 +107,7 @@ class Goal:
 class Exercise:
     """One step on the way."""
 
-    name: str  # of its folder, of the learner's file and of the function in it
+    name: str  # of its folder, of the learner's file and of the function in it; add.cu is add in CUDA C++
     chapter: str  # a key of CHAPTERS
     problem: Callable[[], Problem]
     cost: str | Callable[[Shape, str], Cost]  # an op's name, or the arithmetic where there is no op
@@ -105,23 +125,36 @@ class Exercise:
     @property
     def sizes_on(self) -> str:
         """The device of tensors that are made for their sizes alone."""
-        return "meta" if self.kind == "kernel" else "cpu"
+        return "cpu" if self.kind == "paper" else "meta"
+
+    @property
+    def function(self) -> str:
+        return self.name.removesuffix(CUDA)
+
+    @property
+    def file(self) -> str:
+        """What the learner's file is called."""
+        return self.name if self.kind == "cuda" else f"{self.name}.py"
 
     @property
     def folder(self) -> Path:
-        return EXERCISES_FOLDER / self.chapter / self.name
+        return EXERCISES_FOLDER / self.chapter / self.function
 
     @property
     def signature(self) -> str:
-        """A kernel's launch writes into outputs that it is given; a paper step returns them."""
-        written = self.outputs if self.kind == "kernel" else ()
-        return f"{self.name}({', '.join((*self.arguments, *written))})"
+        """A kernel's launch writes into outputs that it is given; a paper step returns them. CUDA C++ gets sizes, too."""
+        written = self.outputs if self.kind != "paper" else ()
+        sizes = tuple(self.sizes) if self.kind == "cuda" else ()
+        return f"{self.function}({', '.join((*self.arguments, *written, *sizes))})"
 
     def starter(self) -> str:
-        return (self.folder / "starter.py").read_text(encoding="utf-8")
+        return self._code("starter")
 
     def solution(self) -> str:
-        return (self.folder / "solution.py").read_text(encoding="utf-8")
+        return self._code("solution")
+
+    def _code(self, name: str) -> str:
+        return (self.folder / f"{name}{CUDA if self.kind == 'cuda' else '.py'}").read_text(encoding="utf-8")
 
     def least_cost(self, shape: Shape, dtype: str) -> Cost:
         """What no implementation goes below."""

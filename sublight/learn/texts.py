@@ -45,9 +45,10 @@ def text_of(exercise: Exercise, language: str) -> Text:
     """In that language where it is there, else in English."""
     if language not in LANGUAGES:
         raise BadInput(f"unknown language {language!r}: use {' or '.join(LANGUAGES)}")
-    file = exercise.folder / f"{language}.md"
+    start = "cuda." if exercise.kind == "cuda" else ""
+    file = exercise.folder / f"{start}{language}.md"
     if not file.exists():
-        language, file = "en", exercise.folder / "en.md"
+        language, file = "en", exercise.folder / f"{start}en.md"
     return parse(file.read_text(encoding="utf-8"), language)
 
 

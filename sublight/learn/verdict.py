@@ -53,6 +53,17 @@ class KernelFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What the grader's clock showed at the goal's size, on a GPU."""
+
+    seconds: float  # of one call, the median of the runs
+    runs_s: tuple[float, ...]
+    calls: int  # in each run
+    sets: int  # of buffers
+    method: str  # graph: launches in CUDA graphs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What one check of one file came to."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from sublight import timing
+from sublight.backend import private
 from sublight.limits.probe import Context, Probe
 from sublight.results import Limit
 
@@ -47,7 +48,7 @@ def _wait(how: str) -> tuple[float, float]:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     start.record()
-    torch.cuda._sleep(WAIT_CYCLES)
+    private.sleep(WAIT_CYCLES)
     end.record()
     cpu = time.thread_time()
     end.synchronize()

@@ -38,6 +38,11 @@ class Machine:
     gpu: gpus.Gpu | None
 
     @property
+    def cache_bytes(self) -> int:
+        """Of its last cache; where that is not known, as much as most have."""
+        return self.gpu.l2_bytes if self.gpu and self.gpu.l2_bytes else 32 * 2**20
+
+    @property
     def cache_path(self) -> Path:
         safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.uuid}-{self.driver}")
         return cache_folder() / "limits" / f"{safe}.json"

@@ -19,6 +19,7 @@ from sublight.ops.gated.gated import GEGLU, SWIGLU
 from sublight.ops.matmul.grouped_matmul import GROUPED_MATMUL
 from sublight.ops.matmul.low_bit_matmul import LOW_BIT_MATMUL
 from sublight.ops.matmul.matmul import MATMUL
+from sublight.ops.matmul.row_linear import ROW_LINEAR
 from sublight.ops.matmul.scaled_matmul import SCALED_MATMUL
 from sublight.ops.moe.moe_experts import MOE_EXPERTS
 from sublight.ops.movement.compact import COMPACT
@@ -64,6 +65,7 @@ OPS = (
     ADD_LAYER_NORM,
     ADD_RMS_NORM,
     RMS_NORM_LINEAR,
+    ROW_LINEAR,
     EMBEDDING,
     ADAMW,
     ADAMW_CLIPPED,

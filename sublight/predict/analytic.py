@@ -26,7 +26,8 @@ TILE = 128 * 128  # elements of a product, in which `store_s` is given
 ROWS = 128  # queries of a block of attention, and keys that it takes at a time
 BLOCKS = 2  # of one sequence and head in decoding that an SM holds
 ON_CHIP = 1 << 18  # bytes of registers, in which a program keeps its row
-ALIGNED = 16  # bytes that a thread loads at once
+ALIGNED = 16  # elements: Triton knows of a row's length only whether this divides it
+PROGRAM_BYTES = 1 << 14  # that one program of a flat op moves
 KEPT, LOST = 0.4, 0.8  # of the L2: what less than that is touched in turn stays there, more than this does not
 
 
@@ -149,10 +150,10 @@ def decode_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """How an op that moves bytes walks: along rows of so many elements, or flat over all of them (length 1)."""
+    """How an op that moves bytes walks: along so many rows of so many elements, or flat over all of them (length 1)."""
 
     length: int = 1
-    itemsize: int = 2
+    count: int = 0  # 0: flat
     kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
 
     @property
@@ -162,20 +163,28 @@ class Rows:
 
     @property
     def is_odd(self) -> bool:
-        """Rows do not begin where a thread's loads do."""
-        return self.length > 1 and self.length * self.itemsize % ALIGNED > 0
+        """Triton does not know that rows begin where whole vectors do, and loads element by element."""
+        return self.length % ALIGNED > 0 if self.length > 1 else False
 
     @property
     def is_plain(self) -> bool:
         return not self.is_long and not self.is_odd
 
 
-def stream_s(moved_bytes: int, launches: int, rate_bytes_per_s: float, fitted: Parameters, rows: Rows) -> float:
-    """A launch, then bytes at nearly the memory's rate: less where a row is too long to stay on the chip, or where
-    rows do not begin at a multiple of 16 bytes."""
-    share = fitted["stream"]
+def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, rows: Rows, cold: float = 1.0) -> float:
+    """Launches, then bytes at nearly the memory's rate, which takes many SMs to saturate: rows go to the SMs in waves.
+
+    The rate is less where a row is too long to stay on the chip, or where rows do not begin at whole vectors.
+    """
+    share = 1.0
     if rows.is_long:
         share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
     if rows.is_odd:
         share *= fitted["odd"]
-    return launches * fitted["launch_s"] + moved_bytes / (share * rate_bytes_per_s)
+    programs = rows.count or math.ceil(moved_bytes / PROGRAM_BYTES)
+    waves = math.ceil(programs / rates.sms)
+    power = fitted["blend"]
+    of_memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
+    of_sm = waves * moved_bytes / programs / (fitted["sm_share"] * rates.bytes_per_s / rates.sms)
+    moving = (of_memory**power + of_sm**power) ** (1 / power) / share
+    return launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + moving

@@ -16,6 +16,8 @@ from sublight.predict.model import Model
 from sublight.predict.operation import Operation, weight_tensors
 from sublight.predict.step import Parallel, Step
 
+GRADIENTS = "gradient all-reduce"  # the op of data parallel training
+
 
 def backward(builder: Builder) -> Iterator[Operation]:
     """The gradients, last op first; with checkpointing each layer's forward ops come again before them."""
@@ -40,7 +42,7 @@ def backward(builder: Builder) -> Iterator[Operation]:
                 yield replace(op, direction="bwd", cost=movement.lookup_backward(dy, table, dense("int64", rows)))
         elif op.name == "weighted sum":
             yield replace(op, direction="bwd")  # the same bytes the other way
-        elif op.op == "layer_norm" and builder.model.family == "convolution":
+        elif op.op == "batch_norm":
             x, weight = dense(op.dtype, op.shape["rows"], op.shape["cols"]), dense(op.dtype, op.shape["cols"])
             spent = norm.backward(x, x, weight, gradients=(weight, weight), kind=norm.CENTERED)
             yield replace(op, direction="bwd", cost=spent)
@@ -50,7 +52,7 @@ def backward(builder: Builder) -> Iterator[Operation]:
         shape = {"numel": trained(builder.model, step), "ranks": step.parallel.data, "span": step.parallel.gpus}
         spent = cost.find("all_reduce")(shape, step.precision.gradients, "fwd")
         yield Operation(
-            name="gradient all-reduce",
+            name=GRADIENTS,
             op="all_reduce",
             kind="link",
             shape=shape,

@@ -14,7 +14,7 @@ from typing import Any
 from sublight.errors import BadInput
 from sublight.gpus import Gpu, detect
 from sublight.limits import run as limits_run
-from sublight.predict import fit, machine, rows
+from sublight.predict import fit, machine, memory_ops, rows
 from sublight.predict.machine import Machine
 from sublight.results import Limits
 
@@ -61,7 +61,7 @@ def run(name: str, *, seconds: float = MEASURE_S, progress: Progress | None = No
     limits = limits_run.run(kind="cuda", quick=True, only=LIMITS, progress=progress)
     here = machine.of_gpu(described(name, known, limits))
     measured: list[dict[str, Any]] = []
-    drawn = list(rows.cases(0))
+    drawn = list(rows.cases(0, streams=memory_ops.BASIC))
     until = time.monotonic() + seconds
     for kind, shape in drawn:
         if time.monotonic() > until:
@@ -89,7 +89,7 @@ def fitted(here: Machine, measured: list[dict[str, Any]]) -> tuple[list[dict[str
         parameters, table, check = fit.checked(kind, here, of_kind, SOURCE)
         tables.append(table | {"parameters": parameters})
         checks.append(check | {"kind": kind})
-    light = [row | {"bound": "memory"} for row in measured if row["op"] in rows.MEMORY_OPS]
+    light = [row | {"bound": "memory"} for row in measured if row["op"] in {each.op for each in memory_ops.BASIC}]
     if len(light) >= LEAST_ROWS:
         parameters, of_ops, (check, *_) = fit.streams(here, light, SOURCE)
         flat = {"values": [0.0] * len(of_ops[0]["values"]), "rows": len(light), "parameters": parameters}

@@ -37,7 +37,7 @@ def test_a_slower_gpu_is_predicted_as_slow(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(calibrate, "detect", lambda: gpus.find("h200"))
     monkeypatch.setattr(calibrate.limits_run, "run", lambda **options: reached)
     monkeypatch.setattr(rows, "COUNTS", {"product": 24, "decode attention": 1})
-    monkeypatch.setattr(rows, "cases", lambda seed: [("product", drawn(seed)) for seed in range(24)])
+    monkeypatch.setattr(rows, "cases", lambda seed, streams: [("product", drawn(seed)) for seed in range(24)])
     monkeypatch.setattr(rows, "measured", measured)
     monkeypatch.setattr(analytic, "TILES", analytic.TILES[4:9:2])  # a shorter test
     found = calibrate.run("mine")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sublight.predict import census, memory
 from sublight.predict import expected as op_times
+from sublight.predict.backward import GRADIENTS
 from sublight.predict.expected import Timed
 from sublight.predict.machine import Machine
 from sublight.predict.memory import USABLE, Memory
@@ -25,14 +26,15 @@ class TimedOperation:
     timed: Timed
     runs: int  # the time of so many, those of a pipeline that fills and drains included
     useful: int  # of them, those that do something
+    hidden_s: float = 0.0  # of a link's time: what passes while other ops run
 
     @property
     def expected_s(self) -> float:
-        return self.runs * self.timed.expected_s
+        return self.runs * self.timed.expected_s - self.hidden_s
 
     @property
     def floor_s(self) -> float:
-        return self.runs * self.timed.floor_s
+        return max(0.0, self.runs * self.timed.floor_s - self.hidden_s)
 
     @property
     def bound(self) -> str:
@@ -106,6 +108,11 @@ class Prediction(OfOps):
         return next(iter(self.bounds), "nothing")
 
     @property
+    def hidden_s(self) -> float:
+        """Time of links that passes while other ops run."""
+        return sum(op.hidden_s for op in self.ops)
+
+    @property
     def gpus(self) -> int:
         return self.step.parallel.gpus
 
@@ -169,6 +176,24 @@ def micro(step: Step) -> tuple[Step, int, int]:
     return replace(step, batch=-(-here // parts)), parts, rounds
 
 
+def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOperation, ...]:
+    """Gradients are summed over the GPUs while the backward pass of the layers before them runs: all but the last
+    bucket's, as long as that pass lasts. Of a pipeline's parts the last alone has whole gradients. No other link waits
+    for less: a cut product's sum, tokens on their way to experts and a stage's input are needed at once.
+    """
+    backward_s = sum(
+        op.operation.count * op.timed.expected_s
+        for op in ops
+        if op.operation.kind != "link" and (op.operation.direction == "bwd" or op.operation.name.endswith("(again)"))
+    )
+    return tuple(
+        replace(op, hidden_s=min(op.expected_s * (1 - 1 / buckets), backward_s))
+        if op.operation.name == GRADIENTS
+        else op
+        for op in ops
+    )
+
+
 def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
     part, parts, rounds = micro(step)
     ops = tuple(
@@ -180,6 +205,8 @@ def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float
         )
         for op in census.census(model, part)
     )
+    if step.overlap:
+        ops = overlapped(ops, buckets=max(1, model.layers // step.parallel.pipeline))
     held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
     return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
 

@@ -14,6 +14,8 @@ from sublight.predict.operation import Operation
 
 How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of its architecture; by figures alone
 ROW_LENGTHS = ("cols", "n", "vocab")  # names of a row's length in shapes; the first that is there
+ROW_COUNTS = ("rows", "outer", "tokens")  # and of how many
+FLAT = ("add", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu")  # ops without rows, whatever their shape is given by
 HALF = ("bfloat16", "float16")  # what the tables were measured in
 
 
@@ -76,11 +78,11 @@ def with_l2(op: Operation, l2_bytes: int, factor: float) -> Cost:
     return replace(op.cost, read_bytes=op.cost.read_bytes - round(kept * read))
 
 
-def rates_of(machine: Machine, dtype: str) -> Rates:
-    """The vendor's memory rate, and the products' rate that somebody reached."""
+def rates_of(machine: Machine, dtype: str | None = None) -> Rates:
+    """The vendor's memory rate, and the products' rate that somebody reached; none for an op without products."""
     gpu = machine.gpu
     return Rates(
-        flops_per_s=machine.reached(dtype),
+        flops_per_s=machine.reached(dtype) if dtype else 0.0,
         bytes_per_s=gpu.memory_bytes_per_s or 0.0,
         sms=gpu.sms or 1,
     )
@@ -92,7 +94,7 @@ def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
     if op.kind == "link":
         return "link", ()
     if op.kind == "stream":
-        return f"stream {op.op} {op.direction}", (max(op.cost.bytes, 1), rows_of(op.shape, op.direction).length)
+        return f"stream {op.op} {op.direction}", stream_sizes(op.cost.bytes, rows_of(op.op, op.shape, op.direction))
     if op.kind == "product":
         is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d"
         return "product", (shape["m"], shape["n"], shape["k"]) if is_plain else ()
@@ -109,11 +111,25 @@ def sizes_of(heads: Heads) -> tuple[float, ...]:
     return every, heads.keys, heads.heads / heads.kv_heads, heads.head_dim
 
 
-def rows_of(shape: Shape, direction: Direction) -> Rows:
-    """Of an op that moves bytes; one without rows, or that reduces over another dimension than the last, is flat."""
-    is_last = shape.get("inner", 1) == 1
-    length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1) if is_last else 1
-    return Rows(length=length, kept=2 if direction != "fwd" else 1)
+def rows_of(op: str, shape: Shape, direction: Direction) -> Rows:
+    """Of an op that moves bytes: what lies together in memory, and how often; all of it where each element is its own
+    affair, or where a shape has no rows."""
+    kept = 2 if direction != "fwd" else 1
+    if op in FLAT:
+        return Rows(kept=kept)
+    if "head_dim" in shape:
+        width = (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
+        return Rows(length=width, count=shape["batch"] * shape["q_len"], kept=kept)
+    if shape.get("inner", 1) > 1:
+        return Rows(length=shape["inner"], count=shape["outer"] * shape["n"], kept=kept)
+    length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1)
+    count = next((shape[name] for name in ROW_COUNTS if name in shape), 0)
+    return Rows(length=length, count=count, kept=kept)
+
+
+def stream_sizes(moved_bytes: int, rows: Rows) -> tuple[float, ...]:
+    """What tables of memory-bound ops are looked up by: bytes, a row's length, and whether 16 divides that."""
+    return max(moved_bytes, 1), rows.length, 2 if rows.is_odd else 1
 
 
 def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float) -> float:
@@ -121,8 +137,8 @@ def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float
     if op.kind == "link":
         return links.seconds(op, machine)
     if op.kind == "stream":
-        rate = machine.gpu.memory_bytes_per_s or 0.0
-        return analytic.stream_s(op.cost.bytes, op.cost.launches, rate, fitted, rows_of(op.shape, op.direction))
+        rows = rows_of(op.op, op.shape, op.direction)
+        return analytic.stream_s(op.cost.bytes, op.cost.launches, rates_of(machine), fitted, rows, cold)
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
         m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sublight import gpus
 from sublight.predict import analytic, census, config, estimate, expected, links, machine, table
+from sublight.predict.backward import GRADIENTS
 from sublight.predict.machine import Machine
 from sublight.predict.step import Parallel, Step
 
@@ -175,6 +176,21 @@ def test_a_pipeline_fills_and_drains() -> None:
         for found in (ops, alone)
     ]
     assert 4 * done[0] == done[1]  # four stages do what one GPU does, and the bubble does nothing
+
+
+def test_gradients_travel_while_the_backward_pass_runs_and_nothing_else_does() -> None:
+    model, here = config.load("llama-3-8b"), replace(machine.find("h100"), network_bytes_per_s=5e10)
+    step = Step(mode="train", batch=16, context=4096, checkpointing=True, parallel=Parallel(tensor=2, data=8))
+    found, apart = (estimate.predict(model, here, replace(step, overlap=overlap)) for overlap in (True, False))
+    gradients = [next(op for op in each.ops if op.operation.name == GRADIENTS) for each in (found, apart)]
+    assert apart.hidden_s == 0 < found.hidden_s == gradients[0].hidden_s
+    assert found.expected_s == pytest.approx(apart.expected_s - found.hidden_s)
+    assert gradients[0].expected_s >= gradients[1].expected_s / model.layers and gradients[0].floor_s >= 0
+    backward = [op for op in apart.ops if op.operation.direction == "bwd" or op.operation.name.endswith("(again)")]
+    assert found.hidden_s == pytest.approx(sum(op.expected_s for op in backward if op.operation.kind != "link"))
+    fast = replace(here, network_bytes_per_s=1e12)  # all but one layer's are hidden
+    exposed = next(op for op in estimate.predict(model, fast, step).ops if op.operation.name == GRADIENTS)
+    assert exposed.expected_s == pytest.approx((exposed.expected_s + exposed.hidden_s) / model.layers)
 
 
 def test_energy_and_cost() -> None:

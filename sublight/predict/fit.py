@@ -25,6 +25,7 @@ PLAIN_BYTES = 4 << 20
 MOST_ROWS = 400  # that a fit looks at
 STAY = 0.03  # weight of a parameter's way from its start, for one op's own
 LEAST_OF_ONE_OP = 3  # rows of a memory-bound op, for parameters of its own
+HEAVY = ("matmul", "linear", "attention", "paged_attention")  # ops that have tables of their own kind
 LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
 START = {
     "product": {
@@ -39,7 +40,10 @@ START = {
         **{"launch_s": 4.5e-6, "cold_s": 1.8e-6, "walk_s": 3.9e-6, "walk_elements": 34000.0, "wave_s": 1.9e-6},
         **{"wave_walk_s": 3e-7, "write_s": 4e-11, "rate": 0.5, "rows": 16.0, "stream": 0.92, "blend": 1.7},
     },
-    "stream": {"launch_s": 2e-6, "stream": 0.85, "long": 0.8, "long_backward": 0.6, "odd": 0.4},
+    "stream": {
+        **{"launch_s": 2e-6, "cold_s": 5e-7, "stream": 0.88, "sm_share": 1.5, "blend": 4.0},
+        **{"long": 0.8, "long_backward": 0.6, "odd": 0.4},
+    },
 }
 MOST = {
     "stream": 1.0,
@@ -64,7 +68,7 @@ AXES = {  # of the tables, in log2 of `expected`'s sizes
     "product": [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)],
     "prefill attention": [steps(0, 12, 2), steps(4, 16, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
     "decode attention": [steps(0, 12, 2), steps(0, 18, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
-    "memory-bound op": [steps(10, 34, 4), [8.0, 11.0, 14.0, 17.0]],
+    "memory-bound op": [steps(13, 31, 3), [6.0, 8.0, 10.0, 12.0, 14.0, 17.0], [0.0, 1.0]],
 }
 
 
@@ -259,11 +263,12 @@ def rows_of_run(here: Machine, cases: Iterable[dict[str, Any]], least: int = LEA
 
 def stream_row(gpu: Machine, row: dict[str, Any]) -> Row:
     moved, rate = row["bytes"], gpu.gpu.memory_bytes_per_s or 1.0
-    rows = expected.rows_of(row["shape"], row["direction"])
+    rows, figures, cold = expected.rows_of(row["op"], row["shape"], row["direction"]), expected.rates_of(gpu), cold_of(row, gpu)
+    launches = cost.find(row["op"])(row["shape"], "bfloat16", row["direction"]).launches
     return Row(
-        (moved, rows.length),
+        expected.stream_sizes(moved, rows),
         row["median_s"],
-        lambda fitted: analytic.stream_s(moved, 1, rate, fitted, rows),
+        lambda fitted: analytic.stream_s(moved, launches, figures, fitted, rows, cold),
         moved / rate,
         moved / rate,
         is_plain=moved >= PLAIN_BYTES and rows.is_plain,
@@ -282,9 +287,8 @@ def streams(
     """One small table an op and direction; the parameters are of all of them together. Errors of all rows, and of those
     that are long enough to be bound by memory, with rows that stay on the chip and are aligned."""
     axes = AXES["memory-bound op"]
-    heavy = ("matmul", "linear", "attention", "paged_attention")
     light = [row for row in cases if row.get("bytes") and row.get("bound") in ("memory", "launch")]
-    light = [row for row in light if row["op"] not in heavy]
+    light = [row for row in light if row["op"] not in HEAVY]
     rows = [(f"stream {row['op']} {row['direction']}", stream_row(here, row)) for row in light]
     known, held = halves(rows)
     fitted = fit([row for _, row in known], START["stream"])

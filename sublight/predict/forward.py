@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from sublight import cost
 from sublight.cost import attention, communication, convolution, moe, movement, norm, pointwise
-from sublight.cost.record import Cost, Shape
+from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.predict import model as models
 from sublight.predict.model import Block, Experts, Latent, Model
@@ -52,9 +52,11 @@ class Builder:
         spent = cost.find(op)(shape, dtype, "fwd")
         self.ops.append(Operation(name=name, op=op, kind="stream", shape=shape, dtype=dtype, count=count, cost=spent))
 
-    def add(self, name: str, op: str, kind: Kind, shape: Shape, count: int, spent: Cost) -> None:
-        dtype = self.step.precision.activations
-        self.ops.append(Operation(name=name, op=op, kind=kind, shape=shape, dtype=dtype, count=count, cost=spent))
+    def add(
+        self, name: str, op: str, kind: Kind, shape: Shape, count: int, spent: Cost, direction: Direction = "fwd"
+    ) -> None:
+        types = {"dtype": self.step.precision.activations, "direction": direction}
+        self.ops.append(Operation(name=name, op=op, kind=kind, shape=shape, count=count, cost=spent, **types))
 
     def norm(self, name: str, count: int, *, adds: bool = True, cols: int = 0, rows: int = 0) -> None:
         op = ("add_" if adds else "") + ("rms_norm" if self.model.rms else "layer_norm")
@@ -264,7 +266,7 @@ def _last(builder: Builder) -> None:
     if step.trains:
         logits = {"rows": rows, "cols": model.vocab // tensor}
         spent = cost.find("cross_entropy")(logits, step.precision.activations, "fwd+bwd")
-        builder.add("loss", "cross_entropy", "stream", logits, 1, spent)
+        builder.add("loss", "cross_entropy", "stream", logits, 1, spent, direction="fwd+bwd")
     else:
         builder.stream("sampling", "sample", shape, 1)
 
@@ -313,7 +315,7 @@ def convolutional(builder: Builder) -> None:
         rows = {"rows": pixels, "cols": channels}
         if step.trains:
             builder.add(
-                "norm", "layer_norm", "stream", rows, count, norm.forward(x, weight, weight, kind=norm.CENTERED)
+                "norm", "batch_norm", "stream", rows, count, norm.forward(x, weight, weight, kind=norm.CENTERED)
             )
         else:
             builder.add("norm", "add", "stream", rows, count, pointwise.elementwise([x, weight, weight], x, each=4))

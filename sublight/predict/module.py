@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sublight.backend import private
 from sublight.cost import attention as attention_costs
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
@@ -27,6 +26,8 @@ from sublight.trace.costs import cost_of, no_cost
 from sublight.trace.costs.shapes import DTYPES
 from sublight.trace.record import Detail
 
+HOST_CALL_S = 11.5e-6  # of Python and PyTorch for one op, views included: Hugging Face's Llama of 16 layers makes 1,424
+# calls a token in 17.7 ms on one H200's host and in 15.1 ms on another (benchmarks/end_to_end_h200*.json)
 _FREE = ("aten::detach", "aten::empty_like", "aten::empty", "aten::new_empty", "aten::alias", "aten::lift_fresh")
 _WORD_OF = {name: word for word, name in reversed(DTYPES.items())}  # the profiler's word for a data type
 
@@ -40,18 +41,34 @@ class ModulePrediction(OfOps):
     ops: tuple[TimedOperation, ...]  # those that are alike together, most time first
     parameter_bytes: int
     unknown: tuple[str, ...]  # ops whose cost is not known: each counts as one pass over what it reads and writes
+    calls: int = 0  # that the host makes, views included
+    guesses: int = 0  # of what a tensor holds, where the module asks: taken as true
+
+    @property
+    def host_s(self) -> float:
+        """What Python and PyTorch need to launch it, op by op."""
+        return self.calls * HOST_CALL_S
+
+    @property
+    def eager_s(self) -> float:
+        """Launched op by op, without a graph: the slower of the GPU and its host."""
+        return max(self.expected_s, self.host_s)
 
     def __str__(self) -> str:
         from sublight import units
 
         head = f"{self.name} on {self.machine.gpu.name}: {units.text(self.expected_s, 's')} ± {100 * self.error:.0f} %"
-        lines = [f"{head}, floor {units.text(self.floor_s, 's')}"]
+        host = f"{units.text(self.host_s, 's')} for {self.calls} calls"
+        limit = ", which is the limit unless a graph launches them" if self.host_s > self.expected_s else ""
+        lines = [f"{head}, floor {units.text(self.floor_s, 's')}; its host needs about {host}{limit}"]
         for op in self.ops[:8]:
             share = units.percent(op.expected_s / (self.expected_s or 1.0))
             time = units.text(op.expected_s, "s")
             lines.append(f"{op.operation.name:40} x{op.runs:<5} {time:>9} {share:>6}  {op.bound}")
         if self.unknown:
             lines.append(f"cost not known, taken as one pass: {', '.join(self.unknown)}")
+        if self.guesses:
+            lines.append(f"the module asks {self.guesses} times whether something of its data holds: taken as true")
         return "\n".join(lines)
 
 
@@ -62,7 +79,7 @@ def predict_module(
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"predict_module takes a torch.nn.Module, not {type(module).__name__}")
     recorder = _Recorder()
-    meta_args, meta_named = pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
+    meta_args, meta_named = private.pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
     states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state = {name: _on_meta(value) for name, value in states.items()}
     kept = [(each, dict(each.__dict__)) for each in module.modules()]  # a module may keep what it saw, or count calls
@@ -93,6 +110,8 @@ def predict_module(
         ops=tuple(sorted(timed, key=lambda op: -op.expected_s)),
         parameter_bytes=sum(value.numel() * value.element_size() for value in module.parameters()),
         unknown=tuple(dict.fromkeys(recorder.unknown)),
+        calls=recorder.calls,
+        guesses=recorder.guesses,
     )
 
 
@@ -105,21 +124,29 @@ def _loss(result: Any) -> torch.Tensor:
     loss = getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    tensors = [
+        leaf for leaf in private.pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
     if not tensors:
         raise BadInput("nothing that the module returns has a gradient: leave train out")
     return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(private.TorchDispatchMode):
     """Every op below autograd."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[Operation] = []
         self.unknown: list[str] = []
+        self.calls = 0
+        self.guesses = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            self.guesses += 1  # `if mask.all():` asks what no meta tensor holds; the usual batch has no padding
+            return True
         result = func(*args, **(kwargs or {}))
         self._record(func, args, kwargs or {}, result)
         return result
@@ -131,7 +158,7 @@ class _Recorder(TorchDispatchMode):
         detail = _detail(values)
         if name in _FREE or no_cost(name, detail) or func.is_view:
             return
-        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in private.pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         known = cost_of(name, detail)
         if known is None:
             self.unknown.append(name)
@@ -179,7 +206,7 @@ def _detail(values: Sequence[Any]) -> Detail:
 
 
 def _one_pass(values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Cost:
-    inputs = [leaf for leaf in pytree.tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
+    inputs = [leaf for leaf in private.pytree.tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
     return Cost(read_bytes=sum(map(_bytes, inputs)), write_bytes=sum(map(_bytes, outputs)))
 
 

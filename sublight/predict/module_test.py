@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from sublight.errors import BadInput
 from sublight.predict import census, config, machine
-from sublight.predict.module import predict_module
+from sublight.predict.module import HOST_CALL_S, predict_module
 from sublight.predict.step import Step
 
 H100 = machine.find("h100")
@@ -107,3 +107,25 @@ def test_a_module_keeps_nothing_of_it() -> None:
     assert module(x).device.type == "cpu"
     with pytest.raises(BadInput, match="not int"):
         predict_module(3, x, machine=machine.find("h100"))
+
+
+class Masked(torch.nn.Module):  # type: ignore[misc]
+    """Asks its data a question, as Hugging Face's models do of their masks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if (x == x).all() else x.cumsum(0).sort().values
+
+
+def test_a_question_to_the_data_is_taken_as_true_and_said() -> None:
+    found = predict_module(Masked(), torch.randn(8, 8), machine=H100)
+    assert found.guesses == 1 and {op.operation.name for op in found.ops} >= {"mul", "eq"}
+    assert not {"cumsum", "sort"} & {op.operation.name for op in found.ops}
+    assert "asks 1 times" in str(found)
+
+
+def test_small_ops_wait_for_their_host_and_large_ones_do_not() -> None:
+    layers = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(50)))
+    small, large = (predict_module(layers, torch.empty(size, device="meta"), machine=H100) for size in (8, 1 << 30))
+    assert small.calls == large.calls == 50 and small.host_s == pytest.approx(50 * HOST_CALL_S)
+    assert small.eager_s == small.host_s > small.expected_s and "is the limit" in str(small)
+    assert large.eager_s == large.expected_s > large.host_s and "is the limit" not in str(large)

@@ -1,27 +1,29 @@
 """Rows that `fit` reads: shapes drawn by chance, and how long ops of these shapes take on this machine.
 
 Products are torch's (cuBLAS), attention is torch's (cuDNN's), with the write of the new keys and values into the
-cache before it, as an engine runs it; memory-bound ops are this project's, as a user calls them. Shapes are drawn
-evenly over the logarithm of each size, by a seed.
+cache before it, as an engine runs it; memory-bound ops (`memory_ops`) are this project's, as a user calls them. Shapes
+are drawn evenly over the logarithm of each size, by a seed.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from sublight import cost, timing
+from sublight.cost.record import Direction
+from sublight.predict import memory_ops
+from sublight.predict.memory_ops import MemoryOp, power
 
-COUNTS = {"product": 320, "prefill attention": 120, "decode attention": 120, "memory-bound op": 120}
-TINY = {"product": 3, "prefill attention": 2, "decode attention": 2, "memory-bound op": 2}
-MEMORY_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "softmax", "swiglu", "gelu")
+COUNTS = {"product": 320, "prefill attention": 120, "decode attention": 120, "memory-bound op": 440}
+TINY = {"product": 3, "prefill attention": 2, "decode attention": 2, "memory-bound op": 3}
 MOST_SETS = {"memory-bound op": 512}  # of inputs that take turns; 64 of the others
 MOST_BYTES = 12 << 30  # of one case
 MOST_FLOPS = 40 * 10**12  # of one case, not a rate
-EACH_S = 0.06  # of measuring, for a case
+EACH_S = {"memory-bound op": 0.03}  # of measuring, for a case; 0.06 of the others
+KEPT_BYTES = 128 << 20  # outputs of memory-bound ops below this have memory of their own: the L2 must not hold them
 
 
 def cases(
@@ -29,15 +31,16 @@ def cases(
     *,
     tiny: bool = False,
     only: Collection[str] = tuple(COUNTS),
+    streams: Sequence[MemoryOp] = memory_ops.OPS,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Shapes that fit, kinds in turn: what is cut short has some of each."""
-    found = []
+    found, streams = [], memory_ops.TINY if tiny else streams
     for kind in only:
         draw = random.Random(f"sublight {seed} {kind}")
         count = (TINY if tiny else COUNTS)[kind]
         seen: set[tuple[Any, ...]] = set()
         while len(seen) < count:
-            shape = shape_of(kind, draw, tiny)
+            shape = shape_of(kind, draw, tiny, streams[len(seen) % len(streams)])
             spent = cost_of(kind, shape)
             if spent.bytes <= MOST_BYTES and spent.total_flops <= MOST_FLOPS and tuple(shape.values()) not in seen:
                 seen.add(tuple(shape.values()))
@@ -45,16 +48,12 @@ def cases(
     yield from ((kind, shape) for _, kind, shape in sorted(found, key=lambda each: each[0]))
 
 
-def shape_of(kind: str, draw: random.Random, tiny: bool) -> dict[str, Any]:
+def shape_of(kind: str, draw: random.Random, tiny: bool, stream: MemoryOp) -> dict[str, Any]:
     if kind == "product":
         return product_shape(draw, tiny)
     if kind == "memory-bound op":
-        return memory_shape(draw, tiny)
+        return memory_ops.shape_of(stream, draw, tiny)
     return attention_shape(draw, tiny, decode=kind == "decode attention")
-
-
-def power(draw: random.Random, low: float, high: float, multiple: int = 1) -> int:
-    return max(multiple, round(2 ** draw.uniform(low, high) / multiple) * multiple)
 
 
 def product_shape(draw: random.Random, tiny: bool) -> dict[str, int]:
@@ -71,35 +70,32 @@ def attention_shape(draw: random.Random, tiny: bool, *, decode: bool) -> dict[st
     return sizes | {"q_len": 1 if decode else length, "kv_len": length, "head_dim": draw.choice((64, 128)), "causal": 1}
 
 
-def memory_shape(draw: random.Random, tiny: bool) -> dict[str, Any]:
-    """A quarter of a megabyte at least, so that there are buffers enough for the L2 to lose them."""
-    cols = power(draw, 8, 9 if tiny else 14, 64)
-    rows = power(draw, 18 - math.log2(cols), 18 - math.log2(cols) if tiny else 28 - math.log2(cols))
-    return {"op": draw.choice(MEMORY_OPS), "rows": rows, "cols": cols}
-
-
-def op_of(kind: str, shape: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    """The op's name, and its shape without that."""
+def op_of(kind: str, shape: dict[str, Any]) -> tuple[str, Direction, dict[str, int]]:
+    """The op's name, its direction, and its shape without these."""
     names = {"product": "matmul", "memory-bound op": shape.get("op", "")}
-    return names.get(kind, "attention"), {name: size for name, size in shape.items() if name != "op"}
+    sizes = {name: size for name, size in shape.items() if name not in ("op", "direction")}
+    return names.get(kind, "attention"), shape.get("direction", "fwd"), sizes
 
 
 def cost_of(kind: str, shape: dict[str, Any]) -> cost.Cost:
-    op, sizes = op_of(kind, shape)
-    return cost.find(op)(sizes, "bfloat16", "fwd")
+    op, direction, sizes = op_of(kind, shape)
+    return cost.find(op)(sizes, "bfloat16", direction)
 
 
 def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
     """One row in the format of benchmarks/<gpu>.json."""
     spent = cost_of(kind, shape)
-    op, sizes = op_of(kind, shape)
+    op, direction, sizes = op_of(kind, shape)
     sets = buffer_sets(kind, spent.bytes, device)
     samples = timing.measure(
-        [call_of(kind, op, sizes, device) for _ in range(sets)], device=device, time_limit_s=EACH_S
+        [call_of(kind, shape, device) for _ in range(sets)],
+        device=device,
+        time_limit_s=EACH_S.get(kind, 0.06),
+        keep_outputs=kind != "memory-bound op" or spent.bytes < KEPT_BYTES,
     )
     return {
         "op": op,
-        "direction": "fwd",
+        "direction": direction,
         "shape": sizes,
         "dtype": "bfloat16",
         "provider": "sublight" if kind == "memory-bound op" else "torch",
@@ -109,6 +105,7 @@ def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
         "median_s": samples.median_s,
         "spread_s": samples.spread_s,
         "n": samples.n,
+        "method": samples.method,
         "buffer_sets": sets,
         "bytes": spent.bytes,
         "flops": spent.total_flops,
@@ -122,10 +119,11 @@ def buffer_sets(kind: str, set_bytes: int, device: str) -> int:
     return max(1, min(sets, MOST_BYTES // max(set_bytes, 1)))
 
 
-def call_of(kind: str, op: str, shape: dict[str, int], device: str) -> Callable[[], Any]:
+def call_of(kind: str, shape: dict[str, Any], device: str) -> Callable[[], Any]:
+    op, direction, sizes = op_of(kind, shape)
     if kind == "memory-bound op":
-        return memory_call(op, shape, device)
-    return product_call(shape, device) if kind == "product" else attention_call(shape, device)
+        return memory_call(op, direction, sizes, device)
+    return product_call(sizes, device) if kind == "product" else attention_call(sizes, device)
 
 
 def product_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
@@ -154,8 +152,11 @@ def attention_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
     return call
 
 
-def memory_call(op: str, shape: dict[str, int], device: str) -> Callable[[], Any]:
-    from sublight import ops
+def memory_call(op: str, direction: Direction, shape: dict[str, int], device: str) -> Callable[[], Any]:
+    from sublight import bench, ops
 
     record = ops.find(op)
-    return partial(record.call, *record.inputs(shape, "bfloat16", device, 0))
+    inputs = record.inputs(shape, "bfloat16", device, 0)
+    if direction == "fwd":
+        return partial(record.call, *inputs)
+    return bench.Backward(lambda given: partial(record.call, *given), inputs, record.wrt, alone=direction == "bwd")

@@ -65,6 +65,7 @@ class Step:
     lora: int | None = None  # rank of adapters; the model itself is then not trained
     eager: bool = False  # activations are kept as PyTorch's own ops keep them, not as fused kernels do
     parallel: Parallel = ONE_GPU
+    overlap: bool = True  # gradients travel while the backward pass runs
 
     @property
     def queries(self) -> int:

@@ -8,11 +8,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sublight.pyprof import native
+from sublight.pyprof import native, tracer
 from sublight.pyprof.record import PythonProcess, PythonProfile, process_from_json, process_to_json
 from sublight.pyprof.tables import tables
 from sublight.pyprof.tracer import Tracer, calls_of
@@ -223,3 +224,14 @@ def test_the_main_thread_counts_from_the_program_to_its_end(tmp_path: Any) -> No
             len("after")
             found = counted(tracer.stop())
             assert dict(found) == {"<module>": 1, "builtins.len": 1, "builtins.abs": 1}, (kind, timed)
+
+
+def test_the_processors_counter_is_read_where_the_system_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "available_clocksource"
+    monkeypatch.setattr(tracer, "_CLOCKS", listed)
+    assert not tracer._has_counter(), "no such file"
+    for words, is_listed in (("tsc \n", True), ("kvm-clock tsc acpi_pm \n", True), ("kvm-clock tsc-early \n", False)):
+        listed.write_text(words)
+        assert tracer._has_counter() == is_listed, words

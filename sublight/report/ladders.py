@@ -42,8 +42,12 @@ reference than twice what PyTorch's own function is.
   with `--threads 32x8 --grid 256x256 --arg 2=8192 --arg 3=8192`, the 32-way conflict of `conflicts` at its line, and
   none in `padded` and `swizzled`.
 - The transformer's ops come last, forward and backward, as llm.c has them; `transformer/step.py` makes a whole GPT-2
-  step of them, AdamW included, with PyTorch as the owner of memory only: losses, gradients, and parameters after AdamW
-  with these gradients are held against PyTorch's by the same rule.
+  step of them, AdamW included, with PyTorch as the owner of memory only: losses, gradients and parameters after AdamW
+  are held against PyTorch's step by the same rule (with eps = rate: with 1e-8 a gradient next to zero is divided by
+  itself, and its rounding decides the step), and AdamW with eps 1e-8 over three steps.
+- `sublight bench cuda:matmul` checks and times every step of a ladder on this GPU, beside PyTorch and beside our op
+  where it takes the same inputs (softmax, layer_norm, matmul, gelu, transpose); `sublight bench softmax cuda:softmax`
+  shows both in one run; `--shape`, `--dtype`, `--quick`, `--json` are as for ops; `benchmarks/cuda_ladders.py` has all.
 - compute-sanitizer's memcheck, racecheck and synccheck find nothing in any step (`compute-sanitizer --tool racecheck
   python benchmarks/cuda_ladders.py --check`; H200, 2026-11-16, d7c81cd): small shapes that cross block boundaries.
 - A new step is a kernel in its `.cu`, a `Rung` in the ladder's Python file, then `python -m sublight.extensions.ledger`

@@ -14,6 +14,7 @@ from sublight.learn.progress import DatedGoal, State
 from sublight.learn.record import Exercise
 from sublight.learn.texts import Text, text_of
 from sublight.learn.verdict import Verdict
+from sublight.learn.words import say
 from sublight.report import roadmap
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def markdown(words: str) -> RenderableType:
-    from rich.markdown import Markdown
+    from sublight.report.draw.wide import Markdown
 
     return Markdown(words, code_theme="ansi_dark")
 
@@ -52,24 +53,35 @@ def map_page(states: Mapping[str, State], goals: Sequence[DatedGoal], language: 
     following = path.next_one(states, goals)
     table = Table(box=None, pad_edge=False)
     for heading in ("", "exercise", "what", "checks", "best", "trend"):
-        table.add_column(heading, justify="right" if heading in ("checks", "best") else "left")
+        named = say(language, heading) if heading else ""
+        table.add_column(named, justify="right" if heading in ("checks", "best") else "left")
     for number, (chapter, title) in enumerate(CHAPTERS.items(), 1):
-        table.add_row("", Line(f"{number} {title}", style="bold"))
+        table.add_row("", Line(f"{number} {say(language, title)}", style="bold"))
         for exercise in (each for each in EXERCISES if each.chapter == chapter):
             state = states.get(exercise.name, State())
             mark = "✓" if state.has_passed else "→" if exercise is following else "·"
             checks = str(len(state.attempts)) if state.attempts else ""
             best = units.percent(state.best) if state.best else ""
             table.add_row(mark, exercise.name, text_of(exercise, language).title, checks, best, trend(state))
-    lines: list[RenderableType] = [table, "", Line(roadmap.lead(states))]
+    lines: list[RenderableType] = [table, "", Line(roadmap.lead(states, language))]
     if len(days := path.days(states)) > 1:
-        lines.append(f"day by day: {''.join(_bar(day.share) for day in days[-40:])}")
-    for goal in goals:
-        left = len(path.way_to(find(goal.exercise), states))
-        words = filter(None, (f"{left} left" if left else "", roadmap.standing(goal, left, today)))
-        lines.append(f"goal: {goal.exercise}{f' by {goal.due}' if goal.due else ''}: {', '.join(words)}")
-    lines.append(f"next: sublight learn start {following.name}" if following else "all is done")
+        bars = "".join(_bar(day.share) for day in days[-40:])
+        lines.append(say(language, "day by day: {bars}", bars=bars))
+    lines += [_goal_line(goal, states, language, today) for goal in goals]
+    if following:
+        lines.append(say(language, "next: sublight learn start {name}", name=following.name))
+    else:
+        lines.append(say(language, "all is done"))
     return Group(*lines)
+
+
+def _goal_line(goal: DatedGoal, states: Mapping[str, State], language: str, today: date) -> str:
+    left = len(path.way_to(find(goal.exercise), states))
+    words = (say(language, "{left} left", left=left) if left else "", roadmap.standing(goal, left, today, language))
+    standing = say(language, ", ").join(filter(None, words))
+    if goal.due:
+        return say(language, "goal: {name} by {due}: {standing}", name=goal.exercise, due=goal.due, standing=standing)
+    return say(language, "goal: {name}: {standing}", name=goal.exercise, standing=standing)
 
 
 def map_json(states: Mapping[str, State], goals: Sequence[DatedGoal]) -> dict[str, Any]:
@@ -103,42 +115,65 @@ def map_json(states: Mapping[str, State], goals: Sequence[DatedGoal]) -> dict[st
 def start_page(exercise: Exercise, text: Text, file: Path, *, is_new: bool) -> RenderableType:
     from rich.console import Group
 
-    line = f"{file} is yours to fill in" if is_new else f"{file} was there already, and was left as it is"
-    return Group(markdown(text.page), "", line, f"then: sublight learn check {exercise.name}")
+    if is_new:
+        line = say(text.language, "{file} is yours to fill in", file=file)
+    else:
+        line = say(text.language, "{file} was there already, and was left as it is", file=file)
+    then = say(text.language, "then: sublight learn check {name}", name=exercise.name)
+    return Group(markdown(text.page), "", line, then)
 
 
-def verdict_page(verdict: Verdict, *, is_watched: bool = False) -> RenderableType:
+def verdict_page(verdict: Verdict, language: str = "en", *, is_watched: bool = False) -> RenderableType:
+    """What was wrong, or what it reaches; what the check found in the code is in English."""
     from rich.console import Group
     from rich.text import Text as Line
 
     style = "bold green" if verdict.has_passed else "bold yellow" if verdict.is_right else "bold red"
-    lines: list[RenderableType] = [Line(verdict.sentence, style=style)]
+    lines: list[RenderableType] = [Line(_sentence(verdict, language), style=style)]
     for fault in verdict.faults:
         lines.append("")
         if fault.line:
             lines.append(Line(f"  {verdict.file}:{fault.line}   {verdict.line(fault)}", style="cyan"))
         lines.append(Line(f"  {fault.text}"))
         if fault.case:
-            lines.append(Line(f"  at {fault.case}", style="dim"))
+            lines.append(Line(f"  {say(language, 'at {case}', case=fault.case)}", style="dim"))
     if verdict.kernels:
-        lines += ["", _figures(verdict)]
+        lines += ["", _figures(verdict, language)]
     lines += [Line(f"  {note}", style="dim") for note in verdict.notes]
     if verdict.printed.strip():
-        lines += ["", Line("it printed:", style="dim")]
+        lines += ["", Line(say(language, "it printed:"), style="dim")]
         lines += [Line(f"  {line}") for line in verdict.printed.rstrip().splitlines()[-PRINTED_LINES:]]
-    lines += ["", *_what_next(verdict, is_watched)]
+    lines += ["", _what_next(verdict, language, is_watched)]
     return Group(*lines)
 
 
-def _what_next(verdict: Verdict, is_watched: bool) -> list[str]:
+def _sentence(verdict: Verdict, language: str) -> str:
+    """`verdict.sentence`, in that language."""
+    name, fraction = verdict.exercise, verdict.fraction
+    if verdict.has_passed and fraction is None:
+        return say(language, "{name}: passed", name=name)
     if verdict.has_passed:
-        return [f"sublight learn solution {verdict.exercise}   compares with ours; sublight learn next   goes on"]
+        words = "{name}: passed, and its code allows {fraction} of the {gpu}'s limit"
+        return say(language, words, name=name, fraction=units.percent(fraction), gpu=verdict.gpu)
+    if not verdict.is_right:
+        return say(language, "{name}: not yet right", name=name)
+    if any(fault.kind == "goal" for fault in verdict.faults):
+        return say(language, "{name}: right, but not yet fast enough", name=name)
+    return say(language, "{name}: right, but not yet answered", name=name)
+
+
+def _what_next(verdict: Verdict, language: str, is_watched: bool) -> str:
+    name = verdict.exercise
+    if verdict.has_passed:
+        words = "sublight learn solution {name}   compares with ours; sublight learn next   goes on"
+        return say(language, words, name=name)
     if is_watched:
-        return [f"watching {verdict.file}: save to check again, Ctrl-C ends"]
-    return [f"sublight learn hint {verdict.exercise}   gives a hint"]
+        return say(language, "watching {file}: save to check again, Ctrl-C ends", file=verdict.file)
+    return say(language, "sublight learn hint {name}   gives a hint", name=name)
 
 
-def _figures(verdict: Verdict) -> RenderableType:
+def _figures(verdict: Verdict, language: str) -> RenderableType:
+    """The headings are the names that pages and xray use."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text as Line
@@ -158,17 +193,28 @@ def _figures(verdict: Verdict) -> RenderableType:
             f"{each.programs:,}",
             units.text(each.seconds, "s"),
         )
-    least = f"{units.text(verdict.least_bytes, 'B')} must move, which takes {units.text(verdict.floor_s, 's')}"
-    allowed = f"this code allows {units.percent(verdict.fraction)} of that speed"
-    words = f"on {verdict.gpu} at {verdict.goal_case}: {least}; {allowed}"
-    return Group(table, Line(words), Line("  read off the compiled code: a bound, not a measurement", style="dim"))
+    words = say(
+        language,
+        "on {gpu} at {case}: {least} must move, which takes {floor}; this code allows {fraction} of that speed",
+        gpu=verdict.gpu,
+        case=verdict.goal_case,
+        least=units.text(verdict.least_bytes, "B"),
+        floor=units.text(verdict.floor_s, "s"),
+        fraction=units.percent(verdict.fraction),
+    )
+    bound = say(language, "read off the compiled code: a bound, not a measurement")
+    return Group(table, Line(words), Line(f"  {bound}", style="dim"))
 
 
-def hint_page(name: str, hint: str, level: int, levels: int) -> RenderableType:
+def hint_page(name: str, text: Text, level: int, levels: int) -> RenderableType:
     from rich.console import Group
 
-    more = f"sublight learn hint {name}   gives the next" if level < levels else "that was the last hint"
-    return Group(markdown(hint), "", f"hint {level} of {levels}; {more}")
+    if level < levels:
+        words = "hint {level} of {levels}; sublight learn hint {name}   gives the next"
+    else:
+        words = "hint {level} of {levels}; that was the last hint"
+    line = say(text.language, words, level=level, levels=levels, name=name)
+    return Group(markdown(text.hint(level)), "", line)
 
 
 def solution_page(exercise: Exercise, text: Text) -> RenderableType:
@@ -179,29 +225,37 @@ def solution_page(exercise: Exercise, text: Text) -> RenderableType:
 
 def next_page(following: Exercise | None, language: str) -> RenderableType:
     if following is None:
-        return "every exercise has passed"
-    return f"{following.name}: {text_of(following, language).title}\nsublight learn start {following.name}"
+        return say(language, "every exercise has passed")
+    return f"{_titled(following, language)}\nsublight learn start {following.name}"
+
+
+def _titled(exercise: Exercise, language: str) -> str:
+    return say(language, "{name}: {title}", name=exercise.name, title=text_of(exercise, language).title)
 
 
 def goal_page(goal: DatedGoal, way: Sequence[Exercise], language: str) -> RenderableType:
     name, due = goal.exercise, goal.due
     if not way:
-        return f"{name} has passed: the goal is reached"
-    lines = [f"to {name}{f' by {due}' if due else ''}: {len(way)} left"]
-    lines += [f"  {number}. {each.name}: {text_of(each, language).title}" for number, each in enumerate(way, 1)]
+        return say(language, "{name} has passed: the goal is reached", name=name)
+    words = "to {name} by {due}: {left} left" if due else "to {name}: {left} left"
+    lines = [say(language, words, name=name, due=due, left=len(way))]
+    lines += [f"  {number}. {_titled(each, language)}" for number, each in enumerate(way, 1)]
     return "\n".join([*lines, f"sublight learn start {way[0].name}"])
 
 
-def entry_page(entry: Mapping[str, Any], url: str) -> RenderableType:
+def entry_page(entry: Mapping[str, Any], url: str, language: str = "en") -> RenderableType:
     """What became of an entry on a board; what the board says is shown as text."""
     from rich.text import Text as Line
 
     from sublight.learn.address import plain
 
-    state, fraction = str(entry["state"]), entry.get("fraction")
-    said = {
-        "verified": f"the board has run it: {units.percent(fraction)} of the {entry.get('gpu')}'s limit",
-        "rejected": f"the board has run it, and it has not passed: {entry.get('reason')}",
-        "not_rerun": f"kept, but not run and not ranked: {entry.get('reason')}",
-    }.get(state, f"it still waits ({state}): the page shows what becomes of it")
-    return Line(plain(f"{entry.get('exercise')}: {said}\n{url}/entry/{entry['id']}"))
+    state = str(entry["state"])
+    words = {
+        "verified": "the board has run it: {fraction} of the {gpu}'s limit",
+        "rejected": "the board has run it, and it has not passed: {reason}",
+        "not_rerun": "kept, but not run and not ranked: {reason}",
+    }.get(state, "it still waits ({state}): the page shows what becomes of it")
+    fraction, gpu, reason = units.percent(entry.get("fraction")), entry.get("gpu"), entry.get("reason")
+    outcome = say(language, words, fraction=fraction, gpu=gpu, reason=reason, state=state)
+    named = say(language, "{name}: {title}", name=entry.get("exercise"), title=outcome)
+    return Line(plain(f"{named}\n{url}/entry/{entry['id']}"))

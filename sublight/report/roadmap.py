@@ -12,6 +12,7 @@ from sublight.learn.exercises import CHAPTERS, EXERCISES, find
 from sublight.learn.progress import DatedGoal, State
 from sublight.learn.record import Exercise
 from sublight.learn.texts import text_of
+from sublight.learn.words import say
 from sublight.report.draw.curves import Curve, curves
 from sublight.report.draw.page import document, table
 
@@ -34,74 +35,81 @@ def page(states: Mapping[str, State], goals: Sequence[DatedGoal], language: str,
     following = path.next_one(states, goals)
     chosen = next((goal for goal in goals if path.way_to(find(goal.exercise), states)), None)
     way = path.way_to(find(chosen.exercise), states) if chosen else []
-    body = [STYLE, *_over_time(states), *_goals(states, goals, today)]
+    body = [STYLE, *_over_time(states, language), *_goals(states, goals, today, language)]
     if chosen:
-        body += [f"<h2>The shortest way to <code>{escape(chosen.exercise)}</code></h2>", _way(way, language)]
+        name = f"<code>{escape(chosen.exercise)}</code>"
+        body += [f"<h2>{say(language, 'The shortest way to {name}', name=name)}</h2>", _way(way, language)]
     for number, (chapter, title) in enumerate(CHAPTERS.items(), 1):
         cards = [
             _card(each, states.get(each.name, State()), language, is_next=each is following, is_way=each in way)
             for each in EXERCISES
             if each.chapter == chapter
         ]
-        body.append(f'<h2>{number} {escape(title)}</h2><div class="map">{"".join(cards)}</div>')
-    return document("Your way to fast kernels", lead(states), *body)
+        body.append(f'<h2>{number} {escape(say(language, title))}</h2><div class="map">{"".join(cards)}</div>')
+    return document(say(language, "Your way to fast kernels"), lead(states, language), *body, language=language)
 
 
-def lead(states: Mapping[str, State]) -> str:
+def lead(states: Mapping[str, State], language: str) -> str:
     """How far along, and whether that is further than on the day before.
 
-    >>> lead({})
+    >>> lead({}, "en")
     '0 of 41 passed: `sublight learn start copy` begins'
     """
-    days = path.days(states)
+    days, count = path.days(states), len(EXERCISES)
     if not days:
-        return f"0 of {len(EXERCISES)} passed: `sublight learn start {EXERCISES[0].name}` begins"
-    last = days[-1]
-    words = f"{last.passed} of {len(EXERCISES)} passed, {units.percent(last.share)} of the way on {last.date}"
+        words = "0 of {count} passed: `sublight learn start {first}` begins"
+        return say(language, words, count=count, first=EXERCISES[0].name)
+    last, share = days[-1], units.percent(days[-1].share)
+    words = "{passed} of {count} passed, {share} of the way on {date}"
+    standing = say(language, words, passed=last.passed, count=count, share=share, date=last.date)
     if len(days) < 2:
-        return words
-    gain = last.share - days[-2].share
-    more = f"{units.percent(gain)} more than" if gain > 0 else "as far as"
-    return f"{words}: {more} on {days[-2].date}"
+        return standing
+    gain, before = last.share - days[-2].share, days[-2].date
+    if gain > 0:
+        words = "{standing}: {gain} more than on {date}"
+        return say(language, words, standing=standing, gain=units.percent(gain), date=before)
+    return say(language, "{standing}: as far as on {date}", standing=standing, date=before)
 
 
-def _over_time(states: Mapping[str, State]) -> list[str]:
+def _over_time(states: Mapping[str, State], language: str) -> list[str]:
     days = path.days(states)
     if len(days) < 2:
         return []
     first = datetime.date.fromisoformat(days[0].date)
     points = [((datetime.date.fromisoformat(day.date) - first).days, 100 * day.share) for day in days]
-    picture = curves(
-        "how far along", [Curve(name="of the way", points=points, marked=True)], across=f"days since {first}", up="%"
-    )
-    return ["<h2>Day by day</h2>", picture]
+    curve = Curve(name=say(language, "of the way"), points=points, marked=True)
+    across = say(language, "days since {first}", first=first)
+    picture = curves(say(language, "how far along"), [curve], across=across, up="%")
+    return [f"<h2>{say(language, 'Day by day')}</h2>", picture]
 
 
-def _goals(states: Mapping[str, State], goals: Sequence[DatedGoal], today: datetime.date) -> list[str]:
+def _goals(states: Mapping[str, State], goals: Sequence[DatedGoal], today: datetime.date, language: str) -> list[str]:
     if not goals:
-        return ["<p>No goal is set: <code>sublight learn goal flash_attention --by 2027-01-31</code> sets one.</p>"]
+        command = "<code>sublight learn goal flash_attention --by 2027-01-31</code>"
+        return [f"<p>{say(language, 'No goal is set: {command} sets one.', command=command)}</p>"]
     rows = []
     for goal in goals:
         left = len(path.way_to(find(goal.exercise), states))
-        rows.append(
-            ("", [("", goal.exercise), ("", goal.due or "–"), ("r", str(left)), ("", standing(goal, left, today))])
-        )
-    return ["<h2>Goals</h2>", table([("", "goal"), ("", "by"), ("r", "left to do"), ("", "")], rows)]
+        words = standing(goal, left, today, language)
+        rows.append(("", [("", goal.exercise), ("", goal.due or "–"), ("r", str(left)), ("", words)]))
+    headings = [("", say(language, "goal")), ("", say(language, "by")), ("r", say(language, "left to do")), ("", "")]
+    return [f"<h2>{say(language, 'Goals')}</h2>", table(headings, rows)]
 
 
-def standing(goal: DatedGoal, left: int, today: datetime.date) -> str:
+def standing(goal: DatedGoal, left: int, today: datetime.date, language: str) -> str:
     """
-    >>> standing(DatedGoal(exercise="softmax", due="2027-01-31"), 6, datetime.date(2027, 1, 17))
+    >>> standing(DatedGoal(exercise="softmax", due="2027-01-31"), 6, datetime.date(2027, 1, 17), "en")
     '14 days: 3.0 exercises a week'
     """
     remaining = path.days_left(goal, today)
     if not left:
-        return "reached"
+        return say(language, "reached")
     if remaining is None:
         return ""
     if remaining < 0:
-        return f"{-remaining} days late"
-    return f"{remaining} days: {7 * left / max(1, remaining):.1f} exercises a week"
+        return say(language, "{days} days late", days=-remaining)
+    rate = f"{7 * left / max(1, remaining):.1f}"
+    return say(language, "{days} days: {rate} exercises a week", days=remaining, rate=rate)
 
 
 def _way(way: Sequence[Exercise], language: str) -> str:
@@ -116,13 +124,15 @@ def _card(exercise: Exercise, state: State, language: str, *, is_next: bool, is_
     names = " ".join(["card", *(name for name, holds in kinds.items() if holds)])
     foot = []
     if state.has_passed and state.best:
-        foot.append(f"{units.percent(state.best)} of the limit")
+        foot.append(say(language, "{best} of the limit", best=units.percent(state.best)))
+    elif len(state.attempts) == 1:
+        foot.append(say(language, "1 check"))
     elif state.attempts:
-        foot.append(f"{len(state.attempts)} check{'s' * (len(state.attempts) > 1)}")
+        foot.append(say(language, "{count} checks", count=len(state.attempts)))
     elif exercise.needs:
-        foot.append(f"after {', '.join(exercise.needs)}")
+        foot.append(say(language, "after {names}", names=", ".join(exercise.needs)))
     fractions = [each.fraction for each in state.attempts if each.fraction is not None]
-    line = _line(fractions[-20:]) if len(fractions) > 1 else ""
+    line = _line(fractions[-20:], say(language, "from check to check")) if len(fractions) > 1 else ""
     return (
         f'<div class="{names}"><b>{escape(exercise.name)}</b>'
         f'<div class="what">{escape(text_of(exercise, language).title)}</div>'
@@ -130,7 +140,7 @@ def _card(exercise: Exercise, state: State, language: str, *, is_next: bool, is_
     )
 
 
-def _line(fractions: Sequence[float]) -> str:
+def _line(fractions: Sequence[float], title: str) -> str:
     """The fraction from check to check."""
     step = LINE_WIDTH / (len(fractions) - 1)
     points = " ".join(
@@ -138,4 +148,4 @@ def _line(fractions: Sequence[float]) -> str:
         for place, fraction in enumerate(fractions)
     )
     size = f'width="{LINE_WIDTH}" height="{LINE_HEIGHT}" viewBox="0 0 {LINE_WIDTH} {LINE_HEIGHT}"'
-    return f'<svg {size} role="img"><title>from check to check</title><polyline points="{points}"/></svg>'
+    return f'<svg {size} role="img"><title>{title}</title><polyline points="{points}"/></svg>'

@@ -26,14 +26,13 @@ def compiled(launch: Launch, target: int | str) -> Any:
 
     GPUTarget = private.GPUTarget
     ASTSource = private.ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     jit, names = launch.jit, launch.jit.arg_names
     attributes = {_path(name, names): [["tt.divisibility", 16]] for name in launch.aligned}
     signature = {name: launch.signature.get(name, "constexpr") for name in names}
     given = {name: launch.options[name] for name in names if name in launch.options}  # a Gluon kernel's own num_warps
     constants = {_path(name, names): value for name, value in {**launch.constants, **given}.items()}
-    kind = GluonASTSource if jit.is_gluon() else ASTSource
+    kind = private.GluonASTSource if jit.is_gluon() else ASTSource
     try:
         with hushed() as printed, contextlib.nullcontext() if isinstance(target, str) else right_lines():
             source = kind(jit, signature, constants, attrs=attributes)

@@ -13,7 +13,11 @@ from sublight.errors import BadInput
 
 Ops = Annotated[
     list[str] | None,
-    typer.Argument(metavar="OP", help="Ops, as in softmax rms_norm; all of them unless told.", autocompletion=op_names),
+    typer.Argument(
+        metavar="OP",
+        help="Ops, as in softmax rms_norm, or CUDA C++ ladders, as in cuda:matmul; all ops unless told.",
+        autocompletion=op_names,
+    ),
 ]
 
 

@@ -39,6 +39,9 @@ def predict(
     dp: Annotated[int, typer.Option(metavar="N", help="GPUs that share the batch.")] = 1,
     ep: Annotated[int, typer.Option(metavar="N", help="GPUs that share the experts.")] = 1,
     network: Annotated[str, typer.Option(metavar="50GB", help="A GPU's bytes/s to other machines.")] = "",
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Of --dp: gradients travel during the backward pass.")
+    ] = True,
     plan: Annotated[int, typer.Option(metavar="N", help="The best way to spread it over N GPUs.")] = 0,
     latency: Annotated[str, typer.Option(metavar="30ms", help="With --plan: the most that a step may take.")] = "",
     price: Annotated[str, typer.Option(metavar="$", help="Of a GPU's hour: cost of a million tokens.")] = "",
@@ -53,6 +56,9 @@ def predict(
         typer.Option(metavar="FILE", help="Measure this machine's GPU for a minute: --gpu FILE predicts with that."),
     ] = "",
     census: Annotated[bool, typer.Option("--census", help="Every op, its bytes, its bound, its share.")] = False,
+    precisions: Annotated[
+        bool, typer.Option("--precisions", help="bf16, int8, int4, fp8, fp4 side by side, with their accuracy.")
+    ] = False,
     html: Annotated[str, typer.Option(metavar="FILE", help="A page: roofline, bottlenecks, GPUs.")] = "",
     csv: Annotated[str, typer.Option(metavar="FILE", help="A line a prediction; with --census an op.")] = "",
     json: Json = "",
@@ -90,9 +96,11 @@ def predict(
             changes=what_if or (),
             network=network,
             parallel=Parallel(tensor=tp, pipeline=pp, data=dp, expert=ep),
+            overlap=overlap,
             plan=plan,
             latency=latency,
             census=census,
+            precisions=precisions,
             html=html,
             csv=csv,
             json=json,

@@ -337,6 +337,20 @@ def test_bfloat16_halves_what_float32_ops_move() -> None:
     assert finding.saving_s * 1e6 == pytest.approx((500 + 400) * (1 - 0.55), rel=0.02)
 
 
+def test_a_softmax_stays_in_float32_and_gets_casts() -> None:
+    """Autocast reads scores in bfloat16, works in float32 and writes weights in bfloat16: more bytes than before."""
+
+    def body(m: Machine, _: int) -> None:
+        m.op("aten::mm", *HALF, us=2000.0, kernel=TF32, dtype=FP32)
+        m.op("aten::_softmax", BIG, us=400.0, dtype=FP32)
+
+    traces = steps(body)
+    case, finding = fakes.case(*traces), found("fp32-where-bf16-serves", traces)
+    floor = sum(case.split.floor_s[at] for at, item in enumerate(case.items) if item.family == "softmax")
+    assert finding is not None and floor > 1e-6
+    assert finding.saving_s == pytest.approx(2000e-6 * (1 - 0.55) - 1.5 * floor, rel=0.02)
+
+
 def test_pinned_copies_hold_up_nobody() -> None:
     """Copy, 900 µs of Python, work: one after the other; then the host's 990 and the device's 1000 at once."""
     traces = steps(lambda m, _: (m.copy(1000.0, 10 * MB, blocking=True), m.python(900.0), m.lookups(10)))

@@ -63,7 +63,7 @@ class Decoder:
         self._write(chunks, size, width, rows_before)
         captured = self._graph(size, width)
         if captured is None or self.graphs is None:
-            logits, best = self._run(size, width)
+            logits, best = self._run(size, width, in_graph=False)
         else:
             self.graphs.enter(self._pool, self.device)
             captured.replay()
@@ -127,11 +127,12 @@ class Decoder:
                 self._row_of[row], is_new = (text, text.begun, len(text.pages)), True
         return is_new
 
-    def _run(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, size: int, width: int, *, in_graph: bool) -> tuple[torch.Tensor, torch.Tensor]:
         numbers = self._numbers_there[:, :size]
         ids = self._numbers_there[ID:].view(-1).index_select(0, numbers[WHICH])
         table = self._table_there[: size * width].view(size, width)
-        logits = self.model.decode(ids, numbers[POSITION], numbers[SLOT], table, numbers[LENGTH], self.cache)
+        places = numbers[POSITION], numbers[SLOT], table, numbers[LENGTH]
+        logits = self.model.decode(ids, *places, self.cache, in_graph=in_graph)
         return logits, largest(logits)
 
     def _graph(self, size: int, width: int) -> Captured | None:
@@ -151,6 +152,6 @@ class Decoder:
         """Once beside it first, so that kernels are compiled and workspaces there: that writes what the replay will."""
         with graphs.exclusive():
             with graphs.side(self.device):
-                self._run(size, width)
+                self._run(size, width, in_graph=True)
             graphs.prepare(self.device)
-            return graphs.capture(lambda: self._run(size, width), self._pool, self.device, ())
+            return graphs.capture(lambda: self._run(size, width, in_graph=True), self._pool, self.device, ())

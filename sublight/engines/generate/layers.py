@@ -15,7 +15,10 @@ from sublight.ops.attention import paged_attention as paging
 from sublight.ops.attention.attention import attention
 from sublight.ops.attention.rope_kv_write import rope_kv_write
 from sublight.ops.gated.gated import swiglu
+from sublight.ops.matmul.choice import ROWS_BYTES
 from sublight.ops.matmul.matmul import matmul
+from sublight.ops.matmul.row_linear import row_linear
+from sublight.ops.matmul.skinny import MOST_ROWS
 from sublight.ops.movement.embedding import embedding
 from sublight.ops.norm.add_rms_norm import add_rms_norm
 from sublight.ops.norm.rms_norm import rms_norm
@@ -34,6 +37,7 @@ class Layers:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # normed, sum
     norm_linear: Callable[..., Tensor] | None  # of one row: norm, product and, where it is gated, SwiGLU in one launch
+    row_linear: Callable[..., Tensor] | None  # the same of dense and packed weights, for CUDA graphs
     swiglu: Callable[[Tensor], Tensor]  # gate and up side by side
     embedding: Callable[[Tensor, Tensor], Tensor]
     rope_kv_write: Callable[..., Tensor]  # q, k and v side by side in; q turned out, k and v into the cache
@@ -99,8 +103,9 @@ def _our_rope_kv_write(*tensors: Tensor) -> Tensor:
 
 
 def _our_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
-    """`matmul` where it has a kernel of its own, which is for one row; else PyTorch's in one call, bias included."""
-    if x.shape[0] == 1:
+    """`matmul` where it has a kernel of its own, which is for one row, and for up to 64 by a weight as large as a
+    head's; else PyTorch's in one call, bias included."""
+    if x.shape[0] == 1 or (x.shape[0] <= MOST_ROWS and weight.nbytes >= ROWS_BYTES):
         return matmul(x, weight.T, bias, residual)
     return _torch_linear(x, weight, bias, residual)
 
@@ -110,6 +115,7 @@ TORCH = Layers(
     rms_norm=_torch_rms_norm,
     add_rms_norm=_torch_add_rms_norm,
     norm_linear=None,
+    row_linear=None,
     swiglu=_torch_swiglu,
     embedding=F.embedding,
     rope_kv_write=turn_then(writing.reference),
@@ -121,6 +127,7 @@ OURS = Layers(
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     norm_linear=rms_norm_linear,
+    row_linear=row_linear,
     swiglu=swiglu,
     embedding=embedding,
     rope_kv_write=_our_rope_kv_write,

@@ -16,8 +16,10 @@ from sublight.engines.generate.config import Config
 from sublight.engines.generate.layers import Mode, layers_of
 from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
+from sublight.ops.matmul.row_linear import why_no_stream
 
 Maybe = torch.Tensor | None
+Row = Callable[..., torch.Tensor]  # x, product, norm's weight, residual, gated
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q and the layer's two caches
 
 
@@ -109,13 +111,16 @@ class Llama:
         table: torch.Tensor,
         lengths: torch.Tensor,
         cache: Cache,
+        *,
+        in_graph: bool = False,
     ) -> torch.Tensor:
-        """One token of each text; (texts, vocab). It never waits for the device, so that a CUDA graph may hold it."""
+        """One token of each text; (texts, vocab). It never waits for the device, so that a CUDA graph may hold it:
+        with `in_graph` one does, and what is dear to launch may be launched."""
 
         def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
             return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, window=self.config.window)
 
-        return self._product(self._hidden(ids, positions, slots, cache, attend), self.weights.head)
+        return self._product(self._hidden(ids, positions, slots, cache, attend, in_graph), self.weights.head)
 
     def _product(self, x: torch.Tensor, by: Product) -> torch.Tensor:
         if isinstance(by, Dense):
@@ -123,7 +128,13 @@ class Llama:
         return by(x)  # type: ignore[no-any-return]
 
     def _hidden(
-        self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: Cache, attend: Attend
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        cache: Cache,
+        attend: Attend,
+        in_graph: bool = False,
     ) -> torch.Tensor:
         layers, eps, count = self.layers, self.config.eps, len(ids)
         x = layers.embedding(ids, self.weights.tokens)
@@ -136,8 +147,8 @@ class Llama:
             return attend(q, *caches).reshape(count, -1)
 
         for number, block in enumerate(self.weights.blocks):
-            if count == 1 and residual is None and layers.norm_linear is not None and block.is_dense:
-                x = self._one_row(x, block, partial(mix, number))
+            if count == 1 and residual is None and (by := self._one_row_by(x, block, in_graph)):
+                x = self._one_row(x, block, partial(mix, number), by)
                 continue
             if residual is None:
                 residual, x = x, layers.rms_norm(x, block.norm_1, eps)
@@ -150,13 +161,48 @@ class Llama:
             return layers.rms_norm(x, self.weights.norm, eps)
         return layers.add_rms_norm(x, residual, self.weights.norm, eps)[0]
 
-    def _one_row(self, x: torch.Tensor, block: Block, mix: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _one_row_by(self, x: torch.Tensor, block: Block, in_graph: bool) -> Row | None:
+        """Products of one row with norms and activations inside, by the way that takes this block; None: none does."""
+        products = (block.qkv, block.out, block.gate_up, block.down)
+        if in_graph and self.layers.row_linear and all(_streams(each, x) for each in products):
+            return partial(_streamed, self.layers.row_linear, self.config.eps)
+        if self.layers.norm_linear and block.is_dense:
+            return partial(_normed, self.layers.norm_linear, self.layers.linear, self.config.eps)
+        return None
+
+    def _one_row(
+        self, x: torch.Tensor, block: Block, mix: Callable[[torch.Tensor], torch.Tensor], by: Row
+    ) -> torch.Tensor:
         """The same with fewer launches: norms and SwiGLU inside of products, what is added behind them, too."""
-        norm_linear, linear, eps = self.layers.norm_linear, self.layers.linear, self.config.eps
-        qkv, out, gate_up, down = block.qkv, block.out, block.gate_up, block.down
-        assert norm_linear is not None and isinstance(qkv, Dense) and isinstance(out, Dense)
-        assert isinstance(gate_up, Dense) and isinstance(down, Dense)
-        mixed = mix(norm_linear(x, block.norm_1, qkv.weight, qkv.bias, eps=eps))
-        x = linear(mixed, out.weight, out.bias, x)
-        wide = norm_linear(x, block.norm_2, gate_up.weight, gate_up.bias, eps=eps, gated=True)
-        return linear(wide, down.weight, down.bias, x)
+        x = by(mix(by(x, block.qkv, block.norm_1)), block.out, residual=x)
+        return by(by(x, block.gate_up, block.norm_2, gated=True), block.down, residual=x)
+
+
+def _streams(by: Product, x: torch.Tensor) -> bool:
+    """Whether `row_linear` has a kernel for a product of one row."""
+    if isinstance(by, CodedLinear):
+        return False
+    if isinstance(by, Dense):
+        return not why_no_stream(x, by.weight, None)
+    return by.scales.dtype == x.dtype and not why_no_stream(x, by.packed, by.scales, by.bits, k=by.in_features)
+
+
+def _streamed(
+    row_linear: Callable[..., torch.Tensor], eps: float, x: torch.Tensor, by: Product, norm: Maybe = None,
+    residual: Maybe = None, gated: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    if isinstance(by, Dense):
+        return row_linear(x, by.weight, None, None, norm, by.bias, residual, eps=eps, gated=gated)
+    assert isinstance(by, PackedLinear)
+    more = norm, by.bias, residual
+    return row_linear(x, by.packed, by.scales, by.zeros, *more, bits=by.bits, eps=eps, gated=gated)
+
+
+def _normed(
+    norm_linear: Callable[..., torch.Tensor], linear: Callable[..., torch.Tensor], eps: float, x: torch.Tensor,
+    by: Product, norm: Maybe = None, residual: Maybe = None, gated: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    assert isinstance(by, Dense)
+    if norm is None:
+        return linear(x, by.weight, by.bias, residual)
+    return norm_linear(x, norm, by.weight, by.bias, eps=eps, gated=gated)

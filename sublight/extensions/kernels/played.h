@@ -25,6 +25,9 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
+#ifndef PLAYED_PASSED
+#define PLAYED_PASSED(what)  // what a watcher does when a thread has passed a barrier
+#endif
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(played::dynamic_shared)
 
 using std::max;
@@ -106,6 +109,7 @@ static inline void wait(Wait what) {
     Fiber& self = block->fibers[block->current];
     self.wait = what;
     if (!_setjmp(self.place)) _longjmp(block->scheduler, 1);
+    PLAYED_PASSED(what);
 }
 static void fiber_main() {
     block->body(block->argument);

@@ -41,16 +41,20 @@ def test_it_builds_tests_and_benches_itself(way: str, start: str, tmp_path: Path
     project = write("my_op", way, start, tmp_path / "made")
     environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
     environment.pop("TRITON_INTERPRET", None)
+    if (way, start) == ("setuptools", "add2"):  # as a compiler without libstdc++.so links
+        environment["LDFLAGS"] = "-static-libstdc++"
     command = ["make", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count(" ok on ") == 5 and "GB/s" in done.stdout
     if way == "setuptools" and shutil.which("nm"):
-        listed = subprocess.run(
-            ["nm", "-D", "--undefined-only", str(project.folder / "my_op" / "_C.so")],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-        assert "aoti_torch_" in listed and not TORCH_IN_CPP.findall(listed), "not of the stable ABI alone"
+        library = str(project.folder / "my_op" / "_C.so")
+        wanted, offered = (
+            subprocess.run(["nm", "-D", which, library], capture_output=True, text=True, check=True).stdout
+            for which in ("--undefined-only", "--defined-only")
+        )
+        assert "aoti_torch_" in wanted and not TORCH_IN_CPP.findall(wanted), "not of the stable ABI alone"
+        assert "_ZNSo" not in offered and ("_ZNSo" in wanted) == (start != "add2"), "std::ostream is not its own alone"
 
 
 class _Played:

@@ -1,4 +1,12 @@
-"""A GPT-2 step on our kernels alone against PyTorch's: losses, every gradient, every parameter after AdamW."""
+"""A GPT-2 step on our kernels alone against PyTorch's: losses, every gradient, every parameter after AdamW.
+
+AdamW's first step is rate * g / (|g| + eps); its derivative by g is rate * eps / (|g| + eps)^2, at most rate / eps.
+With PyTorch's eps of 1e-8 that is 1e6: the key's biases, whose gradient is zero but for rounding, move by half of the
+rate in a direction of luck, and one gradient of 4e-7 decides how far a whole matrix is off. Two gradients, each as
+right as the other, then give steps of any ratio, and more draws do not settle it. So the whole step is held with
+eps = rate, where a parameter is off by no more than its gradient is; AdamW with PyTorch's own eps is held by itself, on
+given gradients.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,8 @@ from sublight.extensions.transformer.step import Config, Rates
 
 SMALL = Config(layers=1, heads=2, channels=12, vocabulary=21, context=6)
 LARGE = Config(layers=3, heads=4, channels=128, vocabulary=515, context=96)
-RATES = Rates(rate=1e-2)
+RATES = Rates(rate=1e-2, eps=1e-2)
+OWN = Rates(rate=1e-2)  # with PyTorch's own eps
 
 
 def reference(
@@ -32,8 +41,8 @@ def reference(
             qkv = functional.linear(y, p[at + "attn.weight"], p[at + "attn.bias"])
             q, k, v = qkv.unflatten(-1, (3, config.heads, -1)).permute(2, 0, 3, 1, 4)
             scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-            after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-            y = (torch.softmax(scores.masked_fill(after, -torch.inf), -1) @ v).transpose(1, 2).flatten(2)
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+            y = (torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ v).transpose(1, 2).flatten(2)
             x = x + functional.linear(y, p[at + "proj.weight"], p[at + "proj.bias"])
             y = functional.layer_norm(x, width, p[at + "ln_2.weight"], p[at + "ln_2.bias"])
             y = functional.gelu(functional.linear(y, p[at + "fc.weight"], p[at + "fc.bias"]), approximate="tanh")
@@ -41,17 +50,23 @@ def reference(
         logits = functional.linear(functional.layer_norm(x, width, p["ln_f.weight"], p["ln_f.bias"]), p["wte"])
         losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         losses.mean().backward()
-    return losses.detach(), *(each.grad for each in p.values()), *(updated(each) for each in p.values())
+    after = [updated(each.detach(), each.grad, RATES)[0] for each in p.values()]
+    return losses.detach(), *(each.grad for each in p.values()), *after
 
 
-def updated(parameter: torch.Tensor) -> torch.Tensor:
-    """After the first step of torch.optim.AdamW, by the operations that it makes (importing it takes 2 s)."""
-    (beta1, beta2), gradient = RATES.betas, parameter.grad
-    first = torch.zeros_like(gradient).lerp_(gradient, 1 - beta1)
-    second = torch.zeros_like(gradient).addcmul_(gradient, gradient, value=1 - beta2)
-    kept = parameter.detach() * (1 - RATES.rate * RATES.decay * (parameter.dim() == 2))
-    down = (second.sqrt() / (1 - beta2) ** 0.5).add_(RATES.eps)
-    return kept.addcdiv_(first, down, value=-RATES.rate / (1 - beta1))
+def updated(parameter: torch.Tensor, gradient: torch.Tensor, rates: Rates, steps: int = 1) -> tuple[torch.Tensor, ...]:
+    """Parameter and moments after steps of torch.optim.AdamW, by the operations that it makes (importing it takes 2 s);
+    every step after the first has the gradient of the one before, halved."""
+    beta1, beta2 = rates.betas
+    first, second = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    for at in range(1, steps + 1):
+        first = first.lerp(gradient, 1 - beta1)
+        second = (second * beta2).addcmul(gradient, gradient, value=1 - beta2)
+        kept = parameter * (1 - rates.rate * rates.decay * (parameter.dim() == 2))
+        down = (second.sqrt() / (1 - beta2**at) ** 0.5).add_(rates.eps)
+        parameter = kept.addcdiv(first, down, value=-rates.rate / (1 - beta1**at))
+        gradient = gradient / 2
+    return parameter, first, second
 
 
 def ours(
@@ -63,6 +78,14 @@ def ours(
     first, second = ({name: torch.zeros_like(each) for name, each in p.items()} for _ in range(2))
     step.update(p, gradients, first, second, 1, RATES)
     return losses, *(gradients[name] for name in p), *p.values()
+
+
+def ours_updated(given: torch.Tensor, gradient: torch.Tensor, rates: Rates, steps: int) -> tuple[torch.Tensor, ...]:
+    parameter, first, second = given.clone(), torch.zeros_like(given), torch.zeros_like(given)
+    for at in range(1, steps + 1):
+        step.update({"wte": parameter}, {"wte": gradient}, {"wte": first}, {"wte": second}, at, rates)
+        gradient = gradient / 2
+    return parameter, first, second
 
 
 def drawn(config: Config, batch: int, time: int, device: str, seed: int) -> tuple[dict[str, torch.Tensor], ...]:
@@ -90,6 +113,22 @@ def check(config: Config, batch: int, time: int, device: str, draws: int) -> Non
     assert worst.ok, worst
 
 
+def check_adamw(device: str) -> None:
+    """On given gradients from 1e-12 to 1, around eps: a step's error is AdamW's own."""
+
+    def draw(seed: int) -> list[Error]:
+        generator = torch.Generator(device).manual_seed(seed)
+        parameter, gradient = torch.randn(2, 3, 257, device=device, generator=generator)
+        gradient = gradient * 10.0 ** torch.linspace(-12, 0, 257, device=device)
+        made = (ours_updated(parameter, gradient, OWN, 3), updated(parameter, gradient, OWN, 3))
+        truth = updated(parameter.double(), gradient.double(), OWN, 3)
+        names = ("parameter", "first moment", "second moment")
+        return [error(name, *triple) for name, *triple in zip(names, *made, truth, strict=True)]
+
+    worst = settled(draw, 2)
+    assert worst.ok, worst
+
+
 def needs_a_compiler() -> None:
     try:
         build.host_compiler()
@@ -100,12 +139,14 @@ def needs_a_compiler() -> None:
 def test_a_step_is_pytorchs() -> None:
     needs_a_compiler()
     check(SMALL, 2, 5, "cpu", 2)
+    check_adamw("cpu")
 
 
 @pytest.mark.gpu
 def test_a_step_is_pytorchs_on_a_gpu() -> None:
     check(SMALL, 2, 5, "cuda", 2)
     check(LARGE, 3, 77, "cuda", 2)
+    check_adamw("cuda")
 
 
 def test_what_kernels_would_not_notice_is_refused() -> None:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sublight.backend import private
 from sublight.fix.cure.first_call import at_first_call
 from sublight.fix.cure.record import Changes, Cure
 
@@ -34,14 +35,13 @@ def install(changes: Changes) -> Iterator[None]:
 def casting(own: Callable[..., Any], device: str) -> Callable[..., Any]:
     """The forward inside autocast; its results in float32 again, for the script's loss was written for that."""
     import torch
-    from torch.utils._pytree import tree_map_only
 
     def widened(x: torch.Tensor) -> torch.Tensor:
         return x.float() if x.dtype == torch.bfloat16 else x
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
-            return tree_map_only(torch.Tensor, widened, own(*args, **kwargs))
+            return private.pytree.tree_map_only(torch.Tensor, widened, own(*args, **kwargs))
 
     return forward
 

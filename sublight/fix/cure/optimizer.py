@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from sublight.backend import private
 from sublight.fix.cure import place
 from sublight.fix.cure.record import Changes, Cure, Edit
 
@@ -63,8 +64,6 @@ def _treat(optimizer: torch.optim.Optimizer, changes: Changes) -> None:
 
 def fuse(optimizer: torch.optim.Optimizer) -> str:
     """Let PyTorch's fused kernels make the steps from now on; why not, where it cannot be."""
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
     groups = optimizer.param_groups
     if not all("fused" in group for group in groups):
         return "PyTorch has no fused one"
@@ -73,7 +72,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> str:
     if optimizer.state:
         return "it has a state already, made without fused=True"
     params = [p for group in groups for p in group["params"]]
-    if not all(p.is_floating_point() and p.device.type in _get_fused_kernels_supported_devices() for p in params):
+    if not all(p.is_floating_point() and p.device.type in private.fused_devices() for p in params):
         return "its parameters are of a kind that PyTorch cannot fuse"
     for group in groups:
         group["fused"], group["foreach"] = True, False

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from sublight.backend import private
 from sublight.fix.graph.key import tensors_in
 from sublight.fix.graph.refuse import storage, written_by
 
@@ -25,7 +25,7 @@ class CaptureFailed(RuntimeError):
     """What CUDA says where a call cannot be captured."""
 
 
-class Tape(TorchDispatchMode):
+class Tape(private.TorchDispatchMode):
     """Records one call, and takes back what it did."""
 
     def __init__(self, has_handle: bool = True) -> None:

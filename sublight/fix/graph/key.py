@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from sublight.backend import private
+from sublight.backend.private import pytree
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 ALIGNMENT = 16  # bytes: kernels that read four words at once choose by it, and may add in another order

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublight.backend import private
 from sublight.fix.graph.key import tensors_in
@@ -54,7 +53,7 @@ class Step:
     line: str
 
 
-class Watch(TorchDispatchMode):
+class Watch(private.TorchDispatchMode):
     """Listens to one eager call."""
 
     def __init__(self, inputs: list[torch.Tensor], device_type: str = "cuda") -> None:

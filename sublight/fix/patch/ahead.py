@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -127,5 +126,6 @@ def may_step(model: torch.nn.Module) -> bool:
 
 def _is_compiled(model: torch.nn.Module) -> bool:
     """Whether a part of it goes through torch.compile: that takes minutes, and again for the forwards that stay."""
-    wrapper = private.dynamo.OptimizedModule if "torch._dynamo" in sys.modules else ()
+    dynamo = private.loaded("dynamo")
+    wrapper = dynamo.OptimizedModule if dynamo else ()
     return any(isinstance(each, wrapper) or vars(each).get("_compiled_call_impl") for each in model.modules())

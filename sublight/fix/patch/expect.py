@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend import private
 from sublight.fix.patch.record import Swap
 from sublight.fix.patch.step import is_inert, outputs_of
 from sublight.fix.patch.twin import is_heard
@@ -63,7 +64,7 @@ def _seconds(call: Callable[[], Any]) -> float:
     """The device's time of a few calls in a row, all launched before the first begins: without the host's."""
     call()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(AHEAD_CYCLES)
+    private.sleep(AHEAD_CYCLES)
     begin.record()
     for _ in range(REPEATS):
         call()

@@ -59,7 +59,7 @@ def patch(
             if known is not None:
                 found, verdict = _verified(model, verify, known, found)
             if measure is not None and _kept(found):
-                found, paid = _measured(model, measure, found, rules)
+                found, paid = _measured(model, measure, found)
         except BaseException:  # a step that fails, or somebody who does not want to wait
             put_in(found, [])
             raise
@@ -96,16 +96,21 @@ def _verified(
     ], verdict
 
 
-def _measured(
-    model: torch.nn.Module, batch: Any, found: list[Candidate], rules: Sequence[Rule]
-) -> tuple[list[Candidate], Paid]:
+def _measured(model: torch.nn.Module, batch: Any, found: list[Candidate]) -> tuple[list[Candidate], Paid]:
     kept = _kept(found)
-    always = [rule.name for rule in rules if rule.joins and rule.name in kept]  # a step does not tell its worth
+    always = [rule for rule in kept if _is_always(rule, found)]  # a step does not tell its worth
     timed = [rule for rule in kept if rule not in always]
     with no_context_warning():
         paid = keep_what_pays(model, batch, timed, lambda names: put_in(found, [*names, *always]))
     cost = {rule: f"undone: it cost {units.text(cost_s, 's')} a step" for rule, cost_s in paid.undone}
     return [one.out(cost[one.rule]) if one.rule in cost and not one.left else one for one in found], paid
+
+
+def _is_always(rule: str, found: Sequence[Candidate]) -> bool:
+    """Whether its swaps join others and have no op."""
+    return all(
+        one.joins and one.swap is not None and not one.swap.op for one in found if one.rule == rule and not one.left
+    )
 
 
 def _notes(

@@ -23,6 +23,9 @@ class Swap:
     forward: Forward
     op: str = ""  # whose plan says whether ours wins; none: it is swapped always
     arguments: Callable[..., tuple[Any, ...]] = tuple  # (module, *what its forward is called with) -> what the op takes
+    wins: Callable[..., tuple[bool, str]] | None = (
+        None  # (module, *its arguments): a plan needs what its forward makes of them
+    )
     over: Callable[[Forward], Forward] | None = None  # the same done to another rule's forward for this module
     hides: tuple[str, ...] = ()  # children that it does not call, which must stay what they are
     reads_settings: bool = (
@@ -48,7 +51,7 @@ class Rule:
     name: str
     find: Callable[[torch.nn.Module, torch.nn.Module], Swap | Left | None]  # (module, the whole model)
     reads: Literal["behaviour", "source"] = "behaviour"  # of the module; its children are known by theirs
-    joins: bool = False  # its swaps have no op, and go beside another rule's in one forward
+    joins: bool = False  # its swaps go beside another rule's in one forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import held, outside
 from sublight.fix.patch.probe import is_plain_tensor, is_sharded
 from sublight.fix.patch.record import Swap
@@ -64,7 +65,7 @@ class Noted:
                 return f"{name}.forward"
             if not torch.compiler.is_dynamo_compiling() and not is_called_plainly(child):
                 return f"{name}.__call__"
-        if self.hidden and torch.nn.modules.module._has_any_global_hook():
+        if self.hidden and has_any_global_hook():
             return "a hook for all modules"
         return ""
 

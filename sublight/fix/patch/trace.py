@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from sublight.backend import private
 
 VIEWS = frozenset(
     [
@@ -250,7 +251,7 @@ class _Shape(tuple[Length, ...]):
         return _Shape(found) if isinstance(index, slice) else found
 
 
-class _Below(TorchDispatchMode):
+class _Below(private.TorchDispatchMode):
     """Below autograd: every op."""
 
     def __init__(self, recorder: Recorder) -> None:

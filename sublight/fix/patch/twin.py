@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import outside, probe
 from sublight.fix.patch.trace import as_one_op
 
@@ -172,7 +173,7 @@ def is_hooked(module: torch.nn.Module) -> bool:
 
 def is_heard(model: torch.nn.Module) -> bool:
     """Whether somebody listens to a call of any part of it."""
-    return torch.nn.modules.module._has_any_global_hook() or any(map(is_hooked, model.modules()))
+    return has_any_global_hook() or any(map(is_hooked, model.modules()))
 
 
 def is_pytorchs(kind: type, *functions: Any) -> bool:

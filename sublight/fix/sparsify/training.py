@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from sublight.backend import private
 from sublight.fix.sparsify.linear import why_dense
 from sublight.ops.sparse.sparsify_24 import sparsify_24, unpack_24
 
 BLOCK = 4  # both ways
+CAPABILITY = 8  # of the GPUs whose form PyTorch's pass writes: an H200 (9) read it as other weights, without an error
 TILE = 128  # of rows and columns that PyTorch's pass over both takes
 WHILE_IT_RUNS = 9 / 8  # of the weight's bytes: W and its transpose, half of the values and 1/16 for their places each
 
@@ -65,6 +67,8 @@ def why_not_both(weight: torch.Tensor) -> str:
     """Why PyTorch's sparse products do not take a weight and its transpose; empty where they do."""
     if why := why_dense(weight):
         return why
+    if (capability := torch.cuda.get_device_capability(weight.device))[0] != CAPABILITY:
+        return f"PyTorch makes both ways sparse for sm_8x alone, this is sm_{capability[0]}{capability[1]}"
     rows, cols = weight.shape
     return f"{rows}x{cols} is no multiple of {TILE}x{TILE}" if rows % TILE or cols % TILE else ""
 
@@ -76,9 +80,9 @@ def both_ways(weight: torch.Tensor) -> torch.Tensor:
     if why_not_both(weight):
         packed, meta, *_ = sparsify_24(weight.contiguous(), both=True)
         return unpack_24(packed, meta, weight.shape[1])
-    from torch.sparse import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUSPARSELT, semi_structured
+    from torch.sparse import SparseSemiStructuredTensorCUSPARSELT, semi_structured
 
-    takes_cusparselt = not SparseSemiStructuredTensor._FORCE_CUTLASS
+    takes_cusparselt = not private.find("force_cutlass")  # a script may set it anew
     kind: Any = SparseSemiStructuredTensorCUSPARSELT
     kind = kind if takes_cusparselt else semi_structured.SparseSemiStructuredTensorCUTLASS
     with warnings.catch_warnings():

@@ -77,13 +77,24 @@ def test_a_model_learns_and_comes_back_with_what_it_learned() -> None:
     assert next(model.parameters()) is parameters[0] and parameters[0].device.type == "cpu"
 
 
+@pytest.mark.parametrize(("capability", "why"), [((8, 6), ""), ((9, 0), "this is sm_90"), ((10, 0), "this is sm_100")])
+def test_only_gpus_whose_form_is_known_multiply_both_ways(
+    capability: tuple[int, int], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H200 products with what PyTorch's pass writes were those of other weights."""
+    monkeypatch.setattr(training, "why_dense", lambda weight: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reason = training.why_not_both(torch.empty(256, 384, dtype=torch.bfloat16))
+    assert why in reason and bool(reason) == bool(why)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_gpu_multiplies_both_ways_with_the_same_zeros(dtype: Any) -> None:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(256, 384, device="cuda", dtype=dtype))
     layer, x = SparseTrainingLinear(weight, None), torch.randn(64, 384, device="cuda", dtype=dtype, requires_grad=True)
-    assert not training.why_not_both(weight)
+    assert bool(layer.why) == (torch.cuda.get_device_capability()[0] != training.CAPABILITY)
     eye = torch.eye(384, device="cuda", dtype=dtype)
     sparse = layer(eye).detach().T
     kept = sparse != 0

@@ -29,6 +29,10 @@ def check(
     exercise: Exercise, source: str, *, crew: Crew, gpu: Gpu, file: str = "", budget: Budget | None = None
 ) -> Verdict:
     """Judge a submission; everything that it is comes from `source`."""
+    if exercise.kind == "cuda":
+        from sublight.learn.grade.cuda.check import check as check_cuda
+
+        return check_cuda(exercise, source, gpu=gpu, file=file, budget=budget)
     goal = exercise.goal
     verdict = Verdict(
         exercise=exercise.name,
@@ -47,7 +51,7 @@ def check(
     began = time.process_time()
     with crew.folder() as name:
         running = Running(exercise=exercise, problem=problem, crew=crew, folder=Path(name), gpu=gpu,
-                          budget=budget or Budget(), order=_order(exercise, source, Path(name), gpu))  # fmt: skip
+                          budget=budget or Budget(), order=order_of(exercise, source, Path(name), gpu))  # fmt: skip
         cases = cases_of(exercise, secrets.SystemRandom())
         faults, right = running.values(cases)
         if faults and branches(source):
@@ -71,7 +75,7 @@ def check(
     )
 
 
-def _order(exercise: Exercise, source: str, folder: Path, gpu: Gpu) -> dict[str, Any]:
+def order_of(exercise: Exercise, source: str, folder: Path, gpu: Gpu) -> dict[str, Any]:
     """What the processes that run the submission need to know."""
     script = folder / f"{exercise.name}.py"
     script.write_text(runnable(source), encoding="utf-8")

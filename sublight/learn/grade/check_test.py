@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ SLOW = (  # their starters are right: to make them fast is the exercise
     *("read_xray", "slow_double", "slow_spills", "slow_reread"),
 )
 SHORT = Budget(cpu_s=1, wall_s=300)
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
 
 
 @triton.jit

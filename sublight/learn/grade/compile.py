@@ -53,11 +53,8 @@ def prepared() -> child.Serve:
 
 def _warm_up() -> None:
     """Load what a check would load, and hash Triton's own files, which its cache does once a process."""
-    import importlib
-
     with gpu_pretended(find_gpu("h200"), []):
-        importlib.import_module("triton.experimental.gluon._runtime")
-        importlib.import_module("triton.compiler.code_generator")
+        _ = private.GluonASTSource, private.code_generator
     with contextlib.suppress(ImportError):
         private.triton_key()
 
@@ -84,7 +81,7 @@ def _tensors(case: dict[str, Any]) -> list[Any]:
 def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any]) -> dict[str, Any]:
     """Each launch's figures; those that share their code and grid are compiled and followed once."""
     known: dict[str, tuple[Code, Bounded]] = {}
-    figures, refused = [], ""
+    made_of, refused = [], ""
     for launch in launches:
         key = f"{launch.key} {launch.grid}"
         try:
@@ -97,12 +94,12 @@ def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any]) -> dict[str, An
         except BadInput as error:
             refused = str(error)
             break
-        figures.append(_figures(*known[key], launch.grid))
+        made_of.append(figures(*known[key], launch.grid))
     made = [words_of(launch.jit, launch.grid, launch.arguments, tensors) for launch in launches]
-    return {"kernels": figures, "refused": refused, "made": made}
+    return {"kernels": made_of, "refused": refused, "made": made}
 
 
-def _figures(code: Code, bound: Bounded, grid: tuple[int, ...]) -> dict[str, Any]:
+def figures(code: Code, bound: Bounded, grid: tuple[int, ...]) -> dict[str, Any]:
     known = [access for access in bound.accesses if access.space == "global" and not access.unknown]
     highest = bound.roof.highest
     return {

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,7 +22,7 @@ from typing import Any, Literal, Protocol
 from sublight.errors import BadInput
 from sublight.learn.grade.sandbox import Budget
 
-Mode = Literal["interpret", "compile"]
+Mode = Literal["interpret", "compile", "launch", "play"]
 ANSWER_BYTES = 1 << 24
 READY_S = 300.0  # for torch and Triton to load, on a machine that is busy
 _DEATHS = {
@@ -31,7 +32,8 @@ _DEATHS = {
 }
 
 
-_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # no threads, no GPU
+_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # no threads
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 _FLAGS = ("-P", "-W", "ignore::DeprecationWarning")  # modules of the learner's folder are not ours; forks are meant
 
@@ -101,22 +103,30 @@ class Task:
 
 
 class Crew:
-    """The two processes that stand ready. They load torch while the grader does."""
+    """The processes that stand ready, one for each mode. They load torch while the grader does."""
 
-    def __init__(self, sandbox: Sandbox | None = None) -> None:
-        self.sandbox = sandbox
+    def __init__(
+        self,
+        sandbox: Sandbox | None = None,
+        modes: tuple[Mode, ...] = ("interpret", "compile"),
+        *,
+        has_gpu: bool = False,
+    ) -> None:
+        self.sandbox, self._has_gpu = sandbox, has_gpu
+        self._asking = threading.Lock()  # several submissions may begin at the same time
         if sys.platform != "linux":
             raise BadInput("checks run on Linux alone, as Triton does: use a Linux machine, a container or WSL")
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-        self._ends: dict[Mode, socket.socket] = {"interpret": pairs[0][0], "compile": pairs[1][0]}
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in modes]
+        self._ends: dict[Mode, socket.socket] = {mode: pair[0] for mode, pair in zip(modes, pairs, strict=True)}
         root = str(Path(__file__).resolve().parents[3])
         kept = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         theirs = [pair[1].fileno() for pair in pairs]
-        command = [sys.executable, *_FLAGS, "-m", "sublight.learn.grade.worker", *map(str, theirs)]
+        ends = [f"{mode}={end}" for mode, end in zip(modes, theirs, strict=True)]
+        command = [sys.executable, *_FLAGS, "-m", "sublight.learn.grade.worker", *ends]
         self._process = subprocess.Popen(
             sandbox.around(command) if sandbox else command,
-            env={**kept, "PYTHONPATH": path, **_ALONE},
+            env={**kept, "PYTHONPATH": path, **_ALONE, **({} if has_gpu else _NO_GPU)},
             start_new_session=True,  # Ctrl-C is the grader's to hear
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,
@@ -130,8 +140,9 @@ class Crew:
         end = self._ends[mode]
         end.settimeout(READY_S)
         try:
-            socket.send_fds(end, [json.dumps(order).encode()], list(descriptors))
-            reply = end.recv(1 << 12)
+            with self._asking:
+                socket.send_fds(end, [json.dumps(order).encode()], list(descriptors))
+                reply = end.recv(1 << 12)
         except OSError:
             reply = b""
         if not reply:
@@ -140,8 +151,10 @@ class Crew:
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[str]:
-        """A folder of one check, in memory where that can be."""
-        room = self.sandbox.room if self.sandbox else "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        """A folder of one check, in memory where that can be: not where libraries are loaded from, since containers
+        often forbid that of /dev/shm."""
+        is_in_memory = not self._has_gpu and os.access("/dev/shm", os.W_OK)
+        room = self.sandbox.room if self.sandbox else "/dev/shm" if is_in_memory else None
         with tempfile.TemporaryDirectory(prefix="sublight-learn-", dir=room) as name:
             if self.sandbox:
                 self.sandbox.admit(name)

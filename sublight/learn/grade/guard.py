@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from sublight.backend import private
 
 ALLOWED = {  # by the names of ATen
     *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"),
@@ -16,7 +16,7 @@ ALLOWED = {  # by the names of ATen
 }
 
 
-class Guard(TorchDispatchMode):
+class Guard(private.TorchDispatchMode):
     """Names every other operation, with the submission's line."""
 
     @classmethod

@@ -19,7 +19,7 @@ from sublight.correct import Error, Inputs, error
 from sublight.gpus import Gpu
 from sublight.learn.grade.buffers import Shared, Spec
 from sublight.learn.grade.cases import Case
-from sublight.learn.grade.crew import Crew, Ended, Task
+from sublight.learn.grade.crew import Crew, Ended, Mode, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.launches import difference
 from sublight.learn.grade.left_out import left_out
@@ -31,6 +31,7 @@ DRAWS, MOST_DRAWS = 8, 64  # of one case, where luck may have decided …
 ENOUGH_ELEMENTS = 4096  # … which is so the more, the fewer elements there are
 SAMPLE = {"parts": 136, "least": 6, "seconds": 0.35}  # of each launch's programs at the goal's size …
 DRAWS_AT_GOAL = 4  # … drawn again where luck may have decided
+_LAUNCHES = {"kernel": "kernel[grid](...)", "cuda": "kernel<<<blocks, threads>>>(...)"}
 GOAL_NUMBER = 99  # of the goal among the cases, in the names of their files
 
 
@@ -50,6 +51,7 @@ class Running:
     launched: set[str] = field(default_factory=set)  # kernels that ran on the cases
     shapes: dict[str, tuple[Inputs, Inputs]] = field(default_factory=dict)  # of cases, by their words
     cpu_s: float = 0.0
+    mode: Mode = "interpret"  # how a submission runs with numbers
 
     @property
     def goal(self) -> Case:
@@ -68,9 +70,9 @@ class Running:
     def values(self, cases: list[Case]) -> tuple[list[Fault], list[str]]:
         """The first case's faults, and the cases that were right before it."""
         right: list[str] = []
-        with self.task("interpret") as task:
+        with self.task(self.mode) as task:
             try:
-                if faults := _failed(task.answer(), ""):
+                if faults := failed(task.answer(), ""):
                     return faults, right
                 for number, case in enumerate(cases):
                     if faults := self._case(task, case, number):
@@ -93,7 +95,7 @@ class Running:
             before = [shared.digest() for shared in inputs]
             for shared in outputs:
                 shared.poison()
-            answer = task.ask(**_specs(inputs, outputs))
+            answer = self._ask(task, case, inputs, outputs)
             self.launched |= set(answer.get("kernels", ()))
             changed = [name for name, shared, digest in zip(self.exercise.arguments, inputs, before, strict=True)
                        if shared.digest() != digest]  # fmt: skip
@@ -114,6 +116,12 @@ class Running:
                 return [fault_of(self.exercise.outputs[worst], ours, theirs, truth, pooled[worst], str(case))]
             draws = max(draws, min(most, 2 * len(errors)))
         return []
+
+    def _ask(
+        self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any
+    ) -> dict[str, Any]:
+        """One call on these tensors, and what was seen of it."""
+        return task.ask(**specs_of(inputs, outputs), **more)
 
     def _buffers(self, case: Case, number: int, *, is_poisoned: bool = True) -> tuple[list[Shared], list[Shared]]:
         example, results = self._shapes_of(case)
@@ -157,10 +165,10 @@ class Running:
 
     def _seen(self, answer: dict[str, Any], changed: list[str], case: str) -> list[Fault]:
         """What was seen of a call, before its results are looked at."""
-        faults = _failed(answer, case)
+        faults = failed(answer, case)
         faults += _of_torch(answer, case)
-        if not faults and not answer["launches"] and self.exercise.kind == "kernel":
-            text = f"no kernel was launched: {self.exercise.name} must call kernel[grid](...)"
+        if not faults and not answer["launches"] and self.exercise.kind != "paper":
+            text = f"no kernel was launched: {self.exercise.name} must call {_LAUNCHES[self.exercise.kind]}"
             if answer["has_returned"]:
                 text += f", and write into {self.exercise.outputs[0]}; what it returns is not looked at"
             faults.append(Fault(kind="launch", text=text, case=case))
@@ -189,14 +197,14 @@ class Running:
         """Nothing may be right where no kernel runs; then the figures at the goal's size."""
         with self.task("compile") as task:
             try:
-                if faults := _failed(task.answer(), ""):
+                if faults := failed(task.answer(), ""):
                     return faults, ()
                 if faults := self._without_kernels(task, case):
                     return faults, ()
                 answer = task.ask(**self._goal_specs(), is_small=False)
             except Ended as ended:
                 return [Fault(kind="limit", text=str(ended), case=str(self.goal))], ()
-        if faults := _failed(answer, str(self.goal)) + _of_torch(answer, str(self.goal)):
+        if faults := failed(answer, str(self.goal)) + _of_torch(answer, str(self.goal)):
             return faults, ()
         if answer["refused"]:
             return [_refusal(answer["refused"])], ()
@@ -211,15 +219,15 @@ class Running:
         """
         inputs, outputs = self._buffers(self.goal, GOAL_NUMBER, is_poisoned=False)
         pooled: list[Error] = []
-        with self.task("interpret") as task:
+        with self.task(self.mode) as task:
             try:
-                if faults := _failed(task.answer(), ""):
+                if faults := failed(task.answer(), ""):
                     return faults
                 for _ in range(DRAWS_AT_GOAL):
                     made = self._draw(self.goal, inputs)
                     for shared in outputs:
                         shared.poison()
-                    answer = task.ask(**_specs(inputs, outputs), sample=SAMPLE)
+                    answer = self._ask(task, self.goal, inputs, outputs, sample=SAMPLE)
                     if words := difference(self.compiled, answer.get("made", [])) if not answer["failure"] else "":
                         return [Fault(kind="launch", text=words, case=str(self.goal))]
                     found = {each["id"] for each in answer.get("findings", ())}
@@ -240,9 +248,9 @@ class Running:
     def _all_programs(self, kernels: list[str]) -> list[Fault]:
         """The whole launch, judged as at any other size; where that takes too long, no kernel may be a new one."""
         new = [name for name in kernels if name not in self.launched]
-        with self.task("interpret") as task:
+        with self.task(self.mode) as task:
             try:
-                return _failed(task.answer(), "") or self._case(task, self.goal, GOAL_NUMBER)
+                return failed(task.answer(), "") or self._case(task, self.goal, GOAL_NUMBER)
             except Ended as ended:
                 text = "all its programs had to run, because they read or add to what others write"
                 faults = [Fault(kind="limit", text=f"{text}: {ended}", case=str(self.goal))]
@@ -293,8 +301,8 @@ class Running:
     def _without_kernels(self, task: Task, case: Case) -> list[Fault]:
         inputs, outputs = self._buffers(case, -1)
         truths = self._fill(case, inputs)
-        answer = task.ask(**_specs(inputs, outputs), is_small=True)
-        if faults := _failed(answer, str(case)) + _of_torch(answer, str(case)):
+        answer = task.ask(**specs_of(inputs, outputs), is_small=True)
+        if faults := failed(answer, str(case)) + _of_torch(answer, str(case)):
             return faults
         _, errors = self._wrong(outputs, *truths, case)
         if all(each.ok for each in errors):
@@ -311,14 +319,14 @@ def _bare(tensors: Inputs) -> list[Spec]:
     ]
 
 
-def _specs(inputs: list[Shared], outputs: list[Shared]) -> dict[str, Any]:
+def specs_of(inputs: list[Shared], outputs: list[Shared]) -> dict[str, Any]:
     return {
         "inputs": [shared.spec.to_json() for shared in inputs],
         "outputs": [shared.spec.to_json() for shared in outputs],
     }
 
 
-def _failed(answer: dict[str, Any], case: str) -> list[Fault]:
+def failed(answer: dict[str, Any], case: str) -> list[Fault]:
     failure = answer["failure"]
     return [Fault(kind="failed", text=failure["text"], line=failure["line"], case=case)] if failure else []
 

@@ -1,13 +1,15 @@
 """The processes that run submissions: one stands ready with Triton's interpreter under watch, one with its compiler.
 
 Each is forked for every check, so that a check does not wait for torch and Triton to load, and a submission leaves
-nothing behind. Run as `python -m sublight.learn.grade.worker FD FD`, the ends of two sockets of the grader. Every
-message is JSON: the grader never unpickles what a submission could have written. Nothing here knows what is right.
+nothing behind. Run as `python -m sublight.learn.grade.worker interpret=FD compile=FD`, ends of the grader's sockets;
+`launch=FD` stands ready for a GPU, and does not touch it before it has forked. Every message is JSON: the grader never
+unpickles what a submission could have written. Nothing here knows what is right.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -21,22 +23,28 @@ from sublight.learn.grade.child import Serve
 MESSAGE_BYTES = 1 << 16
 
 
-def main(interpret: int, compile: int) -> None:
-    import torch
+def main(ends: dict[str, int]) -> None:
+    """A process for each mode, with its end of the grader's socket; this one takes the last."""
+    if set(ends) != {"play"}:
+        import torch
 
-    torch.set_num_threads(1)  # OpenMP's threads do not live through a fork
-    if os.fork() == 0:
-        os.close(compile)
-        os.environ["TRITON_INTERPRET"] = "1"  # before Triton loads
-        from sublight.learn.grade import interpret as interpreting
+        torch.set_num_threads(1)  # OpenMP's threads do not live through a fork
+    *others, last = ends
+    for mode in others:
+        if os.fork() == 0:
+            _serve(mode, ends)
+    _serve(last, ends)
 
-        _stand_ready(interpret, interpreting.prepared())
-        os._exit(0)
-    os.close(interpret)
+
+def _serve(mode: str, ends: dict[str, int]) -> None:
+    for other, end in ends.items():
+        if other != mode:
+            os.close(end)
     os.environ.pop("TRITON_INTERPRET", None)
-    from sublight.learn.grade import compile as compiling
-
-    _stand_ready(compile, compiling.prepared())
+    if mode == "interpret" or (mode == "launch" and os.environ.get("CUDA_VISIBLE_DEVICES") == ""):
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton loads
+    module = "cuda.play" if mode == "play" else mode
+    _stand_ready(ends[mode], importlib.import_module(f"sublight.learn.grade.{module}").prepared())
     os._exit(0)
 
 
@@ -80,4 +88,4 @@ def _run(serve: Serve, channel: Connection, order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main({mode: int(end) for mode, _, end in (word.partition("=") for word in sys.argv[1:])})

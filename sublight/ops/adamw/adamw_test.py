@@ -130,7 +130,8 @@ def test_the_function_does_what_the_optimizer_does(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
+@pytest.mark.gpu_large
+@pytest.mark.gpu_seconds(2)
 def test_past_two_to_the_thirty_one_elements() -> None:
     n = 2**31 + 517
     p, g, m, v = (torch.full((n,), value, device="cuda", dtype=torch.bfloat16) for value in (1.0, 0.5, 0.25, 0.125))

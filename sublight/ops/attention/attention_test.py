@@ -94,11 +94,13 @@ def check(sizes: tuple[int, ...], options: dict[str, Any], provider: str, dtype:
     assert error.ok, error
 
 
+@pytest.mark.gpu_seconds(1.5)
 @pytest.mark.parametrize(("sizes", "mask", "provider", "dtype"), CASES)
 def test_right_by_the_rule(sizes: str, mask: str, provider: str, dtype: str, device: str) -> None:
     check(SIZES[sizes], MASKS[mask], provider, dtype, device)
 
 
+@pytest.mark.gpu_seconds(4)
 @pytest.mark.parametrize(("sizes", "mask", "provider", "dtype"), LONG_CASES)
 def test_right_past_a_tile(sizes: tuple[int, ...], mask: str, provider: str, dtype: str, device: str) -> None:
     check(sizes, MASKS[mask], provider, dtype, device)
@@ -345,3 +347,5 @@ def test_pytorchs_kernels_get_rows_in_step(shape: tuple[int, ...]) -> None:
     assert torch.equal(got, apart) and not any(stride % 4 for stride in got.stride()[:3])
     whole = apart.clone(memory_format=torch.contiguous_format)
     assert in_step(whole) is whole
+    shifted = torch.randn(whole.numel() + 1)[1:].view(shape)  # cuDNN's kernels read it out of step, too
+    assert torch.equal(in_step(shifted), shifted) and in_step(shifted).data_ptr() % 16 == 0

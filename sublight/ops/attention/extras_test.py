@@ -37,6 +37,7 @@ def extras(names: str, heads: int, device: str) -> dict[str, Any]:
     return all_of[names] | {"causal": names != "dropout"}
 
 
+@pytest.mark.gpu_seconds(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("names", EXTRAS)
 @pytest.mark.parametrize("sizes", SIZES)

@@ -56,7 +56,7 @@ def _identity(function: Any) -> str:
     return str(getattr(function, "cache_key", None) or f"{inspect.getsource(function.fn)} {id(function)}")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a kernel is no constant to torch.compile: it breaks the graph
 def name_of(score: Any, mask: Any, slope: Any) -> str:
     """The name by which PyTorch's ops know these functions."""
     if score is None and mask is None and slope is None:

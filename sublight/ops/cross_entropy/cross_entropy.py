@@ -59,13 +59,15 @@ from sublight.timing import Thunk
 
 def reference(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
     ignore_index, label_smoothing, z_loss, softcap, reduction = Options(**options)
-    x, target = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    x, target = logits, labels
+    if logits.dim() != 2:  # a view costs a node of autograd, too
+        x, target = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     if softcap:
         x = softcap * torch.tanh(x / softcap)
     entropy = partial(F.cross_entropy, x, target, ignore_index=ignore_index, label_smoothing=label_smoothing)
     if not z_loss:
         loss = entropy(reduction=reduction)
-        return loss.view(labels.shape) if reduction == "none" else loss
+        return loss.view(labels.shape) if reduction == "none" and logits.dim() != 2 else loss
     kept = target != ignore_index
     loss = entropy(reduction="none") + torch.where(kept, z_loss * torch.logsumexp(x, -1).square(), 0.0)
     if reduction == "none":

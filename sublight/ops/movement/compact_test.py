@@ -80,7 +80,8 @@ def test_nothing_to_move(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
+@pytest.mark.gpu_large
+@pytest.mark.gpu_seconds(2)
 def test_past_two_to_the_thirty_one_elements() -> None:
     n = 2**31 + 40
     x = torch.zeros(n, device="cuda", dtype=torch.uint8)

@@ -185,7 +185,8 @@ def test_the_gradient_repeats_bit_for_bit() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
+@pytest.mark.gpu_large
+@pytest.mark.gpu_seconds(2)
 def test_past_two_to_the_thirty_one_elements() -> None:
     rows, cols = 2**20 + 3, 2056
     ids = torch.arange(rows, device="cuda") % 7

@@ -102,7 +102,8 @@ def test_wrong_dims_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
+@pytest.mark.gpu_large
+@pytest.mark.gpu_seconds(2)
 @pytest.mark.parametrize("shape", [(2**16 + 3, 2**15 + 8), (2**30 + 20, 2)])
 def test_past_two_to_the_thirty_one_elements(shape: tuple[int, int]) -> None:
     x = torch.zeros(shape, device="cuda", dtype=torch.int8)

@@ -178,7 +178,8 @@ def test_it_repeats_bit_for_bit(name: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
+@pytest.mark.gpu_large
+@pytest.mark.gpu_seconds(2)
 def test_a_row_past_two_to_the_thirty_one() -> None:
     x = torch.zeros(2**31 + 40, device="cuda", dtype=torch.bfloat16)
     x[-3] = 2.0

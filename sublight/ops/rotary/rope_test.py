@@ -305,7 +305,8 @@ def test_tables_get_their_gradient_from_pytorch(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
+@pytest.mark.gpu_large
+@pytest.mark.gpu_seconds(2)
 @EACH_STYLE
 def test_past_two_to_the_thirty_one_elements(style: rotary.Style) -> None:
     q = torch.randn(5, 131072, 32, 128, device="cuda", dtype=torch.bfloat16)

@@ -29,8 +29,8 @@ td.r,th.r{text-align:right}tr.top td{border-top:1px solid var(--line)}pre{font:1
 Row = tuple[str, Sequence[tuple[str, str]]]  # the row's class, then each cell's class and text
 
 
-def document(title: str, lead: str, *body: str) -> str:
-    head = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+def document(title: str, lead: str, *body: str, language: str = "en") -> str:
+    head = f'<!doctype html><html lang="{language}"><head><meta charset="utf-8">'
     head += '<meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
     return f"{head}<body><h1>{escape(title)}</h1><p>{escape(lead)}</p>{''.join(body)}</body></html>\n"

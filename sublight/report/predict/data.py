@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sublight.predict import model as models
+from sublight.predict import precisions
 from sublight.predict.estimate import Prediction, TimedOperation
 from sublight.predict.model import Model
 from sublight.predict.step import Precision
@@ -57,6 +58,7 @@ def of_operation(op: TimedOperation, total_s: float) -> dict[str, Any]:
         "bound": op.bound,
         "floor_s": op.floor_s,
         "expected_s": op.expected_s,
+        "hidden_s": op.hidden_s,
         "share": op.expected_s / total_s if total_s else 0.0,
         "how": op.timed.how,
         "error": op.timed.error,
@@ -84,6 +86,7 @@ def of_prediction(found: Prediction) -> dict[str, Any]:
     return head | {
         "expected_s": found.expected_s,
         "floor_s": found.floor_s,
+        "hidden_s": found.hidden_s,
         "error": found.error,
         "how": dict(found.how),
         "bound": found.bottleneck,
@@ -96,12 +99,27 @@ def of_prediction(found: Prediction) -> dict[str, Any]:
     }
 
 
-def to_json(model: Model, precision: Precision, found: Sequence[Prediction]) -> dict[str, Any]:
+def of_precision(precision: Precision) -> dict[str, Any]:
+    """The data types, and by how much they raised the perplexity of the model that was measured."""
     types = {name: getattr(precision, name) for name in ("products", "weights", "cache")}
+    found = precisions.rise(precision.products, precision.weights)
+    rise = {"least": found.least, "most": found.most} if found else None
+    return types | {"perplexity_rise": rise, "perplexity_of": precisions.source()}
+
+
+def to_json(
+    model: Model, precision: Precision, found: Sequence[Prediction], beside: Sequence[Prediction] = ()
+) -> dict[str, Any]:
+    """`beside`: the same steps in other data types."""
     return {
         "model": of_model(model, precision),
-        "precision": types,
+        "precision": of_precision(precision),
         "predictions": [of_prediction(prediction) for prediction in found],
+        "precisions": [
+            {name: value for name, value in of_prediction(each).items() if name != "ops"}
+            | {"precision": of_precision(each.step.precision)}
+            for each in beside
+        ],
     }
 
 

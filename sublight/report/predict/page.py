@@ -34,9 +34,26 @@ def html(data: dict[str, Any], found: Sequence[Prediction], grids: Sequence[Grid
             if grid.mode == mode:
                 parts.append(f"<h3>Bottleneck on {escape(grid.machine.label)}</h3>")
                 parts.append(f'<div class="wide">{charts.heatmap(grid)}</div>')
+    parts += _precisions(data)
     parts.append(_table(rows[:MOST_ROWS]))
     source = f"<p>Model: {escape(data['model']['source'])}. {escape(' '.join(terminal.notes(rows)))}</p>"
     return document(f"{data['model']['name']}: a prediction", terminal.headline(data), *parts, source)
+
+
+def _precisions(data: dict[str, Any]) -> list[str]:
+    """Data types side by side, and whose accuracy is shown."""
+    words = terminal.accuracy(data)
+    parts = [f'<p class="low">{escape(words)}</p>'] if words else []
+    if not data["precisions"]:
+        return parts
+    cells = [{"step": row["mode"], **terminal.precision_cells(row)} for row in data["precisions"]]
+    sides = {name: "" if name in ("step", "GPU", "data types") else "r" for name in cells[0]}
+    lines: list[Row] = [
+        ("none" if cell["time"] == "no room" else "", [(sides[name], text) for name, text in cell.items()])
+        for cell in cells
+    ]
+    head = [(side, name) for name, side in sides.items()]
+    return [f"<h2>Data types side by side</h2>{table(head, lines)}", *parts]
 
 
 def _side_by_side(rows: Sequence[dict[str, Any]]) -> str:

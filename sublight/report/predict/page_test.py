@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublight import units
-from sublight.predict import config, estimate, grid, machine
+from sublight.predict import config, estimate, grid, machine, precisions
 from sublight.predict.step import Precision, Step
 from sublight.report.explain.browser_test import CHROMIUM, chromium
 from sublight.report.predict import charts, data, page
@@ -22,13 +22,15 @@ STEPS = tuple(Step(mode=mode, batch=8, context=2048) for mode in ("prefill", "de
 def document() -> str:
     found = estimate.side_by_side(LLAMA, MACHINES, STEPS)
     grids = [grid.grid(LLAMA, MACHINES[0], step) for step in STEPS[:2]]
-    return page.html(data.to_json(LLAMA, Precision(), found), found, grids)
+    beside = precisions.side_by_side(LLAMA, MACHINES[:1], STEPS[1:2])
+    return page.html(data.to_json(LLAMA, Precision(), found, beside), found, grids)
 
 
 def test_every_time_and_every_op_is_there(document: str) -> None:
     for found in estimate.side_by_side(LLAMA, MACHINES, STEPS):
         assert units.text(found.expected_s, "s") in document and units.text(found.memory.total, "B") in document
     assert document.count("<svg") == 3 + 3 + 2  # bars and a roofline a step, and two grids
+    assert "Data types side by side" in document and "+1.7 to 1.8 %" in document and "not of llama-3.2-1b" in document
     assert "h100 bandwidth x2" in document and "Bottleneck on h100" in document
 
 

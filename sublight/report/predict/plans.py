@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sublight import units
 from sublight.predict.plan import Plan
 from sublight.report.draw.tables import Fitting, plain, titled
-from sublight.report.predict import data
+from sublight.report.predict import data, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,6 +47,7 @@ def page(document: Mapping[str, Any]) -> RenderableType:
         Text(""),
         titled(f"{document['model']['name']} on {where}", Fitting(tuple(choices))),
         *more,
+        *(Text(note, style="dim") for note in terminal.overlaps(rows)),
         Text("Links are not measured: 80 % of the vendor's rate and 3 µs a hop are assumed.", style="dim"),
     )
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sublight.backend import private
+
 
 def cuda_ready() -> bool:
     """Whether the script uses CUDA; never the first to wake it."""
@@ -68,7 +70,7 @@ def when_cuda_starts(call: Callable[[], None]) -> None:
     """torch runs what is queued here when the script first uses CUDA; where it already does, nothing happens."""
     import torch
 
-    queue = getattr(torch.cuda, "_lazy_call", None)
+    queue = private.loaded("lazy_call")
     if queue is None or not torch.backends.cuda.is_built() or cuda_ready():
         return
 

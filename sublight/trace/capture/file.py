@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sublight.backend import private
+
 _ALLOCATOR = ("num_alloc_retries", "num_device_alloc", "num_device_free", "num_ooms", "segment.all.allocated")
 _COMPILE = "_compile.compile_inner"  # dynamo's own clock around one frame's compilation
 
@@ -100,7 +102,7 @@ class Counters:
         import torch
 
         stats = torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
-        utils = sys.modules.get("torch._dynamo.utils")
+        utils = private.loaded("dynamo_utils")
         if utils is None:  # nothing was compiled
             return cls(allocator=_chosen(stats))
         seconds = list(getattr(utils, "compilation_time_metrics", {}).get(_COMPILE, ()))

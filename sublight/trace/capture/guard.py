@@ -125,7 +125,7 @@ class ProcessGroups:
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(AttributeError):
-                self.kept += list(distributed_c10d._world.pg_map)
+                self.kept += list(private.loaded("world").pg_map)
             return original(*args, **kwargs)
 
         functools.update_wrapper(destroy_process_group, original)

@@ -31,7 +31,6 @@ class SourceTracer:
     """Marks the profile of one thread with the user's lines and modules, from `start` to `stop`."""
 
     def __init__(self, *, script: str = "") -> None:
-        import torch
 
         self.places: list[tuple[str, str]] = []  # (source, module) by the number in a mark
         self._marks = 0
@@ -41,7 +40,7 @@ class SourceTracer:
         self._lines: dict[CodeType, int] = {}  # how many of a function's lines have run
         self._mark: Any = private.RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
-        self._call_code: CodeType = torch.nn.Module._call_impl.__code__
+        self._call_code: CodeType = private.call_module.__code__
         self._user: dict[str, str] = {script: shown_path(script)} if script else {}  # by file; "" is not the user's
         self._line = ""
         self._modules: list[str] = []

@@ -156,16 +156,13 @@ def _properties(gpu: Gpu) -> SimpleNamespace:
 @contextlib.contextmanager
 def _default_device_on_cpu() -> Iterator[None]:
     """`torch.set_default_device("cuda")` works below every other mode, so it must be told by itself."""
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
-
-    original = DeviceContext.__init__
+    original = private.DeviceContext.__init__
 
     def init(self: Any, device: Any) -> None:
-        modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, OnCpu)]
+        modes = [mode for mode in private.function_modes() if isinstance(mode, OnCpu)]
         original(self, modes[0].on_cpu(device) if modes else device)
 
-    with replaced(DeviceContext, {"__init__": init}):
+    with replaced(private.DeviceContext, {"__init__": init}):
         yield
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublight.backend import private
 from sublight.xray.pretend.replaced import replaced
@@ -19,7 +18,7 @@ _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_stride
 _SIZES_ONLY = ("_like", "is_same_size", "size", "stride", "numel", "new_zeros", "new_ones", "new_full", "sym_size")
 
 
-class Reads(TorchDispatchMode):
+class Reads(private.TorchDispatchMode):
     """Tells the shadow of every operation that makes, writes or reads a tensor."""
 
     @classmethod

@@ -14,6 +14,7 @@ from sublight.fix.patch.rules.mlp import MLP
 from sublight.fix.patch.rules.norm import NORM
 from sublight.fix.patch.rules.residual_norm import RESIDUAL_NORM
 from sublight.fix.patch.rules.rope import ROPE
+from sublight.fix.patch.rules.sdpa import HF_SDPA
 from sublight.fix.patch.rules.softmax import SOFTMAX
 
 RULES: tuple[Rule, ...] = (
@@ -28,5 +29,6 @@ RULES: tuple[Rule, ...] = (
     LOSS,
     ATTENTION,
     CAUSAL_MASK,
+    HF_SDPA,
     LINEAR,
 )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sublight.backend.private import has_any_global_hook
 from sublight.correct import error
 from sublight.fix.patch import outside, probe, rewrite
 from sublight.fix.patch.body import BATCH, FEATURES, TOKENS, Body, Named, hidden_states
@@ -164,7 +165,7 @@ def is_plain(output: Any) -> bool:
         and type(output.weight) in (torch.nn.Parameter, torch.Tensor)  # whole, not shared out over GPUs
         and not is_hooked(output)
         and ("forward" not in vars(output) or is_patched(output))
-        and not torch.nn.modules.module._has_any_global_hook()
+        and not has_any_global_hook()
         and is_pytorchs(torch.nn.Linear, F.linear)
     )
 

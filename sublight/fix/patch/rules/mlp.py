@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import probe
 from sublight.fix.patch.proof import Formula, Proof, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
@@ -221,7 +222,7 @@ def _is_bare(down: torch.nn.Module) -> bool:
         and "forward" not in vars(down)
         and vars(down).get("_compiled_call_impl") is None
         and not is_hooked(down)
-        and not torch.nn.modules.module._has_any_global_hook()
+        and not has_any_global_hook()
         and is_pytorchs(torch.nn.Linear)
         and all(x is None or probe.is_plain_tensor(x) for x in (down.weight, down.bias))
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from sublight.backend import private
 from sublight.fix.patch import probe
 from sublight.fix.patch.proof import Formula, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
@@ -24,7 +25,7 @@ from sublight.ops.norm.rms_norm import rms_norm
 ROWS = 4  # each a hundredth of the one before
 NO_EPS = 1e-20
 WIDTH = 32  # of the input for a module without a weight, which does not tell
-OTHERS = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase, torch.nn.LocalResponseNorm)
+OTHERS = (torch.nn.GroupNorm, private.NormBase, torch.nn.LocalResponseNorm)
 
 NUMBERS = 512  # of a probe at each scale, at least
 BUDGET = {

@@ -1,0 +1,213 @@
+"""A submission's time at the goal's size, by the grader's own clock, on a GPU.
+
+The grader owns all memory. Before each timed run it writes new random numbers into every input and poison into every
+output; then its clock runs from the order until the answer, and the outputs are copied at once: what is not written by
+then is poison in that copy, so an answer that comes early is a wrong one. Every output of every run is judged by the
+one rule. A run is many launches over sets of buffers that together exceed the L2, and takes `LEAST_RUN_S` at least.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sublight import timing
+from sublight.correct import Inputs, error, pooled
+from sublight.gpus import Gpu
+from sublight.learn.grade.arena import Arena, Plan
+from sublight.learn.grade.crew import Crew, Ended, Task
+from sublight.learn.grade.goal import ABOVE_LIMIT, floor_s
+from sublight.learn.grade.judge import fault_of, unwritten
+from sublight.learn.grade.sandbox import Budget
+from sublight.learn.record import Exercise
+from sublight.learn.verdict import Fault, Timing
+
+LEAST_RUN_S = 0.002  # a shorter one is mostly the way of a message
+RUN_S = 0.02  # that a run aims at
+RUNS = 3
+CALLS = 64  # that one replay holds at least, where it may: the way of a message is the smaller a part of it
+MOST_SETS = 64
+L2_BYTES = 64 << 20
+BUDGET = Budget(cpu_s=60.0, wall_s=60.0, memory_bytes=8 * 2**30)  # CUDA takes room for itself
+
+
+@dataclass(slots=True, kw_only=True)
+class Stopwatch:
+    """One submission on the way through its timed runs: `begin`, then `faults`, then `timing`."""
+
+    exercise: Exercise
+    gpu: Gpu
+    order: dict[str, Any]  # as `check` makes it: the submission's file, its function, where it may write
+    crew: Crew
+    folder: Path
+    device: Literal["cuda", "cpu"] = "cuda"
+    most_sets: int = MOST_SETS
+    least_calls: int = CALLS
+    runs: int = RUNS
+    faults: list[Fault] = field(default_factory=list)
+    _plan: Any = None
+    _arena: Any = None
+    _task: Task | None = None
+
+    @property
+    def case(self) -> str:
+        assert self.exercise.goal
+        shape, dtype = self.exercise.goal.shape, self.exercise.goal.dtype
+        return f"{', '.join(f'{name} = {size}' for name, size in shape.items())}, {dtype}"
+
+    def begin(self) -> None:
+        """Memory, the child, its first calls and its graphs: all that compiles. Others may do this at the same time."""
+        goal, problem = self.exercise.goal, self.exercise.problem()
+        assert goal
+        inputs = problem.inputs(goal.shape, goal.dtype, "meta", 0)
+        least = self.exercise.least_cost(goal.shape, goal.dtype)
+        sets = min(self.most_sets, timing.sets_for(least.bytes, L2_BYTES))
+        self._plan = Plan.of(inputs, problem.outputs(inputs), sets)
+        size = self._plan.inputs_bytes + self._plan.outputs_bytes
+        self._arena = Arena.on_gpu(size) if self.device == "cuda" else Arena.in_file(size, self.folder / "arena")
+        self._fill()
+        place = {"plan": self._plan.to_json(), "arena": self._arena.handle, "device": self.device}
+        self._task = self.crew.begin("launch", {**self.order, **place}, BUDGET)
+        try:
+            self._heard(self._task.answer())
+            for request in ({"do": "call", "sets": min(2, sets)}, {"do": "record"}):
+                if not self.faults:
+                    self._heard(self._task.ask(**request))
+        except Ended as ended:
+            self._blame("limit", str(ended))
+
+    def timing(self) -> Timing | None:
+        """The time of one call, or None and `faults`."""
+        try:
+            return None if self.faults else self._timed()
+        except Ended as ended:
+            self._blame("limit", str(ended))
+            return None
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.end()
+        if self._arena is not None:
+            self._arena.close()
+
+    def _timed(self) -> Timing | None:
+        luck, sets = random.Random(secrets.randbits(64)), self._plan.sets
+        order = [number for _ in range(math.ceil(self.least_calls / sets)) for number in luck.sample(range(sets), sets)]
+        self._heard(self._ask(do="arrange", order=order))
+        method, times = "", 1
+        runs: list[float] = []
+        while not self.faults and len(runs) < self.runs:
+            made = self._fill()
+            self._synchronize()
+            begin_s = time.perf_counter()
+            answer = self._ask(do="replay", times=times)
+            elapsed_s = time.perf_counter() - begin_s
+            results = self._copied()
+            method = str(answer.get("method"))
+            self._heard(answer)
+            if not self.faults:
+                self._judge(made, results)
+            if not runs and elapsed_s < RUN_S / 2 and times == 1:  # the first shows how many replays make a run
+                times = max(2, math.ceil(RUN_S / elapsed_s))
+                continue
+            if elapsed_s >= LEAST_RUN_S:
+                runs.append(elapsed_s / (times * len(order)))
+            else:
+                times *= 4
+        if not self.faults:
+            self._alone(luck.randrange(sets))
+        if self.faults:
+            return None
+        return self._floored(Timing(seconds=statistics.median(runs), runs_s=tuple(runs), calls=times * len(order),
+                                    sets=sets, method=method))  # fmt: skip
+
+    def _alone(self, number: int) -> None:
+        """One call's graph must write its own set's outputs, and no other's: calls are not batched into one."""
+        made = self._fill()
+        self._heard(self._ask(do="one", number=number))
+        results = self._copied()
+        if self.faults:
+            return
+        self._judge(made[number : number + 1], results[number : number + 1])
+        others = [y for place, each in enumerate(results) if place != number for y in each]
+        if not self.faults and not all(bool(unwritten(y).all()) for y in others):
+            self._blame("launch", "one call writes other calls' outputs, too: each must do its own work")
+
+    def _floored(self, found: Timing) -> Timing | None:
+        assert self.exercise.goal
+        least = self.exercise.least_cost(self.exercise.goal.shape, self.exercise.goal.dtype)
+        fraction = floor_s(self.gpu, least) / found.seconds
+        if self.device == "cuda" and fraction > ABOVE_LIMIT:
+            self._blame("launch", f"it took {fraction:.2f} of the limit, which cannot be: some work is left out")
+            return None
+        return found
+
+    def _fill(self) -> list[Inputs]:
+        """New numbers in every set's inputs, poison elsewhere; what was written is kept, to be judged by."""
+        goal, problem = self.exercise.goal, self.exercise.problem()
+        assert goal
+        self._arena.poison()
+        made = []
+        for inputs, _ in self._plan.tensors(self._arena.pages):
+            drawn = problem.inputs(goal.shape, goal.dtype, self.device, secrets.randbits(62))
+            for tensor, x in zip(inputs, drawn, strict=True):
+                tensor.copy_(x)
+            made.append(drawn)
+        self._synchronize()
+        return made
+
+    def _copied(self) -> list[list[Any]]:
+        copy = self._arena.pages[self._plan.inputs_bytes :].clone()
+        self._synchronize()
+        return self._plan.results(copy)  # type: ignore[no-any-return]
+
+    def _judge(self, made: list[Inputs], results: list[list[Any]]) -> None:
+        """Every output of every set, and that inputs are what they were."""
+        problem, errors = self.exercise.problem(), []
+        worst: tuple[Any, ...] | None = None
+        for drawn, ours in zip(made, results, strict=True):
+            theirs = problem.outputs(drawn)
+            truth = problem.outputs(tuple(x.double() if x.is_floating_point() else x for x in drawn))
+            found = [error(*each) for each in zip(self.exercise.outputs, ours, theirs, truth, strict=True)]
+            errors.append(found)
+            for place, one in enumerate(found):
+                if worst is None or one.ratio > worst[0]:
+                    worst = (one.ratio, place, ours[place], theirs[place], truth[place])
+        whole = pooled(errors)
+        if not whole.ok and worst is not None:
+            _, place, *tensors = worst
+            name, (ours, theirs, truth) = self.exercise.outputs[place], (each.cpu() for each in tensors)
+            self.faults.append(fault_of(name, ours, theirs, truth, whole, self.case))
+        if len(made) == self._plan.sets and not self._are_inputs_kept(made):
+            self._blame("inputs", "inputs were changed: a kernel writes to outputs alone")
+
+    def _are_inputs_kept(self, made: list[Inputs]) -> bool:
+        import torch
+
+        sets = zip(self._plan.tensors(self._arena.pages), made, strict=True)
+        return all(torch.equal(*pair) for (inputs, _), drawn in sets for pair in zip(inputs, drawn, strict=True))
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._task is not None
+        return self._task.ask(**request)
+
+    def _heard(self, answer: dict[str, Any]) -> None:
+        if failure := answer["failure"]:
+            self._blame("failed", failure["text"], line=failure["line"])
+        for name, line in (answer.get("torch") or {}).items():
+            self._blame("torch", f"torch's {name} ran: the kernel must do the work", line=line)
+
+    def _blame(self, kind: Any, text: str, line: int = 0) -> None:
+        self.faults.append(Fault(kind=kind, text=text, line=line, case=self.case))
+
+    def _synchronize(self) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()

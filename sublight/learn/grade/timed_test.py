@@ -1,0 +1,47 @@
+"""The timed runs' protocol on a CPU, where a graph is the call itself; benchmarks/learn_timed.py runs it on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from sublight.gpus import find as find_gpu
+from sublight.learn.exercises import find
+from sublight.learn.grade.check import order_of
+from sublight.learn.grade.crew import Crew
+from sublight.learn.grade.timed import Stopwatch
+from sublight.learn.grade.timed_fakes import TIMED, TimedCheat
+from sublight.learn.record import Goal
+from sublight.learn.verdict import Timing
+
+SMALL = replace(find("add"), goal=Goal(shape={"numel": 1100}))
+
+
+def timed(crew: Crew, source: str) -> tuple[Timing | None, list[str]]:
+    gpu = find_gpu("h200")
+    with crew.folder() as name:
+        watch = Stopwatch(exercise=SMALL, gpu=gpu, order=order_of(SMALL, source, Path(name), gpu), crew=crew,
+                          folder=Path(name), device="cpu", most_sets=3, least_calls=3, runs=1)  # fmt: skip
+        try:
+            watch.begin()
+            found = watch.timing()
+        finally:
+            watch.close()
+        return found, [f"{fault.kind}: {fault.text}" for fault in watch.faults]
+
+
+def test_a_solution_is_timed(crew: Crew) -> None:
+    found, faults = timed(crew, find("add").solution())
+    assert faults == [] and found is not None
+    assert found.sets == 3 and found.calls >= 3 and 0 < found.seconds < 10
+
+
+@pytest.mark.parametrize("cheat", [each for each in TIMED if not each.needs_gpu], ids=lambda cheat: cheat.name)
+def test_cheats_are_refused(crew: Crew, cheat: TimedCheat) -> None:
+    found, faults = timed(crew, cheat.source)
+    assert found is None and any(fault.startswith(cheat.kinds) and cheat.word in fault for fault in faults), faults
