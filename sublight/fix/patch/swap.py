@@ -18,6 +18,7 @@ import torch
 
 from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import held, outside
+from sublight.fix.patch.outside import Functions, Globals
 from sublight.fix.patch.probe import is_plain_tensor, is_sharded
 from sublight.fix.patch.record import Swap
 
@@ -35,8 +36,8 @@ class Noted:
     inner: tuple[
         tuple[tuple[str, ...], Any], ...
     ] = ()  # of objects that it holds, such as a config: what its code reads
-    outside: outside.Globals = ()  # that its code reads
-    functions: outside.Functions = ()  # of that code
+    outside: Globals = ()  # that its code reads
+    functions: Functions = ()  # of that code
     held: tuple[tuple[str, str, str], ...] = ()  # kind, name of a parameter or buffer, what there is: `_tensor`
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
 
