@@ -164,7 +164,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_weight_with_ops_of_its_own_goes_to_the_modules_forward(name: str, when: str) -> None:
     make, x = MODULES[name]
-    module = make()
+    module: Any = make()
 
     def quantize() -> None:
         module._parameters["weight"] = Doubled(module.weight.data)
