@@ -21,7 +21,7 @@ class Kind:
 
     does: str  # after the name of a function: "saves a checkpoint"
     fix: str
-    files: str = ""  # of the library that it calls, from the package on
+    files: str = ""  # of the library that it calls, from the package on, and the function there
     text: str = ""  # of the line
     function: str = ""
 
@@ -68,6 +68,14 @@ DATA = Kind(
 # in a Dataset's __getitem__, so that DataLoader workers do it beside the step; what is the same in every epoch once
 DataLoader(dataset, batch_size=..., num_workers={workers})""",
 )
+WRITE = Kind(
+    does="writes results out",
+    files=r"^json/encoder|^(json/__init__|pickle)\.py _?dumps?$|^csv\.py .*write|^yaml/.* .*(dump|represent|serialize)",
+    text=r"(json|pickle|yaml)\.(safe_)?dumps?\(|\.to_(csv|json|parquet)\(|np\.savez?\(|\.writerows?\(",
+    fix="""\
+if step % 100 == 0:                  # not in every step; and only what is new since
+    file.write(json.dumps(record) + "\\n")""",
+)
 COPY = Kind(
     does="copies Python objects",
     files=r"^copy\.py",
@@ -98,7 +106,7 @@ OTHER = Kind(
     does="runs in Python between ops",
     fix="# once, before the loop, where it is the same in every step; else with tensor ops, or in DataLoader workers",
 )
-BY_NAME = (SAVE, TOKENISE, METRIC, PRINT, COPY, DATA, BUILD)
+BY_NAME = (SAVE, TOKENISE, METRIC, WRITE, PRINT, COPY, DATA, BUILD)
 
 
 def kind_of(spot: Spot, trace: Trace) -> Kind:
@@ -117,7 +125,7 @@ def kind_of(spot: Spot, trace: Trace) -> Kind:
 
 
 def _calls(kind: Kind, spot: Spot) -> bool:
-    return bool(kind.files) and any(re.search(kind.files, frame.file) for frame in spot.called)
+    return bool(kind.files) and any(re.search(kind.files, f"{frame.file} {frame.function}") for frame in spot.called)
 
 
 def in_a_loop(spot: Spot, trace: Trace) -> bool:

@@ -141,6 +141,8 @@ def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -
         ([("train.py", "<module>", 19, 1), ("torch/serialization.py", "save", 9, 1)], python_advice.SAVE),
         ([("train.py", "<module>", 19, 1)], python_advice.SAVE),
         ([("train.py", "<module>", 20, 1)], python_advice.PRINT),
+        ([MAIN, ("train.py", "plain", 13, 12), ("json/__init__.py", "dumps", 9, 1)], python_advice.WRITE),
+        ([MAIN, ("train.py", "plain", 13, 12), ("json/__init__.py", "loads", 9, 1)], python_advice.DATA),
         ([MAIN, ("train.py", "plain", 13, 12)], python_advice.OTHER),  # the loop over the steps is none over rows
         ([MAIN, ("gone.py", "plain", 13, 12)], python_advice.OTHER),
         ([MAIN, ("train.py", "plain", 13, 12), ("tokenizers/x.py", "encode", 1, 1)], python_advice.TOKENISE),

@@ -62,6 +62,7 @@ def _user_name(case: Case, row: int) -> str:
 _FIX = """\
 # keep one dtype and one layout from op to op
 x = x.to(torch.bfloat16)                 # once, at the start, not around every layer
-y = x.transpose(1, 2)                    # most ops take strided input: no .contiguous(), no .clone()"""
+y = x.transpose(1, 2)                    # most ops take strided input: no .contiguous(), no .clone()
+# copies that are kept (deepcopy of a state_dict, clone): not in every step, or into a buffer, with copy_"""
 
 REDUNDANT_CAST_OR_COPY = Rule(id="redundant-cast-or-copy", check=check)

@@ -210,7 +210,8 @@ class Graph:
         is_first = at is not None and kind.dims is None
         tensors, args, kwargs = graph_bucket.as_run(call, None if is_first else at, args, kwargs)
         outside = reach(self._fn, call.objects)
-        before, watch = outside.snapshot(), Watch(tensors, self._backend.device_type)
+        before, bound = outside.snapshot(), outside.bound()
+        watch = Watch(tensors, self._backend.device_type)
         try:
             with self._alone(), self._backend.side(self._device(call)), self._backend.heard(watch.hear), watch:
                 out = self._fn(*args, **kwargs)
@@ -226,7 +227,7 @@ class Graph:
             refusal = refusal or self._learn_bucket(kind, call, at, (args, kwargs), made, is_pure)
         else:
             kind.watched += 1
-            unsettled = self._unsettled(kind, watch, outside, before, made)
+            unsettled = self._unsettled(kind, watch, outside, (before, bound), made)
             kind.is_settled = unsettled is None and kind.watched >= max(self._options["warmup"] - 1, 1)
             kind.watch, kind.before = watch, before
             if kind.watched >= self._options["warmup"] + EXTRA:
@@ -238,11 +239,14 @@ class Graph:
         return out if at is None or is_first else graph_bucket.cut(out, kind.dims or [], at)
 
     def _unsettled(
-        self, kind: Kind, watch: Watch, outside: Outside, before: list[Any], made: list[torch.Tensor]
+        self, kind: Kind, watch: Watch, outside: Outside, was: tuple[list[Any], list[Any]], made: list[torch.Tensor]
     ) -> Refusal | None:
         """Why this call is no pattern for the next."""
+        before, bound = was
         if label := outside.counted(before):
             return Refusal(reason=f"{label} is counted on in each call, and a graph runs no Python")
+        if label := next((label for label, now in outside.rebound(bound) if watch.made(now)), None):
+            return Refusal(reason=f"{label} is bound to a new tensor in each call: write it in place, with copy_")
         if line := watch.left_behind([*made, *outside.kept()]):
             return Refusal(reason="it keeps a tensor beside its result: return it, or write it in place", line=line)
         found = difference(kind.watch, watch) if kind.watch is not None else None
@@ -297,7 +301,8 @@ class Graph:
         watch = kind.watch
         assert watch is not None
         outside, device, begin = reach(self._fn, call.objects), self._device(call), time.perf_counter()
-        guard, effects = Guard(outside, self._backend.device_type), Effects(outside, ran_backward=watch.ran_backward)
+        guard = Guard(outside, self._backend.device_type, ran_backward=watch.ran_backward)
+        effects = Effects(outside, ran_backward=watch.ran_backward)
         buffers = [
             Buffer(x, in_place=written, shape=at.padded_shape(x) if at is not None and at.padded[i] else None)
             for i, (x, written) in enumerate(zip(call.tensors, kind.written, strict=True))

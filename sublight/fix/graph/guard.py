@@ -62,6 +62,16 @@ class Outside:
         tensors = [x for each in self.optimizers for x in vars(each).values() if isinstance(x, torch.Tensor)]
         return [*tensors, *(p.grad for p in self.parameters if p.grad is not None)]
 
+    def bound(self) -> list[Any]:
+        """Which tensor each place has."""
+        return [_held(slot) for slot in self.tensors]
+
+    def rebound(self, before: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Places to which a call has bound other tensors."""
+        for slot, was in zip(self.tensors, before, strict=True):
+            if (now := _held(slot)) is not was and isinstance(now, torch.Tensor):
+                yield slot.label, now
+
     def counted(self, before: list[Any]) -> str | None:
         """The number that a call has changed."""
         slots = (*self.numbers, *self.counters)
@@ -71,7 +81,8 @@ class Outside:
 class Guard:
     """What the outside was when a graph was captured."""
 
-    def __init__(self, outside: Outside, device_type: str) -> None:
+    def __init__(self, outside: Outside, device_type: str, *, ran_backward: bool = False) -> None:
+        self._trained = [(p, p.requires_grad) for p in outside.parameters] if ran_backward else []
         self._tensors = [
             (s.owner, s.key, x, x.data_ptr(), s.label) for s in outside.tensors if (x := _held(s)) is not None
         ]
@@ -94,6 +105,9 @@ class Guard:
 
     def changed(self) -> str | None:
         """A number that is another now, in Python or in a CPU tensor: the graph may be of use again."""
+        for p, is_trained in self._trained:
+            if p.requires_grad != is_trained:
+                return "requires_grad of a parameter"
         for x, version, label in self._on_host:
             if x._version != version:
                 return label

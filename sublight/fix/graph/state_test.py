@@ -289,3 +289,39 @@ def test_decode_with_a_static_cache(family: str, reason: str) -> None:
     with pytest.warns(UserWarning, match=reason) if reason else warnings.catch_warnings():
         assert torch.equal(decode(g, caches[0]), decode(model, caches[1]))
     assert len(g.report().graphs) == (0 if reason else 1)
+
+
+def test_a_parameter_that_is_frozen_after_the_capture_is_not_trained() -> None:
+    def losses(as_graph: bool) -> list[float]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        call: Any = graph(step, backend=Fake()) if as_graph else step
+        found = []
+        for at in range(10):
+            if at == 6:
+                net.weight.requires_grad_(False)
+            found.append(float(call(torch.ones(2, 4))))
+        return found
+
+    assert losses(as_graph=True) == pytest.approx(losses(as_graph=False))
+
+
+def test_a_result_that_is_kept_as_well_is_refused() -> None:
+    """The tensor that a capture makes is the graph's own: the next call would read it there."""
+    total = [torch.zeros(3)]
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        total[0] = total[0] + x
+        return total[0]
+
+    assert "total[0] is bound to a new tensor in each call" in refused(graph(add, backend=Fake()), torch.ones(3))
+    assert torch.equal(total[0], torch.full((3,), 12.0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sublight.fix.patch.probe import fingerprint, is_plain_tensor
+from sublight.fix.patch.probe import fingerprint, is_plain_tensor, is_sharded
 from sublight.fix.patch.record import Left, Row, Rule, Swap
 from sublight.fix.patch.rewrite import NotUnderstood
 from sublight.fix.patch.swap import apply, is_its_own, is_patched, undo
@@ -82,6 +82,8 @@ def _found(
 
 
 def _find(module: torch.nn.Module, model: torch.nn.Module, rules: Sequence[Rule]) -> Swap | Left | None:
+    if isinstance(module, torch.jit.ScriptModule):
+        return Left(rule=ANY, reason="TorchScript has compiled it: its forward cannot be set")
     if not is_its_own(module):
         return Left(rule=ANY, reason="somebody else has set its forward")
     answer = next((answer for rule in rules if (answer := rule.find(module, model))), None)
@@ -94,7 +96,7 @@ def _odd_tensor(module: torch.nn.Module, hides: Sequence[str]) -> str:
     """A parameter or buffer, of the module or of a child that is not called any more, which is no plain tensor."""
     for each in (module, *map(module.get_submodule, hides)):
         for name, x in (*each._parameters.items(), *each._buffers.items()):
-            if x is not None and not is_plain_tensor(x):
+            if x is not None and not is_plain_tensor(x) and not is_sharded(x):
                 return f"its {name} is a {type(x).__name__}"
     return ""
 

@@ -49,22 +49,25 @@ def settings(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, copy.deepcopy(value)
 
 
-def inner(module: torch.nn.Module) -> Iterator[tuple[Path, Any]]:
-    """Of objects that the module holds, the plain values whose names occur in its class's code."""
+def inner(module: torch.nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[Path, Any]]:
+    """Of objects that the module holds, the plain values whose names occur in its class's code, or are these."""
+    for holder, value in _held(module):
+        yield from _inside(value, (holder,), _in_class(module) if names is None else names)
+
+
+def _in_class(module: torch.nn.Module) -> set[str]:
     classes = [each for each in type(module).__mro__ if not each.__module__.startswith("torch.nn.modules.module")]
     functions = [inspect.unwrap(each) for kind in classes for each in vars(kind).values() if inspect.isfunction(each)]
-    names = {name for function in functions if hasattr(function, "__code__") for name in function.__code__.co_names}
-    for holder, value in _held(module):
-        yield from _inside(value, (holder,), names)
+    return {name for function in functions if hasattr(function, "__code__") for name in function.__code__.co_names}
 
 
-def objects(module: torch.nn.Module) -> Iterator[Any]:
-    """Those that it holds, and those in them."""
-    todo = [(value, DEPTH) for _, value in _held(module)]
+def objects(module: torch.nn.Module, names: Collection[str]) -> Iterator[Any]:
+    """Those that code with these names can reach in it."""
+    todo = [(value, DEPTH) for name, value in _held(module) if name in names]
     while todo:
         value, depth = todo.pop()
         yield value
-        found = (getattr(value, name, None) for name in _names(value)) if depth else ()
+        found = (getattr(value, name, None) for name in _names(value) if name in names) if depth else ()
         todo += [(each, depth - 1) for each in found if not is_setting(each)]
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import logging
 import types
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,44 +82,55 @@ class Outside:
     oddity: str = ""  # the first thing that a proof does not cover; empty: nothing
     globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)  # as they are now
     names: set[str] = field(default_factory=set)  # of class attributes and methods, and of those asked for by name
+    in_code: set[str] = field(default_factory=set)  # all names in the code
     functions: dict[types.FunctionType, tuple[Any, ...]] = field(default_factory=dict)  # that were read: `parts`
 
     def note(self, oddity: str) -> None:
         self.oddity = self.oddity or oddity
 
-    def changed(self) -> str:
-        """What is another thing now than when it was read; empty where nothing is."""
-        for space, name, value in self.globals.values():
-            if space.get(name, MISSING) is not value:
-                return f"the global {name}"
-        for function, was in self.functions.items():
+
+Globals = tuple[tuple[dict[str, Any], str, Any], ...]
+Functions = tuple[tuple[types.FunctionType, tuple[Any, ...]], ...]
+
+
+def changed(globals_: Globals, functions: Functions) -> str:
+    """What is another thing now than when it was read; empty where nothing is."""
+    for space, name, value in globals_:
+        if space.get(name, MISSING) is not value:
+            return f"the global {name}"
+    if not torch.compiler.is_dynamo_compiling():
+        for function, was in functions:
             if parts(function) != was:
                 return f"the code of {function.__name__}"
-        return ""
+    return ""
 
 
-def of_module(module: torch.nn.Module) -> Outside:
-    """Of a module's forward, its class's methods and what it holds; children are read by themselves."""
+def of_module(module: torch.nn.Module, trusted: tuple[str, ...] = ()) -> Outside:
+    """Of a module's forward, its class's methods and what it holds; children are read by themselves.
+
+    `trusted`: packages whose code is not read, beside PyTorch.
+    """
     found, kind = Outside(), type(module)
-    if not _is_trusted(kind.__module__):
-        reader = _Reader(found, kind)
-        reader.read(kind.forward)
+    if not _is_trusted(kind.__module__, trusted):
+        reader = _Reader(found, kind, trusted)
+        reader.judge(kind.forward, "forward")
         for name in ("__getattr__", "__getattribute__"):
-            if not _is_trusted(getattr(getattr(kind, name, None), "__module__", "") or "builtins"):
-                reader.read(getattr(kind, name))
+            if isinstance(found_in := getattr(kind, name, None), types.FunctionType):
+                reader.judge(found_in, name)
         for name, value in vars(module).items():
-            if name in reader.names and callable(value) and not isinstance(value, torch.nn.Module):
+            if name in found.in_code and callable(value) and not isinstance(value, torch.nn.Module):
                 reader.judge(value, name)
-        found.note(held.unfollowed(module, reader.names))
-        found.note(_not_its_own(module, reader.attributes))
+        found.note(held.unfollowed(module, found.in_code))
+        if not trusted:  # whose results have attributes of their own
+            found.note(_not_its_own(reader.attributes, module, found.in_code))
     return found
 
 
 def of_function(function: Any) -> Outside:
     """Of a function that takes all it works on."""
-    reader = _Reader(Outside(), object)
+    reader = _Reader(Outside(), object, ())
     reader.read(function)
-    reader.found.note(_not_its_own(None, reader.attributes))
+    reader.found.note(_not_its_own(reader.attributes))
     return reader.found
 
 
@@ -126,10 +139,10 @@ def parts(function: types.FunctionType) -> tuple[Any, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
-def _not_its_own(module: torch.nn.Module | None, attributes: set[str]) -> str:
+def _not_its_own(attributes: set[str], module: torch.nn.Module | None = None, names: Collection[str] = ()) -> str:
     """An attribute that somebody may have set on a tensor: no tensor has it, nor the module or what that holds."""
     unknown = attributes - KNOWN
-    holders: list[Any] = [] if module is None else [module, *module.children(), *held.objects(module)]
+    holders: list[Any] = [] if module is None else [module, *module.children(), *held.objects(module, names)]
     for each in holders:
         unknown -= set(dir(each))
     return f"reads {min(unknown)}, which is neither its own nor a tensor's" if unknown else ""
@@ -138,9 +151,8 @@ def _not_its_own(module: torch.nn.Module | None, attributes: set[str]) -> str:
 class _Reader:
     """The functions of one class."""
 
-    def __init__(self, found: Outside, kind: type) -> None:
-        self.found, self.kind = found, kind
-        self.names: set[str] = set()  # that occur in the code
+    def __init__(self, found: Outside, kind: type, trusted: tuple[str, ...]) -> None:
+        self.found, self.kind, self.trusted = found, kind, trusted
         self.attributes: set[str] = set()  # that are read of something else than a global
         self._seen: set[Any] = set()
 
@@ -170,15 +182,20 @@ class _Reader:
 
     def _read_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
-        taken = 0  # attributes that belong to the global before them
+        taken = 0  # attributes up to here belong to a global, or to a variable that has what the module holds
+        held_here = _held_here(steps, code)
         for at, step in enumerate(steps):
             if step.opname in GLOBALS + CLOSURES:
                 taken = at + self._follow(function, step, steps[at + 1 :])
+            elif step.opname.startswith("LOAD_FAST") and step.argval in held_here:
+                taken = at + sum(
+                    1 for _ in itertools.takewhile(lambda each: each.opname in ATTRIBUTES, steps[at + 1 :])
+                )
             elif step.opname in ATTRIBUTES and at > taken:
                 self.attributes.add(str(step.argval))
-            elif step.opname == "IMPORT_NAME" and not _is_trusted(step.argval):
+            elif step.opname == "IMPORT_NAME" and not self.trusts(step.argval):
                 self.found.note(f"imports {step.argval}")
-            elif step.opname in STORES:
+            elif step.opname in STORES and not (step.opname == "STORE_ATTR" and _is_on_self(steps[:at], step, code)):
                 self.found.note(f"{STORES[step.opname]} ({step.argval})")
             elif step.opname == "STORE_DEREF" and step.argval in code.co_freevars and code is function.__code__:
                 self.found.note(f"writes to a variable of a function around it ({step.argval})")
@@ -186,10 +203,10 @@ class _Reader:
                 self.found.note("has a loop, whose length may be its input's")
         asks_by_name = {"getattr", "hasattr"} & set(code.co_names)
         texts = {each for each in code.co_consts if isinstance(each, str) and each.isidentifier()}
-        self.names |= {*code.co_names, *texts}
+        self.found.in_code |= {*code.co_names, *texts}
         for name in (*code.co_names, *(texts if asks_by_name else ())):
             holders = [each for each in self.kind.__mro__ if name in vars(each)]
-            own = [each for each in holders if not _is_trusted(each.__module__)]
+            own = [each for each in holders if not self.trusts(each.__module__)]
             if own or (name in texts and not holders):
                 self.found.names.add(name)
             for each in own:
@@ -212,17 +229,17 @@ class _Reader:
             if following.opname not in ATTRIBUTES or not isinstance(value, types.ModuleType | type):
                 break
             taken += 1
-            if _is_asking(following.argval) and _is_trusted(getattr(value, "__module__", value.__name__)):
+            if _is_asking(following.argval) and self.trusts(getattr(value, "__module__", value.__name__)):
                 self.found.note(f"asks for a setting of PyTorch ({following.argval})")
                 return taken
-            if isinstance(value, type) and not _is_trusted(value.__module__) and value not in self.kind.__mro__:
+            if isinstance(value, type) and not self.trusts(value.__module__) and value not in self.kind.__mro__:
                 is_function = issubclass(value, torch.autograd.Function)
                 what = f"has a backward pass of its own ({value.__name__})" if is_function else ""
                 self.found.note(what or f"reads {value.__name__}.{following.argval}")
                 return taken
             space = vars(value) if isinstance(value, types.ModuleType) else {}
             name, value = str(following.argval), getattr(value, following.argval, MISSING)
-        is_theirs = isinstance(value, types.FunctionType) and not _is_trusted(value.__module__)
+        is_theirs = isinstance(value, types.FunctionType) and not self.trusts(value)
         if isinstance(value, PLAIN) and step.opname in CLOSURES and not taken:
             self.found.note(f"reads a variable of a function around it ({name})")
         if (isinstance(value, PLAIN) or is_theirs) and step.opname in GLOBALS and type(space) is dict and space:
@@ -248,15 +265,15 @@ class _Reader:
         if isinstance(value, tuple) and all(isinstance(each, (*PLAIN, type)) for each in value):
             return
         if isinstance(value, types.ModuleType):
-            if not _is_trusted(value.__name__):
+            if not self.trusts(value.__name__):
                 self.found.note(f"uses the module {value.__name__}")
         elif (name in ACTS and where == "builtins") or (name in OF_WHOLE_NUMBERS and where == "math"):
             self.found.note(f"calls {name}")
-        elif _is_asking(name) and _is_trusted(where):
+        elif _is_asking(name) and self.trusts(where):
             self.found.note(f"asks for a setting of PyTorch ({name})")
         elif isinstance(value, type):
             is_base = value in self.kind.__mro__  # what `super()` needs
-            if not (is_base or _is_trusted(value.__module__) or issubclass(value, BaseException)):
+            if not (is_base or self.trusts(value.__module__) or issubclass(value, BaseException)):
                 self.found.note(f"uses the class {value.__name__}")
         elif isinstance(value, functools.partial):
             for each in (value.func, *value.args, *value.keywords.values()):
@@ -268,10 +285,40 @@ class _Reader:
         ):
             self.found.note(f"calls a method of another object ({name})")
         elif isinstance(value, types.FunctionType | types.MethodType | property | staticmethod | classmethod):
-            if not _is_trusted(where):
+            if not self.trusts(value):
                 self.read(value)
-        elif not (callable(value) and _is_trusted(where or type(value).__module__)):
+        elif not (callable(value) and self.trusts(where or type(value).__module__)):
             self.found.note(f"reads a variable from outside ({name})")
+
+    def trusts(self, what: Any) -> bool:
+        """A module by its name; a function by that and by where it was written: a decorator copies another's name."""
+        function = getattr(what, "__func__", what)
+        homes = [what] if isinstance(what, str) else [getattr(what, "__module__", "") or ""]
+        if isinstance(function, types.FunctionType):
+            homes.append(function.__globals__.get("__name__", ""))
+        return all(_is_trusted(each, self.trusted) for each in homes)
+
+
+def _held_here(steps: list[dis.Instruction], code: types.CodeType) -> set[str]:
+    """Variables that the code sets once, to an attribute of the module: `config = self.config`."""
+    stored = Counter(step.argval for step in steps if step.opname == "STORE_FAST")
+    found = set()
+    for whose, attribute, store in zip(steps, steps[1:], steps[2:], strict=False):
+        is_own = whose.opname.startswith("LOAD_FAST") and code.co_varnames[:1] == (whose.argval,)
+        if is_own and attribute.opname in ATTRIBUTES and store.opname == "STORE_FAST" and stored[store.argval] == 1:
+            found.add(str(store.argval))
+    return found - set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+
+def _is_on_self(before: list[dis.Instruction], store: dis.Instruction, code: types.CodeType) -> bool:
+    """`self.x = …`, `self.x += …`: a trial sees that its module has changed."""
+    target = before[-1:]
+    if target and target[0].opname == "SWAP":  # x += 1 reads the attribute first, of a copy of what it is stored in
+        reads = (at for at, step in enumerate(before) if step.opname in ATTRIBUTES and step.argval == store.argval)
+        at = max((at for at in reads if before[at - 1].opname == "COPY"), default=1)
+        target = before[at - 2 : at - 1]
+    name = target[0].argval if target and target[0].opname.startswith("LOAD_FAST") else ""
+    return code.co_varnames[:1] == ((name[-1] if isinstance(name, tuple) else name),)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -294,5 +341,5 @@ def _is_asking(name: str) -> bool:
     return name in SETTINGS or (name.startswith(ASKING) and name not in OF_TENSORS)
 
 
-def _is_trusted(module: str) -> bool:
-    return module == STAND_INS or module.partition(".")[0] in TRUSTED
+def _is_trusted(module: str, more: tuple[str, ...] = ()) -> bool:
+    return module == STAND_INS or module.partition(".")[0] in (*TRUSTED, *more)

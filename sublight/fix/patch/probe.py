@@ -49,6 +49,11 @@ def is_plain_tensor(x: Any) -> bool:
     return type(x) in PLAIN_TENSORS or type(x).__module__.startswith("torch._subclasses.")
 
 
+def is_sharded(x: Any) -> bool:
+    """A part of a tensor that others have the rest of: FSDP puts the whole one in its place before a forward runs."""
+    return type(x).__module__.startswith("torch.distributed.")
+
+
 def dtype_of(module: torch.nn.Module, model: torch.nn.Module) -> torch.dtype:
     """What a module runs in: its parameters' data type, else the model's."""
     for each in (module, model):

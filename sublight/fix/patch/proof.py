@@ -9,7 +9,6 @@ further from that than twice what PyTorch is, by its own op for the formula or o
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from sublight.correct import error
 from sublight.fix.patch import probe
 from sublight.fix.patch.trace import trace
-from sublight.fix.patch.twin import set_training
+from sublight.fix.patch.twin import set_training, shallow
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
@@ -194,7 +193,7 @@ def long(x: torch.Tensor) -> torch.Tensor:
 def _step(twin: Any, call: Compute, x: torch.Tensor, parameters: tuple[str, ...]) -> dict[str, torch.Tensor | None]:
     """What a call gives, and the gradients; in evaluation, its answer alone where nothing asks for gradients."""
     leaves = {name: getattr(twin, name).detach().requires_grad_() for name in parameters}
-    holder = copy.copy(twin)
+    holder = shallow(twin)
     vars(holder)["_parameters"] = vars(twin)["_parameters"] | leaves
     vars(holder)["training"] = True
     x = x.detach().requires_grad_()
@@ -213,7 +212,7 @@ def _own(twin: Any, x: torch.Tensor) -> torch.Tensor:
 
 def in_dtype(twin: Any, dtype: torch.dtype) -> Any:
     """The twin with parameters, buffers and children in this data type."""
-    other = copy.copy(twin)
+    other = shallow(twin)
     for kind in ("_parameters", "_buffers"):
         found = vars(twin)[kind].items()
         vars(other)[kind] = {name: x.to(dtype) if x is not None and x.is_floating_point() else x for name, x in found}

@@ -31,6 +31,7 @@ class Swap:
     reads_settings: bool = (
         True  # the module's settings are part of the proof; a forward rebuilt from its source reads them
     )
+    trusts: tuple[str, ...] = ()  # packages whose code is not read; what other code of its class reads must stay
     what: str = ""  # in the table: "RMSNorm with 1 + weight"
     why: str = "decided call by call"  # in the table, unless a batch tells more
 

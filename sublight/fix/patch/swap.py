@@ -18,7 +18,8 @@ import torch
 
 from sublight.backend.private import has_any_global_hook
 from sublight.fix.patch import held, outside
-from sublight.fix.patch.probe import is_plain_tensor
+from sublight.fix.patch.outside import Functions, Globals
+from sublight.fix.patch.probe import is_plain_tensor, is_sharded
 from sublight.fix.patch.record import Swap
 
 MARK = "__sublight__"  # on the function behind a swapped forward: the forward that the instance had before, or None
@@ -35,19 +36,15 @@ class Noted:
     inner: tuple[
         tuple[tuple[str, ...], Any], ...
     ] = ()  # of objects that it holds, such as a config: what its code reads
-    outside: tuple[tuple[dict[str, Any], str, Any], ...] = ()  # globals that its code reads
-    functions: tuple[tuple[types.FunctionType, tuple[Any, ...]], ...] = ()  # of that code, with their parts
+    outside: Globals = ()  # that its code reads
+    functions: Functions = ()  # of that code
     held: tuple[tuple[str, str, str], ...] = ()  # kind, name of a parameter or buffer, what there is: `_tensor`
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
 
     def changed(self, module: Any) -> str:
         """What is another thing now than when the module was patched; empty where nothing is."""
-        if not torch.compiler.is_dynamo_compiling():
-            if type(module).forward is not self.own:
-                return "its class's forward"
-            for function, parts in self.functions:
-                if outside.parts(function) != parts:
-                    return f"the code of {function.__name__}"
+        if not torch.compiler.is_dynamo_compiling() and type(module).forward is not self.own:
+            return "its class's forward"
         for name, value in self.settings:
             found = getattr(module, name, MISSING)
             if found is not value and found != value:
@@ -56,9 +53,8 @@ class Noted:
             found = functools.reduce(_attribute, path, module)
             if found is not value and found != value:
                 return ".".join(path)
-        for space, name, value in self.outside:
-            if space.get(name, MISSING) is not value:
-                return f"the global {name}"
+        if what := outside.changed(self.outside, self.functions):
+            return what
         for kind, name, what in self.held:
             if _tensor(getattr(module, kind).get(name)) != what:
                 return name
@@ -68,6 +64,8 @@ class Noted:
                 return name if child is None or what == "its class's forward" else f"{name}.{what}"
             if "forward" in child.__dict__ and not is_patched(child):
                 return f"{name}.forward"
+            if not torch.compiler.is_dynamo_compiling() and not is_called_plainly(child):
+                return f"{name}.__call__"
         if self.hidden and has_any_global_hook():
             return "a hook for all modules"
         return ""
@@ -76,6 +74,8 @@ class Noted:
 def note(module: torch.nn.Module, swap: Swap) -> Noted:
     """What `swap` counts on."""
     children = tuple((name, _noted(module.get_submodule(name))) for name in swap.hides)
+    if swap.trusts:
+        return replace(_noted_in_code(module, swap.trusts), hidden=children)
     if not swap.reads_settings:
         return Noted(own=type(module).forward, hidden=children)
     return replace(_noted(module), hidden=children)
@@ -91,6 +91,19 @@ def _noted(module: torch.nn.Module) -> Noted:
         outside=tuple(read.globals.values()),
         functions=tuple(read.functions.items()),
         held=_held(module),
+    )
+
+
+def _noted_in_code(module: torch.nn.Module, trusts: tuple[str, ...]) -> Noted:
+    """What the code of its class reads, without that of the packages that are trusted."""
+    read = outside.of_module(module, trusts)
+    own = [each for each in held.settings(module) if each[0] in read.in_code]
+    return Noted(
+        own=type(module).forward,
+        settings=(*own, *_of_class(module, read.names)),
+        inner=tuple(held.inner(module, read.in_code)),
+        outside=tuple(read.globals.values()),
+        functions=tuple(read.functions.items()),
     )
 
 
@@ -111,7 +124,7 @@ def _held(module: torch.nn.Module) -> tuple[tuple[str, str, str], ...]:
 
 
 def _tensor(x: torch.Tensor | None) -> str:
-    return "none" if x is None else "plain" if is_plain_tensor(x) else "of its own kind"
+    return "none" if x is None else "plain" if is_plain_tensor(x) or is_sharded(x) else "of its own kind"
 
 
 def apply(module: torch.nn.Module, swap: Swap) -> None:
@@ -149,7 +162,8 @@ def guarded(ours: Callable[..., Any], noted: Noted) -> Any:
                     stacklevel=2,
                 )
             return type(self).forward(self, *args, **kwargs)
-        if any(isinstance(x, torch.Tensor) and not is_plain_tensor(x) for x in (*args, *kwargs.values())):
+        tensors = (*args, *kwargs.values(), *(getattr(self, kind).get(name) for kind, name, _ in noted.held))
+        if any(isinstance(x, torch.Tensor) and not is_plain_tensor(x) for x in tensors):
             return type(self).forward(self, *args, **kwargs)  # a tensor that may have ways of its own
         return ours(self, *args, **kwargs)
 
@@ -171,6 +185,11 @@ def undo(module: torch.nn.Module) -> bool:
 
 def is_patched(module: torch.nn.Module) -> bool:
     return MARK in getattr(getattr(module.__dict__.get("forward"), "__func__", None), "__dict__", {})
+
+
+def is_called_plainly(module: torch.nn.Module) -> bool:
+    """Whether a call of it is its hooks and its forward, and nothing else."""
+    return type(module).__call__ is torch.nn.Module.__call__
 
 
 def is_its_own(module: torch.nn.Module) -> bool:

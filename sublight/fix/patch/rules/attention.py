@@ -22,6 +22,8 @@ MHA = torch.nn.MultiheadAttention
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     if not isinstance(module, MHA) or isinstance(module, FusedMHA):
         return None
+    if type(module) is not MHA and type(module).forward is MHA.forward:
+        return Left(rule="attention", reason="a class of its own, which may hold its parameters otherwise")
     is_own = type(module).forward is not MHA.forward or "forward" in vars(module)
     if is_own or not is_pytorchs(MHA, F.multi_head_attention_forward, F.linear):
         return Left(rule="attention", reason="a forward of its own")

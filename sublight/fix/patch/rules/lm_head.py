@@ -19,17 +19,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sublight.backend.private import has_any_global_hook
 from sublight.correct import error
-from sublight.fix.patch import probe, rewrite
+from sublight.fix.patch import outside, probe, rewrite
+from sublight.fix.patch.body import BATCH, FEATURES, TOKENS, Body, Named, hidden_states
 from sublight.fix.patch.proof import quiet
 from sublight.fix.patch.record import Left, Rule, Swap
-from sublight.fix.patch.trace import as_one_op, trace
-from sublight.fix.patch.twin import NotCopied, is_autocast, is_hooked, own, own_copy, random
+from sublight.fix.patch.swap import is_patched
+from sublight.fix.patch.trace import trace
+from sublight.fix.patch.twin import NotCopied, is_autocast, is_hooked, is_pytorchs, own, own_copy, random
 from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 RULE = "lm_head"
 IGNORED = -100
-FEATURES, BATCH, TOKENS = 8, 2, 5
 SPREAD = 3.0  # of the logits, so that a soft cap shows
 ITEMS = 7  # for the loss to be divided by
 SCALES = (1e-2, 1.0, 1e2)  # of the hidden states
@@ -38,6 +40,7 @@ BUDGET = {
     **{"_log_softmax": 1, "nll_loss_forward": 1},
 }
 EXTRA = ("output_attentions", "output_hidden_states", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+TRUSTED = ("transformers",)  # whose own models are tried without their code being read
 OTHER_LOSSES = ("aux_loss", "z_loss")  # fields by which a result says that more is added to its loss
 
 
@@ -54,52 +57,12 @@ class Head:
     in_order: tuple[str, ...]  # arguments that the body gets by position
     by_name: frozenset[str]
     results: Mapping[str, str]  # a field of the result: the body's that it is
-    loss_function: Any  # that the user has set
+    loss_function: Any
     numbers: tuple[float, ...]  # settings about logits
 
 
 class NotKnown(Exception):
     """Why a model is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """An argument or a result that can be told from all others wherever it turns up."""
-
-    name: str
-
-
-class Results:
-    """The body's: random hidden states, and any other field by its name."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Named(name)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.last_hidden_state if index == 0 else ()
-
-
-class Body(torch.nn.Module):
-    """Stands in for what lies under the head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self.hidden = hidden_states()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Results:
-        self.called = args, kwargs
-        with as_one_op("body"):
-            return Results(self.hidden)
-
-
-def hidden_states(scale: float = 1.0) -> torch.Tensor:
-    return random(BATCH, TOKENS, FEATURES) * scale
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
@@ -116,7 +79,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     what += f", capped at {head.softcap:g}" if head.softcap else ""
     arguments = partial(_arguments, head)
     op = "linear_cross_entropy"
-    return Swap(rule=RULE, op=op, forward=forward, arguments=arguments, reads_settings=False, what=what)
+    return Swap(rule=RULE, op=op, forward=forward, arguments=arguments, reads_settings=False, trusts=TRUSTED, what=what)
 
 
 def loss_only(head: Head) -> Callable[..., Any]:
@@ -133,7 +96,7 @@ def loss_only(head: Head) -> Callable[..., Any]:
             or not (isinstance(keep, int) and keep == 0)
             or not (return_dict is True and getattr(self.config, "return_dict", True))
             or any(name not in head.by_name and name not in head.in_order for name in asked)
-            or self.__dict__.get("_loss_function") is not head.loss_function
+            or _loss_function(self) is not head.loss_function
             or has_changed(self, head)
             or not is_plain(output)
             or not _is_summable(head, output.weight, items)
@@ -144,6 +107,12 @@ def loss_only(head: Head) -> Callable[..., Any]:
         return head.kind(loss=loss, **{name: getattr(found, theirs, None) for name, theirs in head.results.items()})
 
     return forward
+
+
+def _loss_function(module: Any) -> Any:
+    """The user's, or that of the model's kind; a graph that is compiled is guarded by itself."""
+    is_compiling = torch.compiler.is_dynamo_compiling()
+    return module.__dict__.get("_loss_function") if is_compiling else getattr(module, "loss_function", None)
 
 
 def has_changed(module: Any, head: Head) -> bool:
@@ -195,11 +164,17 @@ def is_plain(output: Any) -> bool:
         and output.bias is None
         and type(output.weight) in (torch.nn.Parameter, torch.Tensor)  # whole, not shared out over GPUs
         and not is_hooked(output)
+        and ("forward" not in vars(output) or is_patched(output))
+        and not has_any_global_hook()
+        and is_pytorchs(torch.nn.Linear, F.linear)
     )
 
 
 def understood(module: Any) -> Head:
     """What this model's forward does; raises NotKnown."""
+    read = outside.of_module(module, TRUSTED)
+    if read.oddity:
+        raise NotKnown(f"not tried: its forward {read.oddity}")
     output = module.get_output_embeddings()
     names = {child: name for name, child in module.named_children()}
     if output not in names:
@@ -229,7 +204,9 @@ def understood(module: Any) -> Head:
     )
     divides = more is not None and probe.same(more.loss.double(), _total(logits).double() / ITEMS)
     in_order, by_name = _handed_on(module, *_twin(module, names[output], body, FEATURES))
-    _prove(twin, names[output], stand_in, {*in_order, *by_name}, scale, softcap)
+    for training in (False, True) if read.in_code else (True,):
+        vars(twin)["training"] = training
+        _prove(twin, names[output], stand_in, {*in_order, *by_name}, scale, softcap)
     return Head(
         body=body,
         output=names[output],
@@ -240,7 +217,7 @@ def understood(module: Any) -> Head:
         in_order=in_order,
         by_name=by_name,
         results=results,
-        loss_function=module.__dict__.get("_loss_function"),
+        loss_function=_loss_function(module),
         numbers=tuple(_numbers(module)),
     )
 

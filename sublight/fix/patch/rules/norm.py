@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -43,13 +43,12 @@ class Norm:
     bias: str = ""
     eps: float | None = None  # None: PyTorch's, of the data type that it computes in
     dtypes: frozenset[torch.dtype] = frozenset()  # in which it is proven
-    ranks: frozenset[int] = frozenset()  # of inputs, likewise
+    ranks: frozenset[int] = field(default=frozenset(range(1, 6)), compare=False)  # of inputs, likewise
 
-    def takes(self, x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    def takes(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether this call is one that was proven; others have rules of promotion and broadcasting of their own."""
         return (
-            weight is not None
-            and x.dtype == weight.dtype
+            x.dtype == weight.dtype
             and x.shape[-1:] == weight.shape
             and x.dtype in self.dtypes
             and x.dim() in self.ranks
@@ -200,7 +199,7 @@ def _swap(norm: Norm) -> Swap:
             return own(self, *args, **kwargs)
         (x,) = args
         weight, bias = _columns(norm, self)
-        if not norm.takes(x, weight):
+        if weight is None or not norm.takes(x, weight):
             return own(self, x)
         if norm.kind == "LayerNorm":
             return layer_norm(x, weight, torch.zeros_like(weight) if bias is None else bias, _eps_for(norm, x))

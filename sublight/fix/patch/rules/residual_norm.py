@@ -17,6 +17,7 @@ import torch
 from sublight.fix.patch import probe, rewrite
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.rules import norm
+from sublight.fix.patch.swap import is_called_plainly
 from sublight.fix.patch.twin import is_cast, is_hooked
 from sublight.ops.norm.add_layer_norm import add_layer_norm
 from sublight.ops.norm.add_rms_norm import add_rms_norm
@@ -92,7 +93,7 @@ def _columns(kind: norm.Norm, module: Any) -> tuple[torch.Tensor, torch.Tensor |
 
 def is_plain(a: Any, b: Any, weight: torch.Tensor) -> bool:
     """Whether nothing is promoted, broadcast or cast in a + b and its norm."""
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or a.shape != b.shape or a.dim() == 0:
+    if not all(map(probe.is_plain_tensor, (a, b, weight))) or a.shape != b.shape or a.dim() == 0:
         return False
     alike = a.dtype == b.dtype == weight.dtype and a.device == b.device == weight.device
     return alike and not is_cast(a)
@@ -225,7 +226,7 @@ def _reads_names(test: ast.expr, x: str) -> bool:
 
 def _may_be_norm(child: Any) -> bool:
     """A module with nothing but one or two vectors."""
-    if not isinstance(child, torch.nn.Module) or child._modules:
+    if not isinstance(child, torch.nn.Module) or child._modules or not is_called_plainly(child):
         return False
     own = [p for p in child._parameters.values() if p is not None]
     return 0 < len(own) <= 2 and all(p.dim() == 1 for p in own)

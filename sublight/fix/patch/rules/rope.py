@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from sublight.correct import error
-from sublight.fix.patch import probe, rewrite
+from sublight.fix.patch import outside, probe, rewrite
 from sublight.fix.patch.proof import DTYPES, quiet
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.trace import trace
@@ -65,6 +65,9 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     (name, turner), *_ = turners.items()
     if len(_parameters(turner)) < 4 or "cos" not in _parameters(turner)[2]:
         return Left(rule=RULE, reason=f"{name} does not take q, k, cos and sin")
+    read = outside.of_function(turner)
+    if read.oddity:
+        return Left(rule=RULE, reason=f"not tried: {name} {read.oddity}")
     tables = {kind for part in model.modules() for kind in tables_of(part)}
     if len(tables) != 1:
         return Left(rule=RULE, reason="no rotary embedding in the model shows how its tables are laid out")
@@ -74,7 +77,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     if missing := unproven(turner, turning, probe.dtype_of(module, model)):
         return Left(rule=RULE, reason=missing)
     try:
-        put = {NAME: turned_by(turning, turner, sys.modules.get(function.__module__), name)}
+        put = {NAME: turned_by(turning, turner, sys.modules.get(function.__module__), name, read)}
         forward = rewrite.rebuilt(own, lambda tree: _renamed(tree, name), put)
     except rewrite.NotUnderstood as reason:
         return Left(rule=RULE, reason=str(reason))
@@ -158,17 +161,25 @@ def _step(way: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[to
 
 
 def turned_by(
-    turning: Turning, own: Callable[..., Any], home: types.ModuleType | None = None, name: str = ""
+    turning: Turning,
+    own: Callable[..., Any],
+    home: types.ModuleType | None = None,
+    name: str = "",
+    read: outside.Outside | None = None,
 ) -> Callable[..., Any]:
     """The function to call in place of `own`, which it calls itself where ours does not win or is not understood.
 
-    Where somebody has put another function in its place, in the module that is its home, that one is called.
+    Where somebody has put another function in its place, in the module that is its home, that one is called; where
+    something that its code read is another thing now, `own`.
     """
+    globals_, functions = (tuple(read.globals.values()), tuple(read.functions.items())) if read else ((), ())
 
     def turn(q: Any, k: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
         if home is not None and getattr(home, name, own) is not own:
             return getattr(home, name)(q, k, cos, sin, *rest, **named)
         dim = named.get("unsqueeze_dim", 1)
+        if outside.changed(globals_, functions):
+            return own(q, k, cos, sin, *rest, **named)
         if rest or set(named) - {"unsqueeze_dim"} or dim not in (1, 2) or not _fits(turning, q, k, cos, sin, dim):
             return own(q, k, cos, sin, *rest, **named)
         if why_not_ours(q, k, cos, sin):
@@ -272,7 +283,7 @@ def _agrees(function: Callable[..., Any], style: Any, table: Table, width: int) 
 
 
 def _fits(turning: Turning, q: Any, k: Any, cos: Any, sin: Any, dim: int) -> bool:
-    if not all(isinstance(x, torch.Tensor) for x in (q, k, cos, sin)) or q.dim() != 4 or k.dim() != 4:
+    if not all(map(probe.is_plain_tensor, (q, k, cos, sin))) or q.dim() != 4 or k.dim() != 4:
         return False
     if cos.dim() != 3 or sin.shape != cos.shape or cos.shape[0] not in (1, q.shape[0]):
         return False
