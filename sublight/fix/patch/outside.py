@@ -8,10 +8,13 @@ functions that ask for its settings.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import dis
 import functools
 import itertools
 import logging
+import reprlib
 import types
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -48,6 +51,7 @@ ASKING = ("is_", "are_", "get_", "has_", "current_")  # how PyTorch names functi
 OF_TENSORS = frozenset(["is_tensor", "is_floating_point", "is_complex", "is_grad_enabled", "is_scripting"])  # or tried
 SIZES = frozenset(["shape", "size", "len", "numel", "nelement"])
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+GENERATORS = (collections.__file__, dataclasses.__file__, reprlib.__file__)
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 CLOSURES = ("LOAD_DEREF", "LOAD_CLASSDEREF")
 STORES = {
@@ -273,7 +277,7 @@ class _Reader:
             self.found.note(f"asks for a setting of PyTorch ({name})")
         elif isinstance(value, type):
             is_base = value in self.kind.__mro__  # what `super()` needs
-            if not (is_base or self.trusts(value.__module__) or issubclass(value, BaseException)):
+            if not (is_base or self.trusts(value.__module__) or issubclass(value, BaseException) or _is_record(value)):
                 self.found.note(f"uses the class {value.__name__}")
         elif isinstance(value, functools.partial):
             for each in (value.func, *value.args, *value.keywords.values()):
@@ -297,6 +301,29 @@ class _Reader:
         if isinstance(function, types.FunctionType):
             homes.append(function.__globals__.get("__name__", ""))
         return all(_is_trusted(each, self.trusted) for each in homes)
+
+
+def _is_record(kind: type) -> bool:
+    """A dataclass or named tuple without a line of its author's: to make one runs nothing of theirs."""
+    if type(kind) is not type or any(getattr(kind, name, ()) for name in ("__post_init__", "__getattr__")):
+        return False
+    for base in kind.__mro__[:-1]:
+        if base is tuple:
+            continue
+        functions = [
+            each.__func__ if isinstance(each, classmethod | staticmethod) else each for each in vars(base).values()
+        ]
+        theirs = [each for each in functions if isinstance(each, types.FunctionType) and not _is_generated(each)]
+        is_made = dataclasses.is_dataclass(base) or (issubclass(base, tuple) and hasattr(base, "_fields"))
+        if not is_made or theirs or any(isinstance(each, property) for each in functions):
+            return False
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return all(each.default_factory in (dataclasses.MISSING, list, dict) for each in fields)
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Made by `dataclass` or `NamedTuple`: of a text, or of these modules' own code."""
+    return function.__code__.co_filename in ("<string>", *GENERATORS)
 
 
 def _held_here(steps: list[dis.Instruction], code: types.CodeType) -> set[str]:

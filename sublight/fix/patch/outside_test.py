@@ -6,7 +6,8 @@ import math
 import os
 import types
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -210,3 +211,37 @@ def test_what_is_changed_behind_a_forward_counts(name: str, monkeypatch: pytest.
 
 def test_pytorchs_own_modules_are_not_read() -> None:
     assert outside.of_module(nn.LayerNorm(4)) == outside.Outside()
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any = None
+
+
+@dataclass
+class Result:
+    x: Any = None
+    more: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Counted(Result):
+    def __post_init__(self) -> None:
+        CALLS.append(1)
+
+
+@dataclass
+class Made(Result):
+    y: Any = field(default_factory=lambda: CALLS.append(1))
+
+
+class Scaled(Result):
+    def __init__(self, x: Any) -> None:
+        super().__init__(2 * x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_record"), [(Pair, True), (Result, True), (Counted, False), (Made, False), (Scaled, False)]
+)
+def test_a_record_without_code_of_its_authors_may_be_made(kind: type, is_record: bool) -> None:
+    assert outside._is_record(kind) == is_record

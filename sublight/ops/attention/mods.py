@@ -59,8 +59,6 @@ def _identity(function: Any) -> str:
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a kernel is no constant to torch.compile: it breaks the graph
 def name_of(score: Any, mask: Any, slope: Any) -> str:
     """The name by which PyTorch's ops know these functions."""
-    if score is None and mask is None and slope is None:
-        return ""
     given = {"score_mod": score, "mask_mod": mask, "score_mod_grad": slope}
     for word, function in given.items():
         if function is not None and not hasattr(function, "fn"):
@@ -293,4 +291,6 @@ def check_mods(
         if x.requires_grad and torch.is_grad_enabled():
             raise BadInput(f"mod_tensors[{i}] has no gradient here: detach() it")
     a, b = (*mod_tensors, None, None)[:2]
-    return None if prefix is None else prefix.contiguous(), a, b, name_of(score_mod, mask_mod, score_mod_grad)
+    is_plain = score_mod is None and mask_mod is None and score_mod_grad is None
+    name = "" if is_plain else name_of(score_mod, mask_mod, score_mod_grad)
+    return None if prefix is None else prefix.contiguous(), a, b, name

@@ -39,7 +39,8 @@ def in_step(x: torch.Tensor) -> torch.Tensor:
     """Rows that begin at multiples of 16 bytes: PyTorch's fused kernels read others out of step (cuDNN's end with a
     "misaligned address"), with a mask there are none for them; they look at strides that are never taken, too (of a
     dimension of one), which `contiguous` leaves as they are."""
-    is_even = not any(step % (16 // x.element_size()) for step in (x.storage_offset(), *x.stride()[:-1]))
+    start = 0 if torch.compiler.is_compiling() else x.storage_offset()  # Inductor copies what begins out of step itself
+    is_even = not any(step % (16 // x.element_size()) for step in (start, *x.stride()[:-1]))
     return x if is_even else x.clone(memory_format=torch.contiguous_format)
 
 

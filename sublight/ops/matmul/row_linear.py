@@ -196,13 +196,18 @@ def why_no_stream(x: torch.Tensor, weight: torch.Tensor, scales: Maybe, bits: in
     if scales is not None and (scales.shape[1] * block != k or scales.shape[1] % 8):
         return f"it is for groups of {block}, eight of them or a multiple, not {scales.shape[1]} of {k}"
     given = (x, weight) if scales is None else (x, weight, scales)
-    is_whole = all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in given)
+    is_whole = all(_is_whole(each) for each in given)
     return "" if is_whole else "it is for tensors in one piece, at 16 bytes"
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    """In one piece that begins at 16 bytes; a tensor that is traced has no address, the call itself asks again."""
+    return x.is_contiguous() and (torch.compiler.is_compiling() or x.data_ptr() % 16 == 0)
 
 
 def plan_row(*args: Any) -> Plan:
     x, weight, scales, zeros, *_, bits, _, _ = args
-    is_alike = zeros is None or (zeros.is_contiguous() and zeros.data_ptr() % 16 == 0)
+    is_alike = zeros is None or _is_whole(zeros)
     return plan_stream(*args) if is_alike and not why_no_stream(x, weight, scales, bits) else plan_plain(*args)
 
 

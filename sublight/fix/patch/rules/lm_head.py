@@ -57,7 +57,7 @@ class Head:
     in_order: tuple[str, ...]  # arguments that the body gets by position
     by_name: frozenset[str]
     results: Mapping[str, str]  # a field of the result: the body's that it is
-    loss_function: Any
+    loss_functions: tuple[Any, Any]  # the user's, and what the model asks for: its kind's, unless there is one
     numbers: tuple[float, ...]  # settings about logits
 
 
@@ -96,7 +96,7 @@ def loss_only(head: Head) -> Callable[..., Any]:
             or not (isinstance(keep, int) and keep == 0)
             or not (return_dict is True and getattr(self.config, "return_dict", True))
             or any(name not in head.by_name and name not in head.in_order for name in asked)
-            or _loss_function(self) is not head.loss_function
+            or has_other_loss(self, head)
             or has_changed(self, head)
             or not is_plain(output)
             or not _is_summable(head, output.weight, items)
@@ -109,10 +109,12 @@ def loss_only(head: Head) -> Callable[..., Any]:
     return forward
 
 
-def _loss_function(module: Any) -> Any:
-    """The user's, or that of the model's kind; a graph that is compiled is guarded by itself."""
-    is_compiling = torch.compiler.is_dynamo_compiling()
-    return module.__dict__.get("_loss_function") if is_compiling else getattr(module, "loss_function", None)
+def has_other_loss(module: Any, head: Head) -> bool:
+    """Whether somebody has set another loss function; a graph that is compiled is guarded by itself."""
+    theirs, asked = head.loss_functions
+    if module.__dict__.get("_loss_function") is not theirs:
+        return True
+    return not torch.compiler.is_dynamo_compiling() and getattr(module, "loss_function", None) is not asked
 
 
 def has_changed(module: Any, head: Head) -> bool:
@@ -217,7 +219,7 @@ def understood(module: Any) -> Head:
         in_order=in_order,
         by_name=by_name,
         results=results,
-        loss_function=_loss_function(module),
+        loss_functions=(vars(module).get("_loss_function"), getattr(module, "loss_function", None)),
         numbers=tuple(_numbers(module)),
     )
 

@@ -115,7 +115,8 @@ class Twisted(Model):
 
 class Moe(Model):
     def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        return MoeOutput(**vars(super().forward(input_ids=input_ids, labels=labels)))
+        found = super().forward(input_ids=input_ids, labels=labels)
+        return MoeOutput(loss=found.loss, logits=found.logits, cache=found.cache)
 
 
 class Meddling(Model):
