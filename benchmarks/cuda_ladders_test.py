@@ -75,4 +75,4 @@ def test_bad_words_are_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["cuda_ladders.py", "--only", "transpos", "--check"])
     assert script.main() == 2
-    assert capsys.readouterr().err == "cuda_ladders: unknown ladder 'transpos': use transpose\n"
+    assert capsys.readouterr().err == "cuda_ladders: unknown ladder 'transpos': did you mean transpose?\n"

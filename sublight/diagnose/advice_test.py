@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sublight.diagnose import advice, explain, fakes
+from sublight.diagnose import advice, fakes
 from sublight.diagnose.fakes import BIG, Machine
 from sublight.diagnose.record import Finding
 from sublight.diagnose.rules.launch_bound import LAUNCH_BOUND
@@ -29,7 +29,7 @@ def chain(work: int = 5, grows: bool = False, compiled: bool = False) -> Trace:
 
 
 def finding(trace: Trace, rule: Any = UNFUSED_POINTWISE) -> Finding:
-    return explain._findings(fakes.case(trace), [rule])[0][0]
+    return fakes.findings(fakes.case(trace), [rule])[0][0]
 
 
 def test_a_chain_that_is_a_good_part_of_the_step_is_worth_compiling() -> None:

@@ -156,7 +156,7 @@ def test_the_rule_prints_the_call() -> None:
             machine.op("aten::bmm", (4, 64, 64), (4, 64, 16), us=300.0, kernel=GEMM)
             with machine.range("aten::relu", Kind.OP):
                 machine.python(1.0)
-    finding = explain._findings(fakes.case(machine.trace()), [UNFUSED_ATTENTION])[0][0]
+    finding = fakes.findings(fakes.case(machine.trace()), [UNFUSED_ATTENTION])[0][0]
     assert "attn_mask=~mask" in finding.fix and "is_causal=True" not in finding.fix.splitlines()[-1], (
         "of which diagonal?"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublight.diagnose import explain, fakes, replay
+from sublight.diagnose import fakes, replay
 from sublight.diagnose.fakes import BIG, LATENCY_US, Machine
 from sublight.diagnose.model import COMMUNICATION
 from sublight.diagnose.replay_test import products
@@ -233,6 +233,6 @@ def test_launches_that_all_wait_for_their_kernels() -> None:
                 machine.launch("elementwise", 120.0, blocking=True)
     case = fakes.case(machine.trace())
     assert case.step_s * 1e6 == pytest.approx(20 * (50 + LATENCY_US + 120 + 1), rel=0.01)
-    finding = explain._findings(case, [HOST_SYNC])[0][0]
+    finding = fakes.findings(case, [HOST_SYNC])[0][0]
     assert finding.title == "All 20 launches a step wait for their kernels" and "CUDA_LAUNCH_BLOCKING" in finding.fix
     assert finding.saving_s * 1e6 == pytest.approx(20 * 55, rel=0.02)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from sublight.diagnose import explain
-from sublight.diagnose.case import Case
+from sublight.diagnose.case import Case, Rule
+from sublight.diagnose.record import Finding
 from sublight.results import Limit, Limits
 from sublight.trace import steps
 from sublight.trace.record import EMPTY, NONE, Detail, Device, Kind, Lane, Trace
@@ -200,3 +201,9 @@ def without_limits(trace: Trace) -> Case:
     """Where nothing is known of the device."""
     known = dataclasses.replace(limits(), limits=())
     return explain._case(trace, steps.find(trace), known, ())
+
+
+def findings(case: Case, rules: Sequence[Rule]) -> tuple[list[Finding], float]:
+    """What these rules find, and what all of it saves together."""
+    judged = explain._judged(case, rules, case.step_s)
+    return judged.findings, judged.combined_s

@@ -36,7 +36,7 @@ def rank(number: int, *, work_us: float = 1000.0, python_us: float = 0.0, last_u
 
 
 def found(rule: object, *traces: Trace) -> Finding | None:
-    findings, _ = explain._findings(fakes.case(*traces), [rule])  # type: ignore[list-item]
+    findings, _ = fakes.findings(fakes.case(*traces), [rule])  # type: ignore[list-item]
     return findings[0] if findings else None
 
 

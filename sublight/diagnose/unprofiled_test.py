@@ -110,7 +110,7 @@ def test_the_profilers_cost_makes_no_step_launch_bound(us: float, host: float, i
     measured = loop(us=us, host=host + PROFILER_US, unprofiled_step_s=[real_s])
     estimated = loop(us=us, host=host + PROFILER_US, tool="pytorch")
     for trace in (measured, estimated):
-        findings, _ = explain._findings(fakes.case(trace), RULES)
+        findings, _ = fakes.findings(fakes.case(trace), RULES)
         ids = [finding.id for finding in findings if finding.saving_s > 0.05 * real_s]
         assert ("launch-bound" in ids) == is_launch_bound
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublight.diagnose import explain, fakes
+from sublight.diagnose import fakes
 from sublight.diagnose.fakes import BF16, BIG, FP32, GEMM, PRODUCT, SGEMM, Machine
 from sublight.diagnose.record import Finding
 from sublight.diagnose.rules import RULES, signatures_test
@@ -37,7 +37,7 @@ def steps(body: Body, count: int = 4, **more: Any) -> Planted:
 
 
 def found(rule_id: str, traces: Planted) -> Finding | None:
-    findings, _ = explain._findings(fakes.case(*traces), [BY_ID[rule_id]])
+    findings, _ = fakes.findings(fakes.case(*traces), [BY_ID[rule_id]])
     assert all(finding.id == rule_id for finding in findings)
     return findings[0] if findings else None
 
@@ -391,7 +391,7 @@ def test_on_a_cpu(rule_id: str, body: Callable[[Machine], Any], saving_us: float
 def test_no_rule_needs_limits_or_fails_on_anothers_trace(planted: Planted) -> None:
     for case in (fakes.case(*planted), fakes.without_limits(planted[0])):
         for rule in RULES:
-            findings, combined = explain._findings(case, [rule])
+            findings, combined = fakes.findings(case, [rule])
             assert all(0 <= finding.saving_s <= case.step_s for finding in findings)
             assert 0 <= combined <= case.step_s
 

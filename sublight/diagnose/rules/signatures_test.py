@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublight.diagnose import explain, fakes
+from sublight.diagnose import fakes
 from sublight.diagnose.case import Rule
 from sublight.diagnose.fakes import FP32, Machine
 from sublight.diagnose.record import Finding
@@ -109,7 +109,7 @@ def step_us(trace: Trace) -> float:
 
 
 def found(rule: Rule, trace: Trace) -> Finding | None:
-    findings, _ = explain._findings(fakes.case(trace), [rule])
+    findings, _ = fakes.findings(fakes.case(trace), [rule])
     return findings[0] if findings else None
 
 
