@@ -102,26 +102,51 @@ WAIT = Kind(
     files=r"^(subprocess|socket|ssl|urllib|requests|http|queue|threading|selectors|multiprocessing)[/.]",
     fix="# do it in a thread or in DataLoader workers, so that the step goes on meanwhile; or not in every step",
 )
+OPTIMIZER = Kind(
+    does="steps the optimizer, in its own Python",
+    files=r"^torch/optim/(?!lr_scheduler)",
+    text=r"\bopt(im\w*)?\.(step|zero_grad)\(",
+    fix="""\
+# needed in every step; it costs a little for each parameter tensor, less where one op updates them all:
+optimizer = torch.optim.AdamW(model.parameters(), ..., fused=True)   # so also Adam, SGD, Adagrad""",
+)
+CALL = Kind(
+    does="runs the model, in torch's own Python",
+    files=r"^torch/(nn/(modules|parallel)/|_tensor\.py \S*backward|autograd/|_dynamo/|amp/)",
+    text=r"\.backward\(",
+    function=r"(^|\.)(forward|training_step|validation_step)$",
+    fix="""\
+# needed in every step, and of one size for a call: a larger batch makes it a smaller part of the step""",
+)
 OTHER = Kind(
     does="runs in Python between ops",
     fix="# once, before the loop, where it is the same in every step; else with tensor ops, or in DataLoader workers",
 )
 BY_NAME = (SAVE, TOKENISE, METRIC, WRITE, PRINT, COPY, DATA, BUILD)
+OF_TORCH = (OPTIMIZER, CALL)  # no work of the user's: nothing there can be left out
 
 
 def kind_of(spot: Spot, trace: Trace) -> Kind:
     """What it does: what it calls tells most, then the line's text, its function's name, and a loop around it."""
     line = text_of(trace, spot.file, spot.line)
-    if spot.waited > WAITS and not any(_calls(kind, spot) for kind in BY_NAME):
+    if spot.waited > WAITS and not any(_calls(kind, spot) for kind in (*BY_NAME, *OF_TORCH)):
         return WAIT
     for kind in (*BY_NAME, WAIT):
         if _calls(kind, spot) or (kind.text and re.search(kind.text, line)):
             return kind
     in_loop = line and in_a_loop(spot, trace)
     for kind in BY_NAME:
-        if kind.function and re.search(kind.function, spot.function, re.IGNORECASE):
+        if _is_named(kind, spot):
             return kind
-    return LOOP if in_loop else OTHER
+    if in_loop:
+        return LOOP
+    by_call = (kind for kind in OF_TORCH if _calls(kind, spot))
+    by_text = (kind for kind in OF_TORCH if re.search(kind.text, line) or _is_named(kind, spot))
+    return next(by_call, None) or next(by_text, OTHER)
+
+
+def _is_named(kind: Kind, spot: Spot) -> bool:
+    return bool(kind.function and re.search(kind.function, spot.function, re.IGNORECASE))
 
 
 def _calls(kind: Kind, spot: Spot) -> bool:

@@ -36,6 +36,7 @@ for step in range(10):
     print(step)
     plain(rows)
     loss.backward()
+    optimizer.step()
 """
 MAIN = ("train.py", "<module>", 16, 1)
 
@@ -148,6 +149,15 @@ def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -
         ([MAIN, ("train.py", "plain", 13, 12), ("tokenizers/x.py", "encode", 1, 1)], python_advice.TOKENISE),
         ([MAIN, ("train.py", "plain", 13, 12), ("json/decoder.py", "decode", 1, 1)], python_advice.DATA),
         ([MAIN, ("train.py", "plain", 13, 12), ("queue.py", "Queue.get", 1, 1)], python_advice.WAIT),
+        ([("train.py", "<module>", 23, 1), ("torch/optim/optimizer.py", "step", 1, 1)], python_advice.OPTIMIZER),
+        ([("train.py", "<module>", 23, 1)], python_advice.OPTIMIZER),
+        ([("train.py", "<module>", 22, 1), ("torch/_tensor.py", "backward", 1, 1)], python_advice.CALL),
+        ([MAIN, ("train.py", "plain", 13, 12), ("torch/nn/modules/module.py", "_call_impl", 1, 1)], python_advice.CALL),
+        (
+            [MAIN, ("train.py", "positions", 6, 3), ("torch/nn/modules/module.py", "_call_impl", 1, 1)],
+            python_advice.LOOP,
+        ),
+        ([MAIN, ("train.py", "Net.forward", 13, 12)], python_advice.CALL),
     ],
 )
 def test_what_it_does(stack: list[tuple[str, str, int, int]], kind: python_advice.Kind) -> None:
@@ -176,6 +186,20 @@ def test_a_printed_tensors_ops_are_the_prints() -> None:
         found(20).title.startswith("train.py:20 prints tensors: 495 µs of each step") and "step % 100" in found(20).fix
     )
     assert found(21).title.startswith("Python outside of torch")
+
+
+def test_what_a_step_needs_is_not_told_to_go_before_the_loop() -> None:
+    step = [("train.py", "<module>", 23, 1), ("torch/optim/optimizer.py", "step", 1, 1)]
+    change = HOST_BOUND.check(fakes.case(trace(samples((step, 20)))))
+    assert change is not None and "before the loop" not in change.fix and "fused=True" in change.fix
+
+
+def test_the_users_own_python_comes_before_torchs() -> None:
+    step = [("train.py", "<module>", 23, 1), ("torch/optim/optimizer.py", "step", 1, 1)]
+    own = [MAIN, ("train.py", "positions", 6, 3)]
+    change = HOST_BOUND.check(fakes.case(trace(samples((step, 60), (own, 40)))))
+    assert change is not None and change.fix == python_advice.LOOP.fix
+    assert change.title == "Python outside of torch takes 5.00 ms of each step, 40 % of it in positions() in train.py:6"
 
 
 def test_what_waits_is_no_loop() -> None:

@@ -79,13 +79,15 @@ def _printing(case: Case, python_s: float) -> Change | None:
 
 
 def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: np.ndarray) -> Change:
+    kinds = [python_advice.kind_of(spot, case.trace) for spot in hot]
+    order = sorted(range(len(hot)), key=lambda at: kinds[at] in python_advice.OF_TORCH)  # the user's own work first
+    hot, kind = [hot[at] for at in order], kinds[order[0]]
     first = hot[0]
-    kind = python_advice.kind_of(first, case.trace)
     spent = units.text(first.share * per_step_s, "s")
     title = f"{called(first)} {kind.does}: {spent} of each step"
     if first.share <= 0.5:
-        whole = units.text(per_step_s, "s")
-        title = f"Python outside of torch takes {whole} of each step, the largest part in {called(first)}"
+        whole, share = units.text(per_step_s, "s"), units.percent(first.share)
+        title = f"Python outside of torch takes {whole} of each step, {share} of it in {called(first)}"
     return Change(
         title=title,
         evidence=(
