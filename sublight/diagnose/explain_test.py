@@ -282,6 +282,10 @@ def test_what_was_lost_and_left_out_is_said(explain: Explain) -> None:
     found = explain(machine.trace(lost=["The file ends in the middle of an event."]))
     assert found.caveats[0] == "The file ends in the middle of an event." and found.unsure
     assert "warm-up" in found.notes[0] and found.steps == 3
+    events = len(machine.trace())
+    for lost, unsure in ((events // 200, False), (events // 5, True)):
+        found = explain(machine.trace(lost=[f"{lost} events had no time."]))
+        assert found.unsure == unsure == found.sentence.startswith("Probably") and "had no time" in found.caveats[0]
 
 
 def test_the_window_is_the_last_step_with_its_device_work(explain: Explain) -> None:

@@ -18,6 +18,7 @@ WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw
 COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
 FIRST_STEPS = "The steps are the script's first ones, before it was warm: a longer run gives better figures."
 MODEL_OFF = 0.1  # of the measured step
+MANY_LOST = 0.01  # of the events that are left
 UNEVEN = 0.25  # of the step: steps that differ by more have no typical one
 FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
@@ -109,7 +110,7 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             f"The profiler cost about {units.text(extra_s, 's')} of the recorded step of "
             f"{units.text(case.profiled_step_s, 's')}, an estimate; the figures are without it{record}."
         )
-    doubts += [lost for lost in case.trace.lost if "was not read" in lost or "in the middle of" in lost]
+    doubts += [lost for lost in case.trace.lost if _turns(lost, len(case.trace))]
     milder = [lost for lost in case.trace.lost if lost not in doubts]
     if case.too_good:
         milder.append(
@@ -126,6 +127,18 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
     if limits_from.startswith("known"):
         milder.append(f"Floors are not by limits measured on this device: {limits_from}.")
     return (*doubts, *milder), bool(doubts)
+
+
+def _turns(lost: str, used: int) -> bool:
+    """Whether so much of the file is lost that the verdict may be another: its rest, or more than a few events.
+
+    >>> [_turns(f"{lost} events had no time.", 990) for lost in (5, 10, "1,000")]
+    [False, True, True]
+    """
+    if "was not read" in lost or "in the middle of" in lost or "data is damaged" in lost:
+        return True
+    count = re.match(r"([\d,]+) events? (?!could be read only in part)", lost)
+    return bool(count) and int(count[1].replace(",", "")) >= MANY_LOST * used
 
 
 def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tuple[str, ...]:

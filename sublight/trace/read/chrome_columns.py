@@ -201,7 +201,7 @@ class Columns:
             "could be read only in part": self.odd,
             "began and never ended": unfinished,
             "had no time": self.untimed,
-            "ended before it began": self.negative,
+            "had a negative duration": self.negative,
             "had a time far from the others (a clock jump)": self.far,
         }
         said = [f"{count:,} event{'s' if count > 1 else ''} {what}." for what, count in counts.items() if count]

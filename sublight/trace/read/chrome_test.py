@@ -292,7 +292,7 @@ def test_keys_on_both_sides_of_the_events_are_read(file: Path) -> None:
         (b"\x80\x04\x95pickle", "it has no traceEvents"),
         (b'[{"ph": "X", "cat": "unheard of", "ts": 1}]', "holds no event that can be used"),
         (b'[{"ph": "X", "cat": "kernel", "name": "k"}]', "1 event had no time"),
-        (b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": -2}]', "1 event ended before it began"),
+        (b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": -2}]', "1 event had a negative duration"),
         (b'[{"ph": "B", "cat": "kernel", "name": "k", "ts": 1}]', "1 event began and never ended"),
         (b"[[[[", "holds no event"),
         (b"\x1f\x8b", "ends early"),
@@ -310,7 +310,7 @@ def test_impossible_times_cost_their_events_and_are_said(file: Path) -> None:
     trace = loaded(file, {"traceEvents": events})
     assert [row[1] for row in rows(trace)] == ["a", "e"]
     assert trace.lost == (
-        "1 event ended before it began.",
+        "1 event had a negative duration.",
         "2 events had a time far from the others (a clock jump).",
     )
 
