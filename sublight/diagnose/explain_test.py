@@ -288,6 +288,15 @@ def test_what_was_lost_and_left_out_is_said(explain: Explain) -> None:
         assert found.unsure == unsure == found.sentence.startswith("Probably") and "had no time" in found.caveats[0]
 
 
+def test_ops_of_two_processes_in_one_file_are_a_doubt(explain: Explain) -> None:
+    trace = steps(lambda m: products(m, 10, 125.0))
+    lane, lanes = trace.lane.copy(), list(trace.lanes)
+    lane[trace.of_kind(Kind.OP)[::2]], lanes[1] = 1, dataclasses.replace(lanes[1], process="python 2")
+    found = explain(dataclasses.replace(trace, lane=lane, lanes=tuple(lanes)))
+    assert found.unsure and found.caveats[0].startswith("The file holds ops of 2 processes (python, python 2)")
+    assert not explain(trace).caveats
+
+
 def test_the_window_is_the_last_step_with_its_device_work(explain: Explain) -> None:
     found = explain(steps(lambda m: products(m, 10, 125.0)))
     assert found.window_s[0] * 1e6 == pytest.approx(3 * 80)

@@ -7,18 +7,21 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sublight import units
 from sublight.diagnose.case import Case
 from sublight.diagnose.record import Explanation
 from sublight.diagnose.unprofiled import crowded, has_stacks, unprofiled_s
 from sublight.diagnose.work import backlog, devices_of
 from sublight.results import TOO_GOOD
+from sublight.trace.record import Kind, Trace
 
 WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
 COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
 FIRST_STEPS = "The steps are the script's first ones, before it was warm: a longer run gives better figures."
 MODEL_OFF = 0.1  # of the measured step
-MANY_LOST = 0.01  # of the events that are left
+FEW = 0.01  # of the events: so many more or fewer turn no verdict
 UNEVEN = 0.25  # of the step: steps that differ by more have no typical one
 FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
@@ -110,6 +113,12 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             f"The profiler cost about {units.text(extra_s, 's')} of the recorded step of "
             f"{units.text(case.profiled_step_s, 's')}, an estimate; the figures are without it{record}."
         )
+    if len(programs := _programs(case.trace)) > 1:
+        names = f"{', '.join(programs[:3])}{_more(len(programs) - 3)}"
+        doubts.append(
+            f"The file holds ops of {len(programs)} processes ({names}): the figures mix them. Record each in a file "
+            "of its own."
+        )
     doubts += [lost for lost in case.trace.lost if _turns(lost, len(case.trace))]
     milder = [lost for lost in case.trace.lost if lost not in doubts]
     if case.too_good:
@@ -129,6 +138,15 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
     return (*doubts, *milder), bool(doubts)
 
 
+def _programs(trace: Trace) -> list[str]:
+    """The processes that ran torch's ops, but for those with hardly any."""
+    counts = np.bincount(trace.lane[trace.of_kind(Kind.OP)], minlength=len(trace.lanes))
+    ops = defaultdict[str, int](int)
+    for lane, count in zip(trace.lanes, counts.tolist(), strict=True):
+        ops[lane.process] += count
+    return [name for name, count in ops.items() if count > FEW * counts.sum()]
+
+
 def _turns(lost: str, used: int) -> bool:
     """Whether so much of the file is lost that the verdict may be another: its rest, or more than a few events.
 
@@ -138,7 +156,7 @@ def _turns(lost: str, used: int) -> bool:
     if "was not read" in lost or "in the middle of" in lost or "data is damaged" in lost:
         return True
     count = re.match(r"([\d,]+) events? (?!could be read only in part)", lost)
-    return bool(count) and int(count[1].replace(",", "")) >= MANY_LOST * used
+    return bool(count) and int(count[1].replace(",", "")) >= FEW * used
 
 
 def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tuple[str, ...]:
