@@ -246,6 +246,24 @@ def test_what_the_loader_does_in_this_process_is_named() -> None:
     assert [spot.function for spot in python.spots(case)] == ["<module>"]  # that is no Python of the step
 
 
+@pytest.mark.parametrize(
+    ("line", "told"), [("out[row, at] = at", True), ("out[row, :at] = at", False), ("at + 1", False)]
+)
+def test_a_batch_that_is_filled_by_element_is_told_to_go_by_row(here: Path, line: str, told: bool) -> None:
+    (here / "train.py").write_text(
+        f"def pad(rows):\n    for row in rows:\n        for at in row:\n            {line}\n"
+    )
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.load(5_000)
+            machine.lookups(10)
+            machine.sync()
+    stack = [MAIN, ("torch/utils/data/dataloader.py", "__next__", 7, 1), ("train.py", "pad", 4, 1)]
+    found = DATA_LOADING.check(fakes.case(machine.trace(samples=samples((stack, 50)), cores=4)))
+    assert found is not None and ("pad_sequence" in found.fix) == told
+
+
 def test_the_trainers_own_argument() -> None:
     machine = fakes.Machine()
     for _ in range(3):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from sublight import units
 from sublight.diagnose import python, python_advice, trainer
 from sublight.diagnose.case import Case, Change, Rule
+from sublight.diagnose.source import text_of
 from sublight.diagnose.work import LOADING
 from sublight.fix.cure.workers import WORKERS
-from sublight.trace.record import Kind
+from sublight.trace.record import Kind, Trace
 
 MOST_WORKERS = 16  # beyond, workers wait for the disk and for each other
 USUAL_WORKERS = 4  # where the trace does not say how many cores there were
@@ -39,13 +42,19 @@ def check(case: Case) -> Change | None:
                 for spot in hot[:2]
             ),
         ),
-        fix=_fix(case, workers),
+        fix=_fix(case, workers) + (_BY_ROW if hot and _by_element(hot[0], trace) else ""),
         cure="" if workers or trainer.runs(case.trace) else WORKERS.line,
         edit=lambda model: model.without("data"),
         most_s=per_step_s - restarts_s,  # the rest is another finding's
         rows=case.inside(rows),
         at=tuple((spot.place, f"{units.percent(spot.line_share)} of the loading") for spot in hot[:2]),
     )
+
+
+def _by_element(spot: python.Spot, trace: Trace) -> bool:
+    """Whether its line sets one element in a loop, as `out[row, column] = value`."""
+    line = text_of(trace, spot.file, spot.line)
+    return bool(re.match(r"\s*[\w.]+(\[[^\]:]+\])+\s*=(?!=)", line)) and python_advice.in_a_loop(spot, trace)
 
 
 def workers_here(case: Case) -> int:
@@ -66,6 +75,9 @@ def _fix(case: Case, workers: bool) -> str:
 
 
 _ONCE = "# work that is the same every epoch (decoding, tokenising) is better done once and kept"
+_BY_ROW = """
+# and a batch that is filled element by element, row by row:
+batch = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)"""
 _CHEAPER = (
     "# with as many already, cheaper items: decode and resize once and keep the result, "
     "collate tensors instead of lists"
