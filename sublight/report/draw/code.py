@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-_REMARK = re.compile(r"^(?P<code>.*\S)\s+#\s(?P<remark>[^\"']*)$")
+_REMARK = re.compile(r"""^(?P<code>(?:[^"'#]|"[^"]*"|'[^']*')*\S)\s+#\s(?P<remark>.*)$""")  # no # inside of a string
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ def fitted(line: str, width: int) -> list[str]:
     ['y = f(x)    # one kernel']
     >>> fitted("y = f(x)    # one kernel", 20), fitted("  # keep values on the device", 20)
     (['# one kernel', 'y = f(x)'], ['  # keep values on the', '  # device'])
+    >>> fitted("y = f('a # b')    # or x['ids']", 20)
+    ["# or x['ids']", "y = f('a # b')"]
     >>> fitted("y = loader(dataset, workers=4)", 20)
     ['y = loader(dataset,', '    workers=4)']
     """
