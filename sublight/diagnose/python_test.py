@@ -194,6 +194,19 @@ def test_what_a_step_needs_is_not_told_to_go_before_the_loop() -> None:
     assert change is not None and "before the loop" not in change.fix and "fused=True" in change.fix
 
 
+@pytest.mark.parametrize(("own_looks", "load", "blamed"), [(0, 9.0, False), (0, 0.5, True), (9, 9.0, True)])
+def test_on_a_crowded_cpu_torchs_own_python_is_not_blamed(own_looks: int, load: float, blamed: bool) -> None:
+    machine = fakes.Machine()
+    for _ in range(3):
+        with machine.step():
+            machine.python(5_000)
+            machine.work("aten::ne", (64,), us=20)
+    step = [("train.py", "<module>", 23, 1), ("torch/optim/optimizer.py", "step", 1, 1)]
+    looks = samples((step, 20), ([MAIN, ("train.py", "positions", 6, 3)], own_looks))
+    found = HOST_BOUND.check(fakes.case(machine.trace(samples=looks, load=load, cores=2)))
+    assert (found is not None) == blamed
+
+
 def test_the_users_own_python_comes_before_torchs() -> None:
     step = [("train.py", "<module>", 23, 1), ("torch/optim/optimizer.py", "step", 1, 1)]
     own = [MAIN, ("train.py", "positions", 6, 3)]

@@ -12,6 +12,7 @@ from sublight.diagnose.case import Case, Change, Rule, drop
 from sublight.diagnose.python import Spot
 from sublight.diagnose.rules.data_loading import workers_here
 from sublight.diagnose.source import PLACE, text_of
+from sublight.diagnose.unprofiled import crowded
 from sublight.trace.record import NONE
 
 SHOWN = 3  # functions that are named
@@ -33,6 +34,8 @@ def check(case: Case) -> Change | None:
     if not case.on_gpu and (change := _printing(case, per_step_s)):
         return change
     hot = [spot for spot in python.spots(case) if spot.share >= LEAST][:SHOWN]
+    if hot and not case.on_gpu and crowded(case.trace) and all(_is_torchs(spot, case) for spot in hot):
+        return None  # a step needs it, and what made it long is the other programs
     if hot:
         return _named(case, hot, per_step_s, stretch, rows)
     lines = case.lines(rows.tolist())
@@ -43,6 +46,10 @@ def check(case: Case) -> Change | None:
         edit=lambda model: model.without("python"),
         rows=rows,
     )
+
+
+def _is_torchs(spot: Spot, case: Case) -> bool:
+    return python_advice.kind_of(spot, case.trace) in python_advice.OF_TORCH
 
 
 def _printing(case: Case, python_s: float) -> Change | None:
@@ -79,10 +86,9 @@ def _printing(case: Case, python_s: float) -> Change | None:
 
 
 def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: np.ndarray) -> Change:
-    kinds = [python_advice.kind_of(spot, case.trace) for spot in hot]
-    order = sorted(range(len(hot)), key=lambda at: kinds[at] in python_advice.OF_TORCH)  # the user's own work first
-    hot, kind = [hot[at] for at in order], kinds[order[0]]
+    hot = sorted(hot, key=lambda spot: _is_torchs(spot, case))  # the user's own work first
     first = hot[0]
+    kind = python_advice.kind_of(first, case.trace)
     spent = units.text(first.share * per_step_s, "s")
     title = f"{called(first)} {kind.does}: {spent} of each step"
     if first.share <= 0.5:
@@ -99,7 +105,8 @@ def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: n
             ),
             f"by {sum(spot.looks for spot in hot)} looks at the main thread's stack",
         ),
-        fix=kind.fix.replace("{workers}", str(workers_here(case))),
+        fix=kind.fix.replace("{workers}", str(workers_here(case)))
+        + (_GRAPHS if case.on_gpu and kind == python_advice.CALL else ""),
         edit=lambda model: model.without("python"),
         rows=rows,
         at=tuple((spot.place, f"{units.percent(spot.line_share)} of the Python time") for spot in hot),
@@ -132,6 +139,8 @@ def _calls(spot: Spot) -> str:
 
 _FIX = """\
 # do it once, before the loop; or with tensor ops on the device; or in DataLoader workers"""
+_GRAPHS = """
+# or without Python: the step as a CUDA graph, torch.compile(model, mode="reduce-overhead") or sublight.graph(step)"""
 _RECORD = """
 # which lines: sublight explain SCRIPT names them, where a trace alone does not"""
 
