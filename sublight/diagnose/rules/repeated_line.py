@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,13 +90,27 @@ def _lines(case: Case) -> list[_Line]:
     often: dict[str, float] = {}
     names: dict[str, tuple[str, ...]] = {}
     for (source, _), found in counts.items():
-        times = max(found.values()) / case.model.steps
+        times = _rounds(found) / case.model.steps
         if times >= max(OFTEN, often.get(source, 0.0)) and modules[source] < LAYERS * times:
             often[source] = times
     for source in often:
         together: Counter[str] = sum((found for (line, _), found in counts.items() if line == source), Counter())
         names[source] = tuple(name for name, count in together.most_common() if count >= OFTEN * case.model.steps)
     return [_Line(source, often[source], names[source], frozenset(rows[source])) for source in often]
+
+
+def _rounds(counts: Mapping[str, int]) -> int:
+    """How often a line ran, by the ops that it ran: `a[i] == b[i]` has two `select` in each round. As often as most of
+    its ops; those that hardly ran are not the loop's.
+
+    >>> _rounds({"select": 256, "argmax": 128, "eq": 128}), _rounds({"select": 256, "eq": 128})
+    (128, 128)
+    >>> _rounds({"mul": 100, "sum": 1, "div": 1})
+    100
+    """
+    most = max(counts.values())
+    often = Counter(count for count in counts.values() if count > most / 4)
+    return min(often, key=lambda count: (-often[count], count))
 
 
 def _whole_cells(lines: list[_Line]) -> list[_Line]:
