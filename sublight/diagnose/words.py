@@ -156,7 +156,7 @@ def _turns(lost: str, used: int) -> bool:
     if "was not read" in lost or "in the middle of" in lost or "data is damaged" in lost:
         return True
     count = re.match(r"([\d,]+) events? (?!could be read only in part)", lost)
-    return bool(count) and int(count[1].replace(",", "")) >= FEW * used
+    return count is not None and int(count[1].replace(",", "")) >= FEW * used
 
 
 def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tuple[str, ...]:
