@@ -91,7 +91,6 @@ def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool 
     `whole_lines` are not broken at the terminal's width: programs read them.
     """
     from sublight.report.draw import console
-    from sublight.results import write_json
 
     try:
         if json == "-":
@@ -100,6 +99,8 @@ def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool 
             print(dumps(data, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
             return
         if json:
+            from sublight.results import write_json  # loads every op's cost
+
             write_json(data, Path(json))
         console.stdout().print(renderable, soft_wrap=whole_lines)
         sys.stdout.flush()

@@ -176,6 +176,12 @@ def test_stdout_is_for_the_result_alone(capfd: pytest.CaptureFixture[str], asked
     assert capfd.readouterr() == ("again\n", "x")
 
 
+def test_what_is_shown_loads_no_costs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "sublight.results", None)
+    cli_output.show("a result", {}, "")
+    assert capsys.readouterr().out == "a result\n"
+
+
 # ------------------------------------------------------------------------------------------------ what is refused
 
 

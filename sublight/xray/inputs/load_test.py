@@ -186,6 +186,7 @@ QUESTIONS = {
     ),
     "gluon": lambda: asked("kernels.py:laid", "h100", signature="x_ptr:*i32", constants=["BLOCK=256", "num_warps=8"]),
     "missing": lambda: asked("kernels.py:plain", "h100", signature="n:i64"),
+    "no_type": lambda: asked("kernels.py:plain", "h100", signature="bf61, *fp32, i32", constants=["BLOCK=64"]),
     "which": lambda: asked("kernels.py", "h100"),
     "no_kernel": lambda: asked("kernels.py:plane", "h100"),
     "no_constant": lambda: asked("kernels.py:plain", "h100", signature=PLAIN, constants=["BLOK=4"]),
@@ -315,6 +316,7 @@ BAD = {
     "which": "kernels.py has 7 kernels, name one of plain, tuned, guessed, laid, mislaid, calls_wrong, no_instruction; "
     "plain in kernels.py needs a type for x_ptr, y_ptr, n and a value for BLOCK: sublight xray --record SCRIPT.py "
     "takes them from a script that calls plain, or add --sig 'x_ptr:*bf16, y_ptr:*bf16, n:i32' --const BLOCK=1024",
+    "no_type": "--sig: 'bf61' is no type: use one of bf16",
     "too_large": "--arg n=5000000000 does not fit i32: write n:i64 in --sig",
     "no_multiple": "--arg n=100 is no multiple of 16, as --sig has it: leave :16 out there",
     "no_kernel": "kernels.py has no kernel 'plane': it has plain",

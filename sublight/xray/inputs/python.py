@@ -17,7 +17,7 @@ from sublight.backend import private
 from sublight.backend.record import OPTIONS, Launch, no_interpreter
 from sublight.errors import BadInput, nearest
 from sublight.gpus import find as find_gpu
-from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_value
+from sublight.xray.inputs.signature import Typed, parse_constants, parse_signature, parse_type, parse_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,10 @@ def specialised(
     typed = parse_signature(signature, names)
     for name, kind in typed.items():
         if isinstance(kind, str):
-            given.setdefault(name, parse_value(kind, vars(module)))
+            value = parse_value(kind, vars(module))
+            if isinstance(value, str) and not jit.params[names.index(name)].is_constexpr:
+                parse_type(kind)  # a misspelt type, not a constant: says so
+            given.setdefault(name, value)
         elif kind.is_one:
             given.setdefault(name, 1)  # written so
     types = {name: kind for name, kind in typed.items() if isinstance(kind, Typed)}

@@ -79,13 +79,13 @@ def parse_signature(words: str, names: Sequence[str]) -> dict[str, Typed | str]:
     if not named:
         if len(parts) > len(names):
             raise BadInput(f"--sig has {len(parts)} types, the kernel {len(names)} arguments: {', '.join(names)}")
-        return {name: _typed(part) if _is_type(part) else part for name, part in zip(names, parts, strict=False)}
+        return {name: parse_type(part) if _is_type(part) else part for name, part in zip(names, parts, strict=False)}
     found: dict[str, Typed | str] = {}
     for part in parts:
         name, kind = (word.strip() for word in part.split(":", 1))
         if name in found:
             raise BadInput(f"--sig names {name} twice: give it one type")
-        found[name] = _typed(kind)
+        found[name] = parse_type(kind)
     return found
 
 
@@ -122,7 +122,8 @@ def parse_value(words: str, known: Mapping[str, Any]) -> Any:
         return {"true": True, "false": False}.get(words.lower(), known.get(words, words))
 
 
-def _typed(words: str) -> Typed:
+def parse_type(words: str) -> Typed:
+    """One type, as it is written; what is none is refused, with the types that are."""
     kind, _, divisor = words.partition(":")
     kind = kind.strip()
     if not _is_type(kind):

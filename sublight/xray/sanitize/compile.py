@@ -46,6 +46,7 @@ class Refusal:
     line: int
     message: str
     targets: tuple[int, ...]
+    is_everywhere: bool
 
 
 class _Unpickler(pickle.Unpickler):
@@ -132,7 +133,7 @@ def refusal(job: Job, targets: tuple[int, ...] = TARGETS) -> Refusal | None:
     if not said:
         return None
     file, line, message = next(iter(said.values()))
-    return Refusal(file=file, line=line, message=message, targets=tuple(said))
+    return Refusal(file=file, line=line, message=message, targets=tuple(said), is_everywhere=len(said) == len(targets))
 
 
 def _compile(

@@ -125,7 +125,7 @@ def run_all(scripts: Sequence[Script]) -> list[Report]:
             "jobs": str(folder / "jobs.pickle"),
         }
         (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        status = _python("sublight.xray.sanitize.script", str(folder / "order.json"), interpret=True)
+        status = _python("sublight.xray.sanitize.process", str(folder / "order.json"), interpret=True)
         if not (folder / "answers.json").is_file():
             names = ", ".join(str(script.file) for script in scripts)
             raise BadInput(f"{names}: {_death(status)} before it could answer; take out what ended it")
@@ -159,8 +159,6 @@ def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> R
 
 def _refusals(folder: Path, jobs_file: Path) -> list[list[Finding]]:
     """What the compiler refuses, script by script; every specialisation is asked about in one process."""
-    from sublight.xray.sanitize.compile import TARGETS
-
     scripts = pickle.loads(jobs_file.read_bytes())
     jobs = [job for script in scripts for job in script]
     if not jobs:
@@ -188,14 +186,13 @@ def _refusals(folder: Path, jobs_file: Path) -> list[list[Finding]]:
                     is_information=True,
                 )
                 continue
-            everywhere = len(refusal["targets"]) == len(TARGETS)
-            where = "" if everywhere else f" (for sm_{refusal['targets'][0]} alone)"
+            where = "" if refusal["is_everywhere"] else f" (for sm_{refusal['targets'][0]} alone)"
             kept[refusal["file"], refusal["line"]] = Finding(
                 id="does-not-compile",
                 kernel=job.kernel,
                 place=Place(file=refusal["file"], line=refusal["line"]),
                 detail=f"the compiler refuses this{where}: {refusal['message']}",
-                is_information=not everywhere,
+                is_information=not refusal["is_everywhere"],
             )
         found.append(list(kept.values()))
     return found

@@ -312,6 +312,7 @@ def test_runs_that_show_nothing(
         return 0
 
     monkeypatch.setattr(sanitize, "_python", pretend)
+    monkeypatch.setitem(sys.modules, "sublight.xray.sanitize.compile", None)  # for the other process alone to load
     (tmp_path / "script.py").write_text("", encoding="utf-8")
     with pytest.raises(BadInput, match=words):
         sanitize.run(tmp_path / "script.py", at={"rows": 5})

@@ -1,4 +1,4 @@
-"""The process that runs a user's scripts under watch. Run as `python -m sublight.xray.sanitize.script ORDER`.
+"""What the process does that runs a user's scripts under watch; `process.py` starts it.
 
 ORDER is a JSON file: {"scripts": [{"file", "args", "at"}], "answers": FILE, "jobs": FILE}. TRITON_INTERPRET=1 is set by
 the process that starts this one, before Triton loads.
@@ -32,6 +32,7 @@ GPU = find_gpu("h100")  # that scripts find, whatever machine this is
 
 
 def main(order_file: str) -> None:
+    assert os.environ.get("TRITON_INTERPRET") == "1"
     order = json.loads(Path(order_file).read_text(encoding="utf-8"))
     watch = Watch(Stack.of_libraries(), describe)
     watch.install()
@@ -120,8 +121,3 @@ def refuse_gluon(request: Request, proceed: Proceed) -> Any:
     """Gluon's kernels are never interpreted; Triton would look for a GPU instead and say something else."""
     name = request.kernel.__name__
     raise NotImplementedError(f"{name} is a Gluon kernel, which Triton's interpreter cannot run")
-
-
-if __name__ == "__main__":
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    main(sys.argv[1])
