@@ -10,7 +10,7 @@ import pytest
 from sublight.diagnose import fakes
 from sublight.diagnose.fakes import BF16, BIG, FP32, GEMM, PRODUCT, SGEMM, Machine
 from sublight.diagnose.record import Finding
-from sublight.diagnose.rules import RULES, signatures_test
+from sublight.diagnose.rules import RULES, signatures_test, unfused_pointwise
 from sublight.trace.record import Kind, Trace
 
 IDS = (  # as the project promises them
@@ -349,6 +349,18 @@ def test_a_softmax_stays_in_float32_and_gets_casts() -> None:
     floor = sum(case.split.floor_s[at] for at, item in enumerate(case.items) if item.family == "softmax")
     assert finding is not None and floor > 1e-6
     assert finding.saving_s == pytest.approx(2000e-6 * (1 - 0.55) - 1.5 * floor, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ops", "word", "absent"),
+    [
+        (("aten::mul", "aten::tanh", "aten::add"), 'F.gelu(x, approximate="tanh")', "silu"),
+        (("aten::sigmoid", "aten::mul"), "F.silu(x)", "addcmul"),
+        (("aten::sub", "aten::gt", "aten::mean"), "# ops that end in _", "y ="),
+    ],
+)
+def test_a_chain_gets_the_code_of_its_own_ops(ops: tuple[str, ...], word: str, absent: str) -> None:
+    assert word in unfused_pointwise.by_hand(ops) and absent not in unfused_pointwise.by_hand(ops)
 
 
 def test_pinned_copies_hold_up_nobody() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from sublight import units
@@ -16,13 +16,14 @@ LEAST = 0.01
 
 
 def check(case: Case) -> Change | None:
-    change = propose(case, "pointwise", _title, _WRITE, POINTWISE.line)
+    change = propose(case, "pointwise", _title, "", POINTWISE.line)
     if change is None:
         return None
+    change = replace(change, fix=by_hand(change.ops))
     against = no_compiling(case, case.saving_s(change.edit))
     if against:
         return replace(change, evidence=(*change.evidence, f"torch.compile is no advice: {against}"))
-    return replace(change, fix=_COMPILE + _WRITE)
+    return replace(change, fix=_COMPILE + change.fix)
 
 
 def propose(case: Case, kind: Kind, title: Callable[[float, float], str], fix: str, cure: str = "") -> Change | None:
@@ -64,8 +65,20 @@ def _title(ops: float, groups: float) -> str:
 _COMPILE = """\
 model = torch.compile(model)        # or only the function with the chain; or by hand:
 """
-_WRITE = """\
-y = F.gelu(x, approximate="tanh")   # one kernel: F.gelu, F.silu, torch.addcmul, where they say the same
-x = x.mul_(scale).add_(bias)        # in place, where nothing else needs x"""
+IN_ONE = {  # an op of a chain: what it may be a part of
+    "tanh": 'y = F.gelu(x, approximate="tanh")   # one kernel, where the chain is GELU by tanh',
+    "erf": "y = F.gelu(x)                       # one kernel, where the chain is GELU by erf",
+    "sigmoid": "y = F.silu(x)                       # one kernel, where the chain is x * sigmoid(x)",
+    "mul": "y = torch.addcmul(c, a, b)          # one kernel, where the chain is c + a * b",
+}
+IN_PLACE = "# ops that end in _ (add_, mul_, clamp_) write no other tensor: where nothing else needs the old one"
+
+
+def by_hand(ops: Iterable[str]) -> str:
+    """Code for a chain of these ops, and for no other: pasted where its remark holds, it changes no result."""
+    names = {op.removeprefix("aten::").rstrip("_") for op in ops}
+    lines = [line for name, line in IN_ONE.items() if name in names and (name != "mul" or "add" in names)]
+    return "\n".join((*lines, IN_PLACE))
+
 
 UNFUSED_POINTWISE = Rule(id="unfused-pointwise", check=check)
