@@ -46,6 +46,11 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "COUNTS", FEW)  # shorter tests
 
 
+def test_a_check_has_300_products_and_100_of_each_attention() -> None:
+    assert rows.COUNTS["product"] >= 300
+    assert min(rows.COUNTS[kind] for kind in ("prefill attention", "decode attention")) >= 100
+
+
 @pytest.mark.usefixtures("few")
 def test_as_many_shapes_as_a_table_needs_and_others_by_another_seed() -> None:
     first, second = list(rows.cases(0, only=FEW)), list(rows.cases(1, only=FEW))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,15 +78,26 @@ def heading(run: Run) -> str:
     >>> versions = {"driver": "570", "torch": "2.11", "triton": "", "commit": "abc", "date": ""}
     >>> heading(Run(gpu="NVIDIA H200", **versions, limits=limits, rows=()))
     'NVIDIA H200 · torch 2.11 · abc'
+    >>> row = {"op": "add", "direction": "fwd", "shape": {}, "dtype": "float32", "provider": "torch"}
+    >>> rows = (Result(**row, commit="abc"), Result(**row, commit="old"))
+    >>> heading(Run(gpu="NVIDIA H200", **versions, limits=limits, rows=rows))
+    'NVIDIA H200 · torch 2.11 · abc (1 of 2 rows at old)'
     """
     named = (("torch", run.torch), ("triton", run.triton))
     return " · ".join(
         [
             run.limits.device or run.gpu,
             *(f"{name} {version}" for name, version in named if version),
-            *([run.commit] if run.commit not in ("", "unknown") else []),
+            *([f"{run.commit}{_older(run)}"] if run.commit not in ("", "unknown") else []),
         ]
     )
+
+
+def _older(run: Run) -> str:
+    """Of a file that was renewed in part: how many rows are of which other commit."""
+    counts = Counter(row.commit for row in run.rows if row.commit and row.commit != run.commit)
+    words = ", ".join(f"{count} of {len(run.rows)} rows at {commit}" for commit, count in counts.items())
+    return f" ({words})" if words else ""
 
 
 def table(run: Run, *, bars: bool = True) -> Table:
