@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 FACTOR = 2.0
-FAR_OFF = 1e6  # a ratio that says enough where one is written down: infinity has no place in JSON
+FAR_OFF = 1e6  # written in place of an infinite ratio, which JSON cannot hold
 Inputs = tuple["torch.Tensor", ...]
 Call = Callable[..., Any]  # tensors in, a tensor or a tuple of them out
 
@@ -126,7 +126,7 @@ def backward_errors(
 
 
 def leaves_of(inputs: Inputs, wrt: tuple[int, ...] | None) -> Inputs:
-    """The same inputs, of which those with a gradient ask for it."""
+    """The same inputs as leaves of autograd; those in `wrt` require a gradient."""
     return tuple(
         x.detach().requires_grad_() if (x.is_floating_point() if wrt is None else i in wrt) else x
         for i, x in enumerate(inputs)
@@ -140,7 +140,7 @@ def gradients(
     *,
     wrt: tuple[int, ...] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Of each input of `wrt`, through autograd; `grads` are those of the outputs that have one, in their order."""
+    """The gradient of each input of `wrt`, by autograd; `grads` belong to the outputs that have one, in their order."""
     import torch
 
     leaves = leaves_of(inputs, wrt)
@@ -167,7 +167,7 @@ def worst(errors: Sequence[Error]) -> Error:
 
 
 def pooled(errors: Sequence[Sequence[Error]]) -> Error:
-    """Of several draws, each with one error for each result: the worst result over all of them."""
+    """The worst result's error, pooled over several draws; each draw is a list with one error for each result."""
     total = list(errors[0])
     for more in errors[1:]:
         total = [one.merge(other) for one, other in zip(total, more, strict=True)]
@@ -181,9 +181,9 @@ def settled(draw: Callable[[int], Sequence[Error]], draws: int = 1, *, times: in
     are doubled until the two maxima have come near what each can reach: a lucky ratio falls, a real error's stays.
     """
     errors = [draw(seed) for seed in range(draws)]
-    while not (found := pooled(errors)).ok and len(errors) < draws * times:
+    while not (pooled_error := pooled(errors)).ok and len(errors) < draws * times:
         errors += [draw(seed) for seed in range(len(errors), 2 * len(errors))]
-    return found
+    return pooled_error
 
 
 def _double(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from sublight.cost import DTYPES, Cost, Direction, Shape, parse_dtype, parse_sha
 from sublight.errors import BadInput
 from sublight.timing import Thunk
 
-SAME_DTYPES = {name: (name,) for name in DTYPES}  # every operand has the data type that is asked for
+SAME_DTYPES = {name: (name,) for name in DTYPES}  # every operand has the requested data type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,12 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: Any  # torch.dtype
     is_zero: bool = False  # cleared before the first launch
-    bits: Any = None  # the torch.dtype that kernels are shown instead, of the same size
+    bits: Any = None  # kernels see the buffer as this torch.dtype of the same size
     strides: tuple[int, ...] = ()  # empty: contiguous
+
+    def __post_init__(self) -> None:
+        if self.is_zero and self.strides:
+            raise ValueError("a buffer with strides of its own is not cleared: give it one or the other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class Plan:
     provider: str  # a key of Op.providers, or "torch"
     reason: str
     theirs: str = ""  # PyTorch's function where that is what runs
-    copies: tuple[str, ...] = ()  # arguments whose layout is none that the kernels read: made contiguous first
+    copies: tuple[str, ...] = ()  # arguments that are made contiguous first, since the kernels cannot read their layout
     buffers: Mapping[str, Buffer] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()  # our launches, in their order
     outputs: tuple[str, ...] = ()  # the buffers that are handed out
@@ -68,7 +72,7 @@ class Plan:
 
     @property
     def tile(self) -> Any:
-        """Of the first launch: how it shares the work out, in its kernel's own terms."""
+        """The first launch's tile: how its programs divide the work, by the constants of its kernel."""
         return self.steps[0].tile if self.steps else None
 
     @property
@@ -83,12 +87,12 @@ class Provider:
     launch: Call  # values, on whatever device Triton runs
     kernels: tuple[Kernel, ...]
     backward: Call | None = None  # (*grads of the outputs, *inputs) -> a gradient for each of `wrt`
-    why_not: Callable[..., str] = lambda *inputs: ""  # why it does not take these inputs; empty where it does
+    why_not: Callable[..., str] = lambda *inputs: ""  # why it does not take these inputs; empty: it does
     summary: str = ""  # what this step of a ladder changed, and why
-    variants: tuple[Call, ...] = ()  # `launch` with options that take a kernel of their own: all compiled offline
+    variants: tuple[Call, ...] = ()  # `launch` with each option that needs a kernel of its own, for compiling offline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # an op is itself: there is one of each
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: there is one record of each op
 class Op:
     """One mathematical function and everything known of it."""
 
@@ -100,27 +104,28 @@ class Op:
     providers: Mapping[str, Provider]  # ours by name, the plainest first; an op with one calls it "sublight"
     inputs: Callable[[Shape, str, str, int], Inputs]  # (shape, dtype, device, seed)
     cost: Callable[[Shape, str, Direction], Cost]
-    shapes: tuple[Shape, ...]  # what `bench` times unless told
+    shapes: tuple[Shape, ...]  # what `bench` times by default
     test_shapes: tuple[Shape, ...]  # cross every block boundary and take every branch
-    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SAME_DTYPES)  # word -> that of each operand
-    options: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # a shape's keys that are no sizes
+    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SAME_DTYPES)  # word -> each operand's type
+    options: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shape keys that are no sizes
     call_options: Callable[[Shape], Mapping[str, Any]] = lambda shape: {}  # what a shape gives to calls by name
-    peers: Mapping[str, Callable[..., Thunk]] = field(default_factory=dict)  # tensors in, their call out
+    peers: Mapping[str, Callable[..., Thunk]] = field(default_factory=dict)  # takes the inputs, gives the peer's call
     wrt: tuple[int, ...] | None = None  # the inputs that have a gradient; None: every one of floating point
     directions: tuple[Direction, ...] = ("fwd", "bwd")  # what `bench` times; backward only where there is one
     writes: tuple[int, ...] = ()  # the inputs that a call writes into: whoever checks the op hands it copies
     batch: str = "rows"  # the dimension whose entries do not depend on one another; "" where there is none
     library_args: Call = lambda *inputs: inputs  # what torch.ops.sublight.<name> takes for these inputs
-    judged: Callable[[Call], Call] = lambda call: call  # a call as its correctness is judged: of codes, their numbers
+    # turns a call into the one whose outputs are compared: codes are judged by the numbers that they stand for
+    judged: Callable[[Call], Call] = lambda call: call
 
     def at(self, shape: Shape) -> Op:
-        """The op as it is called at a shape: what of it is no tensor's size (a causal mask) is given by name."""
-        given = self.call_options(shape)
-        if not given:
+        """The op as called at a shape: keys that are no tensor's size (causal) become arguments by name."""
+        options = self.call_options(shape)
+        if not options:
             return self
 
         def bound(call: Any) -> Any:
-            return functools.partial(call, **given)
+            return functools.partial(call, **options)
 
         providers = {
             name: replace(
@@ -156,7 +161,7 @@ class Op:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Of all providers, each once."""
+        """The kernels of all providers, each once."""
         return tuple({kernel.name: kernel for each in self.providers.values() for kernel in each.kernels}.values())
 
     @property

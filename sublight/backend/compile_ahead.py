@@ -16,7 +16,7 @@ from sublight.backend.listen import Proceed, Request, listening
 
 
 def start_driver() -> None:
-    """What Triton does before its first launch: on 3.6 a C compiler runs for it, most of a second."""
+    """Start Triton's driver, as its first launch would: on 3.6 that runs a C compiler, most of a second."""
     from triton.runtime import driver
 
     _ = driver.active.utils
@@ -36,7 +36,7 @@ def compiling(pool: Executor, is_wanted: Callable[[Any], bool]) -> Iterator[None
     def compile_only(request: Request, proceed: Proceed) -> Any:
         if not is_wanted(request.kernel):
             return proceed(request)
-        before = active_mode.set(mode)  # in each thread again: gradients have one of their own
+        before = active_mode.set(mode)  # set in each thread: autograd's has a value of its own
         try:
             return proceed(replace(request, warmup=True))
         finally:
@@ -44,7 +44,7 @@ def compiling(pool: Executor, is_wanted: Callable[[Any], bool]) -> Iterator[None
 
     try:
         with listening(compile_only), mode:
-            active_mode.set(outer)  # kernels that are not wanted are compiled where they are launched
+            active_mode.set(outer)  # from here on a kernel is compiled where it is launched
             yield
     finally:
-        active_mode.set(outer)  # Triton 3.6 leaves its own where it is interrupted
+        active_mode.set(outer)  # Triton 3.6 leaves its own mode set where it is interrupted

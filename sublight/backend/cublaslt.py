@@ -19,25 +19,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-WORKSPACE_BYTES = 32 * 2**20  # what PyTorch gives it on Hopper
+WORKSPACE_BYTES = 32 * 2**20  # as much as PyTorch gives cuBLASLt on Hopper
 _COMPUTE_32F, _SCALE_32F, _TRANSPOSED = 68, 0, 1
-_TRANS_A, _TRANS_B, _EPILOGUE, _BIAS, _AUX, _AUX_LD = 3, 4, 7, 8, 11, 12  # of a product's description
-_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # of a preference
-_IN_FP32 = 2  # where k is split: its parts are added up as they were computed, never rounded to 16 bits before
+_TRANS_A, _TRANS_B, _EPILOGUE, _BIAS, _AUX, _AUX_LD = 3, 4, 7, 8, 11, 12  # attributes of a cublasLtMatmulDesc_t
+_MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a cublasLtMatmulPreference_t
+_IN_FP32 = 2  # split-K adds its partial sums in fp32, never rounded to 16 bits first
 _KINDS = {torch.bfloat16: 14, torch.float16: 2}
-CANDIDATES = 16  # of the heuristic, which are timed
-ROUNDS, CALLS = 3, 3  # of each: the best round counts, since others may be disturbed
+CANDIDATES = 16  # algorithms of the heuristic that are timed
+ROUNDS, CALLS = 3, 3  # for each candidate: the best round counts, since another program may disturb one
 CHECKED_ROWS, ALIKE = 1024, 2**-6  # bf16 rounds each value to 2**-9 of it: a wrong kernel is far outside
-WARM_S = 0.3  # of products before the first is timed: a GPU that has been busy has lower clocks, and other winners
+WARM_S = 0.3  # multiply so long before the first timing: a busy GPU has lower clocks, and other winners
 _LOCK = threading.Lock()  # a description's pointers are set, then read by the launch
 
 
 class Epilogue(IntEnum):
-    """cublasLtEpilogue_t. With a bias's gradient in the launch gelu's is four times as slow on an H200: not here."""
+    """cublasLtEpilogue_t. GELU's and the bias's gradient in one launch are left out: four times as long on an H200."""
 
     NONE = 1
     BIAS = 4  # a @ b + bias
-    GELU_BIAS = 164  # gelu(a @ b + bias), by tanh; what gelu was taken of goes to aux
+    GELU_BIAS = 164  # gelu(a @ b + bias), by tanh; its argument, a @ b + bias, is written to aux
     GELU_GRADIENT = 192  # a @ b times gelu's slope at aux
 
 
@@ -62,12 +62,12 @@ class Factor:
 
     rows: int
     cols: int
-    apart: int  # elements between two rows, or between two columns where it lies by columns
+    apart: int  # elements from one row to the next, or from one column to the next where `by_columns`
     by_columns: bool
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Factor | None:
-        """None where neither rows nor columns lie together."""
+        """How this matrix lies in memory; None where neither a row's nor a column's elements are neighbours."""
         rows, cols = x.shape
         if x.stride(1) == 1 and x.stride(0) >= cols:
             return cls(rows=rows, cols=cols, apart=x.stride(0), by_columns=False)
@@ -78,7 +78,7 @@ class Factor:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The one that PyTorch has loaded; None without CUDA."""
+    """The libcublasLt that PyTorch has loaded; None without CUDA."""
     if not torch.version.cuda:
         return None
     try:
@@ -88,7 +88,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def why_not(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Why `product` does not take these; empty where it does."""
+    """Why `product` does not take these factors; empty where it does."""
     if not a.is_cuda or a.device != b.device:
         return "cuBLASLt is for NVIDIA GPUs"
     if a.dtype not in _KINDS or b.dtype != a.dtype:
@@ -110,7 +110,7 @@ class _Product:
         self._lt = library
         rows, cols = a.rows, b.cols
         self.description = self._made("cublasLtMatmulDescCreate", _COMPUTE_32F, _SCALE_32F)
-        # its A is our b, its B our a: both transposed, as is the result
+        # cuBLASLt's A is our b, its B our a: both transposed, as is the result
         self._describe(_TRANS_A, ctypes.c_int32(_TRANSPOSED if b.by_columns else 0))
         self._describe(_TRANS_B, ctypes.c_int32(_TRANSPOSED if a.by_columns else 0))
         self._describe(_EPILOGUE, ctypes.c_uint32(epilogue))
@@ -139,20 +139,20 @@ class _Product:
         self.count = 0 if status else count.value  # none: cuBLASLt has no kernel for this
 
     def _made(self, name: str, *args: int) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
-        _checked(name, getattr(self._lt, name)(ctypes.byref(found), *args))
-        return found
+        handle = ctypes.c_void_p()
+        _checked(name, getattr(self._lt, name)(ctypes.byref(handle), *args))
+        return handle
 
     def _layout(self, x: Factor) -> ctypes.c_void_p:
         rows, cols = (x.rows, x.cols) if x.by_columns else (x.cols, x.rows)
         return self._layout_of(rows, cols, x.apart)
 
     def _layout_of(self, rows: int, cols: int, apart: int) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
+        layout = ctypes.c_void_p()
         sizes = (ctypes.c_uint64(rows), ctypes.c_uint64(cols), ctypes.c_int64(apart))
         name = "cublasLtMatrixLayoutCreate"
-        _checked(name, self._lt.cublasLtMatrixLayoutCreate(ctypes.byref(found), self._kind, *sizes))
-        return found
+        _checked(name, self._lt.cublasLtMatrixLayoutCreate(ctypes.byref(layout), self._kind, *sizes))
+        return layout
 
     def _describe(self, attribute: int, value: Any) -> None:
         name = "cublasLtMatmulDescSetAttribute"
@@ -187,7 +187,7 @@ class _Product:
 
 
 class LaunchFailed(RuntimeError):
-    """cuBLASLt's word for it is a number."""
+    """cuBLASLt refused a launch; the message has its status, a number."""
 
 
 def _checked(name: str, status: int) -> None:
@@ -196,7 +196,7 @@ def _checked(name: str, status: int) -> None:
 
 
 class Kind(NamedTuple):
-    """What a choice is made for."""
+    """What an algorithm is chosen for: products that share all of this share the choice."""
 
     a: Factor
     b: Factor
@@ -208,13 +208,13 @@ class Kind(NamedTuple):
 
 @functools.cache
 def _chosen() -> dict[Kind, tuple[_Product, int]]:
-    """What `tune` has found, of this process."""
+    """The algorithm that `tune` chose for each kind of product, in this process."""
     return {}
 
 
 @functools.cache
 def _workspace(device: torch.device, stream: int) -> torch.Tensor:
-    """One a stream: two products at once must not share it. Never let go, since graphs may hold it."""
+    """A workspace for each stream: two products at once must not share one. It is never freed: graphs may hold it."""
     return _new_workspace(device)
 
 
@@ -226,7 +226,7 @@ def kind_of(
     a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, bias: torch.Tensor | None, aux: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> Kind | None:  # fmt: skip
-    """None where cuBLASLt does not take these."""
+    """The kind of this product; None where cuBLASLt does not take these tensors."""
     if (bias is not None) != (epilogue in WITH_BIAS) or (aux is not None) != (epilogue in WITH_AUX):
         raise ValueError(f"{epilogue.name} takes another set of bias and aux")
     left, right = Factor.of(a), Factor.of(b)
@@ -309,7 +309,7 @@ def tune(
 
 
 def _is_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Of the first and the last rows: the same but for rounding."""
+    """Whether the first and the last rows of both are the same but for rounding."""
     rows = min(CHECKED_ROWS, len(ours))
     ends = (slice(0, rows), slice(len(ours) - rows, len(ours)))
     pairs = [(ours[end].float(), theirs[end].float()) for end in ends]
@@ -317,7 +317,7 @@ def _is_alike(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def warm(device: torch.device, dtype: torch.dtype) -> None:
-    """Large products for a while, before `tune`."""
+    """Multiply large matrices for a while, so that `tune` times the GPU at the clocks of a busy one."""
     a = torch.randn(8192, 8192, device=device, dtype=dtype)
     begin = time.perf_counter()
     while time.perf_counter() - begin < WARM_S:

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-PLAIN = 80  # kernels that ask for no more are for every GPU
+PLAIN = 80  # kernels that need only this compute capability are for every GPU
 INTERPRETER_MULTIPROCESSORS = 2  # few programs: the interpreter takes one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a plan must know of the GPU that it is made for."""
+    """What a plan must know about the GPU that it is made for."""
 
-    capability: int = 90  # of an AMD GPU 80: it gets the kernels that need nothing of Hopper's
+    capability: int = 90  # an AMD GPU counts as 80: it gets the kernels that need no Hopper instruction
     multiprocessors: int = 132
-    shared_bytes: int = 227 * 1024  # that one program may have
+    shared_bytes: int = 227 * 1024  # the most that one program may have
     backend: Literal["cuda", "hip"] = "cuda"
 
     def precision(self, is_ieee: bool) -> str:
-        """Of `tl.dot`, which tells only for fp32: TF32 where it may be, and there is one (gfx950 has none)."""
+        """`tl.dot`'s input_precision, which matters for fp32 alone: TF32 where allowed and there (gfx950 has none)."""
         return "ieee" if is_ieee or self.backend == "hip" else "tf32"
 
     def stages(self, most: int, stage_bytes: int) -> int:
-        """Of a pipeline, as many as fit, two at least.
+        """Stages of a pipeline: as many as fit into shared memory, two at least.
 
         >>> Facts().stages(4, 49152), Facts(shared_bytes=64 * 1024).stages(4, 24576)
         (4, 2)
@@ -61,7 +61,7 @@ def _facts(index: int) -> Facts:
     import torch
 
     device = torch.cuda.get_device_properties(index)
-    if torch.version.hip:  # whose gfx942 torch calls 9.4, as if it had Hopper's instructions
+    if torch.version.hip:  # torch reports gfx942 as capability 9.4, as if it had Hopper's instructions
         return Facts(
             capability=PLAIN,
             multiprocessors=device.multi_processor_count,
@@ -76,14 +76,14 @@ def _facts(index: int) -> Facts:
 
 
 def facts(x: torch.Tensor) -> Facts:
-    """Of the GPU that holds x; elsewhere of the one that is pretended, or few programs for the interpreter."""
+    """Facts of the GPU that holds x; for a CPU tensor of the pretended GPU, or those for the interpreter."""
     if x.is_cuda:
         return _facts(x.get_device())
     return PRETEND.get() or Facts(multiprocessors=INTERPRETER_MULTIPROCESSORS if is_interpreted() else 132)
 
 
 def facts_here() -> Facts:
-    """Of the current GPU, or the one that is pretended: for where no tensor can be asked, as torch.compile traces."""
+    """Facts of the current or the pretended GPU, for callers without a real tensor, such as torch.compile's tracing."""
     import torch
 
     if (pretended := PRETEND.get()) is not None:
@@ -92,12 +92,12 @@ def facts_here() -> Facts:
 
 
 def why_not_here(x: torch.Tensor) -> str:
-    """Why no kernel of ours runs where x is; empty where one does: on a GPU, on one that is pretended, interpreted."""
+    """Why no kernel of ours runs on x's device; empty on a GPU, a pretended GPU and under the interpreter."""
     import torch
 
     if x.is_cuda and torch.version.hip:
         return "no kernel of ours has run on an AMD GPU yet: PyTorch's own does"
-    if x.is_cuda or (not torch.compiler.is_compiling() and PRETEND.get() is not None):  # no compiler reads a ContextVar
+    if x.is_cuda or (not torch.compiler.is_compiling() and PRETEND.get() is not None):  # which it cannot read
         return ""
     kind = x.device.type
     if kind == "cpu" and is_interpreted():

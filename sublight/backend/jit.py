@@ -50,13 +50,13 @@ gl: Any = tl
 libdevice: Any = None
 async_copy: Any = None
 copy_in: Any = None  # global to shared memory without passing through registers
-hopper: Any = None  # Gluon's words for Hopper: barriers, products of a warpgroup
-tile_in: Any = None  # by Hopper's copy engine: a block of a tensor to shared memory …
+hopper: Any = None  # Gluon's module for Hopper: barriers, warpgroup products
+tile_in: Any = None  # Hopper's copy engine (TMA): a block of a tensor to shared memory …
 tile_out: Any = None  # … and back …
 tile_add: Any = None  # … added to what is there
-small_product: Any = None  # of one warp each, accumulated in registers
-seen_as: Any = None  # a place in shared memory as another data type, shape and layout
-meet: Any = None  # the warps of a Gluon partition wait for each other
+small_product: Any = None  # tensor-core product of one warp, accumulated in registers
+seen_as: Any = None  # reinterpret shared memory as another data type, shape and layout
+meet: Any = None  # barrier among the warps of a Gluon partition
 why_no_gluon = "" if AVAILABLE else "triton is not installed"
 
 if AVAILABLE:
@@ -117,7 +117,7 @@ __all__ = [
 
 
 def cdiv(a: int, b: int) -> int:
-    """As many b as cover a. Launchers count with these two: Triton's own work in kernels too, and take 5 µs for it."""
+    """a / b, rounded up. Triton's own `cdiv` and `next_power_of_2` work in kernels too, and cost a launcher 5 µs."""
     return -(-a // b)
 
 

@@ -24,9 +24,10 @@ from typing import Any
 from sublight.backend import listen, native, private
 from sublight.backend.device import is_interpreted
 
-Quick = Callable[[tuple[Any, ...], tuple[float, ...]], bool]  # False: somebody watches launches, and must see this
+Quick = Callable[[tuple[Any, ...], tuple[float, ...]], bool]  # False: not launched, since a listener must see it
 CHECKED: ContextVar[bool] = ContextVar("CHECKED", default=False)
-WATCHERS: list[list[Step]] = []  # each is given the steps that are taken
+WATCHERS: list[list[Step]] = []  # lists that every step taken is appended to
+_INTERPRETER = threading.RLock()  # Triton's interpreter keeps the current program in a global of the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements; the last is 1
     block: tuple[int, ...]
-    layout: Any = None  # of the block in shared memory, where the kernel is written in Gluon
+    layout: Any = None  # the block's layout in shared memory, for kernels written in Gluon
 
     def of(self, x: Any) -> Any:
         shape, strides, block = list(self.shape), list(self.strides), list(self.block)
@@ -74,7 +75,7 @@ class Step:
         self.free = tuple(number for number in numbers if isinstance(number, str))
         self.compiled: Any = None  # Triton's compiled kernel, once it was launched
         self._quick: Quick | None = None
-        self._kinds: Any = None  # what Triton made of the arguments at the first launch, where launches are checked
+        self._kinds: Any = None  # the arguments' types at the first launch, kept where `CHECKED` compares later ones
 
     @property
     def name(self) -> str:
@@ -98,19 +99,20 @@ class Step:
         if self.views:
             views = self.views
             tensors = tuple([views[at].of(x) if at in views else x for at, x in enumerate(tensors)])
-        compiled = self.kernel[self.grid](*tensors, *self.values(free), **self.constants)
+        with _INTERPRETER if is_interpreted() else contextlib.nullcontext():
+            compiled = self.kernel[self.grid](*tensors, *self.values(free), **self.constants)
         is_real = compiled is not None and not is_interpreted() and not listen.LISTENERS  # a listener may only compile
         if self._quick is None and is_real:
             self.compiled = compiled
             self._quick = _Route.quick(self, compiled, len(tensors))
 
     def values(self, free: tuple[float, ...]) -> tuple[float, ...]:
-        """All numbers, with the free ones in their places."""
-        given = iter(free)
-        return tuple([next(given) if isinstance(number, str) else number for number in self.numbers])
+        """The step's numbers; each name among them is replaced by its value from `free`."""
+        values = iter(free)
+        return tuple([next(values) if isinstance(number, str) else number for number in self.numbers])
 
     def _check(self, tensors: tuple[Any, ...]) -> None:
-        """That tensors are of the kind that the first launch had: else the kernel it compiled is not for them."""
+        """Fail where these tensors are of another kind than the first launch's, which the kernel was compiled for."""
         kinds = tuple((x.dtype, x.data_ptr() % 16 == 0) for x in tensors)
         if self._kinds not in (None, kinds):
             raise AssertionError(f"{self!r} was planned for {self._kinds}, and launched on {kinds}")
@@ -119,7 +121,7 @@ class Step:
 
 @contextlib.contextmanager
 def watching() -> Iterator[list[Step]]:
-    """The steps that are taken inside, compiled or interpreted."""
+    """Collect the steps that are taken inside the block, compiled or interpreted."""
     steps: list[Step] = []
     WATCHERS.append(steps)
     try:
@@ -130,12 +132,12 @@ def watching() -> Iterator[list[Step]]:
 
 
 def why_slow() -> str:
-    """Why launches go through Triton's public way; empty where they do not, or none was made yet."""
+    """Why launches go through Triton's public way; empty where they do not, or before the first launch."""
     return _Route.reason
 
 
 class _Route:
-    """Triton's C launcher, once it has been tried."""
+    """Whether launches may use Triton's C launcher: not tried yet, tried and right, or not to be used, and why."""
 
     checked = False
     reason = ""
@@ -149,7 +151,7 @@ class _Route:
             return None
         try:
             return quick_launch(compiled, step, pointers)
-        except Exception as error:  # private parts: whatever they raise means that they have changed
+        except Exception as error:  # these are private parts: any exception means that this Triton has changed them
             cls.give_up(error)
             return None
 
@@ -162,7 +164,8 @@ class _Route:
             if cls.checked or torch.cuda.is_current_stream_capturing():
                 return
             try:
-                with ThreadPoolExecutor(1) as apart:  # whoever watches this thread is not shown a read of ours
+                # in a thread of its own: a mode or profiler that watches this one does not see our kernel and our reads
+                with ThreadPoolExecutor(1) as apart:
                     apart.submit(self_check, torch.cuda.current_device() if torch.cuda.is_available() else 0).result()
             except Exception as error:
                 cls.give_up(error)
@@ -181,7 +184,7 @@ def self_check(index: int) -> None:
 
     from sublight.backend.self_check import _axpy_kernel
 
-    torch.cuda.set_device(index)  # of this thread
+    torch.cuda.set_device(index)  # the current device is per thread
     x = torch.arange(100, device="cuda", dtype=torch.float32)
     first, second = torch.zeros_like(x), torch.zeros_like(x)
     step = Step(_axpy_kernel, (1,), 99, 0.5, BLOCK=128)

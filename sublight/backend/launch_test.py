@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,15 @@ pytest.importorskip("triton")
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from sublight.backend import launch, listen, private
-from sublight.backend.jit import tl
+from sublight.backend import device, launch, listen, private
+from sublight.backend.jit import tl, triton
 from sublight.backend.launch import Step, quick_launch, watching
+
+
+@triton.jit
+def _twice_kernel(x_ptr, y_ptr, cols, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * cols + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + place, 2 * tl.load(x_ptr + place))
 
 
 @JITFunction  # compiled, though other tests run by the interpreter
@@ -193,6 +200,18 @@ def test_watching_notes_the_steps_that_are_taken(tensors: Any, monkeypatch: pyte
             second(*tensors)
     second(*tensors)
     assert outer == [first, second] and inner == [second]
+
+
+def test_threads_take_turns_in_the_interpreter() -> None:
+    """It keeps the program that it is in, and what it has replaced in its language, for the whole process."""
+    if not device.is_interpreted():
+        pytest.skip("for the interpreter")
+    x = torch.arange(12.0).repeat(40, 1)
+    step = Step(_twice_kernel, (40, 3), 12, BLOCK=4)
+    results = [torch.empty_like(x) for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda y: step(x, y), results))
+    assert all(bool((y == 2 * x).all()) for y in results)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from sublight.backend import native
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A launch that somebody asks for: what Triton's `run` got."""
+    """A requested launch: the arguments that Triton's `run` was called with."""
 
     kernel: Any  # triton.JITFunction
     args: tuple[Any, ...]
@@ -29,7 +29,7 @@ class Request:
 Proceed = Callable[[Request], Any]  # make the launch, or let the next listener decide
 Listener = Callable[[Request, Proceed], Any]
 
-LISTENERS: list[Listener] = []  # of this process: a launch of any thread is heard
+LISTENERS: list[Listener] = []  # for the whole process: launches of every thread reach them
 _LOCK = threading.RLock()
 
 
@@ -51,7 +51,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 class _Hook:
-    """Triton's own `run`, while ours stands in its place."""
+    """Keeps Triton's own `run` while ours stands in its place."""
 
     original: Any = None
 
@@ -72,7 +72,7 @@ class _Hook:
 
 def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     original, listeners = _Hook.original, tuple(LISTENERS)
-    if original is None:  # the last listener left while this launch was on its way
+    if original is None:  # the last listener was removed after this launch had begun
         return self.run(*args, grid=grid, warmup=warmup, **kwargs)
     request = Request(kernel=self, args=args, kwargs=kwargs, grid=grid, warmup=warmup)
     return _proceed(listeners, original)(request)

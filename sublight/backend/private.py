@@ -86,6 +86,7 @@ PARTS = {
     "comparison": Part("torch.testing._comparison:", "comparing plain tensors without loading distributed ones"),
     "dynamo": Part("torch._dynamo:", "torch.compile's settings, and modules that it wraps"),
     "dynamo_utils": Part("torch._dynamo.utils:", "what torch.compile counts: compilations and graph breaks"),
+    "disable_dynamo": Part("torch._compile:_disable_dynamo", "a function outside of graphs, without loading dynamo"),
     "CompileContext": Part("torch._guards:CompileContext", "whether torch.compile is at work on this thread"),
     "TorchDispatchMode": Part(
         "torch.utils._python_dispatch:TorchDispatchMode", "operations seen, or done otherwise, below autograd"
@@ -134,7 +135,7 @@ def find(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """The part where its module is imported already; None where nothing has imported it, or this version lacks it."""
+    """The private part, if its module is imported already; None if it is not, or if this version lacks the part."""
     try:
         return find(name) if PARTS[name].path.partition(":")[0] in sys.modules else None
     except Missing:
@@ -142,7 +143,7 @@ def loaded(name: str) -> Any:
 
 
 def _module(path: str) -> Any:
-    """A module; or an object inside of one, as torch._C's parts are."""
+    """A module by its name; or an object inside a module, as the parts of torch._C are."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:
@@ -154,11 +155,11 @@ def _module(path: str) -> Any:
 
 def missing(*, without: tuple[str, ...] = ()) -> list[str]:
     """What this Triton and this PyTorch lack, a sentence each; `without` are libraries that are not installed."""
-    found = []
+    sentences = []
     for name, part in PARTS.items():
         if part.path.split(".")[0].split(":")[0] not in without:
             try:
                 find(name)
             except Missing as error:
-                found.append(str(error))
-    return found
+                sentences.append(str(error))
+    return sentences

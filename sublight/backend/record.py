@@ -16,7 +16,7 @@ from sublight.errors import BadInput
 from sublight.gpus import Gpu
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-MIN_CAPABILITY = 75  # below, Triton and the assembler in its wheel promise nothing
+MIN_CAPABILITY = 75  # below this, Triton and its wheel's assembler promise nothing
 _OF_RUNTIME = (
     "debug",
     "instrumentation_mode",
@@ -44,7 +44,7 @@ class Launch:
 
     @property
     def key(self) -> str:
-        """The same for launches that share their compiled code."""
+        """A key that is equal for launches that share their compiled code."""
         constants = {name: getattr(value, "cache_key", value) for name, value in self.constants.items()}  # of functions
         return f"{self.kernel} {dict(self.signature)} {constants} {self.aligned} {dict(self.options)}"
 
@@ -58,7 +58,7 @@ class Launch:
 
 
 def capability_of(gpu: Gpu) -> int:
-    """90 of an H200; a GPU that is no NVIDIA has none, and none can be compiled for."""
+    """Compute capability as Triton's targets have it: 90 for an H200. GPUs of other vendors have none: an error."""
     if gpu.compute_capability is None:
         raise BadInput(f"xray reads NVIDIA code, {gpu.key} is {gpu.vendor}'s: use --gpu h100, a100, …")
     major, minor = gpu.compute_capability
@@ -76,7 +76,7 @@ def compilable(gpu: Gpu) -> int:
 
 
 def no_interpreter() -> None:
-    """Under the interpreter kernels are plain Python, which no compiler takes."""
+    """Fail under the interpreter: there kernels are plain Python, which cannot be compiled."""
     import os
 
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -98,21 +98,21 @@ def noting(capability: int, launches: list[Launch], *, also_made: bool = False) 
 
 
 def launch_of(jit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grid: Any, capability: int) -> Launch:
-    """Types and constants as Triton finds them for these arguments, on any device or on none."""
+    """The `Launch` that Triton would make of these arguments: types and constants, on any device or on none."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
     backend = make_backend(GPUTarget("cuda", capability, 32))
     bind = create_function_from_signature(jit.signature, jit.params, backend)
-    bound, found, _ = bind(*args, **kwargs)
+    bound, specialization, _ = bind(*args, **kwargs)
     names = [parameter.name for parameter in jit.params]
     options = {name: value for name, value in kwargs.items() if name not in names and name not in _OF_RUNTIME}
     options |= {name: bound[name] for name in names if name in OPTIONS}  # a Gluon kernel may ask for its own warps
     signature: dict[str, Any] = {}
     constants: dict[str, Any] = {}
     aligned: list[str] = []
-    for name, (kind, attribute) in zip(names, found, strict=True):
+    for name, (kind, attribute) in zip(names, specialization, strict=True):
         if name in OPTIONS:
             continue
         if kind != "constexpr":

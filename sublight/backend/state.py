@@ -1,12 +1,13 @@
 """What PyTorch is doing while a call of ours comes in: tracing, transforming, capturing.
 
 Calls on plain CUDA tensors in eager mode skip PyTorch's dispatcher, whose Python ops cost 5 µs and more. That is right
-only while nobody else has to hear of the call: these functions tell.
+only while no compiler, transform or mode has to see the call: these functions say whether one does.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -14,9 +15,17 @@ from torch.autograd import forward_ad
 from sublight.backend import private
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+T = TypeVar("T")
 Who = Literal["", "compiler", "transform", "mode"]
 
 dispatch_modes, transforms, jit_trace = private.dispatch_modes, private.transforms, private.jit_trace
+
+
+def constant_when_compiled(function: Callable[[], T]) -> Callable[[], T]:
+    """To torch.compile, what the function returns is a constant. PyTorch's own decorator for that loads the compiler,
+    which takes a second or more of every process's first call."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def is_forward_ad() -> bool:
@@ -25,7 +34,7 @@ def is_forward_ad() -> bool:
 
 
 def who_listens() -> Who:
-    """Who else must hear of a call: a compiler that traces it, a transform that computes with it, or a mode.
+    """Who else must see a call: a compiler that traces it, a transform that computes with it, a mode, or nobody.
 
     A transform (torch.func, forward-mode AD, torch.jit.trace) gets PyTorch's own ops, which all of them know. Modes
     (fake tensors, counters of FLOPs) and compilers get the op that is registered with PyTorch.
@@ -38,7 +47,7 @@ def who_listens() -> Who:
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
-    """CUDA tensors of no class of their own, of which nobody else wants to hear."""
+    """Whether all are plain CUDA tensors (no subclass), and no compiler, transform or mode must see the call."""
     return all(type(x) in PLAIN and x.is_cuda for x in tensors) and not who_listens()
 
 

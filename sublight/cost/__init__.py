@@ -25,12 +25,12 @@ from sublight.cost import (
     sparse,
 )
 from sublight.cost.dtypes import DTYPES, ITEMSIZE, SPELLINGS, matmul_limit, parse_dtype, size_bytes, vector_limit
-from sublight.cost.record import DIRECTIONS, NOTHING, Cost, Direction, Shape, parse_shape, shape_text
+from sublight.cost.record import DIRECTIONS, NOTHING, Cost, Direction, Shape, parse_shape, shape_text, shapes
 from sublight.errors import BadInput, nearest
 
 __all__ = [
     "COSTS", "DIRECTIONS", "DTYPES", "ITEMSIZE", "NOTHING", "SPELLINGS", "Cost", "CostFunction", "Direction", "Shape",
-    "find", "matmul_limit", "parse_dtype", "parse_shape", "shape_text", "size_bytes", "vector_limit",
+    "find", "matmul_limit", "parse_dtype", "parse_shape", "shape_text", "shapes", "size_bytes", "vector_limit",
 ]  # fmt: skip
 
 CostFunction = Callable[[Shape, str, Direction], Cost]

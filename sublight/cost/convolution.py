@@ -20,7 +20,7 @@ def output_sizes(sizes: Sizes, taps: Sizes, stride: Sizes, padding: Sizes, dilat
 
 
 def transposed_sizes(sizes: Sizes, taps: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, more: Sizes) -> Sizes:
-    """Of a transposed convolution; `more` is its output_padding.
+    """The output's sizes of a transposed convolution; `more` is its output_padding.
 
     >>> transposed_sizes((7, 7), (4, 4), (2, 2), (1, 1), (1, 1), (0, 0))
     (14, 14)
@@ -42,7 +42,7 @@ def forward(x: Tensor, weight: Tensor, out: Tensor, *more: Tensor, flops: Mappin
 def backward(
     dy: Tensor, x: Tensor, weight: Tensor, *, dx: bool, dw: bool, bias: Tensor | None, flops: Mapping[str, float]
 ) -> Cost:
-    """Those of x and of the weight each take the forward's operations; the bias's is a sum over dy."""
+    """The gradients of x and of the weight each take the forward's operations; the bias's is a sum over dy."""
     reads = [dy, *([weight] if dx else []), *([x] if dw else [])]
     writes = [*([x] if dx else []), *([weight] if dw else []), *([bias] if bias else [])]
     return over(reads, writes, flops=flops)

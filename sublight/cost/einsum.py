@@ -34,7 +34,7 @@ class Equation:
 
 
 def parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
-    """As `torch.einsum` reads it: implicit outputs in the alphabet's order, ellipses, sizes of one that stretch.
+    """Parse an equation as `torch.einsum` does: implicit outputs by the alphabet, ellipses, sizes of one that stretch.
 
     >>> parse("...ij,jk", [(7, 2, 3), (3, 4)]).output
     ('...1', 'i', 'k')
@@ -118,7 +118,7 @@ def _work(labels: Collection[Label], sizes: Sizes) -> int:
 
 
 def _best_tree(terms: Sequence[Collection[Label]], output: Collection[Label], sizes: Sizes) -> Tree:
-    """By dynamic programming: the best of a set is the best split of it into two, each contracted as well as can be."""
+    """The best order, by dynamic programming: a set's best tree is its best split into two, each with its best tree."""
     count = len(terms)
     members = [[place for place in range(count) if bits >> place & 1] for bits in range(1 << count)]
     labels = [frozenset(terms[inside[0]]) if len(inside) == 1 else kept(terms, inside, output) for inside in members]

@@ -82,7 +82,7 @@ def store_rows(rows: Sequence[Tensor], dtype: str, slots: Tensor) -> Cost:
 
 
 def scatter_into(x: Tensor, hit_bytes: int, *sources: Tensor, adds: bool) -> Cost:
-    """In place: read index and source, and where it adds what it adds to; write what is hit."""
+    """Scatter in place: read index and source, where it adds also the old values; write the places that are hit."""
     reads = [*sources, raw(hit_bytes if adds else 0)]
     return over(reads, [raw(min(hit_bytes, x.bytes))])
 

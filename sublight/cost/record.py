@@ -73,6 +73,14 @@ def shape_text(shape: Shape) -> str:
     return "x".join(str(size) for size in shape.values())
 
 
+def shapes(keys: str, *sizes: tuple[int, ...]) -> tuple[Shape, ...]:
+    """
+    >>> shapes("rows cols", (1, 2), (3, 4))
+    ({'rows': 1, 'cols': 2}, {'rows': 3, 'cols': 4})
+    """
+    return tuple(dict(zip(keys.split(), each, strict=True)) for each in sizes)
+
+
 def parse_shape(words: str, of: str, example: Shape, options: Mapping[str, tuple[int, ...]] | None = None) -> Shape:
     """`4096x1024` in the order of the example's keys, or `rows=4096,cols=1024` in any order, options among them.
 
@@ -101,6 +109,8 @@ def parse_shape(words: str, of: str, example: Shape, options: Mapping[str, tuple
     shape = {key: values[0] for key, values in options.items()} | shape
     if set(shape) != {*keys, *options} or min(shape[key] for key in keys) < 1:
         raise BadInput(f"shape {words!r} does not fit {of}: {usage}, each at least 1")
+    if max(shape.values()) >= 2**63:
+        raise BadInput(f"shape {words!r} does not fit {of}: a size has 63 bits")
     for key, values in options.items():
         if shape[key] not in values:
             raise BadInput(f"{key}={shape[key]} is none of {of}'s: use {', '.join(map(str, values))}")

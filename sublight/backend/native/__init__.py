@@ -23,7 +23,7 @@ from typing import Any
 
 SOURCE = Path(__file__).with_name("call.cpp")
 NAME = "sublight_native"
-_WAITING: list[Callable[[Any], None]] = []  # who wants the module when it is there
+_WAITING: list[Callable[[Any], None]] = []  # callbacks for when the module is loaded
 _LOCK = threading.Lock()
 
 
@@ -33,7 +33,7 @@ class State:
     module: Any = None
     reason = "no op was called on a GPU yet"
     thread: threading.Thread | None = None
-    pauses = 0  # blocks in which Python wants to see every launch
+    pauses = 0  # how many `paused` blocks are open: in them every launch goes through Python
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def hooks() -> list[list[Any]]:
 
 
 def when_ready(use: Callable[[Any], None]) -> None:
-    """Call `use` with the module: now, or when it has been built; never where it cannot be."""
+    """Call `use` with the native module: now, or once it has been built; never if it cannot be built."""
     with _LOCK:
         if State.module is None:
             _WAITING.append(use)
@@ -94,7 +94,7 @@ def start(*, cuda: bool = True) -> threading.Thread | None:
 
 
 def wait(time_limit_s: float = 300.0) -> bool:
-    """Until it is there, or cannot be; whether it is there."""
+    """Wait until the module is loaded or its build has failed; returns whether it is loaded."""
     thread = start()
     if thread is not None:
         thread.join(time_limit_s)
@@ -102,7 +102,7 @@ def wait(time_limit_s: float = 300.0) -> bool:
 
 
 def why_not(*, cuda: bool = True) -> str:
-    """Why there will be no native path; empty where nothing speaks against it."""
+    """Why there will be no native path; empty where there is one, or may still be one."""
     if os.environ.get("SUBLIGHT_NATIVE", "1") == "0":
         return "turned off by SUBLIGHT_NATIVE=0"
     if sys.platform != "linux":
@@ -154,7 +154,7 @@ def compile_into(file: Path, command: Callable[[Path], list[str]], *, time_limit
     half = file.with_suffix(f".{os.getpid()}.tmp")
     words = command(half)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=time_limit_s)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=time_limit_s)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             raise RuntimeError(f"{next(word for word in words if word != 'nice')} failed: {first.strip()}")
@@ -171,8 +171,8 @@ def command(out: Path, *, cuda: bool) -> list[str]:
     libraries = ["torch", "torch_cpu", "torch_python", "c10"]
     defines = [f"TORCH_EXTENSION_NAME={NAME}"]
     if cuda:
-        found = cuda_headers()
-        headers += [str(found)] if found else []
+        folder_of_headers = cuda_headers()
+        headers += [str(folder_of_headers)] if folder_of_headers else []
         libraries += ["c10_cuda"]
         defines += ["SUBLIGHT_CUDA"]
     return [
@@ -199,7 +199,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def compiler() -> str | None:
-    return next((found for name in ("g++", "clang++", "c++") if (found := shutil.which(name))), None)
+    return next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
 
 
 @functools.cache

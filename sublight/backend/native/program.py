@@ -8,7 +8,7 @@ from typing import Any
 from sublight.backend.device import is_interpreted
 from sublight.backend.launch import Step
 
-Program = tuple[list[Any], list[dict[str, Any]], list[int]]  # what `teach` of call.cpp takes
+Program = tuple[list[Any], list[dict[str, Any]], list[int]]  # buffers, launches, outputs: for `teach` in call.cpp
 
 
 def program_of(plan: Any, names: Sequence[str]) -> Program | None:
@@ -35,7 +35,7 @@ def _launch(step: Step, places: dict[str, int]) -> dict[str, Any] | None:
     compiled = step.compiled
     if compiled is None or not is_plain(compiled):
         return None
-    signature = compiled.src.signature  # by name: the type, or "constexpr" for what became a constant
+    signature = compiled.src.signature  # argument name -> its type, or "constexpr" for a constant
     parameters: list[tuple[str, Any, str]] = []
     for parameter, value in zip(step.kernel.params, (*tensors, *step.numbers), strict=False):
         kind = signature[parameter.name]

@@ -28,7 +28,7 @@ Key = tuple[tuple[Any, ...], ...]
 
 
 class Table(NamedTuple):
-    """Where the tensors of a parameter group lie, and what that depends on."""
+    """The addresses of a parameter group's tensors, and what they depend on."""
 
     key: Key
     batches: list[Batch] | None
@@ -90,7 +90,7 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of parameters and of their copies."""
+        """Clear the gradients of parameters and of their copies."""
         super().zero_grad(set_to_none)
         for copy in self.copies.values():
             if set_to_none:

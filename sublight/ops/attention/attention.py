@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import attention as cost
 from sublight.errors import BadInput
 from sublight.op import Op, Plan, Provider
@@ -318,9 +318,7 @@ def peer(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     return call
 
 
-def _shapes(*sizes: tuple[int, int, int, int, int, int, int]) -> tuple[Shape, ...]:
-    keys = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch heads kv_heads q_len kv_len head_dim causal")
 
 
 def options_of(shape: Shape) -> Mapping[str, Any]:

@@ -290,17 +290,34 @@ def test_autograd_and_compile_take_a_named_step(provider: str, device: str) -> N
 
 
 def test_a_named_step_can_be_differentiated_twice(device: str) -> None:
-    q, k, v, _ = tensors((1, 2, 1, 5, 6, 16), "float32", device)
+    ours = partial(attention, causal=True, provider="flash")
+    check_second_derivatives(ours, partial(reference, causal=True), (1, 2, 1, 5, 6, 16), device)
 
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_without_keys_gradients_are_zeros(softcap: float, device: str) -> None:
+    """As PyTorch's are, so that what is before in a network gets its gradient."""
+    q, k, v = (torch.randn(1, 2, length, 16, device=device, requires_grad=True) for length in (3, 0, 0))
+    out = attention(q, k, v, softcap=softcap)
+    out.sum().backward()
+    assert out.shape == q.shape and not out.any() and q.grad is not None and not q.grad.any()
+    assert k.grad is not None and v.grad is not None and k.grad.shape == k.shape
+
+
+def check_second_derivatives(ours: Any, theirs: Any, sizes: tuple[int, ...], device: str) -> None:
     def second(call: Any, *x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leaves = [each.detach().requires_grad_() for each in x]
-        first = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+        # PyTorch's fused attention has no second derivative, its composition has
+        with torch.enable_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            first = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
+            return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
 
-    ours = second(lambda *x: attention(*x, causal=True, provider="flash"), q, k, v)
-    truth = second(lambda *x: reference(*x, causal=True), *(x.double() for x in (q, k, v)))
-    for one, other in zip(ours, truth, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)  # PyTorch's ops in fp32: no rule to hold
+    def draw(seed: int) -> list[correct.Error]:
+        *x, _ = tensors(sizes, "float32", device, seed)
+        return correct.forward_errors(partial(second, ours), partial(second, theirs), tuple(x))
+
+    error = correct.settled(draw)
+    assert error.ok, error
 
 
 @pytest.mark.parametrize("provider", ["online", "flash"])

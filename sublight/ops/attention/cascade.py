@@ -7,6 +7,7 @@ of a head together, each by its share of the whole sum: exactly the attention ov
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import cascade as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.attention.ladder import scale_of
+from sublight.ops.attention.ladder import check_numbers, scale_of
 from sublight.ops.attention.paged_attention import inputs as paged_inputs
 from sublight.ops.attention.pages import (
     MAX_PAGE,
@@ -30,6 +31,7 @@ from sublight.ops.attention.pages import (
     check_pages,
     copied,
     gathered_rows,
+    nan_where_lacking,
     page_of,
     why_no_way,
 )
@@ -235,10 +237,16 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
     return ""
 
 
+def _by_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *rest: Any) -> torch.Tensor:
+    prefix, count, table, lengths, *_ = rest
+    out = nan_where_lacking(gathered(q, k_cache, v_cache, *rest), k_cache, table, lengths)
+    return nan_where_lacking(out, k_cache, prefix[None], count)
+
+
 _cascade = Registered(
     schema="cascade(Tensor q, Tensor k_cache, Tensor v_cache, Tensor prefix_table, Tensor prefix_length, "
     "Tensor block_table, Tensor lengths, float scale, int keys_per_program, str provider) -> Tensor out",
-    reference=gathered,
+    reference=_by_torch,
     theirs="gather, then torch.nn.functional.scaled_dot_product_attention",
     why_torch=why_not,
     plan=plan_forward,
@@ -253,6 +261,7 @@ def _arguments(
 ) -> tuple[Any, ...]:  # fmt: skip
     if q.dim() != 3:
         raise BadInput(f"q has {q.dim()} dimensions: use 3, (batch, heads, head_dim), one new token a sequence")
+    check_numbers(None, 0.0, scale)
     check_cache(q, k_cache, v_cache, block_table, lengths, None, None, q.shape[0])
     for name, x, wanted in (("prefix_table", prefix_table, "(pages,)"), ("prefix_length", prefix_length, "(1,)")):
         if x.dim() != 1 or x.dtype not in WHOLE or x.device != q.device or (wanted == "(1,)" and len(x) != 1):
@@ -317,9 +326,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return q, k_cache, v_cache, order, torch.full_like(lengths[:1], shape["prefix_len"]), table, lengths
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    keys = ("batch", "heads", "kv_heads", "prefix_len", "kv_len", "head_dim", "page", "ragged")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch heads kv_heads prefix_len kv_len head_dim page ragged")
 
 
 CASCADE = Op(

@@ -137,7 +137,7 @@ def _packed_sizes(q: torch.Tensor, k: torch.Tensor) -> Sizes:
 
 
 def _strides(x: torch.Tensor) -> tuple[int, int, int]:
-    """Of (tokens, heads, head_dim): from one batch entry, of which there is one, head and token to the next."""
+    """Strides of (tokens, heads, head_dim) for the kernels: of the batch, which has one entry, of head and of token."""
     _, heads, size = x.shape
     return (0, x.stride(1), x.stride(0)) if x.stride(2) == 1 else (0, size, heads * size)
 

@@ -20,7 +20,7 @@ DRAWS = 2**31  # a weight's draw is a whole number below
 
 
 class Extras(NamedTuple):
-    """Of one call: what the plan depends on; the tensors behind it go by their names."""
+    """What the plan of one call depends on besides q, k and v; the tensors behind it go by their names."""
 
     sequences: int = 0  # packed ones; 0: a batch of equal lengths
     has_slopes: bool = False
@@ -56,7 +56,7 @@ class Extras(NamedTuple):
         }
 
     def words(self) -> str:
-        """For a reason: what of all this the call has."""
+        """The extras that a call has, in words, for the reason of a plan."""
         given = {
             "packed sequences": self.sequences, "ALiBi": self.has_slopes, "sinks": self.has_sinks,
             "dropout": self.dropout, "a prefix": self.has_prefix, "own functions": self.mods,

@@ -54,7 +54,7 @@ FEATURES = (
 
 
 def table(gpu: Facts | None = None) -> list[str]:
-    """A line a feature, a column a step, in Markdown; on an H200 unless told."""
+    """A line a feature, a column a step, in Markdown; on an H200 by default."""
     columns = [*(f"`{name}`" for name in WAYS), "without a name"]
     lines = [f"| | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     token = PRETEND.set(gpu or Facts())

@@ -5,6 +5,7 @@ A page of keys, one of values and their scales move in one launch, whatever thei
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from sublight.backend.jit import cdiv, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import kv_copy as cost
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
@@ -180,7 +181,7 @@ def plan(*tensors: Any, **options: Any) -> Plan:
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
-    """As many pages as are copied, and as many for the copies, in no order."""
+    """Inputs with as many pages as are copied and as many for the copies, in random order."""
     pairs, page = shape["pairs"], shape["page"]
     sizes = {"tokens": pairs * page, "kv_heads": shape["kv_heads"], "head_dim": shape["head_dim"], "page": page}
     _, _, k_cache, v_cache, _ = written_inputs(sizes, dtype, device, seed)
@@ -188,8 +189,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return k_cache, v_cache, order[:pairs].clone(), order[pairs:].clone()
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    return tuple(dict(zip(("pairs", "kv_heads", "head_dim", "page"), each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "pairs kv_heads head_dim page")
 
 
 KV_COPY = Op(

@@ -6,6 +6,7 @@ past a sequence's end. Codes come out as numbers.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import kv_gather as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
@@ -26,6 +27,7 @@ from sublight.ops.attention.pages import (
     check_pages,
     copied,
     gathered_rows,
+    keys_lacking,
     page_of,
     scales_at,
     why_no_fp8,
@@ -134,10 +136,18 @@ def _fake(
     return k_cache.new_empty(size, dtype=dtype), k_cache.new_empty(size, dtype=dtype)
 
 
+def _by_torch(*args: Any) -> Pair:
+    """NaN for keys without a page, as from our kernel: on a GPU nobody has looked at the pages before."""
+    cache, _, table, lengths, *_ = args
+    lacking = keys_lacking(table, lengths, cache.shape[1], len(cache))[..., None, None]
+    k, v = reference(*args[:-1])
+    return k.masked_fill(lacking, torch.nan), v.masked_fill(lacking, torch.nan)
+
+
 _kv_gather = Registered(
     schema="kv_gather(Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor lengths, Tensor? k_scales, "
     "Tensor? v_scales, ScalarType dtype, str provider) -> (Tensor k, Tensor v)",
-    reference=lambda *args: reference(*args[:-1]),
+    reference=_by_torch,
     theirs="torch.Tensor.index, then masked_fill",
     why_torch=_why_torch,
     plan=plan_gather,
@@ -184,7 +194,7 @@ def kv_gather(
     """Keys and values (sequences, pages of the table · page_size, kv_heads, head_dim) of the sequences that
     `block_table` and `lengths` describe, as for `paged_attention`; zeros past a sequence's length.
 
-    Codes come out as numbers of `dtype` (bfloat16 unless told). On a GPU keys of a page that is not there are NaN; on
+    Codes come out as numbers of `dtype` (bfloat16 by default). On a GPU keys of a page that is not there are NaN; on
     the CPU that is refused.
     """
     tensors = (k_cache, v_cache, block_table, lengths, k_scales, v_scales)
@@ -197,13 +207,11 @@ def plan(*tensors: Any, **options: Any) -> Plan:
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
-    """Those of `paged_attention` without a query; ragged lengths go from 1 to kv_len."""
+    """The inputs of `paged_attention` without the query; ragged lengths go from 1 to kv_len."""
     return paged_inputs({**shape, "heads": shape["kv_heads"], "q_len": 1}, dtype, device, seed)[1:]
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    keys = ("batch", "kv_heads", "kv_len", "head_dim", "page", "ragged")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch kv_heads kv_len head_dim page ragged")
 
 
 KV_GATHER = Op(

@@ -65,9 +65,10 @@ def test_pages_that_nobody_has_are_never_read(device: str) -> None:
     caches = [torch.randn(PAGES, PAGE, HEADS, SIZE, device=device) for _ in range(2)]
     table, lengths = torch.tensor([[5, 99], [2, -3]], device=device), torch.tensor([8, 8], device=device)
     how = (*caches, table, lengths, None, None, torch.float32, "sublight")
-    for cache, found in zip(caches, gathering._kv_gather.by_kernels(*how), strict=True):
-        assert torch.equal(found[0, :4], cache[5]) and torch.equal(found[1, :4], cache[2])
-        assert found[:, 4:].isnan().all()
+    for way in (gathering._kv_gather.by_kernels, gathering._kv_gather.reference):
+        for cache, found in zip(caches, way(*how), strict=True):
+            assert torch.equal(found[0, :4], cache[5]) and torch.equal(found[1, :4], cache[2])
+            assert found[:, 4:].isnan().all()
     before = [x.clone() for x in caches]
     sources, targets = torch.tensor([99, 0, 1], device=device), torch.tensor([2, -1, 3], device=device)
     copying._kv_copy.by_kernels(*caches, sources, targets, None, None, "sublight")

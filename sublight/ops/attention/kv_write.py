@@ -16,7 +16,7 @@ from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import kv_write as cost
 from sublight.errors import BadInput
 from sublight.op import Kernel, Op, Plan, Provider
@@ -354,8 +354,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return k, v, k_cache, v_cache, slots
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    return tuple(dict(zip(("tokens", "kv_heads", "head_dim", "page"), each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "tokens kv_heads head_dim page")
 
 
 def _launch(*tensors: Any, **options: Any) -> Pair:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sublight.backend.device import facts_here
+from sublight.backend.state import constant_when_compiled
 from sublight.errors import BadInput, nearest
 from sublight.op import Kernel, Plan
 from sublight.ops.attention import (
@@ -106,7 +107,7 @@ def scale_of(q: torch.Tensor, scale: float | None) -> float:
 
 
 def check_tensors(**tensors: Any) -> None:
-    """That what should be tensors are."""
+    """Refuse arguments that should be tensors and are not."""
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise BadInput(f"{name} is {type(x).__name__}: use a torch.Tensor")
@@ -183,7 +184,7 @@ def why_torch_with_lse(
     return "" if _is_hopper() and q.element_size() == 2 else NOT_TIMED
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _is_hopper() -> bool:
     """Whether the GPU that calls run on is one; without any GPU, plans are made for one."""
     return facts_here().capability == 90

@@ -8,6 +8,7 @@ tensor cores busy where ordinary decoding has one row; long sequences are cut, a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from sublight.backend.device import Facts, facts, is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import mla_decode as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.attention.pages import MAX_PAGE, WHOLE, check_pages, page_of
+from sublight.ops.attention.ladder import check_numbers
+from sublight.ops.attention.pages import MAX_PAGE, WHOLE, check_pages, nan_where_lacking, page_of
 from sublight.ops.attention.parts import exponent_scale, log_sum, power
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.matmul.order import add_block
@@ -48,7 +50,7 @@ def reference(
 
 
 def _values_of(q: torch.Tensor) -> int:
-    """Unless told: the largest power of two below the row's size, as 512 of 576."""
+    """By default the largest power of two below the row's size, as 512 of 576."""
     return 1 << ((q.shape[-1] - 1).bit_length() - 1)
 
 
@@ -226,7 +228,7 @@ def _why_torch(
 _mla_decode = Registered(
     schema="mla_decode(Tensor q, Tensor cache, Tensor block_table, Tensor lengths, float scale, int value_dim, "
     "int keys_per_program, str provider) -> Tensor out",
-    reference=gathered,
+    reference=lambda *args: nan_where_lacking(gathered(*args), *args[1:4]),
     theirs="gather, then two products",
     why_torch=_why_torch,
     plan=plan_forward,
@@ -243,6 +245,7 @@ def _arguments(
             f"q {q.dtype} {tuple(q.shape)}, cache {cache.dtype} {tuple(cache.shape)}: use (batch, heads, size) and "
             "(pages, page_size, size), of one data type"
         )
+    check_numbers(None, 0.0, scale)
     value_dim = _values_of(q) if value_dim is None else value_dim
     if not 0 < value_dim <= q.shape[2]:
         raise BadInput(f"value_dim {value_dim} of rows of {q.shape[2]}: use what is a value of them, as 512 of 576")
@@ -281,9 +284,9 @@ def mla_decode(
     """Latent attention of one new token a sequence: (batch, heads, value_dim) for q (batch, heads, size).
 
     `cache` (pages, page_size, size) holds one row a token, for all heads: its first `value_dim` numbers (512) are key
-    and value, the rest (64, turned by position) is key alone; unless told, `value_dim` is the largest power of two
+    and value, the rest (64, turned by position) is key alone; by default `value_dim` is the largest power of two
     below the size. q has the key's projection folded in, the caller's next product the value's. `scale` belongs to the
-    heads before that and cannot be seen from shapes: unless told, (128 + 64) ** -0.5, as DeepSeek V2 and V3 have it.
+    heads before that and cannot be seen from shapes: by default (128 + 64) ** -0.5, as DeepSeek V2 and V3 have it.
     `block_table` and `lengths` as in `paged_attention`; `keys_per_program` fixes how sequences are cut, and a result
     then has the same bits whatever else is in the batch.
     """
@@ -314,9 +317,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return q, cache, table, lengths.to(torch.int32)
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    keys = ("batch", "heads", "kv_len", "value_dim", "rope_dim", "page", "ragged")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch heads kv_len value_dim rope_dim page ragged")
 
 
 MLA_DECODE = Op(

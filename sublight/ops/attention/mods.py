@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from sublight.backend import private
 from sublight.backend.jit import tl, triton
 from sublight.errors import BadInput
 from sublight.ops.attention.masks import is_seen
@@ -52,11 +53,11 @@ def mods_named(name: str) -> Mods:
 
 
 def _identity(function: Any) -> str:
-    """Of a function's source and all it uses; an interpreted one has its address for that."""
+    """A key for a function's source and all that it uses; an interpreted function's address."""
     return str(getattr(function, "cache_key", None) or f"{inspect.getsource(function.fn)} {id(function)}")
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a kernel is no constant to torch.compile: it breaks the graph
+@private.disable_dynamo  # type: ignore[untyped-decorator]  # a kernel is no constant to torch.compile: a break
 def name_of(score: Any, mask: Any, slope: Any) -> str:
     """The name by which PyTorch's ops know these functions."""
     given = {"score_mod": score, "mask_mod": mask, "score_mod_grad": slope}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from sublight.backend.jit import tl, triton
 from sublight.conftest import HAS_GPU
 from sublight.errors import BadInput
 from sublight.ops.attention.attention import attention, launch_backward, plan, reference
-from sublight.ops.attention.attention_test import tensors
+from sublight.ops.attention.attention_test import check_second_derivatives, tensors
 from sublight.ops.attention.mod_slopes import slope_function
 from sublight.ops.attention.mods import in_torch, mod_arguments, same_document
 from sublight.ops.attention.packed_attention import packed_attention
@@ -96,19 +97,28 @@ def test_right_by_the_rule(sizes: str, name: str, dtype: str, device: str) -> No
 
 
 def test_a_prefix_is_what_a_mask_function_says(device: str) -> None:
-    q, k, v, dout = tensors((1, 2, 1, 40, 40, 16), "float32", device)
-    x = (q, k, v)
+    def draw(seed: int, prefix: int, **same: Any) -> list[correct.Error]:
+        *x, dout = tensors((1, 2, 1, 40, 40, 16), "float32", device, seed)
 
-    def call(*x: Any, **options: Any) -> Any:
-        return correct.gradients(lambda *x: attention(*x, provider="flash", **options), x, dout)
+        def ours(*x: Any) -> Any:
+            return attention(*x, causal=True, prefix=prefix, provider="flash")
 
-    one, other = call(*x, causal=True, prefix=18), call(*x, mask_mod=before_18_or_behind)
-    for mine, theirs in zip(one, other, strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)  # other blocks are added up in another order
+        def backward(dout: Any, *x: Any) -> Any:
+            return correct.gradients(ours, x, dout)
+
+        theirs = partial(reference, **same)
+        inputs = tuple(x)
+        return [
+            *correct.forward_errors(ours, theirs, inputs),
+            *correct.backward_errors(backward, theirs, inputs, dout),
+        ]
+
+    for prefix, same in ((18, {"mask_mod": before_18_or_behind}), (99, {})):
+        error = correct.settled(partial(draw, prefix=prefix, **same))
+        assert error.ok, f"{prefix}: {error}"
+    *x, _ = tensors((1, 2, 1, 40, 40, 16), "float32", device)
     plain = attention(*x, causal=True, provider="flash")
     assert torch.equal(attention(*x, causal=True, prefix=0, provider="flash"), plain)
-    full = attention(*x, provider="flash")
-    assert torch.allclose(attention(*x, causal=True, prefix=99, provider="flash"), full, rtol=1e-5, atol=1e-6)
 
 
 @triton.jit
@@ -131,12 +141,24 @@ def test_packed_sequences_have_the_bits_of_a_batch(device: str) -> None:
 
 @pytest.mark.parametrize("function", [distant, curved])
 def test_the_derivative_of_the_source_is_the_compositions(function: Any) -> None:
-    score = torch.randn(1, 2, 6, 7, dtype=torch.float64).requires_grad_()
     bias = torch.tensor([0.3, -0.6])
-    rest = mod_arguments(1, 2, 6, 7, (bias,) if function is curved else (), score.device)
-    (expected,) = torch.autograd.grad(in_torch(function, score)(score, *rest).nan_to_num(neginf=0).sum(), score)
-    found = in_torch(slope_function(function), score)(score, *rest)
-    assert torch.allclose(found.expand_as(expected), expected, rtol=1e-12, atol=1e-12)
+
+    def slope(score: torch.Tensor) -> torch.Tensor:
+        rest = mod_arguments(1, 2, 6, 7, (bias,) if function is curved else (), score.device)
+        return in_torch(slope_function(function), score)(score, *rest).expand_as(score)
+
+    def composition(score: torch.Tensor) -> torch.Tensor:
+        rest = mod_arguments(1, 2, 6, 7, (bias,) if function is curved else (), score.device)
+        with torch.enable_grad():
+            leaf = score.detach().requires_grad_()
+            return torch.autograd.grad(in_torch(function, leaf)(leaf, *rest).nan_to_num(neginf=0).sum(), leaf)[0]
+
+    def draw(seed: int) -> list[correct.Error]:
+        score = torch.randn(1, 2, 6, 7, generator=torch.Generator().manual_seed(seed))
+        return correct.forward_errors(slope, composition, (score,))
+
+    error = correct.settled(draw)
+    assert error.ok, error
 
 
 @triton.jit
@@ -152,19 +174,25 @@ def quarter(score, batch, head, query, key):
 
 
 def test_a_function_beyond_the_rules_is_refused_before_a_launch_unless_it_has_a_derivative(device: str) -> None:
-    q, k, v, dout = tensors((1, 2, 1, 5, 6, 16), "float32", device)
+    q, k, v, _ = tensors((1, 2, 1, 5, 6, 16), "float32", device)
     attention(q, k, v, score_mod=looped, provider="flash")  # without a gradient it needs none
     leaf = q.clone().requires_grad_()
     with pytest.raises(BadInput, match=r"looped cannot be differentiated here .* give score_mod_grad=") as caught:
         attention(leaf, k, v, score_mod=looped, provider="flash")
     assert "\n" not in str(caught.value)
 
-    def call(*x: Any) -> Any:
-        return attention(*x, score_mod=looped, score_mod_grad=quarter, provider="flash")
+    def backward(dout: Any, *x: Any) -> Any:
+        def call(*x: Any) -> Any:
+            return attention(*x, score_mod=looped, score_mod_grad=quarter, provider="flash")
 
-    ours = correct.gradients(call, (q, k, v), dout)
-    theirs = correct.gradients(lambda *x: attention(*x, scale=0.0625, provider="flash"), (q, k, v), dout)
-    assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(ours, theirs, strict=True))
+        return correct.gradients(call, x, dout)
+
+    def draw(seed: int) -> list[correct.Error]:
+        *x, dout = tensors((1, 2, 1, 5, 6, 16), "float32", device, seed)
+        return correct.backward_errors(backward, partial(reference, scale=0.0625), tuple(x), dout)
+
+    error = correct.settled(draw)
+    assert error.ok, error
 
 
 def test_compiled_and_twice_differentiated(device: str) -> None:
@@ -179,15 +207,8 @@ def test_compiled_and_twice_differentiated(device: str) -> None:
     again = correct.gradients(compiled, (q, k, v), dout)
     assert all(torch.equal(one, other) for one, other in zip(again, expected, strict=True))
 
-    def second(call: Any, *x: torch.Tensor) -> Any:
-        leaves = [each.detach().requires_grad_() for each in x]
-        first = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
-
-    ours = second(call, q, k, v)
-    truth = second(lambda *x: reference(*x, score_mod=distant, causal=True), *(x.double() for x in (q, k, v)))
-    for one, other in zip(ours, truth, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)  # PyTorch's ops in fp32: no rule to hold
+    theirs = partial(reference, score_mod=distant, causal=True)
+    check_second_derivatives(call, theirs, (1, 2, 1, 6, 8, 16), device)
 
 
 def test_the_plan_names_flash_and_others_refuse(device: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import packed_attention as cost
 from sublight.cost.attention import packed_lengths
 from sublight.errors import BadInput
@@ -28,7 +28,7 @@ from sublight.ops.attention.extended import (
     under_autocast,
     why_no_way,
 )
-from sublight.ops.attention.ladder import BACKWARD_KERNELS, check, scale_of
+from sublight.ops.attention.ladder import BACKWARD_KERNELS, check, check_numbers, scale_of
 from sublight.ops.attention.mods import check_mods
 from sublight.ops.kernels.rows import generator_for
 
@@ -67,9 +67,8 @@ def _arguments(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
             raise BadInput(f"{name} has {x.dim()} dimensions: use 3, (tokens, heads, head_dim)")
+    check_numbers(window, softcap, scale)
     check(q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], window or 0, softcap, "")
-    if window == 0:
-        raise BadInput("window 0 would hide every key: use a positive number, or None for all")
     if provider not in ("", "flash"):
         raise BadInput(f"unknown provider {provider!r} of packed_attention: use 'flash', or leave it out")
     if provider and (reason := why_no_way(q, k, v)):
@@ -89,7 +88,7 @@ def _arguments(
 
 
 def check_starts(name: str, starts: torch.Tensor, tokens: int) -> None:
-    """That they begin at 0, never fall, and stay within the tokens. On a GPU the host waits."""
+    """Refuse starts that do not begin at 0, fall, or pass the tokens. On a GPU the host waits for the values."""
     numbers = starts.tolist()
     if numbers[0] != 0 or numbers != sorted(numbers) or numbers[-1] > tokens:
         raise BadInput(
@@ -169,9 +168,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return q, k, v, starts(queries), starts(keys)
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    keys = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal", "ragged")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch heads kv_heads q_len kv_len head_dim causal ragged")
 
 
 def options_of(shape: Shape) -> Mapping[str, Any]:

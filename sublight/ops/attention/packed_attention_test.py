@@ -137,7 +137,7 @@ Q, CU = torch.zeros(8, 2, 16), torch.tensor([0, 3, 8])
         ((Q, Q, Q, CU, torch.tensor([0, 8])), {}, "as many of both"),
         ((Q, torch.zeros(8, 3, 16), torch.zeros(8, 3, 16), CU), {}, "must divide"),
         ((Q, Q, Q, CU), {"provider": "naive"}, "use 'flash'"),
-        ((Q, Q, Q, CU), {"window": 0}, "hide every key"),
+        ((Q, Q, Q, CU), {"window": 0}, "window 0: use a whole number of keys from 1 on"),
         ((Q, Q, Q, CU), {"dropout": 1.0}, "below 1"),
     ],
 )

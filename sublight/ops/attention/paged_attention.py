@@ -12,6 +12,7 @@ and `check_pages` does it anywhere, with the wait.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import paged_attention as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
@@ -34,6 +35,7 @@ from sublight.ops.attention.pages import (
     check_pages,
     copied,
     gathered_rows,
+    nan_where_lacking,
     page_of,
     scales_at,
     why_no_way,
@@ -71,7 +73,7 @@ def reference(
 def gathered(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, window: int, softcap: float, scale: float,
-    keys_per_program: int, provider: str,
+    keys_per_program: int, provider: str, dependent: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     heads, kv_heads = q.shape[1], k_cache.shape[2]
     capacity = block_table.shape[1] * k_cache.shape[1]
@@ -193,13 +195,13 @@ def chunk_for(pairs: int, capacity: int, keys: int, multiprocessors: int) -> int
 def plan_forward(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     k_scales: torch.Tensor | None, v_scales: torch.Tensor | None, window: int, softcap: float, scale: float,
-    keys_per_program: int, provider: str,
+    keys_per_program: int, provider: str, dependent: bool = False,
 ) -> Plan:  # fmt: skip
     batch, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
     capacity, keys = block_table.shape[1] * page, 16 if is_interpreted() else 64
     if paged_hopper.is_chosen(provider, q, k_cache, v_cache, capacity, k_scales, keys_per_program):
-        return paged_hopper.plan(q, k_cache, block_table, lengths, window, softcap, scale)
+        return paged_hopper.plan(q, k_cache, block_table, lengths, window, softcap, scale, dependent)
     wanted = keys_per_program or chunk_for(batch * kv_heads, capacity, keys, facts(q).multiprocessors)
     chunk = cdiv(wanted, keys) * keys
     parts, share, width = cdiv(capacity, chunk), heads // kv_heads, max(16, next_power_of_2(head_dim))
@@ -249,8 +251,8 @@ def _why_torch(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
 _paged_attention = Registered(
     schema="paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor lengths, "
     "Tensor? k_scales, Tensor? v_scales, int window, float softcap, float scale, int keys_per_program, "
-    "str provider) -> Tensor out",
-    reference=gathered,
+    "str provider, bool dependent) -> Tensor out",
+    reference=lambda *args: nan_where_lacking(gathered(*args), args[1], args[3], args[4], window=args[7]),
     theirs="gather, then torch.nn.functional.scaled_dot_product_attention",
     why_torch=_why_torch,
     plan=plan_forward,
@@ -262,7 +264,7 @@ def _arguments(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor,
     k_scales: torch.Tensor | None = None, v_scales: torch.Tensor | None = None, window: int | None = None,
     softcap: float = 0.0, scale: float | None = None, keys_per_program: int | None = None,
-    batch_invariant: bool = False, check: bool = False, provider: str = "",
+    batch_invariant: bool = False, check: bool = False, provider: str = "", dependent: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     check_tensors(q=q)
     check_numbers(window, softcap, scale)
@@ -287,7 +289,7 @@ def _arguments(
         check_pages(k_cache, block_table, lengths)
     size = scale_of(q[:, :, None], scale)
     tensors = (q, k_cache, v_cache, block_table, lengths, k_scales, v_scales)
-    return *tensors, window or 0, float(softcap), float(size), fixed, provider
+    return *tensors, window or 0, float(softcap), float(size), fixed, provider, dependent
 
 
 def paged_attention(
@@ -306,6 +308,7 @@ def paged_attention(
     batch_invariant: bool = False,
     check: bool = False,
     provider: str = "",
+    dependent: bool = False,
 ) -> torch.Tensor:
     """Attention of one new token a sequence, q (batch, heads, head_dim), over its cache in pages.
 
@@ -315,11 +318,12 @@ def paged_attention(
     sequence's result is then the same bits whatever else is in the batch; `batch_invariant` fixes it at a usual number.
     With `check` pages and lengths are looked at on a GPU, too, for which the host waits. Caches of int8 or
     float8_e4m3fn hold codes; `k_scales` and `v_scales` (pages, page_size, kv_heads) in float32 are what they are
-    multiplied by.
+    multiplied by. With `dependent` a Hopper GPU begins this launch before the last ones have ended: of what those write
+    it may need q and each sequence's last key, and nothing else. A step inside of a CUDA graph gains by that.
     """
     args = _arguments(
         q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, window, softcap, scale, keys_per_program,
-        batch_invariant, check, provider,
+        batch_invariant, check, provider, dependent,
     )  # fmt: skip
     return _paged_attention.call(*args)  # type: ignore[no-any-return]
 
@@ -348,9 +352,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return q, k, v, table, lengths.to(torch.int32)
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    keys = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "ragged")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch heads kv_heads q_len kv_len head_dim page ragged")
 
 
 PAGED_ATTENTION = Op(
@@ -362,6 +364,7 @@ PAGED_ATTENTION = Op(
     providers={
         "hopper": Provider(
             launch=lambda *tensors: paged_attention(*tensors, provider="hopper"),
+            variants=(lambda *tensors: paged_attention(*tensors, provider="hopper", dependent=True),),
             why_not=lambda q, k, v, table, lengths: paged_hopper.why_not(q, k, v, None, 0),
             kernels=(Kernel(jit=paged_hopper._paged_hopper_kernel, targets=(90,)),),
             summary="one launch: every warp has keys of its own, the programs of a cluster share a sequence",
@@ -386,5 +389,8 @@ PAGED_ATTENTION = Op(
     wrt=(),
     directions=("fwd",),
     batch="",
-    library_args=lambda *tensors: (*tensors, None, None, 0, 0.0, scale_of(tensors[0][:, :, None], None), 0, "flash"),
+    library_args=lambda *tensors: (
+        *(*tensors, None, None, 0, 0.0, scale_of(tensors[0][:, :, None], None)),
+        *(0, "flash", False),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -17,7 +18,7 @@ from sublight.errors import BadInput
 from sublight.ops.attention.attention import attention
 from sublight.ops.attention.kv_write import kv_write
 from sublight.ops.attention.kv_write import plan as plan_write
-from sublight.ops.attention.paged_attention import PAGED_ATTENTION, paged_attention, plan, reference
+from sublight.ops.attention.paged_attention import PAGED_ATTENTION, _paged_attention, paged_attention, plan, reference
 from sublight.ops.attention.pages import CODES, check_pages
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")
@@ -143,11 +144,17 @@ def test_a_page_that_is_not_there_is_refused_on_the_cpu_and_nan_on_a_gpu(device:
                 way(q, k, v, table, long)
     with pytest.raises(BadInput):
         check_pages(k, wrong, lengths)
-    launch = torch.ops.sublight.paged_attention  # which looks at no numbers, as on a GPU
+    launch = torch.ops.sublight.paged_attention  # which looks at no numbers, as on a GPU; nor do PyTorch's ops
+    ways = ((launch, 16), (launch, 80), (_paged_attention.reference, 0))
     for table_now, lengths_now in ((wrong, lengths), (table, long)):
-        for keys_per_program in (16, 80):
-            out = launch(q, k, v, table_now, lengths_now, None, None, 0, 0.0, 0.25, keys_per_program, "flash")
+        for (way, keys_per_program), softcap in itertools.product(ways, (0.0, 5.0)):
+            how = (None, None, 0, softcap, 0.25, keys_per_program, "flash", False)
+            out = way(q, k, v, table_now, lengths_now, *how)
             assert out[2].isnan().all() and out[:2].isfinite().all()
+    free = table.clone()
+    free[2, 0] = -1  # a page before the window
+    out = _paged_attention.reference(q, k, v, free, lengths, None, None, 8, 0.0, 0.25, 0, "", False)
+    assert out.isfinite().all()
 
 
 Q, CACHE = torch.zeros(2, 4, 16), torch.zeros(3, 8, 2, 16)

@@ -33,6 +33,7 @@ from sublight.backend.launch import Step
 from sublight.op import Buffer, Plan
 from sublight.ops.attention.pages import copied
 from sublight.ops.attention.parts import exponent_scale
+from sublight.ops.kernels.dependent import gluon_next_may_begin, gluon_wait_for_the_last
 
 ROWS = tl.constexpr(16)  # of a product: the heads that share keys, and zeros
 SHARES = (1, 2, 4, 8, 16)
@@ -108,6 +109,23 @@ def _fetch(ks, vs, slot, k_ptr, v_ptr, page, key, end, pages, page_stride, row_s
 
 
 @gluon.jit
+def _fetch_first(
+    bad, ks, vs, where, begin, place, newest, col,
+    WHICH: gl.constexpr, STAGES: gl.constexpr, STEP: gl.constexpr, KEYS: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """The blocks that the ring has room for: all, those before the newest key, or the others."""
+    k_ptr, v_ptr, first, end, pages, page_stride, row_stride = where
+    for stage in gl.static_range(STAGES):
+        start = begin + stage * STEP
+        key = start + place
+        if WHICH == "all" or (start + KEYS <= newest) == (WHICH == "old"):
+            bad = bad | _fetch(
+                ks, vs, stage, k_ptr, v_ptr, first[stage], key, end, pages, page_stride, row_stride, col, PAGE
+            )
+    return bad
+
+
+@gluon.jit
 def _scores(product, scale, softcap, SOFTCAP: gl.constexpr):
     """In units of log(2), since exp2 is what the hardware has."""
     if SOFTCAP:
@@ -160,9 +178,12 @@ def _paged_hopper_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, part_ptr, sums_ptr, out_ptr,
     kv_heads, pages, capacity, table_row, q_batch, q_head, page_stride, row_stride, head_stride,
     window, scale, softcap, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, PAGE: gl.constexpr, SHARE: gl.constexpr,
-    KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, CLUSTER: gl.constexpr, num_warps: gl.constexpr,
+    KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, CLUSTER: gl.constexpr,
+    DEPENDENT: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """A cluster takes one sequence for the heads that share its keys. Tensors' first axis is the cluster's warps."""
+    if DEPENDENT:
+        gluon_next_may_begin()
     WARPS: gl.constexpr = CLUSTER * num_warps
     KEYS_OF_WARP: gl.constexpr = KEYS // num_warps
     kind: gl.constexpr = q_ptr.dtype.element_ty
@@ -194,11 +215,14 @@ def _paged_hopper_kernel(
     first = ()  # type: ignore[var-annotated]
     for stage in gl.static_range(STAGES + 1):
         first = first + (_pages_at(table_ptr, begin + stage * STEP + place, capacity, PAGE),)  # type: ignore  # noqa: RUF005
-    for stage in gl.static_range(STAGES):
-        key = begin + stage * STEP + place
-        bad = bad | _fetch(
-            ks, vs, stage, k_ptr, v_ptr, first[stage], key, end, pages, page_stride, row_stride, col, PAGE
-        )
+    newest = length - 1
+    where = (k_ptr, v_ptr, first, end, pages, page_stride, row_stride)
+    if DEPENDENT:  # the launches before write q and the newest key: what is older comes in meanwhile
+        bad = _fetch_first(bad, ks, vs, where, begin, place, newest, col, "old", STAGES, STEP, KEYS, PAGE)
+        gluon_wait_for_the_last()
+        bad = _fetch_first(bad, ks, vs, where, begin, place, newest, col, "new", STAGES, STEP, KEYS, PAGE)
+    else:
+        bad = _fetch_first(bad, ks, vs, where, begin, place, newest, col, "all", STAGES, STEP, KEYS, PAGE)
     page = first[STAGES]  # type: ignore
 
     q_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, left)))[:, None, None]
@@ -322,13 +346,14 @@ def _fitting(cluster: int, capacity: int, keys: int) -> int:
 
 def plan(
     q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, window: int,
-    softcap: float, scale: float,
+    softcap: float, scale: float, dependent: bool,
 ) -> Plan:  # fmt: skip
     batch, heads, head_dim = q.shape
     pages, page, kv_heads, _ = k_cache.shape
     pairs, share, capacity = batch * kv_heads, heads // kv_heads, block_table.shape[1] * page
     cut = cut_for(pairs, capacity, facts(q).multiprocessors)
     copies = copied({}, block_table=block_table, lengths=lengths)
+    dependent = dependent and not copies  # which a launch before writes, and this one reads at once
     table_row = block_table.stride(0) if "block_table" not in copies else block_table.shape[1]
     buffers = {"out": Buffer(shape=tuple(q.shape), dtype=q.dtype)}
     is_cut = cut.cluster > 1
@@ -341,12 +366,13 @@ def plan(
         *k_cache.stride()[:3], window, exponent_scale(q, scale, softcap), float(softcap),
         on=f"q k_cache v_cache block_table lengths {'part sums' if is_cut else 'out out'} out", tile=cut,
         WINDOW=window > 0, SOFTCAP=softcap > 0, PAGE=page, SHARE=share, KEYS=cut.keys, HEAD_DIM=head_dim,
-        STAGES=cut.stages, CLUSTER=cut.cluster, num_warps=cut.warps, num_ctas=cut.cluster,
+        STAGES=cut.stages, CLUSTER=cut.cluster, DEPENDENT=dependent, num_warps=cut.warps, num_ctas=cut.cluster,
+        **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     how = f"a cluster of {cut.cluster} programs shares a sequence" if is_cut else "one program a sequence"
     return Plan(
         provider="hopper",
-        reason=f"one launch, {how}, every warp with keys of its own",
+        reason=f"one launch, {how}, every warp with keys of its own" + ", launched early" * dependent,
         copies=copies,
         buffers=buffers,
         steps=(step,),

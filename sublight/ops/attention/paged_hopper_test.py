@@ -16,6 +16,7 @@ from sublight.errors import BadInput
 from sublight.ops.attention import paged_attention as paged
 from sublight.ops.attention import paged_hopper
 from sublight.ops.attention.paged_attention import PAGED_ATTENTION, paged_attention, plan, reference
+from sublight.ops.attention.rope_kv_write import rope_kv_write
 
 H200 = Facts(capability=90, shared_bytes=232448, multiprocessors=132)
 KEYS = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "ragged")
@@ -64,6 +65,56 @@ def test_the_plan_takes_it_where_it_can(pretend: None) -> None:
         assert plan(*x, **options).provider == "flash"
         with pytest.raises(BadInput, match="parts of a given length"):
             plan(*x, **options, provider="hopper")
+
+
+def test_only_this_step_begins_early(pretend: None) -> None:
+    x = inputs(1, 32, 8, 1, 4096, 128, 16, 0)
+    for options, is_early in (({}, False), ({"dependent": True}, True)):
+        constants = plan(*x, **options).steps[0].constants
+        assert constants["DEPENDENT"] == is_early and constants.get("launch_pdl", False) == is_early
+    assert not any("launch_pdl" in step.constants for step in plan(*x, provider="flash", dependent=True).steps)
+
+
+def test_a_table_that_is_copied_first_is_waited_for(pretend: None) -> None:
+    q, k, v, table, lengths = inputs(2, 32, 8, 1, 4096, 128, 16, 0)
+    made = plan(q, k, v, table.T.contiguous().T, lengths, dependent=True)
+    constants = made.steps[0].constants
+    assert made.copies == ("block_table",) and not constants["DEPENDENT"] and "launch_pdl" not in constants
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["one program", "two programs", "sixteen programs", "one key"])
+def test_early_launches_see_the_newest_key(case: str) -> None:
+    """A chain inside of a graph: the key is written by the launch before, q by one before that."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("written for Hopper")
+    q, k, v, table, lengths = inputs(*CASES[case], device="cuda")
+    batch, kv_heads, dim, page = len(q), k.shape[2], q.shape[2], k.shape[1]
+    heads = q.shape[1] + 2 * kv_heads
+    last = (lengths - 1).long()
+    slots = table.gather(1, (last // page)[:, None])[:, 0].long() * page + last % page
+    angles = torch.rand(64, dim // 2, device="cuda")
+    cos, sin, positions = angles.cos().to(q.dtype), angles.sin().to(q.dtype), torch.arange(batch, device="cuda") % 64
+    source = torch.randn(batch, heads, dim, device="cuda", dtype=q.dtype)
+    qkv = torch.zeros_like(source)
+
+    def step(early: bool) -> Any:
+        qkv.copy_(source)
+        turned = rope_kv_write(qkv, cos, sin, positions, k, v, slots, dependent=early)[0]
+        return paged_attention(turned, k, v, table, lengths, provider="hopper", dependent=early)
+
+    step(True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            out = step(True)
+    for seed in range(5):
+        source.normal_(generator=torch.Generator("cuda").manual_seed(seed))
+        expected = step(False)
+        k.view(-1, *k.shape[2:])[slots], v.view(-1, *v.shape[2:])[slots], qkv[:] = torch.nan, torch.nan, torch.nan
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize(

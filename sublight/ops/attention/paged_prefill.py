@@ -9,6 +9,7 @@ depend on pages, so pages of any size and order give the same bits.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from sublight.backend.device import facts
 from sublight.backend.jit import tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import packed_lengths
 from sublight.cost.attention import paged_prefill as cost
 from sublight.errors import BadInput
@@ -25,7 +26,7 @@ from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention import flash
 from sublight.ops.attention.extended import NO_EXTRAS, composed
 from sublight.ops.attention.extras import sequence_at
-from sublight.ops.attention.ladder import scale_of
+from sublight.ops.attention.ladder import check_numbers, scale_of
 from sublight.ops.attention.masks import is_seen, keys_seen
 from sublight.ops.attention.packed_attention import check_starts
 from sublight.ops.attention.paged_attention import inputs as paged_inputs
@@ -187,11 +188,18 @@ def why_not(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> str:
     return why_no_way(q, k_cache) or (f"{share} heads share keys: ours take 16 at most" if share > 16 else "")
 
 
+def _by_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """On a GPU nobody has looked at the pages before; here the host waits for the lengths anyway."""
+    if not torch.compiler.is_compiling():
+        check_pages(k_cache, *rest[:2])
+    return gathered(q, k_cache, v_cache, *rest)
+
+
 _paged_prefill = Registered(
     schema="paged_prefill(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor lengths, "
     "Tensor cu_seqlens_q, Tensor? k_scales, Tensor? v_scales, int window, float softcap, float scale, "
     "bool invariant, str provider) -> Tensor out",
-    reference=gathered,
+    reference=_by_torch,
     theirs="gather, then attention sequence by sequence",
     why_torch=why_not,
     plan=plan_forward,
@@ -213,8 +221,7 @@ def _arguments(
     check_cache(q, k_cache, v_cache, block_table, lengths, k_scales, v_scales, len(cu_seqlens_q) - 1)
     if cu_seqlens_q.device != q.device:
         raise BadInput(f"cu_seqlens_q is on {cu_seqlens_q.device}, q on {q.device}: use one device")
-    if (window is not None and window < 1) or softcap < 0:
-        raise BadInput(f"window {window}, softcap {softcap}: use positive numbers, or leave them out")
+    check_numbers(window, softcap, scale)
     if provider not in ("", "sublight"):
         raise BadInput(f"unknown provider {provider!r} of paged_prefill: use 'sublight', or leave it out")
     if provider and (reason := why_not(q, k_cache)):
@@ -277,9 +284,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return q, k_cache, v_cache, table, lengths.to(device), torch.tensor(starts, dtype=torch.int32).to(device)
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    keys = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "page", "ragged")
-    return tuple(dict(zip(keys, each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "batch heads kv_heads q_len kv_len head_dim page ragged")
 
 
 PAGED_PREFILL = Op(

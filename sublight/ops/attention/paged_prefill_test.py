@@ -142,7 +142,7 @@ TABLE, LENGTHS, STARTS = torch.zeros(2, 2, dtype=torch.int32), torch.tensor([3, 
         ((Q, CACHE, CACHE, TABLE + 3, LENGTHS, STARTS), {}, "pages 0 to 2"),
         ((Q[:, :3], CACHE, CACHE, TABLE, LENGTHS, STARTS), {}, "must divide"),
         ((Q, CACHE, CACHE, TABLE, LENGTHS, STARTS), {"provider": "flash"}, "use 'sublight'"),
-        ((Q, CACHE, CACHE, TABLE, LENGTHS, STARTS), {"window": 0}, "positive"),
+        ((Q, CACHE, CACHE, TABLE, LENGTHS, STARTS), {"window": 0}, "window 0: use a whole number"),
     ],
 )
 def test_bad_input_gets_one_line(args: tuple[torch.Tensor, ...], options: dict[str, Any], words: str) -> None:

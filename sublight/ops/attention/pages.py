@@ -45,6 +45,26 @@ def gathered_rows(
     return (rows.to(wide) * scales[place].flatten(1, 2).to(wide)[..., None]).to(dtype)
 
 
+def keys_lacking(table: torch.Tensor, lengths: torch.Tensor, page: int, pages: int, window: int = 0) -> torch.Tensor:
+    """(batch, keys): those that a sequence needs and its table has no page for. On a GPU nobody has looked at the
+    numbers before: PyTorch's ops give NaN then, as our kernels do."""
+    place = torch.arange(table.shape[1] * page, device=table.device)
+    needed = place < lengths[:, None]
+    if window:
+        needed = needed & (place >= lengths[:, None] - window)
+    return needed & ((table < 0) | (table >= pages)).repeat_interleave(page, 1)
+
+
+def nan_where_lacking(
+    out: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, window: int = 0
+) -> torch.Tensor:
+    """`out` (batch, heads, size) with NaN for sequences that lack a key, or have a length that their table has not."""
+    pages, page = cache.shape[:2]
+    is_none = (lengths < 0) | (lengths > table.shape[1] * page)
+    is_lacking = is_none | keys_lacking(table, lengths, page, pages, window).any(1)
+    return out.masked_fill(is_lacking[:, None, None], torch.nan)
+
+
 def why_no_fp8(cache: torch.Tensor) -> str:
     if cache.dtype == CODES[1] and not is_interpreted() and facts(cache).capability < FP8_CAPABILITY:
         return f"fp8 on a GPU before sm_{FP8_CAPABILITY}, which does not convert it"
@@ -62,13 +82,13 @@ def why_no_way(q: torch.Tensor, k_cache: torch.Tensor) -> str:
 
 
 def cache_strides(cache: torch.Tensor, is_copied: bool) -> tuple[int, int, int]:
-    """Of page, row and head."""
+    """The cache's strides: of page, row and head."""
     _, page, heads, size = cache.shape
     return (page * heads * size, heads * size, size) if is_copied else cache.stride()[:3]  # type: ignore[return-value]
 
 
 def copied(scales: dict[str, torch.Tensor | None], **tensors: torch.Tensor) -> tuple[str, ...]:
-    """Those that kernels cannot read as they lie."""
+    """The tensors that are copied first, since kernels cannot read them as they lie."""
     turned = [name for name, x in tensors.items() if x.stride(-1) != 1 and x.shape[-1] > 1]
     return (*turned, *(name for name, x in scales.items() if x is not None and not x.is_contiguous()))
 
@@ -111,7 +131,7 @@ def check_cache(
 
 
 def check_pages(k_cache: torch.Tensor, block_table: torch.Tensor, lengths: torch.Tensor, whose: str = "") -> None:
-    """That every length fits the table, and every page that a length needs is there. On a GPU the host waits."""
+    """Refuse lengths beyond the table, and pages that are not there. On a GPU the host waits for the values."""
     pages, page = k_cache.shape[:2]
     table, counts = block_table.cpu(), lengths.cpu()
     capacity = table.shape[1] * page

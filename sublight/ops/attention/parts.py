@@ -149,7 +149,7 @@ def weights_of(scores, top, total, EXACT: tl.constexpr):
 
 
 class Sizes(NamedTuple):
-    """Of one call."""
+    """The sizes of one call."""
 
     batch: int
     heads: int
@@ -198,7 +198,7 @@ def is_row_major(x: torch.Tensor) -> bool:
 
 
 def copies_of(**tensors: torch.Tensor) -> tuple[str, ...]:
-    """Those that are copied into one piece first."""
+    """The tensors that are made contiguous first."""
     return tuple(name for name, x in tensors.items() if not is_row_major(x))
 
 

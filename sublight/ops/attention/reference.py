@@ -20,9 +20,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softca
         return attend_with_lse(q, k, v, mask, softcap, scale)[0]
     q_len, kv_len = q.shape[2], k.shape[2]
     if blind := mask.blind(q_len, kv_len):
+        if blind == q_len:  # zeros, and gradients of zero
+            return attend_with_lse(q, k, v, mask, softcap, scale)[0]
         nothing = torch.zeros_like(q[:, :, :blind, : v.shape[3]])
-        if blind == q_len:
-            return nothing
         return torch.cat([nothing, attend(q[:, :, blind:], k, v, mask, softcap, scale)], 2)
     mask = mask.needed(q_len, kv_len)
     is_causal = mask.causal and not mask.window and q_len == kv_len  # PyTorch aligns the first query to the first key

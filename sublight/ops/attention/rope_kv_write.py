@@ -7,28 +7,32 @@ twice, and decoding, where each launch costs more than its bytes, has one instea
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from sublight.backend.device import facts, is_interpreted
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.attention import rope_kv_write as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
 from sublight.ops.attention import kv_write as writing
+from sublight.ops.kernels.dependent import next_may_begin, wait_for_the_last
 from sublight.ops.kernels.rows import generator_for, why_no_kernel
 from sublight.ops.record.library import Registered
 from sublight.ops.rotary import rope
 
 TILE = 8  # heads of a program
+HOPPER = 90  # compute capability
 
 
 def reference(
     qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor,
-    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, dependent: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """PyTorch's compositions of both; caches are written in place."""
     kv_heads = k_cache.shape[2]
@@ -44,9 +48,12 @@ def _rope_kv_write_kernel(
     max_len, places, token_stride, head_stride, cos_row, sin_row,
     k_page, k_row, k_head, v_page, v_row, v_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """TILE heads of one token: q's first, then k's, then v's."""
+    if DEPENDENT:
+        next_may_begin()
+        wait_for_the_last()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -79,7 +86,7 @@ def _rope_kv_write_kernel(
 
 def plan_turn_and_write(
     qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor,
-    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor,
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, dependent: bool = False,
 ) -> Plan:  # fmt: skip
     tokens, all_heads, head_dim = qkv.shape
     kv_heads, page = k_cache.shape[2], k_cache.shape[1]
@@ -88,15 +95,17 @@ def plan_turn_and_write(
     copies = tuple(name for name, x in given.items() if x.stride(-1) != 1 and x.shape[-1] > 1)
     qkv_at = (all_heads * head_dim, head_dim) if "qkv" in copies else qkv.stride()[:2]
     rows = [x.shape[1] if name in copies else x.stride(0) for name, x in (("cos", cos), ("sin", sin))]
+    is_early = dependent and facts(qkv).capability == HOPPER and not is_interpreted()
     step = Step(
         _rope_kv_write_kernel, (tokens, cdiv(all_heads, TILE)), cos.shape[0], k_cache.shape[0] * page,
         *qkv_at, *rows, *k_cache.stride()[:3], *v_cache.stride()[:3],
         on="qkv cos sin positions k_cache v_cache slots q", HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2,
-        BLOCK=next_power_of_2(head_dim // 2), PAGE=page, TILE=TILE, num_warps=1 if head_dim <= 128 else 2,
+        BLOCK=next_power_of_2(head_dim // 2), PAGE=page, TILE=TILE, DEPENDENT=is_early,
+        num_warps=1 if head_dim <= 128 else 2, **({"launch_pdl": True} if is_early else {}),
     )  # fmt: skip
     return Plan(
         provider="sublight",
-        reason="one pass over q, k and v, straight into the pages",
+        reason="one pass over q, k and v, straight into the pages" + ", launched early" * is_early,
         copies=copies,
         buffers={"q": Buffer(shape=(tokens, heads, head_dim), dtype=qkv.dtype)},
         steps=(step,),
@@ -121,7 +130,7 @@ def _by_torch(*args: Any) -> torch.Tensor:
 
 _rope_kv_write = Registered(
     schema="rope_kv_write(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor(a!) k_cache, "
-    "Tensor(b!) v_cache, Tensor slots) -> Tensor q",
+    "Tensor(b!) v_cache, Tensor slots, bool dependent) -> Tensor q",
     reference=_by_torch,
     theirs="rope, torch.Tensor.index_put_",
     why_torch=why_torch,
@@ -162,26 +171,30 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    dependent: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q of qkv (tokens, heads + 2 * kv_heads, head_dim) turned; k turned and v go into the caches, which are returned.
 
     As `rope` with the halves of a head as pairs, then `kv_write`. cos and sin are (max_len, head_dim / 2); a position
-    outside gives NaN on a GPU. Slots are as for `kv_write`: a negative one is skipped. For inference.
+    outside gives NaN on a GPU. Slots are as for `kv_write`: a negative one is skipped. With `dependent` a Hopper GPU
+    begins this launch, and the next dependent one, before the last has ended: a step inside of a CUDA graph gains by
+    that. For inference.
     """
     check(qkv, cos, sin, positions, k_cache, v_cache, slots)
-    return _rope_kv_write.call(qkv, cos, sin, positions, k_cache, v_cache, slots), k_cache, v_cache
+    return _rope_kv_write.call(qkv, cos, sin, positions, k_cache, v_cache, slots, dependent), k_cache, v_cache
 
 
-def plan(*tensors: Any) -> Plan:
+def plan(*tensors: Any, dependent: bool = False) -> Plan:
     """What `rope_kv_write` runs with these arguments, and why."""
     check(*tensors)
-    return _rope_kv_write.decide(*tensors)
+    return _rope_kv_write.decide(*tensors, dependent)
 
 
-def launch(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def launch(*tensors: Any, dependent: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Our kernel, whether or not it wins."""
     check(*tensors)
-    return _rope_kv_write.by_kernels(*tensors), tensors[4], tensors[5]
+    return _rope_kv_write.by_kernels(*tensors, dependent), tensors[4], tensors[5]
 
 
 def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -196,8 +209,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
     return torch.cat((q, k, v), 1), angles.cos().to(kind), angles.sin().to(kind), positions, k_cache, v_cache, slots
 
 
-def _shapes(*sizes: tuple[int, ...]) -> tuple[Shape, ...]:
-    return tuple(dict(zip(("tokens", "heads", "kv_heads", "head_dim", "page"), each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "tokens heads kv_heads head_dim page")
 
 
 ROPE_KV_WRITE = Op(
@@ -206,7 +218,13 @@ ROPE_KV_WRITE = Op(
     reference=reference,
     call=rope_kv_write,
     plan=plan,
-    providers={"sublight": Provider(launch=launch, kernels=(Kernel(jit=_rope_kv_write_kernel),))},
+    providers={
+        "sublight": Provider(
+            launch=launch,
+            kernels=(Kernel(jit=_rope_kv_write_kernel),),
+            variants=(partial(launch, dependent=True),),
+        )
+    },
     inputs=inputs,
     cost=cost,
     shapes=_shapes((1, 32, 8, 128, 16), (64, 32, 8, 128, 16), (2048, 32, 8, 128, 16)),
@@ -215,4 +233,5 @@ ROPE_KV_WRITE = Op(
     directions=("fwd",),
     writes=(4, 5),
     batch="",
+    library_args=lambda *tensors: (*tensors, False),
 )

@@ -58,18 +58,31 @@ from sublight.timing import Thunk
 
 
 def reference(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-    ignore_index, label_smoothing, z_loss, softcap, reduction = Options(**options)
-    x, target = logits, labels
-    if logits.dim() != 2:  # a view costs a node of autograd, too
-        x, target = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    return _by_torch(logits, labels, *Options(**options))  # type: ignore[arg-type]
+
+
+def _by_torch(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: Reduction,
+    with_gradient: bool = True,  # PyTorch sees for itself
+) -> torch.Tensor:
+    named: Any = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    if logits.dim() == 2 and not softcap and not z_loss:  # few rows: each view and each line is the caller's time
+        return F.cross_entropy(logits, labels, reduction=reduction, **named)
+    x, target = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    entropy = partial(F.cross_entropy, x, target, ignore_index=ignore_index, label_smoothing=label_smoothing)
     if not z_loss:
-        loss = entropy(reduction=reduction)
-        return loss.view(labels.shape) if reduction == "none" and logits.dim() != 2 else loss
+        loss = F.cross_entropy(x, target, reduction=reduction, **named)
+        return loss.view(labels.shape) if reduction == "none" else loss
     kept = target != ignore_index
-    loss = entropy(reduction="none") + torch.where(kept, z_loss * torch.logsumexp(x, -1).square(), 0.0)
+    loss = F.cross_entropy(x, target, reduction="none", **named)
+    loss = loss + torch.where(kept, z_loss * torch.logsumexp(x, -1).square(), 0.0)
     if reduction == "none":
         return loss.view(labels.shape)
     return loss.sum() if reduction == "sum" else loss.sum() / kept.sum()
@@ -237,7 +250,7 @@ def _hand_over(dloss: torch.Tensor, saved: Mapping[str, Any], made: Inputs | Non
 _cross_entropy = Registered(
     schema=f"cross_entropy(Tensor logits, Tensor labels, {OPTIONS_SCHEMA}, bool with_gradient)"
     " -> (Tensor loss, Tensor d, Tensor count)",
-    reference=lambda logits, labels, *rest: reference(logits, labels, **Options(*rest[:-1])._asdict()),
+    reference=_by_torch,
     theirs="torch.nn.functional.cross_entropy",
     why_torch=lambda logits, *rest: why_torch(logits),
     plan=lambda *args: plan_loss(*args, gradient="new" if args[-1] else "no"),

@@ -106,7 +106,7 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta:
 
 
 class Arguments(NamedTuple):
-    """Those of the schema behind the tensors."""
+    """The schema's arguments behind the tensors."""
 
     options: Options
     chunk_bytes: int

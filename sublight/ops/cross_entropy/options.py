@@ -14,7 +14,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class Options(NamedTuple):
-    """In the order of `OPTIONS_SCHEMA`."""
+    """The options of a loss, in the order of `OPTIONS_SCHEMA`."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0

@@ -17,7 +17,7 @@ Name = Literal["tile", "row", "trailing"]
 
 
 def tile_of(x: Rows, d: Rows, options: Options, capability: int) -> tuple[Name, Tile]:
-    """For logits x whose gradient goes to d."""
+    """The tile for logits x whose gradient goes to d."""
     item, cols = x.itemsize, x.cols
     packed = x.is_packed and d.is_packed
     plain = not options.softcap and not options.label_smoothing  # else arithmetic needs registers more than rows do

@@ -276,7 +276,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor | None = None, approximate: Approximate = "tanh") -> torch.Tensor:
-    """gelu(gate) * up, gelu by tanh as Gemma has it unless told; one tensor alone is taken as both halves."""
+    """gelu(gate) * up, gelu by tanh as Gemma has it by default; one tensor alone is taken as both halves."""
     kind_of(approximate)
     return gated(gate, up, approximate)
 

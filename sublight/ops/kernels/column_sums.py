@@ -20,7 +20,9 @@ from sublight.ops.kernels.pointwise import THREAD_BYTES, WARPS, block_for_column
 from sublight.ops.kernels.rows import Rows
 from sublight.ops.record.tuning import Tile, tile_for
 
-SHARES = 128  # that one step of the second launch adds
+SHARES, SHARES_COLS = 256, 16  # shares and columns that one step of the second launch adds …
+WIDE_SHARES, WIDE_COLS = 32, 128  # … and of rows so wide that there are programs enough with whole lines each
+SHARE_ROWS = 4  # that a share stands for at least: writing and reading it moves 8 bytes a column, a row 4 to 8
 FEW_ROWS = 128  # up to here one program takes all rows of its columns: a second launch would cost more
 ROWS_EACH = 16  # of a program at least, or writing its share would take longer than that is worth
 STEP = 2  # vectors of a thread and tensor that are on their way at once
@@ -47,7 +49,7 @@ class Sharing:
         return self.name if self.shares == 1 else "shares"
 
     def buffers(self, dtype: torch.dtype) -> dict[str, Buffer]:
-        """For the sum, and for its shares where there are several."""
+        """The buffers for a sum over columns, and for its shares where there are several."""
         buffers = {self.name: Buffer(shape=(self.cols,), dtype=dtype)}
         if self.shares > 1:
             buffers["shares"] = Buffer(shape=(self.shares, self.cols), dtype=torch.float32)
@@ -57,14 +59,11 @@ class Sharing:
         """The launch that adds the shares up, where there are several."""
         if self.shares == 1:
             return ()
-        width = 32 if self.cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-        constants = {"SHARES": SHARES, "BLOCK": width, "num_warps": 8}
-        on = f"shares {self.name}"
-        return (Step(_shares_kernel, (cdiv(self.cols, width),), self.shares, self.cols, on=on, **constants),)
+        return (add_shares(self.shares, self.cols, f"shares shares {self.name} {self.name}"),)
 
 
 def share_out(kernel: str, layout: Rows, gpu: Facts, name: str) -> Sharing:
-    """Of the sum `name` over these rows."""
+    """How the sum `name` over these rows is shared out among programs."""
     rows, cols, _, itemsize, *_ = layout
     warp = 32 * THREAD_BYTES // itemsize  # columns that it takes at once
     if rows <= FEW_ROWS:
@@ -107,11 +106,38 @@ def sum_of(total, rest, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _shares_kernel(share_ptr, out_ptr, shares, cols, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+def _add(share_ptr, out_ptr, shares, cols, SHARES: tl.constexpr, BLOCK: tl.constexpr):
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([SHARES, BLOCK], tl.float32)
-    for start in tl.range(0, shares, SHARES):
+    for start in tl.range(0, shares, SHARES, num_stages=3):
         share = start + tl.arange(0, SHARES)[:, None]
         mask = (share < shares) & (col < cols)[None, :]
         total += tl.load(share_ptr + share * cols + col[None, :], mask=mask, other=0.0)
     tl.store(out_ptr + col, tl.sum(total, 0).to(out_ptr.dtype.element_ty), mask=col < cols)
+
+
+@triton.jit
+def _shares_kernel(
+    share_ptr, other_share_ptr, out_ptr, other_out_ptr, shares, cols, SHARES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Shares added up in their order; of two sums side by side, a weight's gradient and a bias's."""
+    if tl.program_id(1) == 0:
+        _add(share_ptr, out_ptr, shares, cols, SHARES, BLOCK)
+    else:
+        _add(other_share_ptr, other_out_ptr, shares, cols, SHARES, BLOCK)
+
+
+def add_shares(shares: int, cols: int, on: str, sums: int = 1) -> Step:
+    """The second launch. Its time is that of a few loads one after the other: few steps, as many programs as fit."""
+    step, width = (SHARES, SHARES_COLS) if cols <= 16384 else (WIDE_SHARES, WIDE_COLS)
+    grid = (cdiv(cols, width), sums)
+    return Step(_shares_kernel, grid, shares, cols, on=on, SHARES=step, BLOCK=width, num_warps=8)
+
+
+def shares_for(rows: int, most: int, multiprocessors: int) -> int:
+    """How many programs take so many rows: all that the GPU holds, unless their shares were as much as the rows.
+
+    >>> shares_for(100_000, 792, 132), shares_for(1024, 792, 132), shares_for(50, 792, 132)
+    (792, 256, 50)
+    """
+    return min(rows, most, max(multiprocessors, cdiv(rows, SHARE_ROWS)))

@@ -55,17 +55,19 @@ class Rows(NamedTuple):
     is_copy: bool = False  # the tensor has no such layout, and is copied into one piece first
 
     @property
-    def is_packed(self) -> bool:
-        """Whether `forget` can keep these rows in their 16-bit form: it needs pairs, so rows loaded by vectors.
+    def is_whole(self) -> bool:
+        """Whether vectors fill the rows. Triton knows of a number only whether 16 divides it."""
+        return self.cols % 16 == 0 and self.apart % 16 == 0 and self.is_aligned
 
-        Triton knows of a number only whether 16 divides it. The inline assembly is not for the interpreter.
-        """
-        whole = self.cols % 16 == 0 and self.apart % 16 == 0 and self.is_aligned
-        return self.itemsize == 2 and whole and not is_interpreted()
+    @property
+    def is_packed(self) -> bool:
+        """Whether `forget` can keep these rows in their 16-bit form: it needs pairs, so rows loaded by vectors. The
+        inline assembly is not for the interpreter."""
+        return self.itemsize == 2 and self.is_whole and not is_interpreted()
 
     @property
     def in_one_piece(self) -> Rows:
-        """As many rows of a tensor that the call makes."""
+        """The row layout of a contiguous tensor that the call makes."""
         return self._replace(apart=self.cols, is_aligned=True, is_copy=False)
 
 

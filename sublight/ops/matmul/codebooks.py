@@ -17,6 +17,7 @@ NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )  # quantiles of the normal distribution, scaled to -1 … 1 (QLoRA, appendix E)
 FP4 = (*(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), *(-0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0))  # e2m1
+NESTED_BLOCK = 256  # codes of magnitudes that share a scale, where these are codes themselves
 MX_BLOCK = 32  # codes that share a scale in the OCP's microscaling formats
 MX_BIAS = 127  # of a scale's exponent; 255 stands for NaN
 
@@ -27,10 +28,12 @@ def decode_nf4(
     shape: tuple[int, ...],
     *,
     block: int = 64,
+    nested: tuple[torch.Tensor, torch.Tensor, float] | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """A weight of this shape from bytes of two NF4 codes, the first in the upper half, and the largest magnitude of
-    each block of codes, as bitsandbytes stores them (its `quant_state.absmax`, where that is not quantized itself).
+    each block of codes, as bitsandbytes stores them (`absmax`). Where it has quantized these, too (`use_double_quant`),
+    `nested` is its `nested_quant_map` of 256 numbers, its `nested_absmax`, and its `nested_offset`.
 
     >>> decode_nf4(torch.tensor([0xF0, 0x7F], dtype=torch.uint8), torch.tensor([2.0]), (2, 2), dtype=torch.float32)
     tensor([[ 2., -2.],
@@ -40,6 +43,8 @@ def decode_nf4(
     for size in shape:
         numel *= size
     _check_bytes(packed, "NF4", -(-numel // 2))
+    if nested is not None:
+        absmax = _magnitudes(absmax, *nested)
     if not absmax.is_floating_point() or absmax.numel() != -(-numel // block):
         raise BadInput(
             f"absmax {absmax.dtype} {tuple(absmax.shape)} for {numel} codes in blocks of {block}: one float a block"
@@ -48,6 +53,18 @@ def decode_nf4(
     values = torch.tensor(NF4, device=packed.device)[codes.long()]
     scales = absmax.reshape(-1).float().repeat_interleave(block)[:numel]
     return (values * scales).to(dtype).reshape(shape)
+
+
+def _magnitudes(codes: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, offset: float) -> torch.Tensor:
+    """Largest magnitudes from codes of their own: a place in a table, by a scale for every 256, and what all have."""
+    blocks = -(-codes.numel() // NESTED_BLOCK)
+    if codes.dtype != torch.uint8 or table.numel() != 256 or scales.numel() != blocks:
+        raise BadInput(
+            f"nested absmax: {codes.numel()} codes {codes.dtype}, {table.numel()} numbers, {scales.numel()} scales: "
+            f"torch.uint8, 256 numbers, a scale for every {NESTED_BLOCK}"
+        )
+    scale = scales.reshape(-1).float().repeat_interleave(NESTED_BLOCK)[: codes.numel()]
+    return table.reshape(-1).float()[codes.reshape(-1).long()] * scale + float(offset)
 
 
 def decode_mxfp4(packed: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

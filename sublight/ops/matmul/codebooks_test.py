@@ -47,6 +47,22 @@ def test_nf4_as_bitsandbytes_lays_it() -> None:
     assert torch.equal(found.abs().reshape(-1).topk(1).values, weight.abs().reshape(-1).topk(1).values)
 
 
+def test_nf4_whose_magnitudes_are_codes_themselves() -> None:
+    """As bitsandbytes' `use_double_quant` stores them: the mean taken off, then 256 at a time by a table of 256."""
+    generator = torch.Generator().manual_seed(1)
+    absmax = torch.rand(300, generator=generator) + 0.5  # a block of 256, and one of 44
+    packed = torch.randint(0, 256, (300 * 32,), generator=generator, dtype=torch.uint8)
+    table = torch.linspace(-1, 1, 256).sign() * torch.linspace(-1, 1, 256).square()
+    offset = absmax.mean()
+    blocks = torch.nn.functional.pad(absmax - offset, (0, 212)).view(2, 256)
+    scales = blocks.abs().amax(1)
+    codes = (blocks / scales[:, None])[..., None].sub(table).abs().argmin(-1).reshape(-1)[:300].to(torch.uint8)
+    found = decode_nf4(packed, codes, (300, 64), nested=(table, scales, float(offset)), dtype=torch.float32)
+    magnitudes = torch.cat([table[codes[:256].long()] * scales[0], table[codes[256:].long()] * scales[1]]) + offset
+    assert torch.equal(found, decode_nf4(packed, magnitudes, (300, 64), dtype=torch.float32))
+    assert ((magnitudes - absmax).abs() <= 0.008).all()
+
+
 BYTES = torch.zeros(2, 32, dtype=torch.uint8)
 
 
@@ -60,6 +76,9 @@ BYTES = torch.zeros(2, 32, dtype=torch.uint8)
         (lambda: decode_nf4(BYTES, torch.ones(2), (3, 50)), "75 bytes"),
         (lambda: decode_nf4(BYTES, torch.ones(3), (2, 64)), "one float a block"),
         (lambda: decode_nf4(BYTES, BYTES[0, :2], (2, 64)), "one float a block"),
+        (lambda: decode_nf4(BYTES, torch.ones(2), (2, 64), nested=(torch.ones(256), torch.ones(1), 0.0)), "uint8"),
+        (lambda: decode_nf4(BYTES, BYTES[0, :2], (2, 64), nested=(torch.ones(16), torch.ones(1), 0.0)), "16 numbers"),
+        (lambda: decode_nf4(BYTES, BYTES[0, :2], (2, 64), nested=(torch.ones(256), torch.ones(2), 0.0)), "2 scales"),
     ],
 )
 def test_what_does_not_fit_together(call: Any, words: str) -> None:

@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
     def order(self, group: Sequence[Label]) -> Labels:
-        """As they lie in memory."""
+        """These indices in the order in which the tensor's memory has them."""
         at = {label: (-self.strides[place], place) for place, label in enumerate(self.labels)}
         return tuple(sorted(group, key=at.__getitem__))
 
@@ -81,7 +81,7 @@ class Arrangement:
 
 @functools.lru_cache(MOST_KNOWN)
 def arrange(one: Layout, other: Layout, result: Labels) -> Arrangement:
-    """Of two tensors with an index that is summed over; `result` is in the order that is wanted."""
+    """Arrange two tensors that share a summed index as one product; `result` is in the order that is wanted."""
     has_columns = any(label not in one.labels for label in result)
     is_swapped = has_columns and result[-1] not in other.labels
     first, second = (other, one) if is_swapped else (one, other)
@@ -292,7 +292,7 @@ def _pair(one: Term, other: Term, result: Labels, product: Product, steps: list[
 
 
 def _spread(term: Term, result: Labels) -> torch.Tensor:
-    """With a dimension for each index of the result, of size one where it has none."""
+    """The tensor with a dimension for each index of the result, of size one where it has none."""
     x = term.tensor.permute([term.labels.index(label) for label in result if label in term.labels])
     for place, label in enumerate(result):
         if label not in term.labels:

@@ -67,14 +67,20 @@ def test_products_of_every_width_and_group(
 @pytest.mark.parametrize("quantized", (sublight.quantize_int8, sublight.quantize_fp8))
 def test_activations_may_be_codes(quantized: Any, device: str) -> None:
     """Codes of 8 bits are exact in 16: what is left is the rounding of sums."""
-    generator = torch.Generator().manual_seed(3)
-    x, weight = (torch.randn(rows, 256, generator=generator).to(device) for rows in (5, 19))
-    x[0] *= 300  # a row whose codes are as large as any other's, and its scale larger
-    codes, scale_a = quantized(x)
-    packed, scales, zeros = quantize_weight(weight, 4, 128)
-    truth = (codes.double() * scale_a.double()) @ dequantize(packed, scales, zeros, 4, 256).double().T
-    found = low_bit_matmul(codes, packed, scales, zeros, scale_a=scale_a)
-    torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-6 * float(truth.abs().max()))
+
+    def draw(seed: int) -> list[correct.Error]:
+        generator = torch.Generator().manual_seed(seed)
+        x, weight = (torch.randn(rows, 256, generator=generator).to(device) for rows in (5, 19))
+        x[0] *= 300  # a row whose codes are as large as any other's, and its scale larger
+        codes, scale_a = quantized(x)
+        packed, scales, zeros = quantize_weight(weight, 4, 128)
+        whole = dequantize(packed, scales, zeros, 4, 256)
+        ours = low_bit_matmul(codes, packed, scales, zeros, scale_a=scale_a)
+        theirs, truth = (codes.to(kind) * scale_a.to(kind) @ whole.to(kind).T for kind in (torch.float, torch.double))
+        return [correct.error(f"row {row}", ours[row], theirs[row], truth[row]) for row in range(len(x))]
+
+    error = correct.settled(draw)
+    assert error.ok, error
 
 
 def test_activations_that_are_neither_floats_nor_codes(device: str) -> None:
@@ -94,11 +100,25 @@ def test_activations_that_are_neither_floats_nor_codes(device: str) -> None:
 
 @pytest.mark.parametrize(
     ("weight", "words"),
-    [(torch.full((2, 128), float("nan")), "NaN"), (torch.ones(128), "a weight"), (torch.ones(2, 128).int(), "floats")],
+    [
+        (torch.full((2, 128), float("nan")), "NaN"),
+        (torch.cat([torch.ones(2, 127), torch.full((2, 1), float("nan"))], 1), "NaN"),
+        (torch.ones(128), "a weight"),
+        (torch.ones(2, 128).int(), "floats"),
+    ],
 )
 def test_weights_that_have_no_scale(weight: Any, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         quantize_weight(weight)
+
+
+def test_what_is_rounded_beyond_its_data_type_is_refused() -> None:
+    """A fitted zero moves a group's ends, here past the largest number of fp16."""
+    weight = torch.randn(2, 128, generator=torch.Generator().manual_seed(4)).mul(2e4).clamp(-65000, 65000).half()
+    packed, scales, zeros = quantize_weight(weight, 2, symmetric=True)
+    assert dequantize(packed, scales, zeros, 2, 128).isfinite().all()
+    with pytest.raises(BadInput, match="a range beyond its data type"):
+        quantize_weight(weight, 2, symmetric=True, rounds=5)
 
 
 @pytest.mark.gpu
@@ -158,6 +178,21 @@ def test_rounding_is_to_the_nearest(device: str) -> None:
         packed, scales, zeros = quantize_weight(weight, bits, group)
         off = (dequantize(packed, scales, zeros, bits, 256) - weight).abs().view(8, -1, group)
         assert (off.amax(-1) <= scales * (0.5 + 1e-3)).all()
+
+
+@pytest.mark.parametrize("rounds", (0, 3))
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
+def test_narrow_groups_far_from_zero(dtype: str, bits: int, rounds: int) -> None:
+    """Their zeros are as many steps from the values as these are large; fp16 has no number beyond 65504 for that."""
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(0)
+    for first, width in ((1.0, 1e-3), (-100.0, 0.06), (1.0, 0.02)):
+        weight = (first + width * torch.rand(4, 128, generator=generator)).to(kind)
+        packed, scales, zeros = quantize_weight(weight, bits, 128, rounds=rounds)
+        off = (dequantize(packed, scales, zeros, bits, 128).double() - weight.double()).abs()
+        step, digit = scales.double().abs(), torch.finfo(kind).eps * abs(first)
+        assert (off <= step * (0.5 if not rounds else 2.0) + digit).all() and scales.isfinite().all()
 
 
 def test_fitted_zeros_are_nearer(device: str) -> None:

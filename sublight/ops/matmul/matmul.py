@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from sublight.backend.device import facts
-from sublight.backend.state import PLAIN
+from sublight.backend.state import PLAIN, constant_when_compiled
 from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.matmul import matmul as cost
@@ -34,6 +34,7 @@ from sublight.ops.matmul.product import operands_of, product_of
 from sublight.ops.matmul.steps import LADDER as LADDER  # low_bit_matmul.py takes it and Work from here
 from sublight.ops.matmul.steps import Work as Work
 from sublight.ops.matmul.steps import plan_by, why_not_skinny
+from sublight.ops.record.call import SMALL_BYTES
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
 
@@ -51,6 +52,8 @@ def reference(
 ) -> torch.Tensor:
     """PyTorch's composition, with what cuBLAS adds in the same pass; `tf32` it reads from its own switch."""
     is_layer = bias is not None and b.dim() == 2 and tuple(bias.shape) == (b.shape[1],)
+    if is_layer and bias is not None and bias.dtype != a.dtype:  # a layer takes another data type under autocast alone
+        is_layer = torch.is_autocast_enabled(a.device.type)
     y = F.linear(a, b.T, bias) if is_layer else a @ b
     if bias is not None and not is_layer:
         y = y + bias
@@ -127,47 +130,39 @@ def _by_torch(saved: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
     return dc @ b.mT, db, rows.sum(0), dc
 
 
-_matmul = Registered(
-    schema="matmul(Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation, bool tf32) -> Tensor c",
-    reference=reference,
-    theirs="torch.matmul",
-    why_torch=why_torch,
-    plan=plan_product,
-    fake=fake,
-    gradient=Gradient(
-        by=SimpleNamespace(call=backward),
-        saves=("a", "b"),
-        options=("tf32",),
-        gives=("a", "b", "bias", "residual"),
-        by_torch=_by_torch,
-        is_masked=True,
-    ),
-)
+def _registered(
+    name: str, why_torch: Callable[..., str], plan: Callable[..., Plan], backward: Any, *, is_ours: bool = False
+) -> Registered:
+    """`is_ours`: a call that our kernel can take is its, whatever the host's time: PyTorch's bits are others."""
+    return Registered(
+        schema=f"{name}(Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation, bool tf32) -> Tensor c",
+        reference=reference,
+        theirs="torch.matmul",
+        why_torch=why_torch,
+        plan=plan,
+        fake=fake,
+        theirs_bytes=(lambda *args: int(SMALL_BYTES)) if is_ours else None,
+        gradient=Gradient(
+            by=SimpleNamespace(call=backward),
+            saves=("a", "b"),
+            options=("tf32",),
+            gives=("a", "b", "bias", "residual"),
+            by_torch=_by_torch,
+            is_masked=True,
+        ),
+    )
 
 
-_invariant = Registered(
-    schema=(
-        "matmul_invariant(Tensor a, Tensor b, Tensor? bias, Tensor? residual, str activation, bool tf32) -> Tensor c"
-    ),
-    reference=reference,
-    theirs="torch.matmul",
-    why_torch=why_not_ours,
-    plan=partial(plan_by, "invariant"),
-    fake=fake,
-    gradient=Gradient(
-        by=SimpleNamespace(call=partial(backward, is_invariant=True)),
-        saves=("a", "b"),
-        options=("tf32",),
-        gives=("a", "b", "bias", "residual"),
-        by_torch=_by_torch,
-        is_masked=True,
-    ),
+_matmul = _registered("matmul", why_torch, plan_product, backward)
+_invariant = _registered(
+    "matmul_invariant", why_not_ours, partial(plan_by, "invariant"), partial(backward, is_invariant=True), is_ours=True
 )
+_atomic = _registered("matmul_atomic", why_not_ours, partial(plan_by, "atomic"), backward, is_ours=True)
 
 
 def matmul(
     a: torch.Tensor, b: torch.Tensor, bias: Maybe = None, residual: Maybe = None, *, activation: str = "none",
-    batch_invariant: bool = False,
+    batch_invariant: bool = False, deterministic: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """activation(a @ b + bias) + residual; a linear layer is `matmul(x, weight.T, bias)`.
 
@@ -176,22 +171,31 @@ def matmul(
     does not promise: the call is then always our kernel's, and an error where there is none.
     `activation="swiglu"` takes the first half of b's columns as gate, the second as up: silu(gate) * up is half as
     wide, and follows the product in a launch of its own.
+    A call has the same bits from run to run. `deterministic=False` allows other ones: up to 64 rows are then multiplied
+    by our kernel, and where programs share k they add their parts to the sums as they come.
     """
     check_activation(activation, SWIGLU)
     if activation == SWIGLU:
         if b.shape[-1] % 2:
             raise BadInput(f"swiglu halves the columns of a product, and b has {b.shape[-1]}")
-        y = swiglu(matmul(a, b, bias, batch_invariant=batch_invariant))
+        y = swiglu(matmul(a, b, bias, batch_invariant=batch_invariant, deterministic=deterministic))
         return y if residual is None else y + residual
     if batch_invariant:
         given = (a, b, bias, residual, activation, allows_tf32(a))
+        if not deterministic:
+            raise BadInput("batch_invariant=True and deterministic=False exclude each other")
         if a.numel() and b.numel() and (reason := why_not_ours(*given)):
             raise BadInput(f"batch_invariant=True needs our kernel, which does not take this product: {reason}")
         return _invariant.call(*given)  # type: ignore[no-any-return]
-    return _matmul.call(a, b, bias, residual, activation, allows_tf32(a))  # type: ignore[no-any-return]
+    of = _matmul if deterministic or not _has_few_rows(a, b) else _atomic
+    return of.call(a, b, bias, residual, activation, allows_tf32(a))  # type: ignore[no-any-return]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_few_rows(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() >= 2 and b.dim() == 2 and 0 < a.shape[:-1].numel() <= skinny.MOST_ROWS
+
+
+@constant_when_compiled
 def _precision() -> str:
     return torch.get_float32_matmul_precision()
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from sublight import correct
+from sublight.backend import native
 from sublight.backend.device import PRETEND, Facts
 from sublight.backend.launch import watching
 from sublight.conftest import HAS_GPU
@@ -22,6 +23,7 @@ from sublight.ops.matmul.epilogue import ACTIVATIONS
 from sublight.ops.matmul.matmul import LADDER, MATMUL, matmul, plan_by, reference
 from sublight.ops.matmul.product import Product, product_of
 from sublight.ops.matmul.tiles import persistent_tile
+from sublight.ops.record import call
 
 DTYPES = ("float32", "float16", "bfloat16") if HAS_GPU else ("float32", "float16")
 SIZES = [(1, 15, 17), (16, 65, 63), (63, 16, 70), (65, 17, 40)]
@@ -290,3 +292,57 @@ def test_bad_input_is_refused_in_one_line(device: str) -> None:
     with pytest.raises(RuntimeError):
         matmul(a, b, torch.zeros(4, device=device))
     assert matmul(a[:0], b).shape == (0, 5) and matmul(a[:, :0], b[:0]).abs().max() == 0
+
+
+def test_a_bias_of_another_data_type_is_added_as_a_residual_is(device: str) -> None:
+    made: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    a, b, bias = torch.randn(4, 8, **made), torch.randn(3, 8, **made).T, torch.randn(3, device=device)
+    assert torch.equal(matmul(a, b, bias), a @ b + bias)
+    for k in (8, 0):
+        assert matmul(a[:, :k], b[:k], bias).dtype == matmul(a[:, :k], b[:k], None, bias.expand(4, 3)).dtype
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):  # a layer's, as a layer has it there
+        expected = torch.nn.functional.linear(a, b.T, bias)
+        assert torch.equal(matmul(a, b, bias), expected) and matmul(a, b, bias).dtype == expected.dtype
+
+
+def test_where_it_need_not_be_the_same_every_time_parts_are_added_as_they_come(device: str) -> None:
+    """k = 4100 is split in three, the last part shorter; bias, activation and residual follow the whole sum."""
+    made: dict[str, Any] = {"dtype": torch.float16, "device": device}
+
+    def ours(*given: Any) -> Any:
+        return matmul(*given, activation="gelu", deterministic=False)
+
+    def theirs(*given: Any) -> Any:
+        return reference(*given, "gelu")
+
+    def draw(seed: int) -> list[correct.Error]:
+        torch.manual_seed(seed)
+        inputs = (torch.randn(3, 4100, **made), torch.randn(40, 4100, **made).T)
+        return correct.forward_errors(ours, theirs, (*inputs, torch.randn(40, **made), torch.randn(3, 40, **made)))
+
+    assert correct.settled(draw).ok
+    a, b = torch.randn(3, 4100, **made), torch.randn(40, 4100, **made).T
+    plan = plan_by("atomic", a, b, None, None, "none", False)
+    assert plan.buffers["parts"].shape == (1, 3, 40) and plan.buffers["parts"].is_zero and plan.steps[0].grid[1] == 3
+    with pytest.raises(BadInput, match="exclude each other"):
+        matmul(a, b, batch_invariant=True, deterministic=False)
+    assert matmul(a[:0], b, deterministic=False).shape == (0, 40)
+
+
+class OnGpu(torch.Tensor):
+    """As far as a plan can see."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("op", "provider"), [("_matmul", "torch"), ("_invariant", "invariant"), ("_atomic", "atomic")])
+def test_the_hosts_time_never_sends_promised_bits_to_cublas(
+    op: str, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small eager call is PyTorch's where that costs the host less, but not where its bits were promised."""
+    monkeypatch.setattr(native.State, "module", None)
+    monkeypatch.setattr(call, "SMALL_BYTES", 80e6)  # a test's calls are ours otherwise
+    a, b = torch.zeros(2, 16).as_subclass(OnGpu), torch.zeros(16, 8).as_subclass(OnGpu)
+    way = "skinny" if op == "_matmul" else provider
+    plan = plan_by(way, torch.zeros(2, 16), torch.zeros(16, 8), None, None, "none", False)
+    assert call.hosted(getattr(family, op), plan, (a, b)).provider == provider

@@ -105,14 +105,17 @@ def quantize_weight(
         zero = torch.full_like(scale, middle if bits > 1 else 0.5)
     else:
         low, high = w.amin(-1), w.amax(-1)
-        scale = stored_above((high - low) / most, weight.dtype)
+        least = low.abs() / (torch.finfo(weight.dtype).max / 2)  # of a narrow group far from 0: its zero has to fit
+        scale = torch.where(low == high, 0.0, torch.maximum((high - low) / most, least))
+        scale = stored_above(scale, weight.dtype)
         zero = -low / torch.where(scale == 0, 1.0, scale)
     constant = scale == 0  # a group of one value: that value is its scale, or 0
     scale = torch.where(constant, torch.where(w[..., 0] == 0, 1.0, w[..., 0]), scale)
     zero = torch.where(constant, torch.where(w[..., 0] == 0, 0.0, -1.0), zero)
     scale, zero = (x.to(weight.dtype).float() for x in (scale, zero))  # as they will be stored
+    no_scale = "the weight has NaN or infinite values, or a range beyond its data type: no scale fits it"
     if weight.device.type != "meta" and not bool((scale * most).isfinite().all()):
-        raise BadInput("the weight has NaN or infinite values, or a range beyond its data type: no scale fits it")
+        raise BadInput(no_scale)
 
     def nearest(zero: torch.Tensor) -> torch.Tensor:
         return (w / scale[..., None] + zero[..., None]).round().clamp(0, most)
@@ -123,7 +126,11 @@ def quantize_weight(
         sparse = error.sign() * F.relu(error.abs() - error.abs().mean(-1, keepdim=True))
         moved = (q - (w - sparse) / scale[..., None]).mean(-1).to(weight.dtype).float()
         zero = torch.where(constant, zero, moved)
-    return pack(nearest(zero).view(n, k).int(), bits), scale.to(weight.dtype), zero.to(weight.dtype)
+    q = nearest(zero)
+    ends = ((torch.stack([q.amin(-1), q.amax(-1)]) - zero) * scale).to(weight.dtype)
+    if weight.device.type != "meta" and not bool(ends.isfinite().all()):
+        raise BadInput(no_scale)
+    return pack(q.view(n, k).int(), bits), scale.to(weight.dtype), zero.to(weight.dtype)
 
 
 def stored_above(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -89,5 +89,8 @@ def _codes_kernel(
 
 PROMOTED = Kernel(jit=_promoted_kernel, targets=(90,), narrow="where C's rows begin anywhere, it is stored so")
 CODES = Kernel(
-    jit=_codes_kernel, targets=(90, 100, 120), narrow="rows of odd width begin anywhere: their elements move one by one"
+    jit=_codes_kernel,
+    targets=(90, 100, 120),
+    narrow="rows of odd width begin anywhere: their elements move one by one",
+    spills="rows of odd width: an address for each element, beside two sums (sm_90, sm_100 64 bytes, sm_120 to 1,648)",
 )

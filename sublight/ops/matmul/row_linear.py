@@ -4,6 +4,9 @@ RMSNorm before the product, SwiGLU behind it or what it is added to: launches of
 step has hundreds. `stream` (Hopper) begins to read the weight while the launch before it still runs; its launch takes
 the host long, since the copy engine wants the weight described, so it is for CUDA graphs. `plain` takes any GPU, size
 and number of bits.
+
+What is read before the launch before has ended must not be what that one writes. Which kernel made a weight cannot be
+seen here, so by default `stream` waits before it reads, too; who knows that the weight is older says `fixed_weight`.
 """
 
 from __future__ import annotations
@@ -30,14 +33,19 @@ Maybe = torch.Tensor | None
 EPS = 1e-6
 BITS = 4  # of a packed weight, unless given
 DENSE = 16  # of a value of one that is not
-SHARED_BYTES = 226_000  # for what is on its way and for the row
+SHARED_BYTES = {1: 226_000, 2: 115_000}  # for what is on its way and for the row, by programs of a multiprocessor
+SHARED_REGISTERS = 80  # of a thread, where two programs share a multiprocessor
 MOST_STAGES = 12
+SMALL_STAGES, SMALL = 6, 2**25  # of a dense weight of so many bytes
+PACKED_STAGES = {1: 6, 2: 4}  # of each program, by how many share a multiprocessor
+SHORT = 8192  # k of a row that is normed in the registers of two programs
 LONGEST = 32768  # k of a row that has room beside them
 
 
 def reference(
     x: torch.Tensor, weight: torch.Tensor, scales: Maybe = None, zeros: Maybe = None, norm_weight: Maybe = None,
     bias: Maybe = None, residual: Maybe = None, bits: int = BITS, eps: float = EPS, gated: bool = False,
+    fixed_weight: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """PyTorch's composition."""
     if scales is not None and zeros is not None:
@@ -126,7 +134,7 @@ def _plan(
 
 def plan_plain(
     x: torch.Tensor, weight: torch.Tensor, scales: Maybe, zeros: Maybe, norm_weight: Maybe, bias: Maybe,
-    residual: Maybe, bits: int, eps: float, gated: bool,
+    residual: Maybe, bits: int, eps: float, gated: bool, fixed_weight: bool,
 ) -> Plan:  # fmt: skip
     k, n = x.shape[-1], weight.shape[0] // (2 if gated else 1)
     bn, bk = 4, min(1024, max(16, next_power_of_2(k)))
@@ -146,11 +154,18 @@ def plan_plain(
 
 def plan_stream(
     x: torch.Tensor, weight: torch.Tensor, scales: Maybe, zeros: Maybe, norm_weight: Maybe, bias: Maybe,
-    residual: Maybe, bits: int, eps: float, gated: bool, *, stages: int = 0, dependent: bool = True,
+    residual: Maybe, bits: int, eps: float, gated: bool, fixed_weight: bool, *, stages: int = 0, programs: int = 0,
+    dependent: bool = True,
 ) -> Plan:  # fmt: skip
-    """`dependent`: the launch begins before the one before it has ended, and waits where it needs the row. A ring of
-    half the room leaves the next launch some: with packed weights, whose products are short, that was faster."""
-    stages = stages or (MOST_STAGES if scales is None else MOST_STAGES // 2)
+    """`dependent`: the launch begins before the one before it has ended, and waits where it needs the row, or with a
+    weight that is not fixed, before it reads anything. Two `programs` share a multiprocessor where weights are packed:
+    while one waits for shared memory the other takes values apart. A small dense weight, as the one behind attention
+    is, has a ring of half the room: it is read beside the launch before."""
+    is_short = norm_weight is None or x.shape[-1] <= SHORT
+    programs = programs or (2 if scales is not None and is_short else 1)
+    if not stages:
+        dense = SMALL_STAGES if weight.nbytes <= SMALL else MOST_STAGES
+        stages = dense if scales is None else PACKED_STAGES[programs]
     k, rows, n = x.shape[-1], weight.shape[0], weight.shape[0] // (2 if gated else 1)
     line = 2 * block_of(bits) if scales is not None else 2 * stream.LINE_WORDS  # values along k
     pieces, half = cdiv(k, line * stream.WARPS), stream.HALF_ROWS
@@ -169,15 +184,17 @@ def plan_stream(
     tiles = cdiv(n, step_rows)
     front, behind = _names(norm_weight, bias, residual)
     step = Step(
-        stream._stream_kernel, (min(tiles, facts(x).multiprocessors),),
+        stream._stream_kernel, (min(tiles, programs * facts(x).multiprocessors),),
         n, k, tiles, pieces, n if gated else half, step_rows, float(eps),
         on=f"{front} weight {'x x' if scales is None else 'scales zeros'} {behind}", views=views,
         tile=(2 * half, line * stream.WARPS), PIECES=at_once, BITS=DENSE if scales is None else bits,
-        STAGES=min(stages, (SHARED_BYTES - row_bytes) // piece_bytes), HAS_NORM=norm_weight is not None, GATED=gated,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, DEPENDENT=dependent, num_warps=stream.WARPS,
-        **({"launch_pdl": True} if dependent else {}),
+        STAGES=min(stages, (SHARED_BYTES[programs] - row_bytes) // piece_bytes),
+        HAS_NORM=norm_weight is not None, GATED=gated, HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None, DEPENDENT=dependent, EARLY=fixed_weight, num_warps=stream.WARPS,
+        **({"launch_pdl": True} if dependent else {}), **({} if programs == 1 else {"maxnreg": SHARED_REGISTERS}),
     )  # fmt: skip
-    reason = "one row on Hopper: the weight streams through a ring in shared memory, from before the last launch ends"
+    early = ", from before the last launch ends" if dependent and fixed_weight else ""
+    reason = f"one row on Hopper: the weight streams through a ring in shared memory{early}"
     return _plan("stream", reason, x, weight, gated, step, ())
 
 
@@ -206,7 +223,7 @@ def _is_whole(x: torch.Tensor) -> bool:
 
 
 def plan_row(*args: Any) -> Plan:
-    x, weight, scales, zeros, *_, bits, _, _ = args
+    x, weight, scales, zeros, *_, bits, _, _, _ = args
     is_alike = zeros is None or _is_whole(zeros)
     return plan_stream(*args) if is_alike and not why_no_stream(x, weight, scales, bits) else plan_plain(*args)
 
@@ -222,12 +239,12 @@ def why_torch(x: torch.Tensor, weight: torch.Tensor, scales: Maybe, *rest: Any) 
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if rest[-1] else 1)))
+    return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if rest[-2] else 1)))
 
 
 _row_linear = Registered(
     schema="row_linear(Tensor x, Tensor weight, Tensor? scales, Tensor? zeros, Tensor? norm_weight, Tensor? bias, "
-    "Tensor? residual, int bits, float eps, bool gated) -> Tensor y",
+    "Tensor? residual, int bits, float eps, bool gated, bool fixed_weight) -> Tensor y",
     reference=reference,
     theirs="torch.nn.functional.rms_norm, torch.nn.functional.linear",
     why_torch=why_torch,
@@ -287,25 +304,28 @@ def row_linear(
     bits: int = BITS,
     eps: float = EPS,
     gated: bool = False,
+    fixed_weight: bool = False,
 ) -> torch.Tensor:
     """RMSNorm(x) @ weight.T + bias + residual, x (…, k) one row; for inference.
 
     The weight is (n, k), or with `scales`, `zeros` and `bits` what `quantize_weight` makes of one. Without
     `norm_weight` x is taken as it is. With `gated` the weight is gate above up, and silu(gate) * up stands for the
-    product. On a GPU it pays inside of a CUDA graph: a launch takes the host long.
+    product. On a GPU it pays inside of a CUDA graph: a launch takes the host long. `fixed_weight` promises that no
+    launch that may still run writes the weight (its scales, its zeros): then reading begins before the last one ends.
     """
     check(x, weight, scales, zeros, norm_weight, bias, residual, bits, gated)
     return _row_linear.call(  # type: ignore[no-any-return]
-        x, weight, scales, zeros, norm_weight, bias, residual, bits, float(eps), gated
+        x, weight, scales, zeros, norm_weight, bias, residual, bits, float(eps), gated, fixed_weight
     )
 
 
 def _arguments(
     x: torch.Tensor, weight: torch.Tensor, scales: Maybe = None, zeros: Maybe = None, norm_weight: Maybe = None,
     bias: Maybe = None, residual: Maybe = None, bits: int = BITS, eps: float = EPS, gated: bool = False,
+    fixed_weight: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     check(x, weight, scales, zeros, norm_weight, bias, residual, bits, gated)
-    return x, weight, scales, zeros, norm_weight, bias, residual, bits, float(eps), bool(gated)
+    return x, weight, scales, zeros, norm_weight, bias, residual, bits, float(eps), bool(gated), bool(fixed_weight)
 
 
 def launched_by(plan: Any) -> Any:
@@ -369,5 +389,5 @@ ROW_LINEAR = Op(
     wrt=(),
     directions=("fwd",),
     batch="",
-    library_args=lambda *tensors, bits=4, gated=False: (*tensors, None, None, bits, EPS, gated),
+    library_args=lambda *tensors, bits=4, gated=False: (*tensors, None, None, bits, EPS, gated, False),
 )

@@ -102,7 +102,7 @@ def why_no_scaled_mm(a: torch.Tensor, b: torch.Tensor, scaling: Scaling | None, 
 def why_no_engine(product: Product, operands: tuple[Operand, Operand], gpu: Facts) -> str:
     if gpu.capability != 90:
         return "tiles come by Hopper's copy engine, and this is another GPU"
-    return "" if not any(x.is_turned for x in operands) else "Hopper multiplies codes that lie along k"
+    return "" if all(x.is_whole and not x.is_turned for x in operands) else "Hopper multiplies codes that lie along k"
 
 
 def plan_by(
@@ -193,8 +193,9 @@ def why_torch(
         return reason
     if a.numel() == 0 or b.numel() == 0:
         return "nothing to multiply"
-    if not a.is_cuda:
-        return ""  # interpreted, or planned for a GPU that is not here
+    if not a.is_cuda:  # interpreted, or planned for a GPU that is not here, which torch.compile need not know
+        is_known = torch.compiler.is_compiling() or facts(a).capability >= 89
+        return "" if is_known else "no fp8 tensor cores before sm_89"
     scaling = scaling_of(a.shape[0], b.shape[1], a.shape[1], scale_a, scale_b)
     if reason := why_no_scaled_mm(a, b, scaling, out):
         return "" if facts(a).capability >= 89 else reason

@@ -71,12 +71,24 @@ def test_pieces_along_k_are_scaled_once() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there PyTorch's product wants codes that lie along k")
-def test_codes_that_do_not_lie_along_k_go_by_pointers() -> None:
+@pytest.mark.parametrize("provider", ["promoted", "persistent"])
+def test_codes_that_do_not_lie_along_k_go_by_pointers(provider: str) -> None:
     a, b, scale_a, scale_b = drawn("row", 20, 24, 40, "cpu")
-    turned = b.contiguous()
-    assert plan_by("promoted", a, turned, scale_a, scale_b, None, DEFAULT_OUT, False).kernel == "_codes_kernel"
-    launch = SCALED_MATMUL.providers["promoted"].launch
-    assert torch.equal(launch(a, turned, scale_a, scale_b), launch(a, b, scale_a, scale_b))
+    launch = SCALED_MATMUL.providers[provider].launch
+    for moved in (b.contiguous(), b.T.repeat_interleave(2, 1)[:, ::2].T):  # k apart, and nothing in one piece
+        assert torch.equal(moved.float(), b.float())
+        assert plan_by(provider, a, moved, scale_a, scale_b, None, DEFAULT_OUT, False).kernel == "_codes_kernel"
+        assert torch.equal(launch(a, moved, scale_a, scale_b), launch(a, b, scale_a, scale_b))
+
+
+@pytest.mark.parametrize(("capability", "provider"), [(80, "torch"), (90, "promoted"), (120, "promoted")])
+def test_a_gpu_without_fp8_is_planned_as_it_runs(capability: int, provider: str) -> None:
+    token = PRETEND.set(Facts(capability=capability))
+    try:
+        inputs = SCALED_MATMUL.inputs({"m": 33, "n": 65, "k": 65, "block": 0}, "float8_e4m3fn", "meta", 0)
+        assert SCALED_MATMUL.plan(*inputs).provider == provider
+    finally:
+        PRETEND.reset(token)
 
 
 def test_small_scales_are_not_multiplied_with_each_other(device: str) -> None:

@@ -3,7 +3,8 @@
 Of one row no tensor core is needed: a program streams some rows of the weight (n, k) and adds up along k. Of up to 64
 rows the weight's rows are the tall side of the tensor cores' tile, and the few rows of A the narrow one. Few tiles
 would leave multiprocessors without work: then k is split, each program writes its part of the sums, and a second launch
-adds the parts in their order, so that the result is the same every time.
+adds the parts in their order, so that the result is the same every time. Where that need not be, programs add their
+parts to the sums as they come (ATOMIC): less is written and read, and the last bits differ from run to run.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _row_kernel(
 def _rows_kernel(
     a_ptr, b_ptr, bias_ptr, residual_ptr, c_ptr, m, n, k, am, ak, bk, bn, per_split,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, IS_PART: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, IS_PART: tl.constexpr, ATOMIC: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All rows of A against BN columns of B, over a part of k: the sums, or with IS_PART a part of them, in fp32."""
     col = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
@@ -82,6 +83,8 @@ def _rows_kernel(
     if not IS_PART:
         sums = finished(sums, bias_ptr, residual_ptr, 0, row, col, m, n, HAS_BIAS, HAS_RESIDUAL, ACTIVATION)
         tl.store(c_ptr + row[:, None] * n + col[None, :], sums.to(c_ptr.dtype.element_ty), mask=mask)
+    elif ATOMIC:
+        tl.atomic_add(c_ptr + row[:, None] * n + col[None, :], sums, mask=mask, sem="relaxed")
     else:
         part = tl.program_id(1).to(tl.int64)
         tl.store(c_ptr + (part * m + row[:, None]) * n + col[None, :], sums, mask=mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -181,8 +182,9 @@ def _split_k(work: Work) -> Steps:
     return by_engine(work, split_of(p.m, p.n, p.k, work.gpu))
 
 
-def _skinny(work: Work) -> Steps:
-    """At most 64 rows; of one row, where both operands lie along k, without tensor cores."""
+def _skinny(work: Work, *, is_atomic: bool = False) -> Steps:
+    """At most 64 rows; of one row, where both operands lie along k, without tensor cores. `is_atomic`: parts of a sum
+    are added as they come."""
     p, itemsize = work.product, work.dtype.itemsize
     bias, residual = work.bias_and_residual
     if p.m == 1 and p.ak == 1 and p.bk == 1:
@@ -201,7 +203,7 @@ def _skinny(work: Work) -> Steps:
     per_split = cdiv(blocks, splits) * bk
     splits = cdiv(p.k, per_split)  # none without work
     constants = work.epilogue | {
-        "BM": bm, "BN": bn, "BK": bk, "IS_PART": splits > 1, "EVEN": p.k % bk == 0,
+        "BM": bm, "BN": bn, "BK": bk, "IS_PART": splits > 1, "ATOMIC": is_atomic, "EVEN": p.k % bk == 0,
         "PRECISION": work.gpu.precision(work.is_ieee), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
     numbers = (p.m, p.n, p.k, p.am, p.ak, p.bk, p.bn, per_split)
@@ -210,12 +212,12 @@ def _skinny(work: Work) -> Steps:
     step = Step(skinny._rows_kernel, (tiles, splits), *numbers, on=on, tile=(bm, bn, bk), **constants)
     if splits == 1:
         return {}, [step]
-    block = 1024
+    block, parts = 1024, 1 if is_atomic else splits
     add = Step(
-        skinny._add_parts_kernel, (p.m, cdiv(p.n, block)), p.m, p.n, splits, on=f"parts {bias} {residual} c",
+        skinny._add_parts_kernel, (p.m, cdiv(p.n, block)), p.m, p.n, parts, on=f"parts {bias} {residual} c",
         tile=(block,), BLOCK=block, num_warps=4, **work.epilogue,
     )  # fmt: skip
-    return {"parts": Buffer(shape=(splits, p.m, p.n), dtype=torch.float32)}, [step, add]
+    return {"parts": Buffer(shape=(parts, p.m, p.n), dtype=torch.float32, is_zero=is_atomic)}, [step, add]
 
 
 def why_no_engine(work: Work) -> str:
@@ -250,7 +252,12 @@ LADDER: dict[str, tuple[Callable[[Work], Steps], str]] = {
 }
 
 INVARIANT = "batch_invariant: one tile for every number of rows, so that a row's bits do not depend on its batch"
-WAYS = {**LADDER, "invariant": (_invariant, INVARIANT)}
+ATOMIC = "deterministic=False: programs that share k add their parts to the sums as they come"
+WAYS: dict[str, tuple[Callable[[Work], Steps], str]] = {
+    **LADDER,
+    "invariant": (_invariant, INVARIANT),
+    "atomic": (partial(_skinny, is_atomic=True), ATOMIC),
+}
 
 
 def why_not_skinny(a: torch.Tensor, b: torch.Tensor, *_: Any) -> str:

@@ -3,7 +3,8 @@
 A product of one row is as fast as its weight is read, and a weight of four bits is read in ten microseconds: what
 counts is that memory has work from the first one to the last. So there is one program a multiprocessor, for all of its
 rows. One warp has the copy engine fill a ring in shared memory, as far ahead as there is room, and does so from the
-start: the weight depends on nothing. The other eight meanwhile norm the row and lay it into shared memory.
+start where the weight is older than the launch before (EARLY). The other eight meanwhile norm the row and lay it into
+shared memory.
 
 Values go into the tensor cores as in `fragments.py`: a lane takes 16 bytes of a row of the weight, and which k these
 are is free, as long as the row's values, which the lane reads beside them, agree. A word is two values of 16 bits or
@@ -20,6 +21,7 @@ from __future__ import annotations
 from sublight.backend.jit import gl, gluon, hopper, meet, seen_as, tile_in, triton
 from sublight.op import Kernel
 from sublight.ops.attention.slots import slot_of
+from sublight.ops.kernels.dependent import gluon_next_may_begin, gluon_wait_for_the_last
 from sublight.ops.matmul.fragments import _pick, _product
 
 WARPS = 8  # that multiply, each with a line of 128 bytes along k
@@ -177,9 +179,12 @@ def _add_block(c, upper, lower, x, BLOCK: gl.constexpr, BITS: gl.constexpr, IS_B
 @gluon.jit
 def _copy(
     words_desc, scales_desc, zeros_desc, words_at, scales_at, zeros_at, full, empty, tiles, pieces, lower, step,
-    BITS: gl.constexpr, STAGES: gl.constexpr,
+    BITS: gl.constexpr, STAGES: gl.constexpr, WAITS: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: piece after piece of this program's tiles. `lower`: from a tile's upper rows to its others."""
+    """The copying warp: piece after piece of this program's tiles. `lower`: from a tile's upper rows to its others.
+    WAITS: the launch before may have written the weight."""
+    if WAITS:
+        gluon_wait_for_the_last()
     BYTES: gl.constexpr = _WARPS * _HALF_ROWS * _LINE_WORDS * 4 + (0 if BITS == 16 else _HALF_ROWS * 2 * _WARPS * 4)
     turn = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -229,7 +234,7 @@ def _multiply(
     one: gl.constexpr = gl.BlockedLayout([1], [32], [_WARPS], [0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     if DEPENDENT:
-        _wait_for_the_launch_before()
+        gluon_wait_for_the_last()
     _lay_out(x_ptr, norm_ptr, x_at, sums_at, k, eps, BITS, HAS_NORM)
     meet()
     pairs_at = seen_as(x_at, gl.int32, [PIECES, 2 * _WARPS * 16 * PLACES], plain)
@@ -287,19 +292,12 @@ def _multiply(
 
 
 @gluon.jit
-def _wait_for_the_launch_before():
-    """From here on, what the launch before wrote can be read."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )  # fmt: skip
-
-
-@gluon.jit
 def _stream_kernel(
     x_ptr, norm_ptr, words_desc, scales_desc, zeros_desc, bias_ptr, residual_ptr, y_ptr,
     n, k, tiles, pieces, lower, step, eps,
     PIECES: gl.constexpr, BITS: gl.constexpr, STAGES: gl.constexpr, HAS_NORM: gl.constexpr, GATED: gl.constexpr,
-    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, DEPENDENT: gl.constexpr, num_warps: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, DEPENDENT: gl.constexpr, EARLY: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """Tiles of `step` rows, every so manieth this program's; PIECES is a power of two, of which `pieces` are there."""
     kind: gl.constexpr = y_ptr.dtype.element_ty
@@ -327,16 +325,14 @@ def _stream_kernel(
         hopper.mbarrier.init(empty.index(slot), count=1)
     hopper.fence_async_shared()  # the copy engine sees the barriers as they are now
     if DEPENDENT:
-        gl.inline_asm_elementwise(  # the next launch may begin where there is room: it waits for this one by itself
-            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
+        gluon_next_may_begin()  # where there is room
     gl.warp_specialize(
         [
             (_multiply, (x_ptr, norm_ptr, bias_ptr, residual_ptr, y_ptr, words_at, scales_at, zeros_at, x_at, sums_at,
                          full, empty, n, k, tiles, pieces, lower, step, eps,
                          PIECES, BITS, STAGES, HAS_NORM, GATED, HAS_BIAS, HAS_RESIDUAL, DEPENDENT)),
             (_copy, (words_desc, scales_desc, zeros_desc, place, scales_at, zeros_at, full, empty,
-                     tiles, pieces, lower, step, BITS, STAGES)),
+                     tiles, pieces, lower, step, BITS, STAGES, DEPENDENT and not EARLY)),
         ],
         [1],  # warps that copy …
         [24],  # … and registers of their threads

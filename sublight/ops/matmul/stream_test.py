@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from sublight import correct
 from sublight.backend.device import PRETEND, Facts
 from sublight.errors import BadInput
+from sublight.ops.kernels import dependent
 from sublight.ops.matmul import fragments, row_linear, stream
 from sublight.ops.matmul.packing import quantize_weight, words_of
 from sublight.ops.matmul.row_linear import plan_row, plan_stream, reference
@@ -142,7 +143,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(
         stream, "seen_as", lambda place, dtype, shape, layout: Memory(place.tensor.view(-1).view(dtype).view(shape))
     )
-    for module in (stream, fragments):
+    for module in (stream, fragments, dependent):
         monkeypatch.setattr(module, "gl", language)
         for name, each in list(vars(module).items()):
             if hasattr(each, "fn") and hasattr(each, "arg_names"):
@@ -167,6 +168,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         given = [x if isinstance(x, SimpleNamespace) else Pointer(x) for x in given]
         constants = {**step.constants, "STAGES": 100}  # room for all
         assert constants.pop("launch_pdl") and constants["DEPENDENT"]
+        constants.pop("maxnreg", None)  # the compiler's
         program[1] = programs = min(3, step.grid[0])  # several tiles each
         for number in range(programs):
             program[0] = number
@@ -191,20 +193,11 @@ def test_the_source_played(n: int, k: int, bits: int, gated: bool, extras: str, 
     assert error.ok, error
 
 
-def errors(
-    ours: Any,
-    n: int,
-    k: int,
-    bits: int,
-    gated: bool,
-    extras: str,
-    dtype: Any,
-    device: str,
-    *,
-    seed: int,
-    size: float = 1.0,
+def arguments(
+    n: int, k: int, bits: int, gated: bool, extras: str, dtype: Any, device: str, *, seed: int, size: float = 1.0,
     group: int = 0,
-) -> list[correct.Error]:
+) -> tuple[Any, ...]:  # fmt: skip
+    """What `row_linear`'s plans take."""
     made: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(seed), "dtype": dtype, "device": device}
     rows = n * (2 if gated else 1)
     weight = torch.randn(rows, k, **made) * 0.3
@@ -214,11 +207,14 @@ def errors(
     norm = torch.randn(k, **made) if "norm" in extras else None
     bias = torch.randn(rows, **made) if "bias" in extras else None
     residual = torch.randn(1, n, **made) if "residual" in extras else None
-    tensors, how = (*packed, norm, bias, residual), (bits if bits < 16 else 4, 1e-5, gated)
+    x = (torch.randn(1, k, **made) * size).clamp(-6e4, 6e4)
+    return x, *packed, norm, bias, residual, bits if bits < 16 else 4, 1e-5, gated, False
+
+
+def errors(ours: Any, *case: Any, **options: Any) -> list[correct.Error]:
+    x, *rest = arguments(*case, **options)
     return correct.forward_errors(
-        lambda x: ours(x, *tensors, *how),
-        lambda x: reference(x, *wide(tensors, x.dtype), *how),
-        ((torch.randn(1, k, **made) * size).clamp(-6e4, 6e4),),
+        lambda x: ours(x, *rest), lambda x: reference(x, *wide(rest[:6], x.dtype), *rest[6:]), (x,)
     )
 
 
@@ -228,6 +224,22 @@ def test_a_row_is_normed_before_it_is_rounded(played: Any) -> None:
         case = 16, 1024, 4, False, "norm", torch.float16, "cpu"
         error = correct.settled(lambda seed, case=case, size=size: errors(played, *case, seed=seed, size=size))
         assert error.ok, error
+
+
+@pytest.mark.parametrize("bits", [4, 16])
+def test_a_weight_is_read_early_only_where_it_is_fixed(bits: int, played: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = []
+
+    def copied(*args: Any) -> None:
+        happened.append("copy")
+        copied_in(*args)
+
+    monkeypatch.setattr(stream, "tile_in", copied)
+    monkeypatch.setattr(stream, "gluon_wait_for_the_last", lambda: happened.append("wait"))
+    for fixed_weight, first in ((False, "wait"), (True, "copy")):
+        happened.clear()
+        played(*arguments(16, 1024, bits, False, "", torch.float16, "cpu", seed=0)[:-1], fixed_weight)
+        assert happened[0] == first and happened.count("wait") == (1 if fixed_weight else 2)
 
 
 @pytest.mark.parametrize(
@@ -282,24 +294,44 @@ def planned(k: int, n: int = 4096, *, bits: int = 4, group: int = 128, rows: int
     made: dict[str, Any] = {"device": "meta", "dtype": dtype or torch.bfloat16}
     x = torch.empty(rows, k, **made)
     if bits == 16:
-        return plan_row(x, torch.empty(n, k, **made), None, None, None, None, None, 4, 1e-5, False)
+        return plan_row(x, torch.empty(n, k, **made), None, None, None, None, None, 4, 1e-5, False, False)
     scales = torch.empty(n, k // group, **made)
     packed = torch.empty(n, words_of(k, bits), device="meta", dtype=torch.int32)
-    return plan_row(x, packed, scales, scales, None, None, None, bits, 1e-5, False)
+    return plan_row(x, packed, scales, scales, None, None, None, bits, 1e-5, False, False)
 
 
 @pytest.mark.parametrize(
-    ("k", "n", "bits", "programs"),
-    [(4096, 6144, 4, 132), (14336, 4096, 4, 132), (4096, 1000, 4, 63), (14336, 4096, 16, 132), (32768, 64, 16, 4)],
+    ("k", "n", "bits", "programs", "stages"),
+    [
+        *((4096, 6144, 4, 264, 4), (14336, 4096, 4, 256, 4), (4096, 1000, 4, 63, 4), (32768, 4096, 4, 256, 2)),
+        *((4096, 6144, 16, 132, 12), (4096, 4096, 16, 132, 6), (14336, 4096, 16, 132, 11), (32768, 64, 16, 4, 6)),
+    ],
 )
-def test_what_streams_has_room(k: int, n: int, bits: int, programs: int, on_hopper: None) -> None:
+def test_what_streams_has_room(k: int, n: int, bits: int, programs: int, stages: int, on_hopper: None) -> None:
+    """Two programs of a packed weight have a multiprocessor's memory and registers together."""
     plan = planned(k, n, bits=bits)
     (step,) = plan.steps
-    assert plan.provider == "stream" and step.grid == (programs,)
+    together = 2 if bits < 16 else 1
+    assert plan.provider == "stream" and step.grid == (programs,) and step.constants["STAGES"] == stages
     row_bytes = 2 * step.constants["PIECES"] * step.tile[1] + 4 * step.constants["PIECES"] * 16
-    bytes_on_their_way = step.constants["STAGES"] * (16384 + (1024 if bits < 16 else 0))
-    assert step.constants["STAGES"] >= 6 and row_bytes + bytes_on_their_way + 4096 <= HOPPER.shared_bytes
+    shared_bytes = row_bytes + stages * (16384 + (1024 if bits < 16 else 0)) + 1024  # barriers and warps' sums
+    assert together * (shared_bytes + 1024) <= HOPPER.shared_bytes + 1024, "each program takes 1 KB more"
+    threads = 32 * (stream.WARPS + 4)  # the copying warp has a group of four
+    assert together * threads * step.constants.get("maxnreg", 168) <= 65536
     assert step.constants["PIECES"] * step.tile[1] >= k
+
+
+def test_a_long_row_that_is_normed_has_its_multiprocessor_alone(on_hopper: None) -> None:
+    """Two programs have 80 registers a thread: it would not fit there."""
+    for k, programs in ((8192, 264), (14336, 132)):
+        made: dict[str, Any] = {"device": "meta", "dtype": torch.bfloat16}
+        scales, packed = (
+            torch.empty(8192, k // 128, **made),
+            torch.empty(8192, k // 8, device="meta", dtype=torch.int32),
+        )
+        rest = torch.empty(k, **made), None, None, 4, 1e-5, False, True
+        (step,) = plan_row(torch.empty(1, k, **made), packed, scales, scales, *rest).steps
+        assert step.grid == (programs,) and ("maxnreg" in step.constants) == (programs == 264)
 
 
 def test_what_does_not_stream(on_hopper: None) -> None:
@@ -331,9 +363,30 @@ def test_the_rule_on_a_hopper(n: int, k: int, bits: int, gated: bool, extras: st
     def ours(*args: Any) -> Any:
         plan = plan_row(*args)
         assert plan.provider == "stream"
-        found = [row_linear._row_linear.runner(plan)(*args) for _ in range(10)]
-        assert all(torch.equal(found[0], each) for each in found)
-        return found[0]
+        early = row_linear._row_linear.runner(plan_row(*args[:-1], True))(*args[:-1], True)
+        results = [row_linear._row_linear.runner(plan)(*args) for _ in range(10)]
+        assert all(torch.equal(early, each) for each in results)
+        return early
 
     error = correct.settled(lambda seed: errors(ours, n, k, bits, gated, extras, dtype, "cuda", seed=seed))
     assert error.ok, error
+
+
+@pytest.mark.gpu
+def test_a_weight_that_the_launch_before_makes() -> None:
+    """A product's result is the next one's weight: what was there before must not be read."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    x, wide_weight = torch.randn(1, 4096, **made), torch.randn(64 * 4096, 4096, **made) / 64
+    first = row_linear.row_linear(x, wide_weight)
+    expected = row_linear.row_linear(x, first.view(64, 4096).clone())
+    graph, place = torch.cuda.CUDAGraph(), torch.empty_like(first)
+    with torch.cuda.graph(graph):
+        made_weight = row_linear.row_linear(x, wide_weight)
+        result = row_linear.row_linear(x, made_weight.view(64, 4096))
+    for _ in range(20):
+        made_weight.fill_(float("nan"))
+        graph.replay()
+        place.copy_(made_weight)
+        assert torch.equal(place, first) and torch.equal(result, expected)

@@ -7,8 +7,10 @@ element by element.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,7 +18,7 @@ from sublight.backend.device import facts
 from sublight.backend.jit import cdiv, next_power_of_2, tl, triton
 from sublight.backend.launch import Step
 from sublight.correct import Inputs
-from sublight.cost import Shape
+from sublight.cost import Shape, shapes
 from sublight.cost.movement import permute as cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
@@ -62,12 +64,15 @@ def _bases(piece, b_size, c_size, a_x, a_y, b_x, b_y, c_x, c_y):
 @triton.jit
 def _turn_kernel(
     x_ptr, y_ptr, rows, cols, x_row, y_col, row_blocks, col_blocks, b_size, c_size, a_x, a_y, b_x, b_y, c_x, c_y,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    X_UNIT: tl.constexpr, Y_UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Columns are contiguous in x, rows in y."""
+    """Columns are contiguous in x, rows in y. `cols` and `x_row` come in X_UNITs, `rows` and `y_col` in Y_UNITs: Triton
+    sees by itself only whether 16 divides a number, and would move 1,000 rows one element at a time."""
+    rows, cols, x_row, y_col = rows * Y_UNIT, cols * X_UNIT, x_row * X_UNIT, y_col * Y_UNIT
     tile = (tl.program_id(0) % (row_blocks * col_blocks)).to(tl.int64)  # rows * cols may pass 2**31
     piece = (tl.program_id(0) // (row_blocks * col_blocks)).to(tl.int64)
     x_base, y_base = _bases(piece, b_size, c_size, a_x, a_y, b_x, b_y, c_x, c_y)
+    x_base, y_base = x_base // X_UNIT * X_UNIT, y_base // Y_UNIT * Y_UNIT
     row = tile // col_blocks * ROWS + tl.arange(0, ROWS)
     col = tile % col_blocks * COLS + tl.arange(0, COLS)
     inside = (row[:, None] < rows) & (col[None, :] < cols)
@@ -145,11 +150,24 @@ def _turn(x: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> Step:
     tile = tile_for("permute_turn", col.size, item, packable=True, capability=gpu.capability, rule=rule)
     row_blocks, col_blocks = cdiv(row.size, tile.rows), cdiv(col.size, tile.block)
     pieces, sizes_and_strides = _others(others)
+    x_unit = _unit(item, col.size, row.x_stride, *[run.x_stride for run in others])
+    y_unit = _unit(item, row.size, col.y_stride, *[run.y_stride for run in others])
     return Step(
         _turn_kernel, (pieces * row_blocks * col_blocks,),
-        row.size, col.size, row.x_stride, col.y_stride, row_blocks, col_blocks, *sizes_and_strides,
-        on="x y", tile=tile, ROWS=tile.rows, COLS=tile.block, num_warps=tile.warps,
+        row.size // y_unit, col.size // x_unit, row.x_stride // x_unit, col.y_stride // y_unit,
+        row_blocks, col_blocks, *sizes_and_strides,
+        on="x y", tile=tile, X_UNIT=x_unit, Y_UNIT=y_unit, ROWS=tile.rows, COLS=tile.block, num_warps=tile.warps,
     )  # fmt: skip
+
+
+def _unit(item: int, size: int, stride: int, *others: int) -> int:
+    """Elements that are moved at once: as many as divide all of these, up to a vector. The kernel has size and stride
+    from their quotients, by a product in 32 bits: what that does not hold it gets as it is, and as 64 bits.
+
+    >>> _unit(2, 1000, 5000), _unit(2, 3506, 2), _unit(2, 12288, 16, 8), _unit(4, 7, 8), _unit(2, 2**31, 16)
+    (8, 2, 8, 1, 1)
+    """
+    return math.gcd(THREAD_BYTES // item, size, stride, *others) if max(size, stride) < 2**31 else 1
 
 
 def _move(x: torch.Tensor, others: list[Run], *, row: Run, col: Run) -> Step:
@@ -262,8 +280,7 @@ def transpose_inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs
     return (torch.randn(size, generator=generator_for(device, seed), device=device, dtype=getattr(torch, dtype)),)
 
 
-def _shapes(*sizes: tuple[int, int, int, int, int]) -> tuple[Shape, ...]:
-    return tuple(dict(zip(("d0", "d1", "d2", "d3", "order"), each, strict=True)) for each in sizes)
+_shapes = partial(shapes, "d0 d1 d2 d3 order")
 
 
 def _planes(*sizes: tuple[int, int, int]) -> tuple[Shape, ...]:

@@ -101,10 +101,22 @@ def test_wrong_dims_are_refused() -> None:
         permute.transpose(torch.zeros(3))
 
 
+@pytest.mark.parametrize("shape", [(8, 2**31), (2**31, 8), (24, 2**31 + 16), (16, 8, 2**28)])
+def test_numbers_past_32_bits_come_whole(shape: tuple[int, ...]) -> None:
+    """The kernel multiplies numbers by their unit in the bits in which they come."""
+    x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
+    (step,) = permute.plan_permute(x, [len(shape) - 1, *range(len(shape) - 1)]).steps
+    rows, cols, x_row, y_col, *_ = step.numbers
+    x_unit, y_unit = step.constants["X_UNIT"], step.constants["Y_UNIT"]
+    for number, unit in ((cols, x_unit), (x_row, x_unit), (rows, y_unit), (y_col, y_unit)):
+        assert number >= 2**31 or number * unit < 2**31
+    assert x_unit * cols == shape[-1] and y_unit * y_col == x.numel() // shape[-1]
+
+
 @pytest.mark.gpu
 @pytest.mark.gpu_large
 @pytest.mark.gpu_seconds(2)
-@pytest.mark.parametrize("shape", [(2**16 + 3, 2**15 + 8), (2**30 + 20, 2)])
+@pytest.mark.parametrize("shape", [(2**16 + 3, 2**15 + 8), (2**30 + 20, 2), (8, 2**31 + 16)])
 def test_past_two_to_the_thirty_one_elements(shape: tuple[int, int]) -> None:
     x = torch.zeros(shape, device="cuda", dtype=torch.int8)
     x[-1, -1], x[5, -1], x[-1, 0] = 1, 2, 3

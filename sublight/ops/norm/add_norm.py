@@ -18,6 +18,7 @@ from sublight.backend.launch import Step
 from sublight.cost import Shape
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Plan
+from sublight.ops.kernels.column_sums import shares_for
 from sublight.ops.kernels.rows import (
     ELEMENTS,
     SMALL_ROWS,
@@ -29,7 +30,7 @@ from sublight.ops.kernels.rows import (
     sums_of,
     why_torch,
 )
-from sublight.ops.norm import ring, rms_norm
+from sublight.ops.norm import add_norm_wide, narrow, ring, rms_norm
 from sublight.ops.norm.add_norm_tiles import tile_of, tile_of_backward
 from sublight.ops.norm.parts import check_width, load_columns, reciprocal_root
 from sublight.ops.norm.rms_norm import add_shares, shares_of
@@ -160,95 +161,6 @@ def _backward_kernel(
         tl.store(db_ptr + share.to(tl.int64) * cols + place, db.to(db_ptr.dtype.element_ty), mask=place < cols)
 
 
-@triton.jit
-def _row_gradient(
-    dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, row, cols, dy_stride, dsum_stride,
-    CENTER: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr,
-):  # fmt: skip
-    """dx of one row, in chunks, twice."""
-    rstd = tl.load(rstd_ptr + row)
-    mean = 0.0
-    if CENTER:
-        mean = tl.load(mean_ptr + row)
-    along = tl.zeros([BLOCK], tl.float32)
-    offset = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
-        col = start + tl.arange(0, BLOCK)
-        h = tl.load(sum_ptr + row * cols + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0, eviction_policy="evict_last")
-        w = tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0)
-        g = dy.to(tl.float32) * w.to(tl.float32)
-        along += g * (h.to(tl.float32) - mean)
-        offset += g
-    along_row = sum_of(along, 0, SUMS) * rstd / cols
-    offset_row = 0.0
-    if CENTER:
-        offset_row = sum_of(offset, 0, SUMS) / cols
-    for start in tl.range(0, cols, BLOCK, num_stages=STAGES):
-        col = start + tl.arange(0, BLOCK)
-        h = tl.load(sum_ptr + row * cols + col, mask=col < cols, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_stride + col, mask=col < cols, other=0.0).to(tl.float32)
-        g = dy * tl.load(w_ptr + aligned_as(cols) + col, mask=col < cols, other=0.0).to(tl.float32)
-        dx = (g - (h - mean) * rstd * along_row - offset_row) * rstd
-        if RESIDUAL:
-            dsum_place = dsum_ptr + row * dsum_stride + col
-            dx += tl.load(dsum_place, mask=col < cols, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        tl.store(dx_ptr + row * cols + col, dx.to(dx_ptr.dtype.element_ty), mask=col < cols)
-
-
-@triton.jit
-def _column_share(
-    dy_ptr, sum_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr, share, first_row, last_row, first_col, cols, dy_stride,
-    CENTER: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """The weight's gradient of some columns, over a run of rows."""
-    place = first_col + tl.arange(0, COLS)
-    col = place[None, :]
-    dw = tl.zeros([ROWS, COLS], tl.float32)
-    db = tl.zeros([ROWS, COLS], tl.float32)
-    for start in tl.range(first_row, last_row, ROWS, num_stages=STAGES):
-        row = (start + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-        mask = (row < last_row) & (col < cols)
-        dy = tl.load(dy_ptr + row * dy_stride + col, mask=mask, other=0.0).to(tl.float32)
-        h = tl.load(sum_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
-        if CENTER:
-            h -= tl.load(mean_ptr + row, mask=row < last_row, other=0.0)
-            db += dy
-        dw += dy * (h * tl.load(rstd_ptr + row, mask=row < last_row, other=0.0))
-    dw_place = dw_ptr + share.to(tl.int64) * cols + place
-    tl.store(dw_place, tl.sum(dw, 0).to(dw_ptr.dtype.element_ty), mask=place < cols)
-    if CENTER:
-        db_place = db_ptr + share.to(tl.int64) * cols + place
-        tl.store(db_place, tl.sum(db, 0).to(db_ptr.dtype.element_ty), mask=place < cols)
-
-
-@triton.jit
-def _wide_backward_kernel(
-    dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, rows, cols, dy_stride, dsum_stride,
-    group, programs,
-    CENTER: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """For rows that are too wide to be held: a group's rows, then its columns, by neighbouring programs.
-
-    Neither needs the other's result: they only stand side by side so that the second finds the rows in the L2.
-    """
-    share = tl.program_id(0) // programs
-    part = tl.program_id(0) % programs
-    first_row = share * group
-    last_row = tl.minimum(rows, first_row + group)
-    if part >= group:
-        _column_share(
-            dy_ptr, sum_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr, share, first_row, last_row, (part - group) * COLS,
-            cols, dy_stride, CENTER, STAGES, ROWS, COLS,
-        )  # fmt: skip
-    elif first_row + part < last_row:
-        _row_gradient(
-            dy_ptr, dsum_ptr, sum_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, (first_row + part).to(tl.int64), cols,
-            dy_stride, dsum_stride, CENTER, RESIDUAL, BLOCK, STAGES, SUMS,
-        )  # fmt: skip
-
-
 KERNELS = (
     Kernel(jit=_forward_kernel),
     Kernel(jit=_chunks_kernel),
@@ -257,7 +169,8 @@ KERNELS = (
         spills="at 16,384 columns two gradients, the sum, the weight and fp32 sums overflow the registers: RMSNorm by "
         "40 bytes a thread on an H200, by 88 elsewhere, LayerNorm by up to 352; else chunks would be read twice",
     ),
-    Kernel(jit=_wide_backward_kernel),
+    Kernel(jit=add_norm_wide._wide_backward_kernel),
+    narrow.BACKWARD_KERNEL,
     ring.KERNEL,
     rms_norm.SHARES_KERNEL,
 )
@@ -319,7 +232,12 @@ def plan_backward(
     rows, cols, center = layout.rows, layout.cols, mean is not None
     name = "add_layer_norm_backward" if center else "add_rms_norm_backward"
     packed, few = grads.is_packed and sums.is_packed and layout.is_packed, rows <= FEW_ROWS * gpu.multiprocessors
-    tile = tile_of_backward(name, cols, layout.itemsize, gpu, packed=packed, few=few)
+    is_narrow = cols <= narrow.BACKWARD_COLS
+    if is_narrow:
+        whole = grads.is_whole and sums.is_whole and layout.is_whole
+        tile = narrow.tile_of_backward(name, cols, layout.itemsize, gpu, whole=whole)
+    else:
+        tile = tile_of_backward(name, cols, layout.itemsize, gpu, packed=packed, few=few)
     sizes = (rows, cols, grads.apart, sums.apart)
     kind: dict[str, Any] = {"CENTER": center, "RESIDUAL": d_new_residual is not None, "SUMS": sums_of(new_residual)}
     stats = "mean rstd" if center else "rstd rstd"
@@ -327,10 +245,13 @@ def plan_backward(
         "dx": Buffer(shape=tuple(new_residual.shape), dtype=new_residual.dtype),
         "dw": Buffer(shape=(cols,), dtype=weight.dtype),
     }
-    if tile.parts:
+    if is_narrow:
+        shares = narrow.shares(rows, tile, gpu)
+    elif tile.parts:
         shares = ring.shares(rows, tile, gpu)
     elif tile.block >= cols:
-        shares = min(cdiv(rows, tile.rows), tile.programs * gpu.multiprocessors)
+        shares = shares_for(rows, tile.programs * gpu.multiprocessors, gpu.multiprocessors)
+        shares = min(shares, cdiv(rows, tile.rows))
     else:
         group = min(tile.rows, rows)
         shares = cdiv(rows, group)
@@ -338,14 +259,20 @@ def plan_backward(
     gradients = "dw_shares" if is_shared else "dw"
     gradients += f" {gradients.replace('w', 'b', 1) if center else gradients}"
     on = f"dy {dsum} new_residual weight {stats} dx {gradients}"
-    if tile.parts:
-        reason = f"{cols} columns: rows stream through shared memory"
-        strides = (grads.apart, layout.apart, layout.apart if d_new_residual is None else sums.apart)
-        step = ring.step(
-            rows, cols, strides, tile, gpu, on=f"dy new_residual {residual} weight {stats} dx {gradients} part",
-            center=center, residual=d_new_residual is not None,
+    strides = (grads.apart, layout.apart, layout.apart if d_new_residual is None else sums.apart)
+    ring_on = f"dy new_residual {residual} weight {stats} dx {gradients}"
+    if is_narrow:
+        reason = f"{cols} columns: a row stays in a warp"
+        step = narrow.step_backward(
+            rows, cols, strides, tile, gpu, on=ring_on, center=center, residual=d_new_residual is not None,
+            sums=sums_of(new_residual),
         )  # fmt: skip
-        buffers["part"] = ring.exchange(rows, tile)
+    elif tile.parts:
+        reason = f"{cols} columns: rows stream through shared memory"
+        step = ring.step(
+            rows, cols, strides, tile, gpu, on=ring_on, center=center, residual=d_new_residual is not None
+        )  # fmt: skip
+        buffers |= ring.exchange(rows, tile)
     elif tile.block >= cols:
         reason = f"{cols} columns: a program takes many rows"
         kind |= {"STAGES": tile.stages, "ROWS": tile.rows, "BLOCK": tile.block, "PACKED": tile.packed and packed}
@@ -355,7 +282,10 @@ def plan_backward(
         programs = group + cdiv(cols, GROUP_COLS)
         kind |= {"STAGES": tile.stages, "BLOCK": tile.block, "ROWS": GROUP_ROWS, "COLS": GROUP_COLS}
         grid = (shares * programs,)
-        step = Step(_wide_backward_kernel, grid, *sizes, group, programs, on=on, tile=tile, **kind, **tile.options())
+        step = Step(
+            add_norm_wide._wide_backward_kernel, grid, *sizes, group, programs,
+            on=on, tile=tile, **kind, **tile.options(),
+        )  # fmt: skip
     shared = shares_of(shares, cols, weight.dtype, center=center)
     buffers |= shared if is_shared else {name: shared[name] for name in ("db",) if center}
     return Plan(

@@ -57,7 +57,7 @@ def tile_of_backward(kernel: str, cols: int, itemsize: int, gpu: Facts, *, packe
         return replace(rule, programs=1)
     while not _fits(rule, cols, itemsize, gpu) and max(rule.stages - 1, rule.programs) > 1:
         rule = replace(rule, stages=rule.stages - 1) if rule.stages > 2 else replace(rule, programs=rule.programs - 1)
-    return tile_for(kernel, cols, itemsize, packable=packed, capability=gpu.capability, rule=rule)
+    return tile_for(kernel, cols, itemsize, packable=packed, capability=gpu.capability, rule=rule, near=True)
 
 
 def _fits(tile: Tile, cols: int, itemsize: int, gpu: Facts) -> bool:

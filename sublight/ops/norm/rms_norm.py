@@ -24,6 +24,7 @@ from sublight.correct import Inputs
 from sublight.cost import Shape
 from sublight.cost.norm import rms_norm as cost
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
+from sublight.ops.kernels import column_sums
 from sublight.ops.kernels.rows import (
     NORM_TEST_SHAPES,
     NORM_WIDTHS,
@@ -34,6 +35,7 @@ from sublight.ops.kernels.rows import (
     random_rows,
     row_shapes,
     rows_of,
+    sums_of,
     why_torch,
 )
 from sublight.ops.norm import narrow, ring, wide
@@ -41,10 +43,10 @@ from sublight.ops.norm.parts import check_width, load_columns, reciprocal_root, 
 from sublight.ops.norm.tiles import FEW_ROWS, TILE_COLS, tile_of, tile_of_backward
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered, peer
+from sublight.ops.record.tuning import Tile
 from sublight.timing import Thunk
 
 EPS = 1e-6
-SHARES = 32  # of the weight's gradient that one step of the second launch adds
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float = EPS) -> torch.Tensor:
@@ -179,25 +181,6 @@ def _backward_kernel(
         tl.store(db_ptr + share.to(tl.int64) * cols + col, db, mask=mask)
 
 
-@triton.jit
-def _shares_kernel(
-    dw_ptr, db_ptr, out_dw_ptr, out_db_ptr, shares, cols,
-    CENTER: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    dw = tl.zeros([SHARES, BLOCK], tl.float32)
-    db = tl.zeros([SHARES, BLOCK], tl.float32)
-    for start in tl.range(0, shares, SHARES):
-        share = start + tl.arange(0, SHARES)[:, None]
-        mask = (share < shares) & (col < cols)[None, :]
-        dw += tl.load(dw_ptr + share * cols + col[None, :], mask=mask, other=0.0)
-        if CENTER:
-            db += tl.load(db_ptr + share * cols + col[None, :], mask=mask, other=0.0)
-    tl.store(out_dw_ptr + col, tl.sum(dw, 0).to(out_dw_ptr.dtype.element_ty), mask=col < cols)
-    if CENTER:
-        tl.store(out_db_ptr + col, tl.sum(db, 0).to(out_db_ptr.dtype.element_ty), mask=col < cols)
-
-
 def plan_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor | None, rstd: torch.Tensor
 ) -> Plan:
@@ -205,19 +188,33 @@ def plan_backward(
     layout, grads, gpu = rows_of(x), rows_of(dy), facts(x)
     rows, cols, center = layout.rows, layout.cols, mean is not None
     packed = layout.is_packed and grads.is_packed
-    tile = tile_of_backward(center, cols, layout.itemsize, gpu, packed=packed)
+    name = "layer_norm_backward" if center else "rms_norm_backward"
+    tile: Tile | None
+    is_narrow = cols <= narrow.BACKWARD_COLS
+    if is_narrow:
+        whole = layout.is_whole and grads.is_whole
+        tile = narrow.tile_of_backward(name, cols, layout.itemsize, gpu, whole=whole)
+    else:
+        tile = tile_of_backward(name, cols, layout.itemsize, gpu, packed=packed)
     strides = (grads.apart, layout.apart)
     stats, gradients = ("mean rstd", "dw_shares db_shares") if center else ("rstd rstd", "dw_shares dw_shares")
     buffers = {"dx": Buffer(shape=tuple(x.shape), dtype=x.dtype), "dw": Buffer(shape=(cols,), dtype=weight.dtype)}
-    if tile is not None and tile.parts:
+    if tile is not None and is_narrow:
+        reason = f"{cols} columns: a row stays in a warp"
+        on = f"dy x x weight {stats} dx {gradients}"
+        shares = narrow.shares(rows, tile, gpu)
+        steps = [
+            narrow.step_backward(rows, cols, (*strides, layout.apart), tile, gpu, on=on, center=center, sums=sums_of(x))
+        ]
+    elif tile is not None and tile.parts:
         reason = f"{cols} columns: rows stream through shared memory"
-        on = f"dy x x weight {stats} dx {gradients} part"
+        on = f"dy x x weight {stats} dx {gradients}"
         shares = ring.shares(rows, tile, gpu)
-        buffers["part"] = ring.exchange(rows, tile)
+        buffers |= ring.exchange(rows, tile)
         steps = [ring.step(rows, cols, (*strides, layout.apart), tile, gpu, on=on, center=center)]
     elif tile is not None:
         reason = f"{cols} columns: a program takes many rows"
-        shares = min(rows, tile.programs * gpu.multiprocessors)
+        shares = column_sums.shares_for(rows, tile.programs * gpu.multiprocessors, gpu.multiprocessors)
         constants = {"BLOCK": tile.block, "STAGES": tile.stages, "PACKED": tile.packed and packed, **tile.options()}
         on = f"dy x weight {stats} dx {gradients}"
         steps = [Step(_backward_kernel, (shares,), rows, cols, *strides, on=on, tile=tile, CENTER=center, **constants)]
@@ -247,7 +244,7 @@ def plan_backward(
 
 
 def shares_of(shares: int, cols: int, dtype: torch.dtype, *, center: bool) -> dict[str, Buffer]:
-    """Where programs leave their shares of the weight's and the bias's gradient, and the bias's gradient itself."""
+    """The buffers for programs' shares of the weight's and the bias's gradient, and for the bias's gradient itself."""
     buffers = {"dw_shares": Buffer(shape=(shares, cols), dtype=torch.float32)}
     if center:
         buffers |= {"db_shares": buffers["dw_shares"], "db": Buffer(shape=(cols,), dtype=dtype)}
@@ -256,15 +253,14 @@ def shares_of(shares: int, cols: int, dtype: torch.dtype, *, center: bool) -> di
 
 def add_shares(shares: int, cols: int, *, center: bool) -> Step:
     """The launch that adds the shares up, in their order."""
-    width = 32 if cols <= 16384 else 128  # narrow rows need many programs to fill the GPU, wide ones have them
-    constants = {"CENTER": center, "SHARES": SHARES, "BLOCK": width, "num_warps": 4}
     on = "dw_shares db_shares dw db" if center else "dw_shares dw_shares dw dw"
-    return Step(_shares_kernel, (cdiv(cols, width),), shares, cols, on=on, **constants)
+    return column_sums.add_shares(shares, cols, on, 2 if center else 1)
 
 
-SHARES_KERNEL = Kernel(jit=_shares_kernel)
+SHARES_KERNEL = Kernel(jit=column_sums._shares_kernel)
 KERNELS = (
     narrow.KERNEL,
+    narrow.BACKWARD_KERNEL,
     Kernel(
         jit=_row_kernel,
         spills="up to 56 bytes a thread at 65,536 columns (an H200 32), in the fastest of six tiles that were measured",

@@ -9,6 +9,7 @@ from sublight.ops.record.tuning import Tile, planned, tile_for
 TILE_COLS = 512  # up to here several rows share a program
 MAX_COLS = 16384  # up to here a multiprocessor's registers hold a row in fp32 …
 MAX_PACKED_COLS = 65536  # … and in its 16-bit form
+FEW_COLS = 256  # of a warp there
 FEW_ROWS = 2  # a multiprocessor: up to here a row's own latency counts, not how many are under way
 BACKWARD_BYTES = 32 * 1024  # of x; with dy, the weight and the fp32 sums this is what the registers hold
 
@@ -23,7 +24,7 @@ def tile_of(
         return None
     block, tail = (whole, 0) if cols <= TILE_COLS else split(cols)
     if few and whole <= MAX_COLS:  # all the threads there are, each with one load
-        return Tile(block=block, tail=tail, warps=min(32, max(1, whole // 256)))
+        return Tile(block=block, tail=tail, warps=min(32, max(1, whole // FEW_COLS)))
     if cols <= TILE_COLS:  # about 2 KB a warp, so that few reductions leave their warp
         return Tile(rows=max(1, 1024 // whole), block=whole, warps=max(1, whole * itemsize // 2048))
     if whole > MAX_COLS:  # in two blocks always, one after the other: fewer registers at once
@@ -35,8 +36,8 @@ def tile_of(
 
 
 @planned
-def tile_of_backward(center: bool, cols: int, itemsize: int, gpu: Facts, *, packed: bool) -> Tile | None:
-    """For programs that take many rows each: how many, with what, and how many rows are on their way."""
+def tile_of_backward(name: str, cols: int, itemsize: int, gpu: Facts, *, packed: bool) -> Tile | None:
+    """The tile of programs that take many rows each: how many programs and warps, and how many rows are in flight."""
     block = block_for(cols)
     if is_interpreted():
         return Tile(block=block, warps=4, programs=1) if block * itemsize <= BACKWARD_BYTES else None
@@ -54,5 +55,4 @@ def tile_of_backward(center: bool, cols: int, itemsize: int, gpu: Facts, *, pack
         rule = Tile(block=block, warps=32, registers=64, programs=1, stages=3 if fits else 2)
     else:
         rule = Tile(block=block, warps=16, registers=128, packed=True, programs=1, stages=3 if fits else 2)
-    name = "layer_norm_backward" if center else "rms_norm_backward"
-    return tile_for(name, cols, itemsize, packable=packed, capability=gpu.capability, rule=rule)
+    return tile_for(name, cols, itemsize, packable=packed, capability=gpu.capability, rule=rule, near=True)

@@ -176,7 +176,7 @@ _bias_gelu = Registered(
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: Approximate = "tanh") -> torch.Tensor:
-    """gelu(x + bias), gelu by tanh as GPT-2 has it unless told."""
+    """gelu(x + bias), gelu by tanh as GPT-2 has it by default."""
     kind_of(approximate)
     return _bias_gelu.call(x, bias, approximate)  # type: ignore[no-any-return]
 

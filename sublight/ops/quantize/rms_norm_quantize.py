@@ -227,7 +227,7 @@ def inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
 
 
 def judged(call: Call) -> Call:
-    """By how far the numbers behind the codes are from the normalised row."""
+    """A call judged by how far the numbers behind its codes are from the normalised row."""
     return as_numbers(call, exact=rms_norm)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sublight.backend import native, private
+from sublight.backend import native
 from sublight.backend.listen import LISTENERS
 from sublight.backend.native.program import program_of
 from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, is_forward_ad, jit_trace, transforms
@@ -24,10 +24,9 @@ Run = Callable[..., Values]  # (*args) -> results
 def call_of(op: Any) -> tuple[Run, NativeCall]:
     """The call of a `library.Registered`: one function with all it needs at hand, since every attribute that it looks
     up costs the caller; and its way into C++."""
-    kinds = {each.name: str(each.type) for each in private.parse_schema(op.schema).arguments}
-    has_lists = any("List[Tensor]" in kind for kind in kinds.values())
+    has_lists = any("List[Tensor]" in kind for kind in op.kinds.values())
     tensor_names, list_names = (
-        frozenset(name for name, kind in kinds.items() if word in kind) for word in ("Tensor", "List[int]")
+        frozenset(name for name, kind in op.kinds.items() if word in kind) for word in ("Tensor", "List[int]")
     )
     key_of = key_function(op.arguments, tensor_names, list_names, frozenset(op.free))
     plans: dict[Hashable, Run] = {}
@@ -92,7 +91,7 @@ class NativeCall:
         self.kept: list[Plan] = []  # whose compiled kernels are launched without Python knowing
 
     def begin(self, in_python: Run, module: Any) -> None:
-        """From now on calls go to C++; what it does not know comes back to `in_python`."""
+        """From now on calls go to C++; kinds of calls that it does not know come back to `in_python`."""
         op, results = self.op, self.op.results or 0
         call = module.call(op.name, self.kinds, results, (results or len(op.outputs)) > 1, in_python)
         by = getattr(op.gradient and op.gradient.by, "native", None)  # what is no op of its own stays in Python

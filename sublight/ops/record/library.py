@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from sublight.backend import private
 from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
+from sublight.ops.record import kinds
 from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, tensors_of, wants_grad
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.run import Values, runner
@@ -45,6 +46,7 @@ class Registered:
     launch: Callable[..., Values] | None = None  # (plan, *args) -> outputs, where there is more to do than launches
     name: str = field(init=False)
     arguments: tuple[str, ...] = field(init=False)
+    kinds: Mapping[str, str] = field(init=False)  # of the arguments, as the schema has them
     outputs: tuple[str, ...] = field(init=False)
     call: Callable[..., Values] = field(init=False)  # results, by our kernels where they win
     native: NativeCall = field(init=False)
@@ -53,7 +55,10 @@ class Registered:
         set_ = functools.partial(object.__setattr__, self)
         set_("name", self.schema.split("(")[0])
         parsed = private.parse_schema(self.schema)
+        if default := next((each.name for each in parsed.arguments if each.has_default_value()), ""):
+            raise BadInput(f"{self.schema}: PyTorch leaves out {default} where it has its default; give it none")
         set_("arguments", tuple(each.name for each in parsed.arguments))
+        set_("kinds", {each.name: str(each.type) for each in parsed.arguments})
         set_("outputs", tuple(each.name for each in parsed.returns))
         self._register()
         call, quick = call_of(self)
@@ -62,11 +67,13 @@ class Registered:
 
     def decide(self, *args: Any) -> Plan:
         """What `call` does with these arguments, and why."""
+        kinds.check(self.name, self.kinds, args)
         reason = self.why_torch(*args)
         if any(x.is_neg() for x in tensors_of(args)):
             reason = "a tensor that is negated lazily: its memory holds other numbers"
         if reason:
             return Plan(provider="torch", theirs=self.theirs, reason=reason)
+        kinds.check_devices(self.name, self.kinds, args)
         plan = self.plan_results(*args) if self.plan_results and not wants_grad(args) else self.plan(*args)
         return hosted(self, plan, args)
 

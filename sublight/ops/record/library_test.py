@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sublight.backend.state import is_plain
+from sublight.errors import BadInput
 from sublight.ops.record.call import guarded
-from sublight.ops.record.library import peer
+from sublight.ops.record.library import Registered, peer
 
 
 class OnGPU(torch.Tensor):
@@ -40,6 +41,11 @@ def test_a_launch_is_made_on_its_tensors_gpu(monkeypatch: pytest.MonkeyPatch, cu
     first, scale = guarded(lambda first, scale: (first, scale))(x, 2.0)
     assert first is x and scale == 2.0
     assert seen == entered
+
+
+def test_a_schema_gives_no_defaults() -> None:
+    with pytest.raises(BadInput, match="leaves out early where it has its default"):
+        Registered(schema="never_made(Tensor x, bool early=False) -> Tensor", plan=lambda x: x, fake=lambda x: x)
 
 
 def test_the_cpu_goes_through_the_dispatcher() -> None:

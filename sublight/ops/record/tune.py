@@ -21,8 +21,8 @@ from sublight.ops.softmax import softmax
 from sublight.timing import Thunk
 
 Progress = Callable[[str, int, int], None]
-WIDTHS = (768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
-WIDE = (*WIDTHS, 32768, 65536)
+WIDE = tuning.WIDTHS
+WIDTHS = WIDE[:-2]
 ITEMSIZE = 2  # bf16 and fp16; fp32 goes by rule
 
 

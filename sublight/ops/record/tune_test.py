@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from sublight.ops.norm import ring
 from sublight.ops.record import tune, tuning
 
 FAST = tuning.Tile(block=1024, warps=4)
@@ -56,4 +57,23 @@ def test_the_table_answers_for_what_was_tuned_and_on_that_gpu_only() -> None:
             assert found is rule or (found.block + found.tail) * max(1, found.parts) >= cols, (choice.kernel, cols)
             assert tuning.tile_for(choice.kernel, cols, choice.itemsize, **{**facts, "capability": 80}) is rule
             assert tuning.tile_for(choice.kernel, cols, choice.itemsize, **{**facts, "packable": False}) is rule
+    assert answered > 40
+
+
+@pytest.mark.parametrize("kernel", ["rms_norm_backward", "layer_norm_backward", "add_rms_norm_backward"])
+def test_a_width_that_was_not_tried_goes_by_the_nearest_that_was(kernel: str) -> None:
+    rule = tuning.Tile(block=16, warps=1)
+    facts = {"packable": True, "capability": tuning.TUNED_CAPABILITY, "rule": rule}
+    for cols in tuning.WIDTHS:
+        assert tuning.tile_for(kernel, cols, 2, **facts, near=True) is tuning.tile_for(kernel, cols, 2, **facts)
+    streams = 3 if kernel.startswith("add") else 2
+    answered = 0
+    for cols in range(528, 2**16, 528):
+        tile = tuning.tile_for(kernel, cols, 2, **facts, near=True)
+        answered += tile is not rule
+        if tile is not rule:
+            assert tile.block * max(1, tile.parts) >= cols, (cols, tile)
+        if tile.parts:  # rows that stream, and the weight
+            held = sum(ring.blocks(cols, tile.parts, 1 if tile.rows > 1 else tile.warps))
+            assert tile.programs * (streams * tile.stages * tile.rows + 1) * held * 2 <= 227 * 1024, (cols, tile)
     assert answered > 40

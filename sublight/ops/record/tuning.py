@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from sublight.ops.kernels.rows import block_for, split
 
 TABLE = Path(__file__).with_name("tuned.json")
 TUNED_CAPABILITY = 90
+WIDTHS = (768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384, 32768, 65536)  # that were tried: `--tune`'s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Tile:
         return "one row a program" if self.rows == 1 else f"{self.rows} rows a program"
 
     def options(self) -> dict[str, Any]:
-        """For the launch; the interpreter knows no registers."""
+        """The tile's options for the launch; the interpreter knows no registers."""
         if self.registers is None or is_interpreted():
             return {"num_warps": self.warps}
         return {"num_warps": self.warps, "maxnreg": self.registers}
@@ -73,14 +75,19 @@ def planned(plan: Plan) -> Plan:
     return call  # type: ignore[return-value]
 
 
-def tile_for(kernel: str, cols: int, itemsize: int, *, packable: bool, capability: int, rule: Rule) -> Tile | Rule:
-    """The tile that was measured fastest for rows that can be packed, as those measured could; else `rule`."""
+def tile_for(
+    kernel: str, cols: int, itemsize: int, *, packable: bool, capability: int, rule: Rule, near: bool = False
+) -> Tile | Rule:
+    """The tile that was measured fastest for rows that can be packed, as those measured could; else `rule`.
+
+    With `near`, a width that was not tried goes by the nearest one that was, of the same power of two."""
     trial = TRIAL.get()
     if trial is not None and trial[0] == kernel:
         return trial[1] or rule
     if not packable or capability != TUNED_CAPABILITY:
         return rule
-    return _table().get(key(kernel, cols, itemsize), rule)
+    tile = _table().get(key(kernel, cols, itemsize))
+    return tile or (near and _nearest(kernel, cols, itemsize)) or rule
 
 
 def key(kernel: str, cols: int, itemsize: int) -> str:
@@ -90,6 +97,20 @@ def key(kernel: str, cols: int, itemsize: int) -> str:
     """
     block, tail = split(cols)
     return f"{kernel} {block}+{tail} {itemsize}" if tail else f"{kernel} {block} {itemsize}"
+
+
+@functools.cache
+def _nearest(kernel: str, cols: int, itemsize: int) -> Tile | None:
+    """The tile of the nearest width that was tried; None where the rule's tile was fastest there."""
+    table = _table()
+    tried = {key(kernel, width, itemsize): (width, table.get(key(kernel, width, itemsize))) for width in WIDTHS}
+    for name, tile in table.items():
+        kind, blocks, item = name.split()
+        if (kind, item) == (kernel, str(itemsize)) and name not in tried:
+            block, tail = (*map(int, blocks.split("+")), 0)[:2]
+            tried[name] = (block + 3 * tail // 4, tile)  # the middle of the widths that it stands for
+    same = [entry for entry in tried.values() if block_for(entry[0]) == block_for(cols)]
+    return min(same, key=lambda entry: abs(math.log(entry[0] / cols)))[1] if same else None
 
 
 @functools.cache

@@ -21,7 +21,8 @@ from sublight.cost.reduce import reduce_max as max_cost
 from sublight.cost.reduce import reduce_sum as sum_cost
 from sublight.errors import BadInput
 from sublight.op import Buffer, Kernel, Op, Plan, Provider
-from sublight.ops.kernels.rows import block_for, copies_of, generator_for, sums_of, why_no_kernel
+from sublight.ops.kernels.pointwise import block_for_columns
+from sublight.ops.kernels.rows import copies_of, generator_for, sums_of, why_no_kernel
 from sublight.ops.record.library import Registered
 from sublight.ops.record.sized_gradient import SizedGradient, gradient_by
 from sublight.ops.record.tuning import Tile
@@ -95,13 +96,18 @@ def _spread_kernel(
         tl.store(dx_ptr + (out * n + row) * inner + col, dx, mask=(row < n) & (col < inner))
 
 
+MANY = 2**22  # elements: 1024 programs of 4096
+
+
 def plan_spread(dy: torch.Tensor, indices: torch.Tensor, sizes: Sequence[int], first: int, last: int) -> Plan:
     """The gradient of a maximum, of these sizes: zero but where the maximum stood."""
     outer, n, inner = around(sizes, first, last)
-    elements = 4 * 32 * 16 // dy.element_size()
     width, height = (n, outer) if inner == 1 else (inner, n)
-    cols = min(elements, block_for(width))
-    rows = max(1, elements // cols)
+    # 16 bytes a lane, four times over where programs abound: each waits once, for its index, before it can store
+    times = 4 if outer * n * inner >= MANY else 1
+    elements = times * 4 * 32 * 16 // dy.element_size()
+    cols = block_for_columns(width, min(elements, 1024))
+    rows = elements // cols
     col_blocks, blocks = cdiv(width, cols), cdiv(height, rows)
     step = Step(
         _spread_kernel, (col_blocks * blocks * (1 if inner == 1 else outer),),
@@ -239,7 +245,7 @@ def _maximum(x: torch.Tensor) -> Registered:
 
 
 def reduce_argmax(x: torch.Tensor, dim: Dims = -1, keepdim: bool = False) -> torch.Tensor:
-    """Where the maximum stands, the first of equals, or the first NaN; over neighbours, as if they were one."""
+    """The index of the maximum, the first of equals, or of the first NaN; neighbouring dimensions count as one."""
     return _reduce_argmax.call(_values(x), *ends_of(x, dim), keepdim)  # type: ignore[no-any-return]
 
 

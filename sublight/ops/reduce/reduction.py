@@ -30,7 +30,8 @@ SMALL_BYTES = 8 * 1024  # of columns that a single warp takes at once: more warp
 PASS_BYTES = 16 * 1024  # of a row that a program has in flight at once
 PIECE_BYTES = (8 * 1024, 64 * 1024)  # the least and the most of a row that a program takes, where rows are split
 FULL = 16  # programs a multiprocessor, from where on nothing is split
-JOINED = 1024  # pieces that one step of the second launch takes
+COLUMN_PROGRAMS = 8  # a multiprocessor holds at once; the tenth would start when all of the first nine are done
+JOINED, JOINED_COLS = 4096, 16  # pieces that one step of the second launch takes, and columns that a program joins
 LAST = tl.constexpr(2**31 - 1)
 
 
@@ -354,7 +355,7 @@ def _columns_steps(plane: Plane, kind: Kind, gpu: Facts) -> tuple[int, tuple[Ste
     blocks, groups = cdiv(inner, tile.block), cdiv(outer, outers)
     rows_at_once = tile.rows * tile.stages
     programs = blocks * groups
-    wanted = max(1, full // programs)
+    wanted = max(1, COLUMN_PROGRAMS * gpu.multiprocessors // programs)
     if programs >= full or n <= 2 * rows_at_once:  # a second launch would cost more
         wanted = 1
     each = cdiv(cdiv(n, min(wanted, cdiv(n, rows_at_once))), rows_at_once) * rows_at_once
@@ -371,13 +372,13 @@ def _columns_steps(plane: Plane, kind: Kind, gpu: Facts) -> tuple[int, tuple[Ste
 
 def _finish(outer: int, splits: int, inner: int, kind: Kind) -> Step:
     """The launch that joins the pieces."""
-    cols = min(32, next_power_of_2(inner))
+    cols = min(JOINED_COLS, next_power_of_2(inner))
     blocks = cdiv(inner, cols)
     return Step(
         _finish_kernel, (outer * blocks,), splits, inner, blocks,
         on=f"{_pieces(kind)} {_results(kind)}", OTHER=_other(kind),
         SPLITS=min(next_power_of_2(splits), JOINED // cols), COLS=cols,
-        KIND=kind if kind in ("max", "argmax") else "double", num_warps=4,
+        KIND=kind if kind in ("max", "argmax") else "double", num_warps=8,
     )  # fmt: skip
 
 

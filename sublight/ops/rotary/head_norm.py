@@ -23,7 +23,7 @@ from sublight.ops.rotary import rotary
 from sublight.ops.rotary.parts import load_angles, load_pairs, row_places, store_pairs, tile_here
 
 FEW_BYTES = 2**15  # of q, a multiprocessor: up to here a row's own latency counts
-SHARES = 64  # of a weight's gradient that one step of the second launch adds
+SHARES, SHARE_COLS = 256, 16  # that one step of the second launch adds, and columns that a program of it takes
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def check_weights(q: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tenso
 
 
 def _read(*weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Those that the kernels read where they are; a copy lies at a boundary."""
+    """The weights that the kernels read where they are; others are copied, and a copy is always aligned."""
     return tuple(weight for weight in weights if weight.is_contiguous())
 
 
@@ -283,7 +283,7 @@ def _weights_kernel(
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.zeros([SHARES, BLOCK], tl.float32)
     rest = total
-    for start in tl.range(first, last, SHARES):
+    for start in tl.range(first, last, SHARES, num_stages=3):
         share = start + tl.arange(0, SHARES)[:, None]
         dw = tl.load(shares_ptr + share * HEAD_DIM + col, mask=(share < last) & (col < HEAD_DIM), other=0.0)
         total, rest = add_to(total, rest, dw, SUMS != "plain")
@@ -328,8 +328,8 @@ def plan_backward(
         **where.constants, EXACT=item == 4, SUMS=sums_of(q), STAGES=tile.stages, **tile.options(),
     )  # fmt: skip
     add = Step(
-        _weights_kernel, (cdiv(width, 32), 2), q_programs, programs, on="shares dq_weight dk_weight",
-        HEAD_DIM=width, SHARES=SHARES, BLOCK=32, SUMS=sums_of(q), num_warps=4,
+        _weights_kernel, (cdiv(width, SHARE_COLS), 2), q_programs, programs, on="shares dq_weight dk_weight",
+        HEAD_DIM=width, SHARES=SHARES, BLOCK=SHARE_COLS, SUMS=sums_of(q), num_warps=8,
     )  # fmt: skip
     gradients = {
         **rooms,

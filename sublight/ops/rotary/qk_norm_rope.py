@@ -136,7 +136,7 @@ def _arguments(
     style: Style = "half",
     rotary_dim: int | None = None,
 ) -> tuple[Any, ...]:
-    """Those of the registered op."""
+    """The arguments of the registered op."""
     width = q.shape[-1] if rotary_dim is None else rotary_dim
     return q, k, q_weight, k_weight, cos, sin, positions, eps, width, rotary.is_interleaved(style)
 

@@ -301,13 +301,13 @@ def _arguments(
     style: Style = "half",
     rotary_dim: int | None = None,
 ) -> tuple[Any, ...]:
-    """Those of the registered op."""
+    """The arguments of the registered op."""
     width = q.shape[-1] if rotary_dim is None else rotary_dim
     return q, k, cos, sin, positions, width, rotary.is_interleaved(style)
 
 
 def _liger_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Thunk:
-    """In place, and heads before tokens."""
+    """Liger's function, which works in place, with heads before tokens."""
     apply = peer("liger_kernel.ops.rope", "LigerRopeFunction").apply
     call = partial(apply, q.transpose(1, 2), k.transpose(1, 2), cos, sin, None, 1, q.shape[-1])
     return lambda: tuple(x.transpose(1, 2) for x in call())

@@ -73,7 +73,7 @@ def heads_of_room(room: Buffer) -> Heads:
 
 
 def like(x: torch.Tensor, device: str | None = None) -> torch.Tensor:
-    """A tensor of that kind, on x's device unless told."""
+    """A tensor of that kind, on x's device by default."""
     room = torch.empty_like(x, device=device)
     return room if room.stride(-1) == 1 else torch.empty_like(x, device=device, memory_format=torch.contiguous_format)
 
@@ -114,7 +114,7 @@ def layout(
     *,
     weights: Inputs = (),
 ) -> Layout:
-    """Of tensors shaped as q and k are, in turn: q and k first, or their gradients."""
+    """The layout of tensors shaped as q and k, in turn: q and k, or their gradients."""
     batch, q_len, heads, head_dim = q.shape
     kv_heads, itemsize = k.shape[2], q.element_size()
     strides = [each.strides for each in tensors]
@@ -122,7 +122,7 @@ def layout(
     table_strides = [cos.shape[1]] * 2 if is_copied else [cos.stride(0), sin.stride(0)]
     places = positions.expand(q.shape[:2]).stride() if positions is not None else (0, 0)
     first = q_len == 1 or strides[0][2] <= strides[0][1]  # heads nearer to one another than tokens
-    if q_len == 1:  # one token of each sequence: taken for the tokens of one, all of the same position unless told
+    if q_len == 1:  # one token of each sequence: taken for the tokens of one, all of the same position by default
         batch, q_len, places = 1, batch, (0, places[0])
         strides = [(0, each[0], each[2]) for each in strides]
         table_strides = table_strides if positions is not None else [0, 0]
@@ -182,7 +182,7 @@ def share(q_len: int, heads: int, rows: int, first: bool) -> tuple[int, int]:
 
 
 def rule(rotary_dim: int, itemsize: int, *, warps: int = WARPS, loads: int = 1, **more: Any) -> Tile:
-    """As many rows a program as let its threads load 16 bytes from each half, `loads` times."""
+    """The tile by rule: so many rows that a program's threads load 16 bytes from each half, `loads` times."""
     block = next_power_of_2(rotary_dim // 2)
     return Tile(block=block, warps=warps, rows=max(1, loads * warps * 32 * 16 // (block * itemsize)), **more)
 
@@ -241,7 +241,7 @@ def check(
 
 
 def check_memory(*tensors: torch.Tensor) -> None:
-    """Of tensors that are written into."""
+    """Refuse tensors that cannot be written into."""
     for x in tensors:
         if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
             raise BadInput("rope_ cannot write into an expanded tensor, whose elements share memory: use rope")
@@ -268,7 +268,7 @@ def random_heads(shape: Shape, dtype: str, device: str, seed: int) -> Pair:
 
 
 def angles(length: int, rotary_dim: int, device: str) -> torch.Tensor:
-    """Of every position and pair, (length, rotary_dim / 2), in fp32."""
+    """The angle of every position and pair, (length, rotary_dim / 2), in fp32."""
     rates = BASE ** -(torch.arange(0, rotary_dim, 2, device=device, dtype=torch.float32) / rotary_dim)
     return (START + torch.arange(length, device=device, dtype=torch.float32))[:, None] * rates
 

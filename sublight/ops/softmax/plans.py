@@ -76,7 +76,7 @@ def in_python(call: Callable[..., Any]) -> Any:
 
 
 def plan_forward(kernels: Kernels, x: torch.Tensor) -> Plan:
-    """From x to a result of its shape."""
+    """The plan of a forward pass, from x to a result of its shape."""
     layout = rows_of(x)
     rows, cols, item, sums = layout.rows, layout.cols, layout.itemsize, sums_of(x)
     tile = tile_of("softmax", cols, item, packed=layout.is_packed, capability=facts(x).capability, two=kernels.splits)
@@ -119,7 +119,7 @@ def plan_forward(kernels: Kernels, x: torch.Tensor) -> Plan:
 
 
 def plan_backward(kernels: Kernels, dy: torch.Tensor, y: torch.Tensor) -> Plan:
-    """From the result and its gradient to that of x."""
+    """The plan of a backward pass, from the result and its gradient to the gradient of x."""
     grads, layout = rows_of(dy), rows_of(y)
     rows, cols, sums = layout.rows, layout.cols, sums_of(y)
     item, packed = 2 * layout.itemsize, grads.is_packed and layout.is_packed  # two tensors share the registers

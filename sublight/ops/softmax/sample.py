@@ -129,6 +129,8 @@ def arguments(
 ) -> tuple[torch.Tensor, torch.Tensor, int, float, float]:
     """What `sample` is given, as torch.ops.sublight.sample takes it."""
     if not isinstance(seed, torch.Tensor):
+        if not isinstance(seed, int | torch.SymInt):
+            raise BadInput(f"seed is {type(seed).__name__}: give a whole number, or one int64 beside the logits")
         seed = torch.full((), seed, dtype=torch.int64, device=logits.device)
     check(logits, seed, temperature, top_k, top_p)
     return logits.detach(), seed, *_terms(logits, temperature, top_k), float(top_p)

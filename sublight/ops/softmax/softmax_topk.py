@@ -35,6 +35,7 @@ from sublight.ops.softmax.softmax import exp_below, share_of
 MAX_K = 64
 GROUP_COLS = 64  # neighbours of which the pass over the logits keeps the largest
 BUNDLE_GROUPS = 4  # that the first sort takes as one
+FINISH_WARPS = 4  # that sort a row
 GROUP = tl.constexpr(GROUP_COLS)
 BUNDLE = tl.constexpr(BUNDLE_GROUPS)
 PIECE = tl.constexpr(8)  # logits of a group that the third sort takes as one
@@ -203,7 +204,7 @@ def find_largest(x: torch.Tensor, name: str, k: int, *, probability: bool, value
         _finish_kernel, (rows,), *sizes, k,
         on=f"{name} most {sums} {values} {index}",
         K=slots, BUNDLES=max(slots, next_power_of_2(cdiv(groups, BUNDLE_GROUPS))),
-        PARTS=next_power_of_2(parts), WIDE=item == 4 or cols > 2**16, **whole, num_warps=4,
+        PARTS=next_power_of_2(parts), WIDE=item == 4 or cols > 2**16, **whole, num_warps=FINISH_WARPS,
     )  # fmt: skip
     return Largest((find, finish), buffers)
 

@@ -14,7 +14,8 @@ import pytest
 
 from sublight import doctor, gpus, nvml
 from sublight.cli import main as cli
-from sublight.doctor import Check
+from sublight.doctor import gpu, kept, packages, tools
+from sublight.doctor.record import Check
 from sublight.extensions import build, toolchain
 from sublight.report import doctor as report
 
@@ -40,8 +41,8 @@ def test_tools_by_what_they_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     script(tmp_path, "ncu", "echo 'NVIDIA (R) Nsight Compute'; echo 'Version 2025.1.0.0 (build 35237751)'")
     script(tmp_path, "nsys", "exit 3")
-    ok, broken = (doctor._tool(name, ("--version",), "profiling", "reinstall") for name in ("ncu", "nsys"))
-    missing = doctor._tool("no-such-tool", ("--version",), "profiling", "install it")
+    ok, broken = (tools.tool(name, ("--version",), "profiling", "reinstall") for name in ("ncu", "nsys"))
+    missing = tools.tool("no-such-tool", ("--version",), "profiling", "install it")
     assert (ok.state, ok.found) == ("ok", "2025.1.0.0")
     assert (broken.state, broken.fix) == ("broken", "reinstall")
     assert (missing.state, missing.fix) == ("missing", "install it")
@@ -50,9 +51,9 @@ def test_tools_by_what_they_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_package_that_fails_to_import_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torn_package.py").write_text("raise ImportError('libmissing.so: cannot open\\nmore')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    check = doctor._package("torn_package", "tests", "reinstall it", True)
+    check = packages.package("torn_package", "tests", "reinstall it", True)
     assert (check.state, check.found, check.fix) == ("broken", "libmissing.so: cannot open", "reinstall it")
-    assert doctor._package("never_written", "tests", "install it", False).state == "missing"
+    assert packages.package("never_written", "tests", "install it", False).state == "missing"
 
 
 @pytest.mark.parametrize(
@@ -70,16 +71,16 @@ def test_counters(
     path = tmp_path / "params"
     if parameters is not None:
         path.write_text(parameters)
-    monkeypatch.setattr(doctor, "DRIVER_PARAMETERS", path)
-    monkeypatch.setattr(doctor, "_is_admin", lambda: admin)
-    assert doctor._counters().state == state
+    monkeypatch.setattr(gpu, "DRIVER_PARAMETERS", path)
+    monkeypatch.setattr(gpu, "_is_admin", lambda: admin)
+    assert gpu.counters().state == state
 
 
 @pytest.mark.parametrize(("hip", "cuda", "build"), [(None, None, "cpu"), (None, "13.0", "cuda"), ("6.4", None, "rocm")])
 def test_torch_builds(hip: str | None, cuda: str | None, build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(__version__="2.11.0", version=SimpleNamespace(hip=hip, cuda=cuda))
     monkeypatch.setitem(sys.modules, "torch", fake)
-    torch, runtime = doctor._torch()
+    torch, runtime = packages.torch_and_runtime()
     assert torch.found == f"2.11.0 ({build} build)"
     assert (runtime.state, runtime.found) == (("ok", hip or cuda) if hip or cuda else ("missing", ""))
 
@@ -87,23 +88,23 @@ def test_torch_builds(hip: str | None, cuda: str | None, build: str, monkeypatch
 def test_a_gpu_that_torch_cannot_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "detect", lambda: None)
     monkeypatch.setattr(nvml, "health", lambda: None)
-    assert doctor._gpu().state == "missing"
+    assert gpu.device().state == "missing"
     monkeypatch.setattr(nvml, "health", lambda: SimpleNamespace(driver="570"))
-    assert doctor._gpu().state == "broken"
+    assert gpu.device().state == "broken"
 
     def fail() -> Any:
         raise RuntimeError("CUDA driver is too old\nupdate it")
 
     monkeypatch.setattr(gpus, "detect", fail)
-    assert doctor._gpu().found == "CUDA driver is too old"
+    assert gpu.device().found == "CUDA driver is too old"
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path / "cache"))
-    assert doctor._cache().state == "ok"
+    assert kept.cache().state == "ok"
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path / "file"))
-    assert doctor._cache().state == "broken"
+    assert kept.cache().state == "broken"
 
 
 def test_only_what_is_required_decides_the_status(
@@ -163,41 +164,41 @@ def toolkit(folder: Path) -> Path:
 def test_versions_of_cuda_that_do_not_match_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = toolkit(tmp_path / "cuda")
     monkeypatch.setenv("CUDA_HOME", str(home))
-    monkeypatch.setattr(doctor, "_load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda="12.8")))
+    monkeypatch.setattr(tools, "load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda="12.8")))
     monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
     monkeypatch.setattr(build, "nvcc_release", lambda path: "13.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
-    arch, cuda, headers = doctor._extensions()
+    arch, cuda, headers = tools.extensions()
     assert (headers.state, headers.found) == ("ok", str(home))
     assert (arch.state, arch.found) == ("broken", "'sm_90' is no architecture") and "unset it" in arch.fix
     assert (cuda.state, cuda.found) == ("broken", "nvcc is of CUDA 13.0, torch of 12.8") and "CUDA_HOME" in cuda.fix
     monkeypatch.setattr(build, "nvcc_release", lambda path: "12.4")
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
-    cuda, headers = doctor._extensions()
+    cuda, headers = tools.extensions()
     assert (cuda.state, cuda.found) == ("ok", "CUDA 12.4 and 12.8")
     assert headers.state == "broken" and "other, which has no include/cuda_runtime.h" in headers.found
 
 
 def test_an_nvcc_that_driver_or_gpu_do_not_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    monkeypatch.setattr(doctor, "_load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda=None)))
+    monkeypatch.setattr(tools, "load", lambda module: SimpleNamespace(version=SimpleNamespace(cuda=None)))
     monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
     monkeypatch.setattr(build, "nvcc_release", lambda path: "13.0")
-    monkeypatch.setattr(doctor.nvml, "cuda_version", lambda: "12.8")
-    monkeypatch.setattr(doctor.gpus, "detect", lambda: SimpleNamespace(compute_capability=(9, 0)))
-    driver, gpu = doctor._extensions()
+    monkeypatch.setattr(tools.nvml, "cuda_version", lambda: "12.8")
+    monkeypatch.setattr(tools.gpus, "detect", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    driver, gpu = tools.extensions()
     assert (driver.state, driver.found) == ("broken", "nvcc is of CUDA 13.0, the driver takes up to 12.8")
     assert "newer driver" in driver.fix and (gpu.state, gpu.found) == ("ok", "CUDA 13.0 and 9.0")
     monkeypatch.setattr(build, "nvcc_release", lambda path: "11.4")
-    driver, gpu = doctor._extensions()
+    driver, gpu = tools.extensions()
     assert driver.state == "ok" and gpu.state == "broken" and "11.8 or later" in gpu.fix
 
 
 def test_a_missing_cpp_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(build.shutil, "which", lambda name, **more: None)
-    check = doctor._cpp_compiler()
+    check = tools.cpp_compiler()
     assert check.state == "missing" and "apt install g++" in check.fix
 
 
@@ -209,5 +210,5 @@ def test_nvcc_is_found_where_builds_find_it(monkeypatch: pytest.MonkeyPatch, tmp
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", "/bin:/usr/bin")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    check = doctor._tool("nvcc", ("--version",), "x", "y")
+    check = tools.tool("nvcc", ("--version",), "x", "y")
     assert (check.state, check.found) == ("ok", "13.0")

@@ -15,7 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sublight import bench, gpus
-from sublight.bench import cases, limits_for, providers, run
+from sublight.bench import limits_for, measure, run
+from sublight.bench.case import providers
 from sublight.errors import BadInput
 from sublight.limits import run as limits_run
 from sublight.limits.run import Machine
@@ -41,7 +42,7 @@ quickly = functools.partial(run, machine=CPU, limits=LIMITS, quick=True)
 @pytest.fixture(autouse=True)
 def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here does not need caches to be cold."""
-    monkeypatch.setattr(bench, "MAX_INPUT_SETS", 4)
+    monkeypatch.setattr(measure, "MAX_INPUT_SETS", 4)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def test_the_file_is_named_after_the_gpu_in_one_word() -> None:
 def test_ours_is_what_the_profiler_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {"sublight": ("_tile_kernel", "Memcpy"), "torch": ("softmax_warp_forward",)}
     order = iter(("sublight", "torch"))
-    monkeypatch.setattr(bench.timing, "kernels_of", lambda *_, **__: seen[next(order)])
+    monkeypatch.setattr(measure.timing, "kernels_of", lambda *_, **__: seen[next(order)])
     found = quickly([SOFTMAX], shapes=[SHAPE], directions=["fwd"])
     assert [(row.ours, row.kernel) for row in found.rows] == [
         (True, "_tile_kernel, Memcpy"),
@@ -261,44 +262,7 @@ def test_a_run_with_a_nan_can_be_kept(tmp_path: Path) -> None:
     assert (only(again.rows, "liger").error or 0) > 2
 
 
-# ------------------------------------------------------------------------------------------------ what is measured
-
-
-def shapes_of(found: list[bench.Case]) -> list[tuple[str, str, str, tuple[int, ...]]]:
-    return [(case.op.name, case.direction, case.dtype, tuple(case.shape.values())) for case in found]
-
-
-def test_what_needs_no_kernel_has_no_case() -> None:
-    assert shapes_of(cases([ADD, SOFTMAX], CPU, [], ["fp16"], ["bwd"], True)) == [
-        ("softmax", "bwd", "float16", (bench.CPU_BYTES // (2 * 4 * 768), 768))  # as a forward pass in float32 fills it
-    ]
-    assert shapes_of(cases([ADD], CPU, ["8"], [], ["fwd", "bwd"], True)) == [("add", "fwd", "float32", (8,))]
-
-
-def test_shapes_and_data_types_are_taken_as_asked() -> None:
-    found = cases([SOFTMAX], CPU, ["cols=2,rows=1", "3x4"], ["bf16", "float32"], ["fwd"], True)
-    assert shapes_of(found) == [
-        ("softmax", "fwd", dtype, shape) for shape in ((1, 2), (3, 4)) for dtype in ("bfloat16", "float32")
-    ]
-    with pytest.raises(BadInput, match="does not fit add"):
-        cases([ADD], CPU, ["3x4"], [], ["fwd"], True)
-    with pytest.raises(BadInput, match="unknown data type 'fp8'"):
-        cases([ADD], CPU, [], ["fp8"], ["fwd"], True)
-
-
-def test_a_gpu_gets_the_ops_own_shapes_and_a_cpu_small_ones() -> None:
-    gpu = replace(CPU, kind="cuda")
-    full = cases([SOFTMAX], gpu, [], [], ["fwd"], False)
-    assert [case.shape for case in full] == list(SOFTMAX.shapes)
-    assert {case.dtype for case in full} == {"bfloat16"}
-    quick = cases([SOFTMAX], gpu, [], [], ["fwd"], True)
-    assert 0 < len(quick) < len(full) and all(case.shape in SOFTMAX.shapes for case in quick)
-    for op in (ADD, SOFTMAX):
-        for how in (True, False):
-            small = cases([op], CPU, [], [], ["fwd"], how)
-            assert small
-            assert all(op.cost(case.shape, case.dtype, "fwd").bytes <= bench.CPU_BYTES for case in small)
-            assert {case.dtype for case in small} == {"float32"}
+# ------------------------------------------------------------------------------------------------ the run
 
 
 def test_commit_without_git_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
