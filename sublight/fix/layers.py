@@ -11,7 +11,7 @@ import contextlib
 import fnmatch
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,8 +53,9 @@ def replace_layers(
     verify: Any,
     keep: bool,
 ) -> Compressed:
-    """Put `by(layer, weight)` in the place of every linear layer that may be replaced. It has `nbytes`, and `like`, a
-    tensor of the device and data type that its weight, made whole, would have.
+    """Put `by(layer, weight)` in the place of every linear layer that may be replaced. It has `bias`, `nbytes`, `like`,
+    a tensor of the device and data type that its weight, made whole, would have, and `is_trained`: its weight is the
+    layer's own.
 
     `why_left` says why a weight is not taken, `words` what was done to a layer. `skip` are names or patterns of layers
     to leave; unless it is given the output head is left, whose error goes straight into the loss.
@@ -108,7 +109,11 @@ def check(model: Any, skip: Sequence[str] | None, caller: str) -> None:
     if weight_of(model) is not None:
         raise BadInput("the model is itself a linear layer: wrap it in a torch.nn.Sequential")
     names = {name for name, _ in model.named_modules() if name}
+    if not isinstance(skip, Iterable | None):
+        raise BadInput(f"skip={skip!r}: a list of layers' names, such as {[next(iter(sorted(names)), '0')]!r}")
     for pattern in skip or ():
+        if not isinstance(pattern, str):
+            raise BadInput(f"skip={pattern!r}: a layer's name in quotes, such as {next(iter(sorted(names)), '0')!r}")
         if not any(fnmatch.fnmatch(name, pattern) for name in names):
             raise BadInput(f"skip={pattern!r} names no module: {nearest(pattern, sorted(names))}")
 
@@ -129,13 +134,13 @@ def why_fixed(module: torch.nn.Module, weight: torch.Tensor, shared: Mapping[int
     return "" if torch.isfinite(weight).all() else "its weight has values that are not finite"
 
 
-def _swap(model: torch.nn.Module, module: torch.nn.Module, new: torch.nn.Module, *, keep: bool) -> None:
+def _swap(model: torch.nn.Module, module: torch.nn.Module, new: Any, *, keep: bool) -> None:
     new.train(module.training)
     put(model, module, new)
     if keep:
         own: Any = module.weight
         new.__dict__[KEPT] = module
-        if getattr(new, "weight", None) is not own:  # else it is trained there
+        if not new.is_trained:
             own.data = own.data.cpu()
 
 
@@ -146,6 +151,9 @@ def restore_layers(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], .
         raise BadInput(f"{lost[0]} was packed with keep=False, or loaded so: its weight as it was is not here any more")
     for _, module in replaced:
         before = module.__dict__[KEPT]
+        before.bias = module.bias  # which load_state_dict(…, assign=True) puts another in the place of
+        if module.is_trained:
+            before.weight = module.weight
         before.weight.data = before.weight.data.to(module.like.device, module.like.dtype)  # as the model is by now
         before.train(module.training)
         put(model, module, before)
@@ -153,7 +161,7 @@ def restore_layers(model: torch.nn.Module, kinds: tuple[type[torch.nn.Module], .
 
 
 def put(model: torch.nn.Module, before: torch.nn.Module, after: torch.nn.Module) -> None:
-    """In the place of another, under every name that it has."""
+    """Put a module in the place of another, under every name that it has."""
     names = [name for name, module in model.named_modules(remove_duplicate=False) if module is before]
     for name in names:
         parent, _, last = name.rpartition(".")

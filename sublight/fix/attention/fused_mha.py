@@ -64,11 +64,13 @@ class FusedMHA(torch.nn.MultiheadAttention):
         if dropout and why_no_way(q, k, v):
             return None
         options: dict[str, Any] = {"causal": causal, "dropout": dropout, "provider": self.provider}
-        out: torch.Tensor = self.out_proj(attention(q, k, v, **options).transpose(1, 2).flatten(2))  # (b, t, e)
-        return out if self.batch_first else out.transpose(0, 1)
+        heads = attention(q, k, v, **options)  # (b, h, t, d)
+        # a copy, where one is needed, before the projection: its result lies in one piece, as PyTorch's does
+        rows = heads.transpose(1, 2) if self.batch_first else heads.permute(2, 0, 1, 3)
+        return self.out_proj(rows.flatten(2))  # type: ignore[no-any-return]  # (b, t, e) or (t, b, e)
 
     def _projected(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """In one product where query, key and value are one tensor."""
+        """Query, key and value projected, by one product where all three are one tensor."""
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if not self._qkv_same_embed_dim:
             weights: tuple[torch.Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from sublight.errors import BadInput, one_of
+from sublight.fix.attention import one_row
 from sublight.fix.attention.hugging_face import use_in_transformers
 from sublight.fix.graph.backend import Backend
 from sublight.fix.graph.callable import graph as graph_of
@@ -50,13 +51,18 @@ class Store:
             self.table = torch.arange(self.batch * width, dtype=torch.int32, device=device).view(self.batch, width)
             self.lengths = torch.zeros(self.batch, dtype=torch.int32, device=device)
             self.slots = torch.zeros(self.batch, dtype=torch.int64, device=device)
+            self.first_slots = (
+                torch.arange(self.batch, device=device) * width * self.page
+            )  # a text's pages are neighbours
         self.lengths.copy_(is_text.sum(1))  # in place: a graph reads them where they are
-        slots = self._slots((is_text.cumsum(1) - 1).clamp_min(0))
+        slots = self.first_slots[:, None] + is_text.cumsum(1) - 1
         self.prompt_slots: torch.Tensor | None = torch.where(is_text, slots, -1).flatten()
 
-    def _slots(self, place: torch.Tensor) -> torch.Tensor:
-        """Of each text's tokens (batch, …) by their places in it."""
-        return self.table.gather(1, place // self.page).long() * self.page + place % self.page
+    def advance(self) -> None:
+        """A step begins: where each text's new token goes, and that it is there. Before all else of the step: launches
+        that begin early may read both."""
+        torch.add(self.first_slots, self.lengths, out=self.slots)
+        self.lengths.add_(1)
 
     def write_prompt(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """(batch, kv_heads, length, head_dim) each."""
@@ -68,9 +74,6 @@ class Store:
         kv_write(rows[0], rows[1], *self.caches[layer], self.prompt_slots)
 
     def write_token(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        if layer == 0:
-            self.slots.copy_(self._slots(self.lengths.long()[:, None])[:, 0])
-            self.lengths.add_(1)
         kv_write(k[:, :, 0], v[:, :, 0], *self.caches[layer], self.slots)
 
     def attend(self, layer: int, q: torch.Tensor, scale: float | None, window: int | None) -> torch.Tensor:
@@ -86,21 +89,29 @@ def paged_cache(
     """A cache for `model.generate(…, past_key_values=cache)`: `batch` texts of up to `tokens` each, new ones included.
 
     Inside, the model's attention is ours. `scope` is what a graph holds of a new token's step: "forward" the layers,
-    "head" the logits, too; "none" launches. `cache.report()` says what the graphs took and brought.
+    "head" the logits, too; "none" launches. `cache.report()` says what the graphs took and brought. One text inside of
+    a graph on a Hopper GPU goes by fewer launches (`one_row.py`); `cache.why_not_rows` says why it does not.
     """
     one_of("scope", scope, SCOPES)
     if batch < 1 or tokens < 2 or page < 1:
         raise BadInput(f"{batch} texts of {tokens} tokens in pages of {page}: give 1 or more, and room for a new token")
     name, before = _register(), model.config._attn_implementation
     cache = _cache_class()(batch, tokens, page)
+    cache.why_not_rows = (
+        "it is for one text inside of a graph" if batch > 1 or scope == "none" else one_row.why_not(model)
+    )
     inner = model.get_decoder() if scope == "forward" else model
-    forward = inner.forward
+    forward, own = inner.forward, vars(inner).get("forward")
     inner.forward = cache.steps = _Steps(forward, cache, scope, backend)
     model.set_attn_implementation(name)
     try:
-        yield cache
+        with contextlib.nullcontext() if cache.why_not_rows else one_row.rows(model, cache):
+            yield cache
     finally:
-        del inner.forward  # the class's own again
+        if own is None:
+            del inner.forward  # the class's own again
+        else:
+            inner.forward = own
         model.set_attn_implementation(before)
 
 
@@ -111,6 +122,7 @@ class _Steps:
         self.forward, self.cache = forward, cache
 
         def step(input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+            cache.store.advance()
             out = forward(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
             return out[0]  # type: ignore[no-any-return]
 
@@ -161,6 +173,7 @@ def _cache_class() -> Any:
             super().__init__(layers=[])
             self.store, self.seen = Store(batch, tokens, page), 0  # seen: tokens of a row, padding included
             self.steps: Any = None
+            self.why_not_rows = ""
 
         def report(self) -> Any:
             """What `sublight.graph` reports; None without a graph."""

@@ -13,6 +13,7 @@ from sublight.errors import BadInput
 from sublight.fix.attention.paged_cache import SCOPES, Scope, paged_cache
 from sublight.fix.graph.fake import Fake
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 COMMON: dict[str, Any] = {
     **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None},
@@ -24,7 +25,6 @@ NEW = 6  # three that warm a graph up, one that captures it, two replays
 @pytest.fixture(scope="module")
 def model() -> Any:
     """With a window, so that what a new token sees is more than a length; in fp64, which PyTorch's ops compute."""
-    torch.set_num_threads(1)  # tiny products: threads that wait for each other take ten times as long
     torch.manual_seed(5)
     made = transformers.MistralForCausalLM(transformers.MistralConfig(**COMMON, sliding_window=9)).eval().double()
     for parameter in made.parameters():

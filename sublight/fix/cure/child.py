@@ -74,7 +74,7 @@ class Child:
                 raise SystemExit(ended.exit_code)
             self._timer.finish()
         has_failed = ended.error is not None and not isinstance(ended.error, SystemExit)
-        self._write(error=_words(ended.error) if has_failed else self._why_not_timed())
+        self._write(error=_words(ended.error) if has_failed else self._why_not_timed(ended.error))
 
     def _leave(self) -> None:
         """The window has ended, in the middle of the script: so does the script, or it goes on for a while."""
@@ -91,9 +91,12 @@ class Child:
         sys.stderr.flush()
         os._exit(0)
 
-    def _why_not_timed(self) -> str:
+    def _why_not_timed(self, left: BaseException | None) -> str:
         if self._timer.step_s is not None:
             return ""
+        if isinstance(left, SystemExit) and left.code:  # as a script may that finds its results already there
+            how = f"with status {left.code}" if isinstance(left.code, int) else f"saying {str(left.code).strip()!r}"
+            return f"it left {how} before its steps were timed; its copy of the folder holds what the first run wrote"
         if not self._timer.steps_from:
             return "no steps were found in it: sublight.step() at the end of each tells"
         return f"it ended after {self._timer.seen} steps: too few to time"

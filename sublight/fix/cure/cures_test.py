@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import sublight
+from sublight import correct
 from sublight.errors import BadInput
 from sublight.fix.cure import CURES, diff, find, pinned, treating
 from sublight.fix.cure.autocast import casting
@@ -59,26 +61,28 @@ def test_models_are_roots_and_the_called_one_comes_first() -> None:
 def test_norms_and_activations_are_patched_apart() -> None:
     changes, x = Changes(), torch.randn(4, 16)
     model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 16), torch.nn.GELU())
-    before = model(x)
+    before, truth = model(x), copy.deepcopy(model).double()(x.double())
     with find("patch norms").install(changes):
         model(x)
     assert is_patched(model[0]) and not is_patched(model[2])
     with find("patch activations").install(changes):
         model(x)
     assert is_patched(model[2]) and set(changes.did) == {"patch norms", "patch activations"} and not changes.left
-    assert torch.allclose(model(x), before, atol=1e-6)
+    assert (error := correct.error("y", *(y.detach() for y in (model(x), before, truth)))).ok, error
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
 def test_an_optimizer_is_fused_at_its_first_step(kind: str) -> None:
     changes = Changes()
-    nets = [torch.nn.Linear(4, 4) for _ in range(2)]
-    nets[1].load_state_dict(nets[0].state_dict())
+    nets = [torch.nn.Linear(4, 4) for _ in range(3)]
+    for net in nets[1:]:
+        net.load_state_dict(nets[0].state_dict())
+    exact = nets[2].double()
     optimizer = getattr(torch.optim, kind)(nets[0].parameters(), lr=0.1)
-    other = getattr(torch.optim, kind)(nets[1].parameters(), lr=0.1)
+    other, third = (getattr(torch.optim, kind)(net.parameters(), lr=0.1) for net in nets[1:])
 
     def step(net: Any, by: Any) -> None:
-        net(torch.ones(2, 4)).square().mean().backward()
+        net(torch.ones(2, 4, dtype=net.weight.dtype)).square().mean().backward()
         by.step()
         by.zero_grad()
 
@@ -87,8 +91,9 @@ def test_an_optimizer_is_fused_at_its_first_step(kind: str) -> None:
             step(nets[0], optimizer)
     for _ in range(3):
         step(nets[1], other)
+        step(exact, third)
     assert optimizer.param_groups[0]["fused"] and changes.did == {"fused optimizer": f"{kind}: fused=True"}
-    assert torch.allclose(nets[0].weight, nets[1].weight, atol=1e-6)
+    assert (error := correct.error("weight", *(net.weight.detach() for net in nets))).ok, error
     assert fuse(optimizer) == "it is fused already"
     assert ("state" in fuse(other)) == bool(other.state)
     assert fuse(torch.optim.Rprop(nets[0].parameters())) == "PyTorch has no fused one"

@@ -40,7 +40,7 @@ class Fence:
         self._is_busy = False  # writing the log is an event, too
 
     def start(self) -> None:
-        """For the rest of the process: an audit hook cannot be taken away."""
+        """Start the fence for the rest of the process: an audit hook cannot be removed."""
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:

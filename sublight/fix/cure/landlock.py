@@ -29,7 +29,7 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0: it has none that serves."""
+    """The version of the kernel's Landlock; 0 where it has none that serves."""
     if not sys.platform.startswith("linux"):
         return 0
     found = _call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(VERSION_FLAG))

@@ -97,6 +97,13 @@ def test_a_script_that_ends_too_early_and_one_that_is_not_there(here: Path) -> N
     assert outcome.step_s is None and "gone.py" in outcome.error
 
 
+def test_a_script_that_finds_its_results_already_there(here: Path) -> None:
+    text = "import os, sys\nif os.path.exists('checkpoint.pt'):\n    sys.exit('already trained')\n"
+    (here / "once.py").write_text(text + TRAIN)
+    outcome = rerun(here, "100", target="once.py").run()
+    assert outcome.error.startswith("it left saying 'already trained' before its steps were timed; its copy")
+
+
 def test_what_it_would_write_elsewhere_is_refused_and_named(here: Path) -> None:
     there = here.parent / "there"
     there.mkdir()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sublight import units
 from sublight.errors import BadInput
+from sublight.fix.cure import landlock
 
 MOST_BYTES = 10**9
 CACHES = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".tox", ".nox")
@@ -47,7 +48,19 @@ class Scratch:
         with tempfile.TemporaryDirectory(prefix="sublight-fix-", ignore_cleanup_errors=True) as home:
             copy = os.path.join(os.path.realpath(home), os.path.basename(self.folder) or "folder")
             self._copy(self.folder, copy, copy)
+            if landlock.version() > 0:
+                self._link_siblings(copy)
             yield copy
+
+    def _link_siblings(self, copy: str) -> None:
+        """What lies beside the folder lies beside its copy: `../data` can be read. Without the kernel's fence other
+        programs could write through such a link, so there is none.
+        """
+        with contextlib.suppress(OSError), os.scandir(os.path.dirname(self.folder)) as entries:
+            for entry in entries:
+                there = os.path.join(os.path.dirname(copy), entry.name)
+                if not os.path.lexists(there):
+                    os.symlink(entry.path, there)
 
     def _copy(self, source: str, target: str, root: str) -> None:
         os.mkdir(target)
@@ -68,9 +81,13 @@ class Scratch:
         os.chmod(target, os.stat(target).st_mode | stat.S_IRWXU)  # what is read-only there must be gone afterwards
 
     def _link_target(self, link: str, root: str) -> str:
-        """As it is; a whole path into the folder leads into the copy."""
+        """A whole path into the folder leads into the copy; a relative one out of it still leads where it did."""
         target = os.readlink(link)
-        return self.into(target, root) if os.path.isabs(target) else target
+        if os.path.isabs(target):
+            return self.into(target, root)
+        whole = os.path.normpath(os.path.join(os.path.dirname(link), target))
+        leads_out = landlock.version() > 0 and not is_below(whole, self.folder)
+        return whole if leads_out else target
 
     def into(self, path: str, copy: str) -> str:
         """The copy's path for one inside of the folder; any other as it is."""

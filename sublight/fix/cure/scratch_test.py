@@ -61,6 +61,20 @@ def test_what_a_copy_holds(folder: Path) -> None:
     assert contents(folder) == before and not copy.exists()
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+def test_what_lies_beside_the_folder_is_read_where_nothing_can_write_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    monkeypatch.setattr(scratch.landlock, "version", lambda: int(fenced))
+    (folder / "package" / "away").symlink_to("../../elsewhere")
+    (folder / "package" / "home").symlink_to("../data")
+    with plan(str(folder), "train.py", module=False).copied() as copy:
+        for path in ("package/away/set.bin", "../elsewhere/set.bin"):
+            assert os.path.exists(os.path.join(copy, path)) == fenced, path
+        assert (Path(copy) / "package/home").resolve() == Path(copy) / "data"
+    assert (folder.parent / "elsewhere" / "set.bin").read_bytes() == b"data"
+
+
 def test_paths_lead_into_the_copy_and_back(folder: Path) -> None:
     planned = Scratch(folder=str(folder))
     words = ["data/a.bin", f"{folder}/data", f"--out={folder}/new", "--lr=1", f"{folder}2/x", f"{folder}/outside"]

@@ -38,7 +38,7 @@ class StepTimer:
         self.finder.install()
 
     def abandon(self) -> None:
-        """In a forked child: the parent times, the child must not."""
+        """Stop timing in a forked child: only the parent times."""
         self._phase = "done"
         self.finder.stop()
 

@@ -56,7 +56,7 @@ class Graph:
     ) -> None:
         if not callable(fn):
             raise BadInput(f"graph takes a function or a module, not {type(fn).__name__}")
-        if not isinstance(warmup, int) or warmup < 1:
+        if type(warmup) is not int or warmup < 1:
             raise BadInput(f"warmup={warmup!r} is too little: a call runs eagerly at least once before it is captured")
         options = {
             "buckets": buckets,

@@ -7,7 +7,9 @@ globals it names, modules, optimizers, the objects in its arguments) is walked o
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -89,9 +91,19 @@ class Guard:
         self._on_host = [(x, x._version, name) for *_, x, _, name in self._tensors if x.device.type != device_type]
         self._modules = [(s.owner, s.key, _held(s), s.label) for s in outside.modules]
         self._numbers = [(s.owner, s.key, _held(s), s.label) for s in outside.numbers]
+        places = [*self._tensors, *self._modules]
+        self._owners, self._keys, self._objects = ([place[at] for place in places] for at in range(3))
+        self._pointers = [pointer for *_, pointer, _ in self._tensors]
+        self._held_tensors = [x for _, _, x, _, _ in self._tensors]
+        self._holders, self._names, self._values = ([place[at] for place in self._numbers] for at in range(3))
 
     def moved(self) -> str | None:
         """A tensor or module that is another now, or elsewhere: the graph is of no use any more."""
+        # a model has hundreds of places, and a replay waits for this: all at once in C, one by one only for a name
+        with contextlib.suppress(KeyError, IndexError, ValueError):
+            is_same = all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._objects))
+            if is_same and list(map(torch.Tensor.data_ptr, self._held_tensors)) == self._pointers:
+                return None
         try:
             for owner, key, x, pointer, label in self._tensors:
                 if owner[key] is not x or x.data_ptr() != pointer:
@@ -111,6 +123,9 @@ class Guard:
         for x, version, label in self._on_host:
             if x._version != version:
                 return label
+        with contextlib.suppress(KeyError, IndexError, ValueError):  # as in moved()
+            if all(map(operator.is_, map(operator.getitem, self._holders, self._names), self._values)):
+                return None
         try:
             for owner, key, value, label in self._numbers:
                 now = owner[key]
@@ -122,7 +137,7 @@ class Guard:
 
     @property
     def held(self) -> list[torch.Tensor]:
-        return [x for _, _, x, _, _ in self._tensors]
+        return self._held_tensors
 
 
 class Effects:
@@ -187,7 +202,7 @@ def reach(fn: Any, objects: Iterable[Any] = ()) -> Outside:
 
 class _Walk:
     def __init__(self) -> None:
-        self.found = Outside()
+        self.outside = Outside()
         self.seen: set[int] = set()
         self.keep: list[Any] = []  # so that no address is met twice
         self.parameters: dict[int, torch.Tensor] = {}
@@ -204,16 +219,16 @@ class _Walk:
             self.keep.append(value)
             for name, owner, key, child in self._children(label, value):
                 if isinstance(child, torch.Tensor):
-                    self.found.tensors.append(Slot(owner, key, name))
+                    self.outside.tensors.append(Slot(owner, key, name))
                     self._parameter(child)
                 elif isinstance(child, _NUMBERS):
-                    self.found.numbers.append(Slot(owner, key, name))
+                    self.outside.numbers.append(Slot(owner, key, name))
                 elif not isinstance(child, _SKIPPED):
                     queue.append((name, child, depth + 1))
                     if id(value) in self.given:
                         self.given.add(id(child))
-        self.found.parameters = list(self.parameters.values())
-        return self.found
+        self.outside.parameters = list(self.parameters.values())
+        return self.outside
 
     def _parameter(self, x: torch.Tensor) -> None:
         if x.requires_grad and x.is_leaf:
@@ -251,25 +266,25 @@ class _Walk:
                 places = module.__dict__[kind]
                 for key, x in places.items():
                     if x is not None:
-                        self.found.tensors.append(Slot(places, key, f"{name}.{key}"))
+                        self.outside.tensors.append(Slot(places, key, f"{name}.{key}"))
                         self._parameter(x)
             for key in module._modules:
-                self.found.modules.append(Slot(module._modules, key, f"{name}.{key}"))
-            self.found.numbers.append(Slot(module.__dict__, "training", f"{name}.training"))
+                self.outside.modules.append(Slot(module._modules, key, f"{name}.{key}"))
+            self.outside.numbers.append(Slot(module.__dict__, "training", f"{name}.training"))
             for key, x in module.__dict__.items():
                 if isinstance(x, torch.Tensor):
-                    self.found.tensors.append(Slot(module.__dict__, key, f"{name}.{key}"))
+                    self.outside.tensors.append(Slot(module.__dict__, key, f"{name}.{key}"))
                 elif isinstance(x, _NUMBERS) and key != "training":
-                    where = self.found.numbers if module is root and key in named else self.found.counters
+                    where = self.outside.numbers if module is root and key in named else self.outside.counters
                     where.append(Slot(module.__dict__, key, f"{name}.{key}"))
 
     def _optimizer(self, label: str, value: torch.optim.Optimizer) -> Iterator[tuple[str, Any, Any, Any]]:
-        self.found.optimizers.append(value)
+        self.outside.optimizers.append(value)
         for number, group in enumerate(value.param_groups):
             for key, item in group.items():
                 if key == "params":
                     for i, p in enumerate(item):
-                        self.found.tensors.append(Slot(item, i, f"{label}.param_groups[{number}]['params'][{i}]"))
+                        self.outside.tensors.append(Slot(item, i, f"{label}.param_groups[{number}]['params'][{i}]"))
                         self._parameter(p)
                 else:
                     yield f"{label}.param_groups[{number}]['{key}']", group, key, item

@@ -213,5 +213,5 @@ def shapes_text(call: Call) -> str:
     >>> shapes_text(describe((torch.ones(2, 3), 4), {}, "cpu"))
     '2×3 float32'
     """
-    said = ["×".join(map(str, x.shape)) + f" {str(x.dtype).removeprefix('torch.')}" for x in call.tensors[:3]]
-    return ", ".join([*said, "…"] if len(call.tensors) > 3 else said) or "no tensors"
+    shapes = ["×".join(map(str, x.shape)) + f" {str(x.dtype).removeprefix('torch.')}" for x in call.tensors[:3]]
+    return ", ".join([*shapes, "…"] if len(call.tensors) > 3 else shapes) or "no tensors"

@@ -257,9 +257,9 @@ def source_line(thread: int) -> tuple[str, bool]:
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(_OURS):
-                return _said(name, frame.f_lineno, frame.f_code.co_name), True
+                return _place_of(name, frame.f_lineno, frame.f_code.co_name), True
             if not _is_inner(name):
-                return _said(name, frame.f_lineno, frame.f_code.co_name), False
+                return _place_of(name, frame.f_lineno, frame.f_code.co_name), False
             frame = frame.f_back
         frame = sys._current_frames().get(thread)  # a thread of autograd's: where the caller waits for it
     return "", False
@@ -267,11 +267,11 @@ def source_line(thread: int) -> tuple[str, bool]:
 
 def line_of(error: BaseException) -> str:
     """The innermost line of the user's in a traceback."""
-    said = ""
+    place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if not _is_inner(frame.filename):
-            said = _said(frame.filename, frame.lineno or 0, frame.name)
-    return said
+            place = _place_of(frame.filename, frame.lineno or 0, frame.name)
+    return place
 
 
 def _torch_frames() -> Iterator[str]:
@@ -286,5 +286,5 @@ def _is_inner(name: str) -> bool:
     return name.startswith((_TORCH, *_MINE, "<")) or name.endswith(("contextlib.py", "functools.py", "warnings.py"))
 
 
-def _said(name: str, line: int, function: str) -> str:
+def _place_of(name: str, line: int, function: str) -> str:
     return f"{name}:{line}, in {function}"

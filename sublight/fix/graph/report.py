@@ -36,12 +36,12 @@ class GraphRow:
 
     @property
     def saving_s(self) -> float | None:
-        """Of one call."""
+        """The time that one replayed call saves."""
         return None if self.eager_s is None or self.graph_s is None else self.eager_s - self.graph_s
 
     @property
     def saved_s(self) -> float | None:
-        """Of all replays, the time of the capture not taken off."""
+        """The time that all replays saved, without subtracting the capture's."""
         return None if self.saving_s is None else self.saving_s * self.replays
 
     @property

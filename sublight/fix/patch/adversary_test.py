@@ -319,8 +319,8 @@ CASES: tuple[tuple[Any, Rule], ...] = (
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_what_is_only_almost_an_op_is_left(make: Any, rule: Rule, dtype: Any) -> None:
     module = make().to(dtype)
-    told = patch(module, rules=(rule,))
-    assert told.swapped == 0, told.rows
+    report = patch(module, rules=(rule,))
+    assert report.swapped == 0, report.rows
 
 
 @pytest.mark.parametrize("kind", (Norm, Gated))
@@ -381,8 +381,8 @@ class Uncopyable:
 def test_a_trial_touches_nothing_of_the_modules() -> None:
     heard: list[Any] = []
     model = nn.Sequential(Holding({"n": [1]}), Norm())
-    model[1].register_forward_hook(lambda *told: heard.append(told))
-    model[1].register_forward_pre_hook(lambda *told: heard.append(told))
+    model[1].register_forward_hook(lambda *arguments: heard.append(arguments))
+    model[1].register_forward_pre_hook(lambda *arguments: heard.append(arguments))
     state = torch.get_rng_state()
     patch(model)
     assert model[0].seen == [] and model[0].thing == {"n": [1]} and not heard

@@ -118,7 +118,7 @@ def test_triton_launches_again_after_it(launched: Launched, monkeypatch: Any, er
     from triton.runtime import _async_compile
     from triton.runtime.jit import JITFunction
 
-    def interrupted(self: Any, *told: Any) -> None:
+    def interrupted(self: Any, *arguments: Any) -> None:
         raise error
 
     monkeypatch.setattr(_async_compile.AsyncCompileMode, "__exit__", interrupted)
@@ -177,9 +177,9 @@ def test_nobody_hears_of_a_step_that_computes_nonsense(steps: None, listens: str
     model, x = Block(8), torch.randn(4, 8)
     model.register_buffer("calls", torch.zeros(()))
     if listens == "module":
-        model.norm.register_forward_hook(lambda *told: heard.append(told))
+        model.norm.register_forward_hook(lambda *arguments: heard.append(arguments))
     elif listens == "everywhere":
-        handle = torch.nn.modules.module.register_module_forward_hook(lambda *told: heard.append(told))
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *arguments: heard.append(arguments))
     elif listens == "compiled":
         model.compile(backend=lambda graph, inputs: heard.append(graph) or graph.forward)
     else:
@@ -204,10 +204,10 @@ def test_after_it_a_step_compiles_nothing(trains: bool) -> None:
     model = Block(width).to("cuda", torch.bfloat16).train(trains)
     x = torch.randn(64, width, device="cuda", dtype=torch.bfloat16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    told = sublight.patch(model, x, quiet=True)
-    assert told.swapped and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    report = sublight.patch(model, x, quiet=True)
+    assert report.swapped and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     compiled: list[str] = []
-    knobs.compilation.listener = lambda **told: compiled.append(str(told["metadata"].get("name")))
+    knobs.compilation.listener = lambda **arguments: compiled.append(str(arguments["metadata"].get("name")))
     try:
         with torch.set_grad_enabled(trains):
             y = model(x)

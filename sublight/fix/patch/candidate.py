@@ -49,15 +49,15 @@ def each(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 def candidates(model: torch.nn.Module, rules: Sequence[Rule]) -> list[Candidate]:
     """All that the rules know in a model; of several rules for one module the first, and those that join it."""
     modules = [(name, module) for name, module in each(model) if not is_patched(module)]
-    joined = [one for one in _found(model, modules, [rule for rule in rules if rule.joins]) if one.rule != ANY]
+    joined = [one for one in _known(model, modules, [rule for rule in rules if rule.joins]) if one.rule != ANY]
     known = {one.module for one in joined if one.swap is not None and one.swap.op}
     whole = {rule.name for rule in rules if rule.reads == "behaviour"}  # rules for what a module is as a whole
-    plain = _found(model, modules, [rule for rule in rules if not rule.joins])
+    plain = _known(model, modules, [rule for rule in rules if not rule.joins])
     found = [*(one for one in plain if one.swap or one.rule not in whole or one.module not in known), *joined]
     return [_beside(one, found) if one.joins else one for one in found]
 
 
-def _found(
+def _known(
     model: torch.nn.Module, modules: Sequence[tuple[str, torch.nn.Module]], rules: Sequence[Rule]
 ) -> Iterator[Candidate]:
     """Alike modules, as layers are, are looked at once.

@@ -168,6 +168,9 @@ def test_what_its_code_does_not_read_may_change() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module(rows())
+    module.config.limit = 1.0  # which it does read: so it was still patched
+    with pytest.warns(UserWarning, match="has changed since sublight.patch"):
+        module(rows())
 
 
 def test_a_class_whose_forward_is_replaced_runs_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +231,30 @@ def test_a_loaded_pickle_can_be_patched() -> None:
     torch.testing.assert_close(again(batch()), found(batch()))
 
 
+class WideNorm(nn.Module):
+    """As Llama's: its first op makes a tensor of its own, whatever came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+def test_a_tensor_of_inference_mode_may_come_in() -> None:
+    plain = WideNorm()
+    module = copy.deepcopy(plain)
+    assert patch(module).swapped == 1
+    with torch.inference_mode():
+        x = rows()
+    for each in (plain, module):
+        each(x).sum().backward()
+    torch.testing.assert_close(module.weight.grad, plain.weight.grad)
+
+
 def test_four_threads_may_patch_one_model() -> None:
     found, swaps = model(), []
     threads = [threading.Thread(target=lambda: swaps.append(patch(found).swapped)) for _ in range(4)]
@@ -257,8 +284,8 @@ def test_on_a_cpu_it_says_that_pytorchs_ops_run(on_a_cpu: None) -> None:
 
 
 def test_verify_and_measure_say_when_they_did_nothing(on_a_cpu: None) -> None:
-    told = patch(model(), verify=batch(), measure=batch())
-    assert {note.split()[0] for note in told.notes if "did nothing" in note} == {"verify", "measure"}
+    report = patch(model(), verify=batch(), measure=batch())
+    assert {note.split()[0] for note in report.notes if "did nothing" in note} == {"verify", "measure"}
 
 
 def test_the_soft_cap_of_a_config_counts() -> None:

@@ -29,8 +29,8 @@ def gradients(found: Any, x: Any) -> list[Any]:
 def test_values_and_gradients_stay_as_they_were() -> None:
     plain, x = model(), batch()
     swapped = copy.deepcopy(plain)
-    told = patch(swapped)
-    assert told.swapped == count(swapped) == 3
+    report = patch(swapped)
+    assert report.swapped == count(swapped) == 3
     torch.testing.assert_close(plain(x), swapped(x))
     for mine, theirs in zip(gradients(swapped, x), gradients(plain, x), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -56,8 +56,8 @@ def test_unpatching_gives_everything_back() -> None:
 
 def test_a_block_is_patched_only_inside() -> None:
     found = model()
-    with patched(found) as told:
-        assert told.swapped == count(found) == 3
+    with patched(found) as report:
+        assert report.swapped == count(found) == 3
     assert count(found) == 0
     with pytest.raises(ZeroDivisionError), patched(found):
         raise ZeroDivisionError
@@ -67,8 +67,8 @@ def test_a_block_is_patched_only_inside() -> None:
 def test_a_block_inside_a_patched_model_leaves_it_patched() -> None:
     found = model()
     patch(found)
-    with patched(found) as told:
-        assert told.rows == ()
+    with patched(found) as report:
+        assert report.rows == ()
     assert count(found) == 3
 
 
@@ -126,8 +126,8 @@ def test_a_saved_model_comes_back_unpatched() -> None:
 def test_tied_modules_are_one() -> None:
     found = model()
     found[1].norm = found[0].norm
-    told = patch(found)
-    assert told.swapped == 2
+    report = patch(found)
+    assert report.swapped == 2
     assert unpatch(found) == 2
 
 
@@ -135,8 +135,8 @@ def test_a_forward_that_somebody_else_set_is_left() -> None:
     found = model()
     own = found[2].forward
     found[2].forward = lambda x: own(x)
-    told = patch(found)
-    assert {row.reason for row in told.rows if not row.is_swapped} == {"somebody else has set its forward"}
+    report = patch(found)
+    assert {row.reason for row in report.rows if not row.is_swapped} == {"somebody else has set its forward"}
     assert unpatch(found) == 2
     assert found[2].__dict__["forward"].__name__ == "<lambda>"
 
@@ -222,10 +222,10 @@ def test_sharded(one_process: None, is_patched_first: bool) -> None:
 def test_on_a_cpu_nothing_pays_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     found = model()
-    told = patch(found, batch())
-    assert told.swapped == count(found) == 0
-    assert {row.reason for row in told.rows} == {"our kernels are for GPUs, this is on the cpu"}
-    assert report.sentence(told) == "nothing was swapped: our kernels are for GPUs, this is on the cpu"
+    outcome = patch(found, batch())
+    assert outcome.swapped == count(found) == 0
+    assert {row.reason for row in outcome.rows} == {"our kernels are for GPUs, this is on the cpu"}
+    assert report.sentence(outcome) == "nothing was swapped: our kernels are for GPUs, this is on the cpu"
 
 
 def test_what_the_batch_does_not_reach_is_left() -> None:
@@ -237,8 +237,8 @@ def test_what_the_batch_does_not_reach_is_left() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.used(x)
 
-    told = patch(Half(), batch())
-    assert [row.reason for row in told.rows if "unused.norm" in row.names] == ["the batch does not reach it"]
+    report = patch(Half(), batch())
+    assert [row.reason for row in report.rows if "unused.norm" in row.names] == ["the batch does not reach it"]
 
 
 @pytest.mark.parametrize("given", [None, "model", torch.zeros(2), {}])

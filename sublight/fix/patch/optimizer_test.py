@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+import sublight
 from sublight import correct
 from sublight.errors import BadInput
 from sublight.fix.patch import optimizer as fix
@@ -149,8 +150,8 @@ def test_schedulers_made_before_and_after(when: str, kernels: None) -> None:
 def test_hooks_run_once_a_step(kernels: None) -> None:
     _, optimizer = made()
     heard: list[str] = []
-    optimizer.register_step_pre_hook(lambda *told: heard.append("pre"))
-    optimizer.register_step_post_hook(lambda *told: heard.append("post"))
+    optimizer.register_step_pre_hook(lambda *arguments: heard.append("pre"))
+    optimizer.register_step_post_hook(lambda *arguments: heard.append("post"))
     patch_optimizer(optimizer)
     train(optimizer, steps=2)
     optimizer.step(lambda: None)  # a closure: PyTorch's own step
@@ -160,7 +161,7 @@ def test_hooks_run_once_a_step(kernels: None) -> None:
 def test_nobody_hears_of_the_step_that_compiles(kernels: None) -> None:
     """Who counts steps counts those of every optimizer."""
     heard: list[Any] = []
-    handle = register_optimizer_step_post_hook(lambda *told: heard.append(told))
+    handle = register_optimizer_step_post_hook(lambda *arguments: heard.append(arguments))
     try:
         fix._step_alike(made()[1])
     finally:
@@ -237,6 +238,11 @@ def test_on_a_cpu_nothing_pays_and_bad_input() -> None:
     assert not found.swapped and "step" not in vars(optimizer) and found.rows[0].reason
     with pytest.raises(BadInput, match="Module or an optimizer"):
         patch_optimizer([1])  # type: ignore[arg-type]
+    for given in ({"verify": torch.ones(2)}, {"only": ["norm"]}):
+        with pytest.raises(BadInput, match="are for a model"):
+            sublight.patch(optimizer, **given)
+    with pytest.raises(BadInput, match="a list of rules"):
+        sublight.patch(torch.nn.Linear(2, 2), only=3)  # type: ignore[arg-type]
 
 
 def test_a_copy_is_pytorchs(kernels: None) -> None:

@@ -17,39 +17,18 @@ import logging
 import reprlib
 import types
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from sublight.fix.patch import held
+from sublight.fix.patch.names import ACTS, ASKING, KNOWN, OF_TENSORS, OF_WHOLE_NUMBERS, SETTINGS, SIZES
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 TRUSTED = ("torch", "math", "cmath", "typing", "typing_extensions", "numbers", "operator", "builtins", "functools")
 STAND_INS = "sublight.fix.patch.twin"  # for a module's children
-ACTS = frozenset(
-    [
-        *("print", "open", "eval", "exec", "compile", "globals", "locals", "vars", "id", "input", "setattr"),
-        *("delattr", "breakpoint", "__import__", "next"),
-    ]
-)
-OF_WHOLE_NUMBERS = frozenset(
-    ["log", "log2", "log10", "isqrt", "gcd", "lcm"]
-)  # of math: a size that enters leaves no trace
-SETTINGS = frozenset(  # of PyTorch and of this machine: a branch may follow
-    [
-        *("is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype"),
-        *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled"),
-        *("get_num_threads", "get_default_dtype", "get_default_device", "is_inference_mode_enabled", "is_compiling"),
-        *("is_dynamo_compiling", "is_tracing", "is_available", "is_initialized", "device_count", "current_device"),
-        *("get_float32_matmul_precision", "initial_seed", "backends", "version", "__version__", "_C"),
-        *("current_stream", "is_current_stream_capturing", "distributed", "get_rng_state", "mps", "xpu", "cuda"),
-    ]
-)
-ASKING = ("is_", "are_", "get_", "has_", "current_")  # how PyTorch names functions that ask
-OF_TENSORS = frozenset(["is_tensor", "is_floating_point", "is_complex", "is_grad_enabled", "is_scripting"])  # or tried
-SIZES = frozenset(["shape", "size", "len", "numel", "nelement"])
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 GENERATORS = (collections.__file__, dataclasses.__file__, reprlib.__file__)
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -61,22 +40,7 @@ STORES = {
     "DELETE_ATTR": "deletes an attribute",
 }
 MISSING = object()
-KNOWN = frozenset(  # attributes that no user has set
-    name
-    for kind in (
-        torch.Tensor,
-        torch.Size,
-        torch.dtype,
-        torch.device,
-        torch.finfo,
-        torch.nn.Module,
-        str,
-        dict,
-        list,
-        float,
-    )
-    for name in dir(kind)
-) - {"__dict__"}
+Space = Mapping[str, Any]  # of a module, or of a class
 
 
 @dataclass(slots=True)
@@ -84,7 +48,8 @@ class Outside:
     """What the functions behind a forward read."""
 
     oddity: str = ""  # the first thing that a proof does not cover; empty: nothing
-    globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = field(default_factory=dict)  # as they are now
+    globals: dict[tuple[int, str], tuple[Space, str, Any]] = field(default_factory=dict)  # plain, as they are now
+    bound: dict[tuple[int, str], tuple[Space, str, Any]] = field(default_factory=dict)  # functions, modules, objects
     names: set[str] = field(default_factory=set)  # of class attributes and methods, and of those asked for by name
     in_code: set[str] = field(default_factory=set)  # all names in the code
     functions: dict[types.FunctionType, tuple[Any, ...]] = field(default_factory=dict)  # that were read: `parts`
@@ -93,16 +58,19 @@ class Outside:
         self.oddity = self.oddity or oddity
 
 
-Globals = tuple[tuple[dict[str, Any], str, Any], ...]
+Globals = tuple[tuple[Space, str, Any], ...]
 Functions = tuple[tuple[types.FunctionType, tuple[Any, ...]], ...]
 
 
-def changed(globals_: Globals, functions: Functions) -> str:
-    """What is another thing now than when it was read; empty where nothing is."""
+def changed(globals_: Globals, bound: Globals, functions: Functions) -> str:
+    """What is another thing now than when it was read; empty where nothing is. A graph is guarded by its compiler."""
     for space, name, value in globals_:
         if space.get(name, MISSING) is not value:
             return f"the global {name}"
     if not torch.compiler.is_dynamo_compiling():
+        for space, name, value in bound:
+            if space.get(name, MISSING) is not value:
+                return f"the global {name}"
         for function, was in functions:
             if parts(function) != was:
                 return f"the code of {function.__name__}"
@@ -124,7 +92,10 @@ def of_module(module: torch.nn.Module, trusted: tuple[str, ...] = ()) -> Outside
         for name, value in vars(module).items():
             if name in found.in_code and callable(value) and not isinstance(value, torch.nn.Module):
                 reader.judge(value, name)
-        found.note(held.unfollowed(module, found.in_code))
+        found.note(held.unfollowed(module, found.in_code, trusted))
+        hidden = {name for name in found.in_code if name in vars(module) and hasattr(kind, name)}
+        if hidden and {"__class__", "type"} & found.in_code:
+            found.note(f"may read {min(hidden)} of its class, which the module hides")
         if not trusted:  # whose results have attributes of their own
             found.note(_not_its_own(reader.attributes, module, found.in_code))
     return found
@@ -214,6 +185,8 @@ class _Reader:
             if own or (name in texts and not holders):
                 self.found.names.add(name)
             for each in own:
+                if isinstance(vars(each)[name], property):  # other attributes are asked for
+                    self._bind(vars(each), name, vars(each)[name])
                 self.judge(vars(each)[name], name)
 
     def _follow(self, function: types.FunctionType, step: dis.Instruction, later: list[dis.Instruction]) -> int:
@@ -227,6 +200,8 @@ class _Reader:
             space = {}
         if value is MISSING:
             return 0  # a local of an outer function, or a name that is not there yet
+        if step.opname in GLOBALS:
+            self._bind(space, name, value)
         if value in (getattr, hasattr):
             self._by_name(function, later)
         for following in later:
@@ -243,13 +218,20 @@ class _Reader:
                 return taken
             space = vars(value) if isinstance(value, types.ModuleType) else {}
             name, value = str(following.argval), getattr(value, following.argval, MISSING)
+            self._bind(space, name, value)
         is_theirs = isinstance(value, types.FunctionType) and not self.trusts(value)
+        if is_theirs and later[taken : taken + 1] and later[taken].opname in ATTRIBUTES:
+            self.found.note(f"reads an attribute of a function ({name}.{later[taken].argval})")
         if isinstance(value, PLAIN) and step.opname in CLOSURES and not taken:
             self.found.note(f"reads a variable of a function around it ({name})")
         if (isinstance(value, PLAIN) or is_theirs) and step.opname in GLOBALS and type(space) is dict and space:
             self.found.globals[id(space), name] = (space, name, value)
         self.judge(value, name)
         return taken
+
+    def _bind(self, space: Space, name: str, value: Any) -> None:
+        if space and not isinstance(value, PLAIN):
+            self.found.bound[id(space), name] = (space, name, value)
 
     def _by_name(self, function: types.FunctionType, later: list[dis.Instruction]) -> None:
         """getattr(x, "name"): of the module itself it is compared; of anything else it is an attribute like others."""
@@ -279,9 +261,19 @@ class _Reader:
             is_base = value in self.kind.__mro__  # what `super()` needs
             if not (is_base or self.trusts(value.__module__) or issubclass(value, BaseException) or _is_record(value)):
                 self.found.note(f"uses the class {value.__name__}")
+        elif isinstance(value, torch.jit.ScriptFunction):
+            self.found.note(f"calls {name}, whose code TorchScript has compiled")
+        elif isinstance(value, types.BuiltinMethodType) and not isinstance(
+            value.__self__, types.ModuleType | type | None
+        ):
+            self.found.note(f"calls a method of another object ({name})")
+        elif isinstance(value, torch.nn.Module):
+            self.found.note(f"calls a module that is no child of its own ({name})")
         elif isinstance(value, functools.partial):
             for each in (value.func, *value.args, *value.keywords.values()):
                 self.judge(each, name)
+            for key, each in value.keywords.items():  # which somebody may change in it
+                self.found.bound[id(value.keywords), key] = (value.keywords, key, each)
         elif (
             isinstance(value, types.MethodType)
             and not isinstance(value.__self__, type)

@@ -28,23 +28,23 @@ def timings(monkeypatch: pytest.MonkeyPatch, found: Any, cost_s: float) -> None:
 def test_a_swap_that_costs_time_is_undone(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = model()
     timings(monkeypatch, found, 0.002)
-    told = patch(found, measure=batch())
+    report = patch(found, measure=batch())
     assert count(found) == 0
-    assert told.rows[0].reason == "undone: it cost 6.00 ms a step"
-    assert told.paid and told.paid.speedup == 1
+    assert report.rows[0].reason == "undone: it cost 6.00 ms a step"
+    assert report.paid and report.paid.speedup == 1
 
 
 def test_a_swap_that_pays_stays(always_wins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = model()
     timings(monkeypatch, found, -0.002)
-    told = patch(found, measure=batch())
-    assert count(found) == 3 and told.swapped == 3
-    assert told.paid and told.paid.undone == () and told.paid.speedup == pytest.approx(2.5)
+    report = patch(found, measure=batch())
+    assert count(found) == 3 and report.swapped == 3
+    assert report.paid and report.paid.undone == () and report.paid.speedup == pytest.approx(2.5)
 
 
 def test_a_real_step_is_timed_and_leaves_gradients() -> None:
     found = model()
     found[2].weight.grad = torch.full((16,), 7.0)
-    told = pay.timed(found, batch(), time_limit_s=0.05)
-    assert told.samples.n >= 3 and told.samples.median_s > 0 and told.peak_bytes is None
+    result = pay.timed(found, batch(), time_limit_s=0.05)
+    assert result.samples.n >= 3 and result.samples.median_s > 0 and result.peak_bytes is None
     assert bool((found[2].weight.grad == 7).all()) and found[2].bias.grad is None

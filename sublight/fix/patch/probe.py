@@ -38,15 +38,33 @@ def fingerprint(module: torch.nn.Module) -> tuple[Hashable, Hashable]:
     for name, each in module.named_modules():
         given = {key: _plain(value) for key, value in vars(each).items() if key not in EVERY_MODULES}
         numbers.append(tuple(given.pop(key, "") for key in NUMBERS) if each._modules else ())
-        parameters = tuple((key, tuple(p.shape), p.dtype, type(p)) for key, p in each.named_parameters(recurse=False))
+        tensors = tuple((key, *_kind(x)) for key, x in (*each._parameters.items(), *each._buffers.items()))
         hooks = tuple(bool(each.__dict__.get(hooks)) for hooks in HOOKS)
-        settings.append((name, type(each), tuple(sorted(given.items())), parameters, hooks))
+        settings.append((name, type(each), tuple(sorted(given.items())), tensors, len(each._parameters), hooks))
     return tuple(settings), tuple(numbers)
+
+
+def _kind(x: torch.Tensor | None) -> tuple[Hashable, ...]:
+    return () if x is None else (tuple(x.shape), x.dtype, type(x))
 
 
 def is_plain_tensor(x: Any) -> bool:
     """No subclass, whose ops may be others: quantized, sharded, or a user's; but those that stand for plain ones."""
     return type(x) in PLAIN_TENSORS or type(x).__module__.startswith("torch._subclasses.")
+
+
+def lies_in_order(x: torch.Tensor) -> bool:
+    """Whether its dimensions lie in memory in their order, with or without gaps: an op by op result of it does, too."""
+    if x.is_contiguous():
+        return True
+    strides = [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1 and stride]
+    return strides == sorted(strides, reverse=True)
+
+
+def order_in_memory(x: torch.Tensor) -> list[int]:
+    """Its dimensions, the one whose elements lie farthest apart first."""
+    strides = x.stride()
+    return sorted(range(x.dim()), key=lambda dim: -strides[dim])
 
 
 def is_sharded(x: Any) -> bool:

@@ -9,6 +9,8 @@ further from that than twice what PyTorch is, by its own op for the formula or o
 from __future__ import annotations
 
 import contextlib
+import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +18,20 @@ from typing import Any
 
 import torch
 
-from sublight.correct import error
-from sublight.fix.patch import probe
+from sublight.correct import FACTOR, Error, error
+from sublight.fix.patch import held, probe
 from sublight.fix.patch.trace import trace
 from sublight.fix.patch.twin import set_training, shallow
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
 OUTLIER = 30.0  # times the scale
+DRAWS = 8  # of rounding errors, at most
+HOPELESS = 2.0  # times the rule: no luck
 LONG = 1030  # rows of the long probe
 MOST = 1 << 18  # numbers in it
+MANY_BITS, MOST_BITS = 18, 56  # of a dimension's length where no values are held, and of their product
+MODES = ((True, True), (False, True), (True, False), (False, False))  # training, gradients
 Compute = Callable[[Any, torch.Tensor], torch.Tensor]  # (twin, x) -> y
 
 
@@ -38,6 +44,7 @@ class Formula:
     compute: Compute  # in the data type of its inputs, as PyTorch's own op does it where there is one
     by_hand: Compute | None = None  # the same op by op, each rounded
     parameters: tuple[str, ...] = ()  # of the twin, whose gradients count
+    any_width: bool = False  # of its rows: nothing in the module has their length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +103,28 @@ def structure(twin: Any, formula: Formula, x: torch.Tensor) -> str:
             return f"its forward gives a {type(found.result).__name__}"
         if records and not found.result.requires_grad:
             return "no gradient comes through its forward"
-    return ""
+    return _by_size(twin, formula, x)
 
 
-def _modes() -> Sequence[tuple[bool, bool, torch.dtype]]:
+def _modes() -> Iterator[tuple[bool, bool, torch.dtype]]:
     """Training, gradients, data type."""
-    return (
-        *((training, records, torch.float64) for training in (False, True) for records in (False, True)),
-        *((True, True, dtype) for dtype in DTYPES),
-    )
+    return itertools.product((False, True), (False, True), (torch.float64, *DTYPES))
+
+
+def _by_size(twin: Any, formula: Formula, x: torch.Tensor) -> str:
+    """Whether it computes with its input's sizes: `0.001 * len(x)` leaves no trace but the number that an op gets."""
+    there, (*rows, width) = on_meta(twin), x.shape
+    many = (1 << min(MANY_BITS, MOST_BITS // x.dim())) + 7
+    shapes = x.shape, (*(many for _ in rows), many if formula.any_width else width)
+    numbers = []
+    for shape in shapes:
+        try:
+            with torch.no_grad(), quiet():
+                found = trace(type(there).forward, there, torch.empty(shape, dtype=torch.float64, device="meta"))
+        except Exception as failure:  # whatever a stranger's forward may raise
+            return f"its forward fails at other sizes ({type(failure).__name__})"
+        numbers.append((found.ops, found.numbers))
+    return "" if numbers[0] == numbers[1] else "its forward computes with sizes, and may do otherwise for others"
 
 
 def _ranks(twin: Any, formula: Formula, x: torch.Tensor) -> frozenset[int]:
@@ -120,9 +140,9 @@ def _ranks(twin: Any, formula: Formula, x: torch.Tensor) -> frozenset[int]:
 def values(twin: Any, formula: Formula, x: torch.Tensor, is_long: bool = True) -> str:
     """Why it does not compute the formula; empty where it does, gradients included, in float64."""
     for each in (x, long(x)) if is_long else (x,):
-        mine, theirs = (_step(twin, call, each, formula.parameters) for call in (_own, formula.compute))
+        theirs = _step(twin, formula.compute, each, formula.parameters)
         in_single: list[dict[str, torch.Tensor | None]] = []
-        for name, one in mine.items():
+        for name, one in _in_modes(twin, each, formula.parameters, MODES if is_long else MODES[:1]):
             other = theirs[name]
             if one is None or other is None or one.shape != other.shape:
                 return f"{name} is not {formula.name}'s"
@@ -157,29 +177,53 @@ def _parts(x: torch.Tensor, scales: int) -> Sequence[Any]:
 
 
 def rounding(twin: Any, formula: Formula, x: torch.Tensor, dtype: torch.dtype) -> str:
-    """Why it does not compute the formula in this data type; empty where it does."""
-    x = x.to(dtype)
+    """Why it does not compute the formula in this data type; empty where it does.
+
+    One draw of few numbers may be luck: where a ratio is beyond the rule, but near it, more draws are pooled with it.
+    """
     narrow = in_dtype(twin, dtype)
+    pooled: dict[Any, list[Error]] = {}
+    for draw in range(DRAWS):
+        why, drawn = _drawn(narrow, formula, x.roll(draw, -1).to(dtype), dtype, probe.SEED + draw)
+        if why:
+            return why
+        for key, errors in drawn.items():
+            pooled[key] = [one.merge(other) for one, other in zip(pooled.get(key, errors), errors, strict=True)]
+        nearest = {key: min(each.ratio for each in errors) for key, errors in pooled.items()}
+        beyond = {key: ratio for key, ratio in nearest.items() if not ratio <= FACTOR}
+        if not beyond:
+            return ""
+        if not max(beyond.values()) <= HOPELESS * FACTOR:
+            break
+    (_, name, _), *_ = beyond
+    return f"in {str(dtype).removeprefix('torch.')}, {name} is not {formula.name}'s"
+
+
+def _drawn(
+    narrow: Any, formula: Formula, x: torch.Tensor, dtype: torch.dtype, seed: int
+) -> tuple[str, dict[Any, list[Error]]]:
+    """What rounding cannot explain; and the errors beside each way to compute the formula, by mode, name and part."""
     wide = in_dtype(narrow, torch.float64)
-    mine = _step(narrow, _own, x, formula.parameters)
     ways = [call for call in (formula.compute, formula.by_hand) if call is not None]
-    theirs = [_step(narrow, call, x, formula.parameters) for call in ways]
-    truth = _step(wide, formula.compute, x.double(), formula.parameters)
-    for name, one in mine.items():
+    theirs = [_step(narrow, call, x, formula.parameters, seed=seed) for call in ways]
+    truth = _step(wide, formula.compute, x.double(), formula.parameters, seed=seed)
+    found: dict[Any, list[Error]] = {}
+    for number, (name, one) in enumerate(_in_modes(narrow, x, formula.parameters, MODES, seed)):
         others, true = [each[name] for each in theirs], truth[name]
         if dtype == torch.float64:  # `values` has compared it
-            return "" if one is not None and one.dtype == dtype else "its result is not of float64"
+            if one is not None and one.dtype == dtype:
+                continue
+            return "its result is not of float64", {}
         if one is None or true is None or one.dtype != dtype:
-            return f"{name} is of another data type than {str(dtype).removeprefix('torch.')}"
+            return f"{name} is of another data type than {str(dtype).removeprefix('torch.')}", {}
         for part in _parts(true, len(x)):
             if not bool(true[part].to(dtype).isfinite().all()):
                 continue  # beyond the data type: the formula has no right answer there
             if float(true[part].abs().max()) < torch.finfo(dtype).eps * _natural(name, truth, x.double(), part):
                 continue  # all of it cancels: what is left is rounding
-            errors = [error(name, one[part], other[part], true[part]) for other in others if other is not None]
-            if not any(each.ok for each in errors):
-                return f"in {str(dtype).removeprefix('torch.')}, {name} is not {formula.name}'s"
-    return ""
+            key = number, name, part if isinstance(part, int) else None
+            found[key] = [error(name, one[part], other[part], true[part]) for other in others if other is not None]
+    return "", found
 
 
 def long(x: torch.Tensor) -> torch.Tensor:
@@ -190,18 +234,36 @@ def long(x: torch.Tensor) -> torch.Tensor:
     return x.repeat(*[1] * (x.dim() - 2), times, 1)
 
 
-def _step(twin: Any, call: Compute, x: torch.Tensor, parameters: tuple[str, ...]) -> dict[str, torch.Tensor | None]:
-    """What a call gives, and the gradients; in evaluation, its answer alone where nothing asks for gradients."""
+def _in_modes(
+    twin: Any, x: torch.Tensor, parameters: tuple[str, ...], modes: Sequence[tuple[bool, bool]], seed: int = probe.SEED
+) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """What its own forward gives in each: a result, and gradients where they are recorded."""
+    for training, records in modes:
+        yield from _step(twin, _own, x, parameters, training, records, seed).items()
+
+
+def _step(
+    twin: Any,
+    call: Compute,
+    x: torch.Tensor,
+    parameters: tuple[str, ...],
+    training: bool = True,
+    records: bool = True,
+    seed: int = probe.SEED,
+) -> dict[str, torch.Tensor | None]:
+    """What a call gives, and the gradients."""
     leaves = {name: getattr(twin, name).detach().requires_grad_() for name in parameters}
     holder = shallow(twin)
     vars(holder)["_parameters"] = vars(twin)["_parameters"] | leaves
-    vars(holder)["training"] = True
-    x = x.detach().requires_grad_()
-    with torch.enable_grad(), quiet():
+    set_training(holder, training)
+    x = x.detach().requires_grad_(records)
+    with torch.set_grad_enabled(records), quiet():
         y = call(holder, x)
-        asked = [x, *leaves.values()]
-        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(probe.SEED)).to(y.dtype)
-        grads = torch.autograd.grad(y, asked, grad, allow_unused=True)
+        if not records:
+            return {"its result": y.detach()}
+        inputs = [x, *leaves.values()]
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y.dtype)
+        grads = torch.autograd.grad(y, inputs, grad, allow_unused=True)
     named = dict(zip((f"the gradient of {name}" for name in ("its input", *leaves)), grads, strict=True))
     return {"its result": y.detach(), **named}
 
@@ -212,33 +274,59 @@ def _own(twin: Any, x: torch.Tensor) -> torch.Tensor:
 
 def in_dtype(twin: Any, dtype: torch.dtype) -> Any:
     """The twin with parameters, buffers and children in this data type."""
+    return _mapped(twin, lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def on_meta(twin: Any) -> Any:
+    """The twin without values."""
+    return _mapped(twin, lambda x: x.to("meta"))
+
+
+def _mapped(twin: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     other = shallow(twin)
     for kind in ("_parameters", "_buffers"):
-        found = vars(twin)[kind].items()
-        vars(other)[kind] = {name: x.to(dtype) if x is not None and x.is_floating_point() else x for name, x in found}
+        vars(other)[kind] = {name: x if x is None else change(x) for name, x in vars(twin)[kind].items()}
     children = vars(twin)["_modules"].items()
-    vars(other)["_modules"] = {name: child if child is None else in_dtype(child, dtype) for name, child in children}
+    vars(other)["_modules"] = {name: child if child is None else _mapped(child, change) for name, child in children}
     return other
 
 
 def contents(twin: Any) -> Any:
-    """What a module holds beside tensors, to see whether a call changes it."""
+    """What a module holds, to see whether a call changes it."""
     own = {
         name: _plain(value, 3) for name, value in vars(twin).items() if name not in probe.EVERY_MODULES | {"training"}
     }
+    tensors = [(name, x, x._version) for name, x in _tensors(twin) if x is not None]
+    own["of tensors"] = [(name, Same(x), version) for name, x, version in tensors]
     return own, {name: contents(child) for name, child in vars(twin)["_modules"].items() if child is not None}
 
 
+def _tensors(twin: Any) -> Iterator[tuple[str, torch.Tensor | None]]:
+    for kind in ("_parameters", "_buffers"):
+        yield from vars(twin)[kind].items()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """Equal to itself alone."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+
 def _plain(value: Any, depth: int) -> Any:
-    if isinstance(value, bool | int | float | complex | str | bytes | None):
-        return value
+    if held.is_setting(value):
+        return copy.deepcopy(value)
     if depth and isinstance(value, Mapping):
         return {repr(key): _plain(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list | tuple | set | frozenset):
         return [_plain(item, depth - 1) for item in value]
-    if depth and hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module | torch.Tensor | type):
-        return {name: _plain(item, depth - 1) for name, item in vars(value).items()}
-    return type(value)
+    if depth and not isinstance(value, torch.nn.Module | torch.Tensor | type):
+        names = [name for name in held.names_in(value) if hasattr(value, name)]
+        return Same(value), {name: _plain(getattr(value, name), depth - 1) for name in names}
+    return Same(value)
 
 
 def _leaf(x: torch.Tensor, records: bool) -> torch.Tensor:

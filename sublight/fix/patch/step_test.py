@@ -91,7 +91,7 @@ def test_what_cannot_be_timed_by_itself_saves_nobody_knows_what() -> None:
 def test_what_somebody_listens_to_is_not_timed() -> None:
     heard: list[Any] = []
     block = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    block[0].register_forward_hook(lambda *told: heard.append(told))
+    block[0].register_forward_hook(lambda *arguments: heard.append(arguments))
     x = torch.randn(3, 4).as_subclass(OnGpu)
     assert saving_s(block, Swap(rule="any", forward=torch.nn.Sequential.forward), (x,), {}) is None
     assert not heard

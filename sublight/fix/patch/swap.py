@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from sublight.backend.private import has_any_global_hook
-from sublight.fix.patch import held, outside
+from sublight.backend.private import function_modes, has_any_global_hook
+from sublight.fix.patch import held, outside, rewrite
 from sublight.fix.patch.outside import Functions, Globals
 from sublight.fix.patch.probe import is_plain_tensor, is_sharded
 from sublight.fix.patch.record import Swap
@@ -37,6 +37,8 @@ class Noted:
         tuple[tuple[str, ...], Any], ...
     ] = ()  # of objects that it holds, such as a config: what its code reads
     outside: Globals = ()  # that its code reads
+    partials: tuple[tuple[str, held.Partial], ...] = ()  # that it holds; a graph is guarded by its compiler
+    bound: Globals = ()  # likewise; a graph is guarded by its compiler
     functions: Functions = ()  # of that code
     held: tuple[tuple[str, str, str], ...] = ()  # kind, name of a parameter or buffer, what there is: `_tensor`
     hidden: tuple[tuple[str, Noted], ...] = ()  # children that our forward does not call
@@ -49,11 +51,15 @@ class Noted:
             found = getattr(module, name, MISSING)
             if found is not value and found != value:
                 return name
+        if self.partials and not torch.compiler.is_dynamo_compiling():
+            for name, partial in self.partials:
+                if getattr(module, name, MISSING) != partial:
+                    return name
         for path, value in self.inner:
             found = functools.reduce(_attribute, path, module)
             if found is not value and found != value:
                 return ".".join(path)
-        if what := outside.changed(self.outside, self.functions):
+        if what := outside.changed(self.outside, self.bound, self.functions):
             return what
         for kind, name, what in self.held:
             if _tensor(getattr(module, kind).get(name)) != what:
@@ -76,8 +82,9 @@ def note(module: torch.nn.Module, swap: Swap) -> Noted:
     children = tuple((name, _noted(module.get_submodule(name))) for name in swap.hides)
     if swap.trusts:
         return replace(_noted_in_code(module, swap.trusts), hidden=children)
-    if not swap.reads_settings:
-        return Noted(own=type(module).forward, hidden=children)
+    if not swap.reads_settings:  # its source was read, and its globals are live
+        chain = rewrite.layers(type(module).forward)
+        return Noted(own=type(module).forward, hidden=children, functions=tuple((f, outside.parts(f)) for f in chain))
     return replace(_noted(module), hidden=children)
 
 
@@ -88,7 +95,9 @@ def _noted(module: torch.nn.Module) -> Noted:
         own=type(module).forward,
         settings=(*held.settings(module), *_of_class(module, read.names)),
         inner=tuple(held.inner(module)),
+        partials=tuple(held.partials(module)),
         outside=tuple(read.globals.values()),
+        bound=(*read.bound.values(), *_functional(type(module).forward)),
         functions=tuple(read.functions.items()),
         held=_held(module),
     )
@@ -102,14 +111,26 @@ def _noted_in_code(module: torch.nn.Module, trusts: tuple[str, ...]) -> Noted:
         own=type(module).forward,
         settings=(*own, *_of_class(module, read.names)),
         inner=tuple(held.inner(module, read.in_code)),
+        partials=tuple(held.partials(module)),
         outside=tuple(read.globals.values()),
+        bound=(*read.bound.values(), *_functional(type(module).forward)),
         functions=tuple(read.functions.items()),
     )
 
 
+def _functional(forward: Any) -> Iterator[tuple[outside.Space, str, Any]]:
+    """What a forward of PyTorch's own calls of torch.nn.functional: somebody may replace it there."""
+    if getattr(forward, "__module__", "").startswith("torch.nn.modules."):
+        space = vars(torch.nn.functional)
+        yield from ((space, name, space[name]) for name in forward.__code__.co_names if callable(space.get(name)))
+
+
 def _of_class(module: torch.nn.Module, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """What its code reads of its class, which an instance may come to hide; a property's code was read as well."""
-    for name in sorted(set(names) - set(vars(module))):
+    """What its code reads of its class, which an instance may come to hide; a property's code was read as well.
+
+    Not its forward, which is noted by itself, and which a swap hides: code that calls `super().forward(x)` names it.
+    """
+    for name in sorted(set(names) - set(vars(module)) - {"forward"}):
         if not isinstance(inspect.getattr_static(type(module), name, None), property):
             yield name, getattr(module, name, MISSING)
 
@@ -165,10 +186,28 @@ def guarded(ours: Callable[..., Any], noted: Noted) -> Any:
         tensors = (*args, *kwargs.values(), *(getattr(self, kind).get(name) for kind, name, _ in noted.held))
         if any(isinstance(x, torch.Tensor) and not is_plain_tensor(x) for x in tensors):
             return type(self).forward(self, *args, **kwargs)  # a tensor that may have ways of its own
+        if _is_intercepted():
+            return type(self).forward(self, *args, **kwargs)  # who listens to torch's functions hears its own
+        if _may_not_save(tensors):
+            return type(self).forward(self, *args, **kwargs)  # its first op may make one that autograd takes
         return ours(self, *args, **kwargs)
 
     forward.__name__ = "forward"  # by which pickle finds the class's own again
     return forward
+
+
+def _is_intercepted() -> bool:
+    """Whether a user's TorchFunctionMode is on; those of PyTorch (a default device) and ours miss nothing."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(type(each).__module__.partition(".")[0] not in ("torch", "sublight") for each in function_modes())
+
+
+def _may_not_save(tensors: Iterable[Any]) -> bool:
+    """Where gradients are recorded: whether one was made in inference mode, which an op of ours would save."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, torch.Tensor) and x.is_inference() for x in tensors)
 
 
 def undo(module: torch.nn.Module) -> bool:
@@ -189,7 +228,8 @@ def is_patched(module: torch.nn.Module) -> bool:
 
 def is_called_plainly(module: torch.nn.Module) -> bool:
     """Whether a call of it is its hooks and its forward, and nothing else."""
-    return type(module).__call__ is torch.nn.Module.__call__
+    call: Any = torch.nn.Module.__call__
+    return type(module).__call__ is call and call.__module__ == torch.nn.Module.__module__
 
 
 def is_its_own(module: torch.nn.Module) -> bool:

@@ -90,6 +90,7 @@ ASKS = {  # functions and properties of tensors that no op shows
     "_base": "asks how a tensor lies",
     "nbytes": SIZES,
     "__iter__": SIZES,
+    "__len__": SIZES,  # which `len` makes a plain number
     "ndim": DIMS,
     "dim": DIMS,
     "ndimension": DIMS,
@@ -98,6 +99,9 @@ ASKS = {  # functions and properties of tensors that no op shows
     "grad_fn": "asks where a tensor comes from",
     "is_inference": "asks where a tensor comes from",
 }
+TOLD = frozenset(["dtype", "shape", "size", "numel", "nelement", "is_floating_point", "is_complex", "promote_types",
+                  "result_type", "element_size", "itemsize"])  # fmt: skip
+MOVES = frozenset(["cpu", "cuda", "xpu", "mtia", "hpu", "ipu", "pin_memory", "share_memory_", "to_sparse", "to_mkldnn"])
 NO_END = 1 << 62  # of a slice that goes to the end
 ACTIVE: ContextVar[Recorder | None] = ContextVar("ACTIVE", default=None)
 
@@ -107,6 +111,7 @@ class Recorder:
     """What was called so far."""
 
     ops: list[str] = field(default_factory=list)
+    numbers: list[tuple[str, Any]] = field(default_factory=list)
     oddities: list[str] = field(default_factory=list)
     allowed: tuple[str, ...] = ()
     is_muted: bool = False
@@ -122,6 +127,7 @@ class Trace:
 
     ops: tuple[str, ...]  # of ATen, without views and casts; `call x` for a stand-in's
     views: tuple[str, ...]
+    numbers: tuple[tuple[str, Any], ...]  # that Python gave to the ops
     oddity: str  # the first thing that lets its result depend on more; empty: nothing
     result: Any
 
@@ -150,7 +156,8 @@ def trace(call: Callable[..., Any], *inputs: Any, allowed: tuple[str, ...] = (),
             recorder.note(f"has a backward pass of its own ({custom})")
     ops = tuple(name for name in recorder.ops if name not in VIEWS | CASTS)
     views = tuple(name for name in recorder.ops if name in VIEWS)
-    return Trace(ops=ops, views=views, oddity=next(iter(recorder.oddities), ""), result=result)
+    numbers = tuple(each for each in recorder.numbers if each[0] not in VIEWS | CASTS)
+    return Trace(ops=ops, views=views, numbers=numbers, oddity=next(iter(recorder.oddities), ""), result=result)
 
 
 @contextlib.contextmanager
@@ -195,17 +202,31 @@ def _computing(name: str) -> Any:
 
     def compute(self: Length, *others: Any) -> Any:
         result = theirs(self, *others)
+        if result is NotImplemented and not any(isinstance(each, torch.Tensor) for each in others):
+            self._compared()  # with a float or a list, which would not know
         return Length(result) if type(result) is int else result
 
     return compute
+
+
+def _asked(name: str) -> property:
+    def ask(self: Length) -> Any:
+        self._compared()
+        return getattr(int.__pos__(self), name)
+
+    return property(ask)
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "hash", "int", "float", "truediv", "rtruediv", "divmod", "rdivmod"):
     setattr(Length, f"__{_name}__", _leaving(f"__{_name}__"))
 for _name in ("str", "repr", "format", "round", "floor", "ceil", "trunc", "and", "or", "xor", "lshift", "rshift"):
     setattr(Length, f"__{_name}__", _leaving(f"__{_name}__"))
+for _name in ("rand", "ror", "rxor", "rlshift", "rrshift", "rpow", "invert", "pos"):
+    setattr(Length, f"__{_name}__", _leaving(f"__{_name}__"))
 for _name in ["add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs", "pow"]:
     setattr(Length, f"__{_name}__", _computing(f"__{_name}__"))
+for _name in (each for each in dir(int) if not each.startswith("_")):
+    setattr(Length, _name, _asked(_name))
 
 
 class _Above(TorchFunctionMode):
@@ -223,13 +244,27 @@ class _Above(TorchFunctionMode):
             return result
         if name == "__getitem__" and _reaches_beyond(*args):
             self.recorder.note(CUTS)
-        if name in ASKS and name not in self.recorder.allowed:
-            self.recorder.note(ASKS[name])
+        if name not in self.recorder.allowed and (oddity := ASKS.get(name) or _leaves_torch(name, result)):
+            self.recorder.note(oddity)
+        if "device" not in self.recorder.allowed and _moves(name, args, kwargs or {}):
+            self.recorder.note("moves a tensor to another device")
         if is_property and func.__name__ == "__set__":
             self.recorder.note(f"sets {name} of a tensor")
         if name in ("shape", "size") and isinstance(result, torch.Size):
             return _Shape(map(Length, result))
         return Length(result) if name in ("size", "numel", "__len__", "nelement") and type(result) is int else result
+
+
+def _leaves_torch(name: str, result: Any) -> str:
+    """What is neither a tensor nor one of the facts that trials vary: a branch may follow it."""
+    each = result if isinstance(result, tuple | list) else (result,)
+    return "" if name in TOLD or all(isinstance(x, torch.Tensor | None) for x in each) else f"asks a tensor for {name}"
+
+
+def _moves(name: str, args: Any, kwargs: Any) -> bool:
+    """x.cpu(), x.to("cuda"), which a trial on a CPU does not show."""
+    names_one = any(isinstance(x, str | torch.device) for x in (*args[1:], *kwargs.values()))
+    return name in MOVES or (name in ("to", "type") and names_one)
 
 
 class _Shape(tuple[Length, ...]):
@@ -263,13 +298,22 @@ class _Below(private.TorchDispatchMode):
             space, _, name = func._schema.name.partition("::")
             name += "_tanh" if name == "gelu" and (kwargs or {}).get("approximate") == "tanh" else ""
             self.recorder.ops.append(name if space == "aten" else f"{space}::{name}")
+            self.recorder.numbers += [(name, x) for x in args if _is_number(x)]
+            if name == "lift_fresh" and not args[0].is_meta:  # torch.tensor(…) of numbers, which may come of a size
+                self.recorder.numbers.append(("a constant", args[0].tolist()))
             if name in READS:
                 self.recorder.note(READS[name])
             if _cuts_beyond(name, args):
                 self.recorder.note(CUTS)
+            if name == "squeeze" and _drops_nothing(*args):
+                self.recorder.note("drops dimensions of one element, which a trial does not have")
             if name.startswith("nll_loss") and args[2] is not None:
                 self.recorder.note("weighs classes")
         return func(*args, **(kwargs or {}))
+
+
+def _is_number(x: Any) -> bool:
+    return all(map(_is_number, x)) if isinstance(x, list) else isinstance(x, bool | int | float)
 
 
 def _cuts_beyond(name: str, args: Any) -> bool:
@@ -278,11 +322,17 @@ def _cuts_beyond(name: str, args: Any) -> bool:
         return False
     if name == "split":
         return bool(args[1] > args[0].shape[args[2] if len(args) > 2 else 0])
-    return any(place is not None and args[0].shape[args[1]] < place < NO_END for place in args[2:4])
+    return any(place is not None and args[0].shape[args[1]] < abs(place) < NO_END for place in args[2:4])
+
+
+def _drops_nothing(x: torch.Tensor, dim: Any = None) -> bool:
+    """x.squeeze() of dimensions that are longer: of a batch of one it gives another shape."""
+    dims = range(x.dim()) if dim is None else dim if isinstance(dim, list | tuple) else (dim,)
+    return any(x.shape[each] != 1 for each in dims) if x.dim() else False
 
 
 def _reaches_beyond(x: torch.Tensor, index: Any) -> bool:
-    """x[:, :2048] of fewer rows, whose slice no op shows."""
+    """x[:, :2048] or x[:, -2048:] of fewer rows, whose slice no op shows."""
     places = list(index) if isinstance(index, tuple) else [index]
     if Ellipsis in [each for each in places if not isinstance(each, torch.Tensor)]:
         at = next(i for i, each in enumerate(places) if each is Ellipsis)
@@ -291,7 +341,7 @@ def _reaches_beyond(x: torch.Tensor, index: Any) -> bool:
     sizes = iter(x.shape)
     for each in places:
         size = 0 if each is None else next(sizes, 0)
-        if isinstance(each, slice) and any(type(end) is int and end > size for end in (each.start, each.stop)):
+        if isinstance(each, slice) and any(type(end) is int and abs(end) > size for end in (each.start, each.stop)):
             return True
     return False
 

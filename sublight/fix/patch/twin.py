@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sublight.backend.private import has_any_global_hook
-from sublight.fix.patch import outside, probe
+from sublight.fix.patch import held, outside, probe
 from sublight.fix.patch.trace import as_one_op
 
 TORCH_FOLDER = str(torch.__path__[0])
@@ -97,6 +97,8 @@ def own_copy(value: Any, depth: int = 3) -> Any:
     if isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device | torch.Tensor | None):
         return value
     try:
+        if held.is_setting(value):
+            return copy.deepcopy(value)
         copied = copy.copy(value)
         if not depth:
             return copied
@@ -105,8 +107,10 @@ def own_copy(value: Any, depth: int = 3) -> Any:
                 copied[key] = own_copy(item, depth - 1)
         elif type(copied) in (list, tuple, set, frozenset):
             copied = type(copied)(own_copy(item, depth - 1) for item in copied)
-        elif copied is not value and hasattr(copied, "__dict__"):
-            vars(copied).update({name: own_copy(item, depth - 1) for name, item in vars(copied).items()})
+        elif copied is not value:
+            for name in held.names_in(copied):
+                if hasattr(copied, name):
+                    object.__setattr__(copied, name, own_copy(getattr(copied, name), depth - 1))
     except NotCopied:
         raise
     except Exception as error:  # whatever a stranger's object may raise

@@ -100,7 +100,8 @@ def with_draws(known: Baseline, model: torch.nn.Module, batch: Any) -> Baseline:
     """The baseline with more draws of PyTorch's error: one draw of a single number may be exact by luck.
 
     Each is the plain model's step with every parameter and input changed by at most its last digit: nobody can hold a
-    result against a kernel that PyTorch gives for numbers which are the same up to rounding.
+    result against a kernel that PyTorch gives for numbers which are the same up to rounding. A single number, such as
+    the loss, may round to the same one in all draws: its own last digit is changed, too.
     """
     nudged = []
     for seed in range(DRAWS):
@@ -109,8 +110,17 @@ def with_draws(known: Baseline, model: torch.nn.Module, batch: Any) -> Baseline:
         with torch.no_grad():
             for parameter in other.parameters():
                 parameter.copy_(_nudged(parameter, generator))
-        nudged.append(step(other, _each_tensor(batch, partial(_nudged, generator=generator))))
+        found = step(other, _each_tensor(batch, partial(_nudged, generator=generator)))
+        nudged.append(replace(found, **{kind: _next(getattr(found, kind)) for kind in ("outputs", "gradients")}))
     return replace(known, nudged=tuple(nudged))
+
+
+def _next(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each single number as the next one that its data type has."""
+    return {
+        name: x * (1 + torch.finfo(x.dtype).eps) if x.numel() == 1 and x.is_floating_point() else x
+        for name, x in tensors.items()
+    }
 
 
 def _nudged(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

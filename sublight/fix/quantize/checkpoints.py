@@ -33,9 +33,9 @@ def from_gptq(tensors: Mapping[str, torch.Tensor], *, zeros_less_one: bool = Tru
     qweight, qzeros, scales = _three(tensors, "GPTQ")
     values = _nibbles(qweight, 0)  # (in, out)
     zeros = _nibbles(qzeros, 1) + int(zeros_less_one)
-    k, groups = values.shape[0], scales.shape[0]
+    k, per_group = len(values), _group(values, zeros, scales)
     group = tensors.get("g_idx")
-    in_order = torch.arange(k, device=values.device) // (k // groups)
+    in_order = torch.arange(k, device=values.device) // per_group
     if group is not None and not torch.equal(group.to(in_order.dtype), in_order):
         raise BadInput(
             "this GPTQ layer takes its inputs in another order (desc_act): export it without, or keep it whole"
@@ -54,22 +54,31 @@ def _three(tensors: Mapping[str, torch.Tensor], kind: str) -> tuple[torch.Tensor
         raise BadInput(f"an {kind} layer has qweight, qzeros and scales; {', '.join(missing)} is not here")
     if tensors["qweight"].dtype != torch.int32 or tensors["qzeros"].dtype != torch.int32:
         raise BadInput(f"an {kind} layer's qweight and qzeros are int32, not {tensors['qweight'].dtype}")
-    return tensors["qweight"], tensors["qzeros"], tensors["scales"]
+    three = tensors["qweight"], tensors["qzeros"], tensors["scales"]
+    if any(x.dim() != 2 for x in three):
+        raise BadInput(f"an {kind} layer's qweight, qzeros and scales are matrices: {[tuple(x.shape) for x in three]}")
+    return three
 
 
-def _layer(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-    """From weights (in, out), zeros and scales (groups, out)."""
-    (k, n), groups = values.shape, scales.shape[0]
-    if scales.shape != (groups, n) or zeros.shape != (groups, n) or groups == 0 or k % groups:
+def _group(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> int:
+    """How many inputs share a scale, of weights (in, out), zeros and scales (groups, out)."""
+    (k, n), groups = values.shape, len(scales)
+    if groups == 0 or scales.shape != (groups, n) or zeros.shape != (groups, n) or k % groups:
         raise BadInput(
             f"weights {tuple(values.shape)}, zeros {tuple(zeros.shape)}, scales {tuple(scales.shape)} do not fit"
         )
     check_group(k, k // groups, BITS)
+    return k // groups
+
+
+def _layer(values: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    """From weights (in, out), zeros and scales (groups, out)."""
+    _group(values, zeros, scales)
     return PackedLinear(
         pack(values.T, BITS),
         scales.T.contiguous(),
         zeros.T.to(scales.dtype).contiguous(),
         None if bias is None else torch.nn.Parameter(bias, requires_grad=False),
         bits=BITS,
-        in_features=k,
+        in_features=len(values),
     )

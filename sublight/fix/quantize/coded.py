@@ -42,6 +42,7 @@ class CodedLinear(torch.nn.Module):
     codes: torch.Tensor
     scales: torch.Tensor
     like: torch.Tensor
+    is_trained = False
 
     def __init__(
         self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.nn.Parameter | None, *, kind: Kind
@@ -66,7 +67,12 @@ class CodedLinear(torch.nn.Module):
             x = x.to(torch.get_autocast_dtype(device))
         if x.shape[-1] != self.in_features:
             raise BadInput(f"a quantized layer of {self.in_features} inputs was given {tuple(x.shape)}")
-        y: torch.Tensor = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # which does not take an autograd.Function
+            if torch.is_grad_enabled() and x.requires_grad:
+                raise BadInput(f"a layer in {self.kind} is traced without gradients: trace it under torch.no_grad()")
+            y = self.product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], self.out_features)
+        else:
+            y = _StraightThrough.apply(x, self)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:

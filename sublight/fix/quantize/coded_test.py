@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 import sublight
+from sublight.errors import BadInput
 from sublight.fix.quantize import coded
 from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.model import quantize
@@ -91,3 +92,14 @@ def test_a_gpu_multiplies_the_same(kind: Any, rows: int) -> None:
     on_cpu = new(x).float()
     new.cuda()
     assert (new(x.cuda()).float().cpu() - on_cpu).norm() / on_cpu.norm() < 0.01
+
+
+@pytest.mark.parametrize("kind", ("int8", "fp8"))
+def test_a_layer_is_traced_without_gradients(kind: Any) -> None:
+    model = torch.nn.Sequential(CodedLinear.of(torch.randn(32, 64), None, kind))
+    x = torch.randn(16, 64)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (x,), check_trace=False)
+    assert torch.equal(traced(2 * x), model(2 * x))
+    with pytest.raises(BadInput, match=r"trace it under torch.no_grad\(\)"):
+        torch.jit.trace(model, (x.requires_grad_(),), check_trace=False)

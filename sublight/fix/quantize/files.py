@@ -26,6 +26,8 @@ def save(model: torch.nn.Module, file: str | Path) -> None:
     """All parameters and buffers, each tensor once, with a note of which layers are packed."""
     from safetensors.torch import save_file
 
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(f"save_quantized takes a torch.nn.Module, not {type(model).__name__}")
     layers = {
         name: {**_facts(module), "has_bias": module.bias is not None}
         for name, module in model.named_modules()

@@ -15,6 +15,7 @@ class PackedLinear(torch.nn.Module):
     packed: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor
+    is_trained = False
 
     def __init__(
         self,

@@ -40,8 +40,10 @@ def quantize(
     """
     if how not in WAYS:
         raise BadInput(f"unknown way {how!r}: {nearest(str(how), list(WAYS))}")
-    if not isinstance(group, int):
+    if type(group) is not int or group < 1:
         raise BadInput(f"group={group!r}: a whole number of weights that share a scale, such as 128")
+    if type(rounds) is not int or rounds < 0:
+        raise BadInput(f"rounds={rounds!r}: a whole number of rounds in which zeros are fitted, such as 20")
     given: dict[str, Any] = {"caller": "quantize", "how": how, "verb": "packed"}
     given |= {"skip": skip, "verify": verify, "keep": keep}
     if how in CODED:

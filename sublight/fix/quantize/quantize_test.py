@@ -184,6 +184,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused() -> None:
     for change, words in (
         ({"g_idx": torch.zeros(k, dtype=torch.int32) + 1}, "another order"),
         ({"scales": torch.ones(2, n)}, "do not fit"),
+        ({"scales": torch.ones(0, n)}, "do not fit"),
+        ({"scales": torch.tensor(1.0)}, "are matrices"),
         ({"qweight": torch.zeros(k // 8, n)}, "int32"),
     ):
         with pytest.raises(BadInput, match=words):
@@ -199,6 +201,11 @@ def test_bad_input_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], mo
         (lambda: quantize(3), "takes a torch.nn.Module, not int"),
         (lambda: quantize(model, "w4"), "unknown way 'w4'"),
         (lambda: quantize(model, skip=("lm_head",)), "names no module"),
+        (lambda: quantize(model, skip=[0]), "a layer's name in quotes"),  # type: ignore[list-item]
+        (lambda: quantize(model, skip=5), "a list of layers' names"),  # type: ignore[arg-type]
+        (lambda: quantize(model, group=0), "a whole number of weights"),
+        (lambda: quantize(model, rounds=1.5), "a whole number of rounds"),  # type: ignore[arg-type]
+        (lambda: sublight.save_quantized(None, "a file"), "takes a torch.nn.Module, not NoneType"),
         (lambda: quantize(torch.nn.Linear(128, 8)), "wrap it"),
     ):
         with pytest.raises(BadInput, match=words):
@@ -251,6 +258,18 @@ def test_undone_in_what_the_model_has_become() -> None:
     model.half()
     unquantize(model)
     assert {p.dtype for p in model.parameters()} == {torch.float16}
+
+
+def test_what_is_put_in_a_layers_place_comes_back_with_it() -> None:
+    """A state that is assigned, not copied, is of other parameters: a bias, and weights that are trained sparse."""
+    for training in (False, True):
+        model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())
+        sublight.sparsify(model, training=True, quiet=True) if training else quantize(model)
+        state = {name: x + 1 if x.is_floating_point() else x for name, x in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        assert sublight.unpatch(model) == 1
+        assert torch.equal(model[0].bias, state["0.bias"])
+        assert torch.equal(model[0].weight, state["0.weight"]) if training else "0.weight" not in state
 
 
 @pytest.mark.parametrize(

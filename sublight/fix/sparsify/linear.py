@@ -36,6 +36,8 @@ class SparseLinear(torch.nn.Module):
     has sparse tensor cores, else dense with its zeros. It is for inference; a model that is moved chooses anew.
     """
 
+    is_trained = False
+
     def __init__(self, weight: torch.Tensor, bias: torch.nn.Parameter | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape

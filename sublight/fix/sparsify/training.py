@@ -28,6 +28,8 @@ WHILE_IT_RUNS = 9 / 8  # of the weight's bytes: W and its transpose, half of the
 class SparseTrainingLinear(torch.nn.Module):
     """x @ two_of_four(weight).T + bias, with the weight and bias of the layer whose place it takes."""
 
+    is_trained = True
+
     def __init__(self, weight: torch.nn.Parameter, bias: torch.nn.Parameter | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape

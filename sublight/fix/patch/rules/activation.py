@@ -80,6 +80,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         budget=BUDGETS[kind],
         compute=lambda twin, x: FORMULAS[kind](x),
         by_hand=lambda twin, x: BY_HAND[kind](x),
+        any_width=True,
     )
     proof = prove(twin, formula, scaled(random(ROWS, COLS)), probe.dtype_of(module, model))
     if proof.missing:

@@ -56,8 +56,8 @@ class Noisy(nn.Module):
     [(nn.GELU(), "gelu"), (nn.GELU("tanh"), "gelu_tanh"), (Spelled(), "gelu_tanh"), (Squared(), "relu2")],
 )
 def test_which_activation_it_is(module: Any, op: str) -> None:
-    told = activation.find(module, module)
-    assert isinstance(told, Swap) and told.op == op
+    answer = activation.find(module, module)
+    assert isinstance(answer, Swap) and answer.op == op
     other = copy.deepcopy(module)
     assert patch(module, rules=(ACTIVATION,)).swapped == 1
     ours, theirs = (torch.linspace(-6, 6, 99).requires_grad_() for _ in range(2))
@@ -77,8 +77,8 @@ def test_others_are_none(module: Any) -> None:
 
 
 def test_one_that_widens_is_left() -> None:
-    told = activation.find(Widened(), nn.Linear(3, 3).bfloat16())
-    assert isinstance(told, Left) and "data type" in told.reason
+    answer = activation.find(Widened(), nn.Linear(3, 3).bfloat16())
+    assert isinstance(answer, Left) and "data type" in answer.reason
 
 
 @pytest.mark.parametrize(("module", "calls"), [(nn.GELU("tanh"), 2), (Spelled(), 1)])

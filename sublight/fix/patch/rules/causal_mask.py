@@ -75,10 +75,10 @@ def rewritten(own: Any, name: str, theirs: Callable[..., Any]) -> Any:
 
     def change(tree: ast.FunctionDef) -> None:
         taken = [argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)]
-        asked = [each for each in (*POSITIONS, CACHE) if each in taken]
-        counted = [each for each in asked if each in POSITIONS and is_counted(each, tree)]
+        optional = [each for each in (*POSITIONS, CACHE) if each in taken]
+        counted = [each for each in optional if each in POSITIONS and is_counted(each, tree)]
         _Chosen(name, counted).visit(tree)
-        bare = ast.parse(f"{BARE} = {' and '.join(f'{each} is None' for each in asked) or True}").body[0]
+        bare = ast.parse(f"{BARE} = {' and '.join(f'{each} is None' for each in optional) or True}").body[0]
         for node in ast.walk(bare):
             ast.copy_location(node, tree.body[0])
         tree.body.insert(0, bare)  # the forward gives these names other values later

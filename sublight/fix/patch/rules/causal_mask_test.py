@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 from transformers.masking_utils import create_causal_mask
 
 from sublight.fix.patch import model as patching
+from sublight.fix.patch.conftest import error_of_all
 from sublight.fix.patch.model import is_patched, patch, unpatch
 from sublight.fix.patch.record import Rule, Swap
 from sublight.fix.patch.rules import RULES, causal_mask, residual_norm
@@ -81,19 +82,26 @@ def step(call: Any, model: Any, **batch: Any) -> tuple[Any, ...]:
     return logits.detach(), *[parameter.grad.clone() for parameter in model.parameters()]
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+def in_double(model: Any) -> Any:
+    return copy.deepcopy(model).double()
+
+
+def check(*results: Any) -> None:
+    """Ours, PyTorch's and the truth, each a tensor or several: by the rule."""
+    error = error_of_all(*([each] if isinstance(each, torch.Tensor) else each for each in results))
+    assert error.ok, error
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("use_cache", (False, True))  # which the forward then makes
 def test_a_compiled_model_skips_what_eager_skips(family: str, use_cache: bool) -> None:
     model, seen, batch = built(family), [], {"input_ids": ids(), "use_cache": use_cache}
-    expected = step(model, model, **batch)
-    told = patch(model, rules=ONLY)
-    assert told.swapped == 1 and told.rows[0].reason == "under torch.compile, the mask that eager skips"
+    expected, exact = step(model, model, **batch), in_double(model)
+    truth = step(exact, exact, **batch)
+    changes = patch(model, rules=ONLY)
+    assert changes.swapped == 1 and changes.rows[0].reason == "under torch.compile, the mask that eager skips"
     assert all(map(torch.equal, step(model, model, **batch), expected))  # eager: nothing has changed
-    assert_same(step(compiled(model, seen), model, **batch), expected)
+    check(step(compiled(model, seen), model, **batch), expected, truth)
     assert seen == FAMILIES[family][3]
     assert unpatch(model) == 1 and "forward" not in vars(model.base_model)
 
@@ -127,10 +135,13 @@ def test_what_is_passed_keeps_the_mask(family: str, kind: str) -> None:
     model, seen = built(family).eval(), []
     batch = {"input_ids": ids()} if kind != "embedded" else {}
     expected = model(**batch, **given(kind, model)).logits
+    exact = in_double(model)
+    truth = exact(**batch, **given(kind, exact)).logits
     if kind == "packed":
         assert (expected - model(**batch).logits).abs().max() > 1e-3
     patch(model, rules=ONLY)
-    assert_same(compiled(model, seen)(**batch, **given(kind, model)).logits, expected)
+    ours = compiled(model, seen)(**batch, **given(kind, model)).logits
+    check(ours, expected, truth)
     assert seen == (FAMILIES[family][3] if kind == "embedded" else [MASKED, MASKED])
 
 
@@ -138,11 +149,13 @@ def test_what_is_passed_keeps_the_mask(family: str, kind: str) -> None:
 def test_shapes_may_change(use_cache: bool) -> None:
     model, seen = built("Llama").eval(), []
     whole = ids().repeat(1, 3)
-    expected = [model(input_ids=whole[:, :n], use_cache=use_cache).logits for n in (7, 1, 9, 13)]
+
+    def logits(call: Any) -> list[Any]:
+        return [call(input_ids=whole[:, :n], use_cache=use_cache).logits for n in (7, 1, 9, 13)]
+
+    expected, truth = logits(model), logits(in_double(model))
     patch(model, rules=ONLY)
-    call = compiled(model, seen, dynamic=True)
-    for n, logits in zip((7, 1, 9, 13), expected, strict=True):
-        assert_same(call(input_ids=whole[:, :n], use_cache=use_cache).logits, logits)
+    check(logits(compiled(model, seen, dynamic=True)), expected, truth)
     assert not any(masked for _, masked in seen)
 
 
@@ -154,21 +167,22 @@ def test_an_export_is_as_before(strict: bool) -> None:
         torch._dynamo.reset()
         return str(torch.export.export(model, (), batch, strict=strict).graph)
 
-    plain = exported()
+    plain, truth = exported(), in_double(model)(**batch).logits
     patch(model, rules=ONLY)
     assert exported() == plain and "expand" in plain
     seen: list[Any] = []
-    assert_same(compiled(model, seen)(**batch).logits, model(**batch).logits)
+    check(compiled(model, seen)(**batch).logits, model(**batch).logits, truth)
     assert seen == [BARE, BARE]
 
 
 def test_copies_pickles_and_checkpoints() -> None:
     model, batch = built("Llama"), {"input_ids": ids(), "use_cache": False}
-    expected, seen = step(model, model, **batch), []
+    expected, seen, exact = step(model, model, **batch), [], in_double(model)
+    truth = step(exact, exact, **batch)
     patch(model, rules=ONLY)
     copied = copy.deepcopy(model)
     assert is_patched(copied.model) and copied.model.forward.__self__ is copied.model
-    assert_same(step(compiled(copied, seen), copied, **batch), expected)
+    check(step(compiled(copied, seen), copied, **batch), expected, truth)
     assert seen == [BARE, BARE]
     file = io.BytesIO()
     torch.save(model, file)
@@ -178,7 +192,7 @@ def test_copies_pickles_and_checkpoints() -> None:
     assert torch.equal(step(loaded, loaded, **batch)[0], expected[0])
     model.gradient_checkpointing_enable()
     seen.clear()
-    assert_same(step(compiled(model.train(), seen), model, **batch), expected)
+    check(step(compiled(model.train(), seen), model, **batch), expected, truth)
     assert set(seen) == {BARE}
 
 
@@ -194,10 +208,11 @@ def test_other_attentions_and_windows_are_left() -> None:
 
 def test_an_attention_that_is_set_later_is_obeyed() -> None:
     model, batch, seen = built("Llama").eval(), {"input_ids": ids(), "use_cache": False}, []
+    truth = in_double(model)(**batch).logits
     patch(model, rules=ONLY)
     model.set_attn_implementation("eager")
     expected = model(**batch).logits
-    assert_same(compiled(model, seen)(**batch).logits, expected)
+    check(compiled(model, seen)(**batch).logits, expected, truth)
 
 
 def test_another_function_under_its_name_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +231,16 @@ def test_all_rules_at_once_batch_or_not() -> None:
     batch = {"input_ids": ids(), "labels": ids(), "use_cache": False}
     for more in ((), (batch,)):
         model, seen = built("Llama"), []
-        theirs = model(**batch).loss
-        wanted = torch.autograd.grad(theirs, list(model.parameters()))
-        told = patch(model, *more, rules=RULES)
-        (row,) = (row for row in told.rows if row.rule == "causal_mask")
+
+        def results(call: Any, model: Any) -> list[Any]:
+            loss = call(**batch).loss
+            return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+        exact = in_double(model)
+        theirs, truth = results(model, model), results(exact, exact)
+        (row,) = (row for row in patch(model, *more, rules=RULES).rows if row.rule == "causal_mask")
         assert row.is_swapped and row.kind == "LlamaModel" and row.reason == causal_mask.WHY
-        ours = compiled(model, seen)(**batch).loss
-        assert_same(ours, theirs)
-        assert_same(torch.autograd.grad(ours, list(model.parameters())), wanted)
+        check(results(compiled(model, seen), model), theirs, truth)
         assert seen == [BARE, BARE]
 
 
@@ -241,8 +258,8 @@ def test_what_a_step_costs_does_not_undo_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(patching, "asked", lambda model, found, batch: found)
     own = Rule(name="own", find=lambda module, model: swap if isinstance(module, torch.nn.Embedding) else None)
     model = built("Llama")
-    told = patch(model, measure={"input_ids": ids()}, rules=(own, *ONLY))
-    assert asked == ["own"] and {row.rule: row.is_swapped for row in told.rows} == {"own": False, "causal_mask": True}
+    report = patch(model, measure={"input_ids": ids()}, rules=(own, *ONLY))
+    assert asked == ["own"] and {row.rule: row.is_swapped for row in report.rows} == {"own": False, "causal_mask": True}
     assert is_patched(model.model) and not is_patched(model.model.embed_tokens)
 
 
@@ -314,13 +331,13 @@ def test_two_rules_share_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(add_norm, "not_ours", lambda *_: ran.append(1) or "")
     config = transformers.LlamaConfig(**SIZES, **SDPA)
     module, x = torch.nn.Sequential(Both(config)), torch.randn(BATCH, TOKENS, 8)
-    expected = module(x)
-    told = patch(module, rules=(residual_norm.RESIDUAL_NORM, *ONLY))
-    assert {row.rule: row.is_swapped for row in told.rows} == {"residual_norm": True, "causal_mask": True}
-    assert_same(module(x), expected)
+    expected, truth = module(x), in_double(module)(x.double())
+    changes = patch(module, rules=(residual_norm.RESIDUAL_NORM, *ONLY))
+    assert {row.rule: row.is_swapped for row in changes.rows} == {"residual_norm": True, "causal_mask": True}
+    check(module(x), expected, truth)
     assert ran
     seen: list[Any] = []
-    assert_same(compiled(module, seen)(x), expected)
+    check(compiled(module, seen)(x), expected, truth)
     assert seen == [BARE]
     copied = copy.deepcopy(module)
     assert unpatch(copied) == unpatch(module) == 1 and not is_patched(copied[0])

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from sublight.fix.patch import probe
-from sublight.fix.patch.proof import DTYPES, in_dtype, quiet
+from sublight.fix.patch.proof import DTYPES, contents, in_dtype, quiet
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.trace import trace
 from sublight.fix.patch.twin import NotCopied, answer, is_pytorchs, own, random, set_training, twin_of
-from sublight.ops.movement.embedding import embedding
+from sublight.ops.movement.embedding import ID_DTYPES, embedding
 
 ROWS = 8  # of the table in a trial
 PADDING = 5  # the row there that gets no gradient, where the module has such a row
@@ -45,7 +45,7 @@ def _why_not(module: torch.nn.Embedding) -> str:
     except NotCopied as why:
         return f"not tried: {why}"
     twin.num_embeddings, twin.padding_idx = ROWS, None if module.padding_idx is None else PADDING
-    ids = torch.tensor([[1, 0, PADDING], [7, PADDING, 2]])
+    ids = torch.tensor([[1, 0, PADDING], [7, PADDING, 2], [6, 3, 4]])  # every row: any may be treated otherwise
     result, reason = answer(twin, ids)
     if result is not None and not probe.same(result, table[ids]):
         reason = "values not proven: its forward is its own, and no plain lookup (a scale, or positions)"
@@ -54,14 +54,23 @@ def _why_not(module: torch.nn.Embedding) -> str:
 
 def _unproven(twin: Any, ids: torch.Tensor) -> str:
     """Why its forward is not a lookup and nothing else, gradient included; empty where it is."""
-    for training, dtype in itertools.product((False, True), (torch.float64, *DTYPES)):
+    for training, records, dtype in itertools.product((False, True), (False, True), (torch.float64, *DTYPES)):
         each = in_dtype(twin, dtype)
         set_training(each, training)
         each._parameters["weight"] = table = each._parameters["weight"].detach().requires_grad_()
-        with torch.enable_grad(), quiet():
+        before = contents(each)
+        with torch.set_grad_enabled(records), quiet():
             found = trace(type(each).forward, each, ids)
             if why := found.why_not({"embedding": 1}, "a lookup"):
                 return f"structure not proven: {why}"
+            if contents(each) != before:
+                return "structure not proven: its forward changes what the module holds"
+            if not torch.equal(found.result, table[ids]):
+                return "values not proven: its forward is no lookup in every mode and data type"
+            if not records:
+                continue
+            if not found.result.requires_grad:
+                return "structure not proven: no gradient comes through its forward"
             (gradient,) = torch.autograd.grad(found.result.sum(), table)
         times = torch.bincount(ids.flatten(), minlength=ROWS)
         if twin.padding_idx is not None:
@@ -74,7 +83,7 @@ def _unproven(twin: Any, ids: torch.Tensor) -> str:
 
 def _swap() -> Swap:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1:
+        if kwargs or len(args) != 1 or getattr(args[0], "dtype", None) not in ID_DTYPES:
             return own(self, *args, **kwargs)
         return embedding(*args, self.weight, self.padding_idx)
 

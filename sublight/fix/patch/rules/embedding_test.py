@@ -62,8 +62,8 @@ def test_values_and_gradients(module: Any) -> None:
     ],
 )
 def test_what_is_left(module: Any, reason: str) -> None:
-    told = embedding.find(module, module)
-    assert isinstance(told, Left) and reason in told.reason
+    answer = embedding.find(module, module)
+    assert isinstance(answer, Left) and reason in answer.reason
 
 
 def test_others_and_large_tables() -> None:

@@ -9,7 +9,6 @@ gives its loss and `logits=None`; without labels, or under no_grad, all is as be
 from __future__ import annotations
 
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,25 +19,16 @@ import torch
 import torch.nn.functional as F
 
 from sublight.backend.private import has_any_global_hook
-from sublight.correct import error
 from sublight.fix.patch import outside, probe, rewrite
-from sublight.fix.patch.body import BATCH, FEATURES, TOKENS, Body, Named, hidden_states
-from sublight.fix.patch.proof import quiet
+from sublight.fix.patch.body import FEATURES, Body, Named, hidden_states
+from sublight.fix.patch.head_proof import IGNORED, ids_of, labels_of, unproven, weight_of
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.swap import is_patched
-from sublight.fix.patch.trace import trace
-from sublight.fix.patch.twin import NotCopied, is_autocast, is_hooked, is_pytorchs, own, own_copy, random
+from sublight.fix.patch.twin import NotCopied, is_autocast, is_hooked, is_pytorchs, own, own_copy
 from sublight.ops.cross_entropy.linear_cross_entropy import linear_cross_entropy
 
 RULE = "lm_head"
-IGNORED = -100
-SPREAD = 3.0  # of the logits, so that a soft cap shows
 ITEMS = 7  # for the loss to be divided by
-SCALES = (1e-2, 1.0, 1e2)  # of the hidden states
-BUDGET = {
-    **{"call body": 1, "mm": 1, "bmm": 1, "mul": 1, "div": 2, "tanh": 1, "constant_pad_nd": 1},
-    **{"_log_softmax": 1, "nll_loss_forward": 1},
-}
 EXTRA = ("output_attentions", "output_hidden_states", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 TRUSTED = ("transformers",)  # whose own models are tried without their code being read
 OTHER_LOSSES = ("aux_loss", "z_loss")  # fields by which a result says that more is added to its loss
@@ -86,23 +76,23 @@ def loss_only(head: Head) -> Callable[..., Any]:
     """forward(self, …) by our op, for a call that is as it was understood."""
 
     def forward(self: Any, **given: Any) -> Any:
-        asked = {name: value for name, value in given.items() if value is not None}
-        labels, items = asked.pop("labels", None), asked.pop("num_items_in_batch", None)
-        keep, return_dict = asked.pop("logits_to_keep", 0), asked.pop("return_dict", True)
+        options = {name: value for name, value in given.items() if value is not None}
+        labels, items = options.pop("labels", None), options.pop("num_items_in_batch", None)
+        keep, return_dict = options.pop("logits_to_keep", 0), options.pop("return_dict", True)
         output = getattr(self, head.output)
         if (
             labels is None
             or not torch.is_grad_enabled()
             or not (isinstance(keep, int) and keep == 0)
             or not (return_dict is True and getattr(self.config, "return_dict", True))
-            or any(name not in head.by_name and name not in head.in_order for name in asked)
+            or any(name not in head.by_name and name not in head.in_order for name in options)
             or has_other_loss(self, head)
             or has_changed(self, head)
             or not is_plain(output)
             or not _is_summable(head, output.weight, items)
         ):
             return own(self, **given)
-        found = getattr(self, head.body)(*[asked.pop(name, None) for name in head.in_order], **asked)
+        found = getattr(self, head.body)(*[options.pop(name, None) for name in head.in_order], **options)
         loss = _loss(head, found.last_hidden_state, output.weight, labels, items)
         return head.kind(loss=loss, **{name: getattr(found, theirs, None) for name, theirs in head.results.items()})
 
@@ -111,10 +101,10 @@ def loss_only(head: Head) -> Callable[..., Any]:
 
 def has_other_loss(module: Any, head: Head) -> bool:
     """Whether somebody has set another loss function; a graph that is compiled is guarded by itself."""
-    theirs, asked = head.loss_functions
+    theirs, public = head.loss_functions
     if module.__dict__.get("_loss_function") is not theirs:
         return True
-    return not torch.compiler.is_dynamo_compiling() and getattr(module, "loss_function", None) is not asked
+    return not torch.compiler.is_dynamo_compiling() and getattr(module, "loss_function", None) is not public
 
 
 def has_changed(module: Any, head: Head) -> bool:
@@ -190,7 +180,7 @@ def understood(module: Any) -> Head:
     if not is_plain(output):
         raise NotKnown("its output embeddings are not a plain product")
     twin, stand_in = _twin(module, names[output], body, output.out_features)
-    result, reason = _tried(twin, input_ids=_ids(output.out_features), labels=_labels(output.out_features))
+    result, reason = _tried(twin, input_ids=ids_of(output.out_features), labels=labels_of(output.out_features))
     loss, logits = getattr(result, "loss", None), getattr(result, "logits", None)
     if not isinstance(loss, torch.Tensor) or not isinstance(logits, torch.Tensor):
         raise NotKnown(reason or "it gives no loss and logits")
@@ -202,13 +192,14 @@ def understood(module: Any) -> Head:
         raise NotKnown("its result holds more than its logits, loss and what its body gives")
     scale, softcap = _how(module, logits, loss)
     more, _ = _tried(
-        twin, input_ids=_ids(output.out_features), labels=_labels(output.out_features), num_items_in_batch=ITEMS
+        twin, input_ids=ids_of(output.out_features), labels=labels_of(output.out_features), num_items_in_batch=ITEMS
     )
     divides = more is not None and probe.same(more.loss.double(), _total(logits).double() / ITEMS)
     in_order, by_name = _handed_on(module, *_twin(module, names[output], body, FEATURES))
     for training in (False, True) if read.in_code else (True,):
         vars(twin)["training"] = training
-        _prove(twin, names[output], stand_in, {*in_order, *by_name}, scale, softcap)
+        if missing := unproven(twin, names[output], stand_in, {*in_order, *by_name}, scale, softcap):
+            raise NotKnown(missing)
     return Head(
         body=body,
         output=names[output],
@@ -232,72 +223,10 @@ def _twin(module: Any, output: str, body: str, classes: int) -> tuple[Any, Body]
     except NotCopied as why:
         raise NotKnown(f"not tried: {why}") from why
     small = torch.nn.Linear(FEATURES, classes, bias=False, device="meta", dtype=torch.float64)
-    small._parameters["weight"] = torch.nn.Parameter(_weight(classes), requires_grad=False)
+    small._parameters["weight"] = torch.nn.Parameter(weight_of(classes), requires_grad=False)
     vars(twin)["_modules"] = {**module._modules, body: stand_in, output: small}
     vars(twin)["training"] = True
     return twin, stand_in
-
-
-def _prove(twin: Any, output: str, body: Body, handed_on: set[str], scale: float, cap: float) -> None:
-    """Structure and values of the loss, with the arguments that it may be called with; raises NotKnown.
-
-    A loss that leaves out what an attention mask or a padding token marks, or weighs a class, has ops of its own.
-    """
-    weight = vars(twin)["_modules"][output].weight
-    labels = _labels(len(weight))
-    ids = _ids(len(weight))
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
-    tensors = {"attention_mask": mask, "position_ids": torch.arange(TOKENS).expand(ids.shape)}
-    tensors["token_type_ids"] = torch.ones_like(ids)
-    given = {name: value for name, value in tensors.items() if name in handed_on}
-    for more, size in itertools.product(({}, given), SCALES):
-        body.hidden = hidden = hidden_states(size).requires_grad_()
-        with torch.enable_grad(), quiet():
-            try:
-                found = trace(_named, twin, input_ids=ids, labels=labels, **more, allowed=("device",))
-            except Exception as failure:  # whatever a stranger's forward may raise
-                raise NotKnown(f"structure not proven: its forward fails ({type(failure).__name__})") from failure
-            if why := found.why_not(BUDGET, "the loss of each next token"):
-                raise NotKnown(f"structure not proven: {why}")
-            mine = found.result.loss.detach(), *torch.autograd.grad(found.result.loss, hidden)
-            wide, single = (
-                _loss_step(hidden, weight, labels, scale, cap, kind) for kind in (torch.float64, torch.float32)
-            )
-        for one, true, other in zip(mine, wide, single, strict=True):
-            if not probe.same(one.double(), true) and not error("", one.float(), other.float(), true).ok:
-                raise NotKnown("values not proven: its loss or its gradient is not that of each next token")
-    body.hidden = hidden_states()
-
-
-def _loss_step(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, scale: float, cap: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
-    """The loss of each next token and its gradient, from logits that are rounded to this data type."""
-    logits = hidden @ weight.T * scale
-    logits = cap * torch.tanh(logits / cap) if cap else logits
-    flat, following = logits[:, :-1].flatten(0, 1).to(dtype), labels[:, 1:].flatten()
-    loss = F.cross_entropy(flat, following, ignore_index=IGNORED)
-    return loss.detach(), *torch.autograd.grad(loss, hidden)
-
-
-def _named(twin: Any, **given: Any) -> Any:
-    return type(twin).forward(twin, **given)
-
-
-def _weight(classes: int) -> torch.Tensor:
-    return random(classes, FEATURES, seed=5) * SPREAD
-
-
-def _ids(classes: int) -> torch.Tensor:
-    return torch.randint(classes, (BATCH, TOKENS), generator=torch.Generator().manual_seed(6))
-
-
-def _labels(classes: int) -> torch.Tensor:
-    """Of the tokens, but for two that are to be left out."""
-    labels = _ids(classes)
-    labels[0, 1] = labels[1, TOKENS - 1] = IGNORED
-    return labels
 
 
 def _tried(twin: Any, **given: Any) -> tuple[Any, str]:
@@ -310,7 +239,7 @@ def _tried(twin: Any, **given: Any) -> tuple[Any, str]:
 
 def _how(module: Any, logits: torch.Tensor, loss: torch.Tensor) -> tuple[float, float]:
     """(scale, soft cap) of the logits, from whatever numbers the model and its config name after them."""
-    hidden, weight = hidden_states(), _weight(logits.shape[-1])
+    hidden, weight = hidden_states(), weight_of(logits.shape[-1])
     if hidden.shape[:2] != logits.shape[:2]:
         raise NotKnown("its logits are not one for every hidden state")
     product = hidden @ weight.T
@@ -321,7 +250,7 @@ def _how(module: Any, logits: torch.Tensor, loss: torch.Tensor) -> tuple[float, 
             break
     else:
         raise NotKnown("its logits are more than a product, scaled and capped")
-    count = (_labels(weight.shape[0])[:, 1:] != IGNORED).sum()
+    count = (labels_of(weight.shape[0])[:, 1:] != IGNORED).sum()
     if not probe.same(loss.double(), _total(logits).double() / count):
         raise NotKnown("its loss is not the cross-entropy of each next token")
     return scale, cap
@@ -329,7 +258,7 @@ def _how(module: Any, logits: torch.Tensor, loss: torch.Tensor) -> tuple[float, 
 
 def _total(logits: torch.Tensor) -> torch.Tensor:
     """The loss of every next token, added up."""
-    labels = _labels(logits.shape[-1])[:, 1:].flatten()
+    labels = labels_of(logits.shape[-1])[:, 1:].flatten()
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).double(), labels, ignore_index=IGNORED, reduction="sum")
 
 

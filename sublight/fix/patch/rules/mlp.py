@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from sublight.fix.patch import probe
 from sublight.fix.patch.proof import Formula, Proof, prove, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
 from sublight.fix.patch.rules.activation import BUDGETS, BY_HAND, FORMULAS, Elementwise
+from sublight.fix.patch.trace import trace
 from sublight.fix.patch.twin import (
     Line,
     NotCopied,
@@ -59,6 +60,7 @@ class Plan:
     inner: str = ""  # dropout before the last projection
     outer: str = ""  # and after it
     skipped: tuple[str, ...] = ()  # children that are not called any more
+    up_first: bool = False  # it is called before gate: both may draw random numbers
 
 
 def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
@@ -122,13 +124,20 @@ def _tried(
             if hooked:
                 return Left(rule="mlp", reason=f"{hooked[0]} has a hook, which would not be called")
             proof = prove(twin, _formula(best), scaled(random(TOKENS, width)), runs_in)
-            return Left(rule="mlp", reason=proof.missing) if proof.missing else _swap(best, proof)
+            if proof.missing:
+                return Left(rule="mlp", reason=proof.missing)
+            return _swap(replace(best, up_first=_is_up_first(twin, best, x)), proof)
     has_act = plans[0].skipped or any(callable(value) for value in vars(module).values())
     if not has_act or all(plan.layout == "plain" for plan in plans):
         return None  # projections alone: attention, maybe
     return Left(
         rule="mlp", reason=reason or "values not proven: no product of an activation (silu, gelu) and a projection"
     )
+
+
+def _is_up_first(twin: Any, plan: Plan, x: torch.Tensor) -> bool:
+    calls = trace(type(twin).forward, twin, x).ops
+    return plan.layout == "apart" and calls.index(f"call {plan.up}") < calls.index(f"call {plan.gate}")
 
 
 def _formula(plan: Plan) -> Formula:
@@ -192,12 +201,12 @@ def _plans(widths: dict[str, tuple[int, int]], drops: list[str], skipped: tuple[
 
 
 def _run(module: Any, plan: Plan, x: torch.Tensor) -> Any:
+    up = getattr(module, plan.up)(x) if plan.up_first else None
     gate = getattr(module, plan.gate)(x)
     if plan.layout == "plain":
         h = relu2(gate) if plan.act == "relu2" else gelu(gate, "tanh" if plan.act == "gelu_tanh" else "none")
         return _finish(module, plan, h)
-    up = None  # gate holds both
-    if plan.layout == "apart":
+    if plan.layout == "apart" and not plan.up_first:
         up = getattr(module, plan.up)(x)
     elif plan.layout == "gate last":
         up, gate = gate.chunk(2, -1)
@@ -228,6 +237,12 @@ def _is_bare(down: torch.nn.Module) -> bool:
     )
 
 
+def _stored_weight(down: Any) -> Any:
+    """Not what a parametrization computes: each look at it is a step of a spectral norm's iteration, in training."""
+    computed = getattr(getattr(down, "parametrizations", None), "weight", None)
+    return getattr(down, "weight", None) if computed is None else next(computed.parameters(), None)
+
+
 def _is_idle(module: Any, dropout: str) -> bool:
     """Whether it passes on what it gets, and nobody would hear of the call; or there is none."""
     if not dropout:
@@ -251,7 +266,7 @@ def _swap(plan: Plan, proof: Proof) -> Swap:
         (x,) = args
         if not proof.holds_for(x):
             return own(self, x)
-        weight = getattr(getattr(self, plan.down), "weight", None)
+        weight = _stored_weight(getattr(self, plan.down))
         is_mixed = isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.dtype != x.dtype
         if is_mixed and not is_autocast(x):
             return own(self, x)  # T5 keeps its last projection in float32, and casts

@@ -130,7 +130,7 @@ def test_who_listens_to_the_last_projection_hears(hook: str) -> None:
     module, heard = patched(Block()), []
     theirs = run(copy.deepcopy(module), x := torch.randn(2, WIDTH))
 
-    def hear(module: Any, *told: Any) -> None:
+    def hear(module: Any, *arguments: Any) -> None:
         heard.append(module)
 
     handle = HOOKS[hook](module.down, hear)
@@ -184,7 +184,7 @@ def test_dropout_before_and_after_it(module: Any, fused: bool) -> None:
     ours = run(patched(module), x)
     assert is_fused(ours[0]) is fused and equal(ours, theirs)
     if hasattr(module, "inner"):
-        module.inner.register_forward_hook(lambda *told: None)
+        module.inner.register_forward_hook(lambda *arguments: None)
         assert not is_fused(module(x))
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sublight import correct
+from sublight.fix.patch.conftest import error_of_all
 from sublight.fix.patch.model import patch, unpatch
 from sublight.fix.patch.record import Left, Swap
 from sublight.fix.patch.rules import mlp
@@ -105,8 +106,8 @@ def test_gate_up_and_down_are_found(order: tuple[int, ...], sizes: tuple[int, in
 
 @pytest.mark.parametrize("act", ACTS)
 def test_the_activation_is_found(act: str) -> None:
-    told = mlp.find(Gated(ACTS[act]), nn.Module())
-    assert isinstance(told, Swap) and told.op == mlp.GATED_OPS[act]
+    answer = mlp.find(Gated(ACTS[act]), nn.Module())
+    assert isinstance(answer, Swap) and answer.op == mlp.GATED_OPS[act]
     equal_after_patch(Gated(ACTS[act]))
 
 
@@ -125,8 +126,8 @@ def test_plain_blocks_with_a_function(act: Any) -> None:
 def test_wide_blocks_cost_nothing(width: int) -> None:
     with torch.device("meta"):
         module = Gated(ACTS["gelu_tanh"], width, 3 * width)
-    told = mlp.find(module, nn.Module())
-    assert isinstance(told, Swap) and told.op == "geglu" and "w0 and w1" in told.what
+    answer = mlp.find(module, nn.Module())
+    assert isinstance(answer, Swap) and answer.op == "geglu" and "w0 and w1" in answer.what
 
 
 @pytest.mark.parametrize(
@@ -143,17 +144,17 @@ def test_wide_blocks_cost_nothing(width: int) -> None:
     ],
 )
 def test_what_is_left(module: Any, reason: str | None) -> None:
-    told = mlp.find(module, nn.Module())
-    assert told is None if reason is None else isinstance(told, Left) and reason in told.reason
+    answer = mlp.find(module, nn.Module())
+    assert answer is None if reason is None else isinstance(answer, Left) and reason in answer.reason
 
 
 def test_hooks_are_called() -> None:
     module = Gated(nn.SiLU())
     patch(module, rules=(mlp.MLP,))
     x, heard = torch.randn(2, WIDTH), []
-    module.w0.register_forward_hook(lambda *told: heard.append("w0"))
+    module.w0.register_forward_hook(lambda *arguments: heard.append("w0"))
     module(x)
-    handle = module.act.register_forward_hook(lambda *told: heard.append("act"))
+    handle = module.act.register_forward_hook(lambda *arguments: heard.append("act"))
     module(x)
     assert heard == ["w0", "w0", "act"]
     unpatch(module)
@@ -199,15 +200,17 @@ def test_families(family: str) -> None:
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2} if family != "GPT-2" else {"n_head": 4}
     model = getattr(transformers, kind)(getattr(transformers, config)(**sizes, **options)).eval()
     ids = torch.randint(1, 96, (2, 9))
-    model(input_ids=ids, labels=ids).loss.backward()
-    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    exact = copy.deepcopy(model).double()
+    for each in (model, exact):
+        each(input_ids=ids, labels=ids).loss.backward()
+    before = [p.grad.clone() for p in model.parameters()]
     keys = list(model.state_dict())
     found = patch(model, rules=(MLP, NORM, ACTIVATION, SOFTMAX, EMBEDDING))
     assert {"GPT-2": "activation"}.get(family, "mlp") in {row.rule for row in found.rows if row.is_swapped}
     model.zero_grad()
     model(input_ids=ids, labels=ids).loss.backward()
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, before[name], rtol=1e-4, atol=1e-6)
+    after, truth = ([p.grad for p in each.parameters()] for each in (model, exact))
+    assert (error := error_of_all(after, before, truth)).ok, error
     assert keys == list(model.state_dict())
 
 

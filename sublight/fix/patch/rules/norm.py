@@ -27,6 +27,8 @@ NO_EPS = 1e-20
 WIDTH = 32  # of the input for a module without a weight, which does not tell
 OTHERS = (torch.nn.GroupNorm, private.NormBase, torch.nn.LocalResponseNorm)
 
+TINY = (1e-8, 1e-12, 1e-16)  # whose squares a forward in float32 can hold
+LEAST = (1e-8, 1e-10)  # without eps, a gradient's root to the third, too
 NUMBERS = 512  # of a probe at each scale, at least
 BUDGET = {
     **{"native_layer_norm": 1, "_fused_rms_norm": 1, "pow": 2, "mean": 2, "var": 1, "var_mean": 1, "sub": 2},
@@ -44,6 +46,7 @@ class Norm:
     eps: float | None = None  # None: PyTorch's, of the data type that it computes in
     dtypes: frozenset[torch.dtype] = frozenset()  # in which it is proven
     ranks: frozenset[int] = field(default=frozenset(range(1, 6)), compare=False)  # of inputs, likewise
+    keeps_order: bool = field(default=False, compare=False)  # in memory, of its input: written op by op
 
     def takes(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Whether this call is one that was proven; others have rules of promotion and broadcasting of their own."""
@@ -54,6 +57,7 @@ class Norm:
             and x.dim() in self.ranks
             and not is_cast(x)
             and not is_rounded(self, x)
+            and (not self.keeps_order or probe.lies_in_order(x) or probe.order_in_memory(x)[-1] == x.dim() - 1)
         )
 
 
@@ -89,15 +93,19 @@ def known(module: torch.nn.Module, runs_in: torch.dtype | None = None) -> Norm |
         return Left(rule="norm", reason=f"{norm.kind} without a weight: our kernels have one")
     if is_rounded(norm, module.get_parameter(norm.weight)):
         return Left(rule="norm", reason="its own adds 1 to the weight in float32, ours would in 16 bits")
-    proof = prove(
-        twin,
-        _formula_of(norm),
-        scaled(random(max(4, NUMBERS // size[0]), *size)),
-        runs_in or probe.dtype_of(module, module),
-    )
+    x = random(max(4, NUMBERS // size[0]), *size)
+    x = torch.cat((scaled(x), torch.stack([x * scale for scale in _near(_eps_for(norm, x))])))
+    proof = prove(twin, _formula_of(norm), x, runs_in or probe.dtype_of(module, module))
     if proof.missing:
         return Left(rule="norm", reason=proof.missing)
-    return replace(norm, dtypes=proof.dtypes, ranks=proof.ranks)
+    turned, _ = answer(twin, x.transpose(0, 1).contiguous().transpose(0, 1))
+    return replace(norm, dtypes=proof.dtypes, ranks=proof.ranks, keeps_order=not turned.is_contiguous())
+
+
+def _near(eps: float) -> tuple[float, ...]:
+    """Scales at which eps decides: where it is added shows there alone."""
+    root = math.sqrt(eps)
+    return (*TINY, 0.1 * root, root, 10 * root, 0.0) if eps else LEAST
 
 
 def _looks_like_one(module: torch.nn.Module) -> bool:
@@ -193,6 +201,12 @@ def _eps_for(norm: Norm, x: torch.Tensor) -> float:
     return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if norm.eps is None else norm.eps
 
 
+def _computed(norm: Norm, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if norm.kind == "LayerNorm":
+        return layer_norm(x, weight, torch.zeros_like(weight) if bias is None else bias, _eps_for(norm, x))
+    return rms_norm(x, weight, _eps_for(norm, x))
+
+
 def _swap(norm: Norm) -> Swap:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor):
@@ -201,9 +215,10 @@ def _swap(norm: Norm) -> Swap:
         weight, bias = _columns(norm, self)
         if weight is None or not norm.takes(x, weight):
             return own(self, x)
-        if norm.kind == "LayerNorm":
-            return layer_norm(x, weight, torch.zeros_like(weight) if bias is None else bias, _eps_for(norm, x))
-        return rms_norm(x, weight, _eps_for(norm, x))
+        if norm.keeps_order and not probe.lies_in_order(x):
+            order = probe.order_in_memory(x)
+            return _computed(norm, x.permute(order), weight, bias).permute(*map(order.index, range(x.dim())))
+        return _computed(norm, x, weight, bias)
 
     def arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         weight = getattr(module, norm.weight)

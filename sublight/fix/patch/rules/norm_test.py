@@ -91,8 +91,8 @@ def test_which_norm_it_is(make: Callable[[], Any], expected: norm.Norm) -> None:
     ],
 )
 def test_what_is_left(make: Callable[[], Any], reason: str) -> None:
-    told = norm.known(make())
-    assert isinstance(told, Left) and reason in told.reason
+    result = norm.known(make())
+    assert isinstance(result, Left) and reason in result.reason
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,11 @@ def _columns(kind: norm.Norm, module: Any) -> tuple[torch.Tensor, torch.Tensor |
 
 
 def is_plain(a: Any, b: Any, weight: torch.Tensor) -> bool:
-    """Whether nothing is promoted, broadcast or cast in a + b and its norm."""
+    """Whether nothing is promoted, broadcast or cast in a + b and its norm, and the sum lies as ours does."""
     if not all(map(probe.is_plain_tensor, (a, b, weight))) or a.shape != b.shape or a.dim() == 0:
         return False
     alike = a.dtype == b.dtype == weight.dtype and a.device == b.device == weight.device
-    return alike and not is_cast(a)
+    return alike and not is_cast(a) and probe.lies_in_order(a) and probe.lies_in_order(b)
 
 
 def fused(tree: ast.FunctionDef, is_norm: Callable[[str], bool]) -> list[str]:
@@ -191,20 +191,34 @@ def _norm_after(block: list[ast.stmt], i: int, x: str, me: str, is_norm: Callabl
 
 
 def _norm_calls(statement: ast.stmt, x: str, me: str, is_norm: Callable[[str], bool]) -> Iterator[Any]:
-    """Each self.norm(x) that this statement surely evaluates, once, and before it stores anything."""
+    """Each self.norm(x) that this statement surely evaluates, once, before it stores anything or calls another."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
         return
-    todo: list[ast.AST] = [statement]
+    calls: list[Any] = []  # in the order in which they end, as they are evaluated
+    todo: list[tuple[ast.AST, bool]] = [(statement, False)]
     while todo:
-        node = todo.pop()
+        node, is_done = todo.pop()
         if isinstance(node, ast.Lambda | ast.IfExp | ast.BoolOp | ast.ListComp | ast.GeneratorExp | ast.NamedExpr):
-            continue
-        if _is_norm_call(node, me, is_norm) and rewrite.is_name(node.args[0], x):  # type: ignore[attr-defined]
-            yield node
-        todo.extend(ast.iter_child_nodes(node))
+            calls.append(None)  # whatever it may call
+        elif is_done:
+            calls.append(node)
+        else:
+            todo += [(node, True)] * isinstance(node, ast.Call | ast.Await | ast.Yield)
+            todo += [(child, False) for child in reversed(_evaluated(node))]
+    found = [node for node in calls if _is_norm_call(node, me, is_norm) and rewrite.is_name(node.args[0], x)]
+    yield from found if found and calls[0] is found[0] else ()
 
 
-def _is_norm_call(node: ast.AST, me: str, is_norm: Callable[[str], bool]) -> bool:
+def _evaluated(node: ast.AST) -> list[ast.AST]:
+    """What a node evaluates, in order; an assignment its value before its targets."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        return [each for each in (node.value, *getattr(node, "targets", ())) if each is not None]
+    if isinstance(node, ast.Call):
+        return [node.func, *node.args, *node.keywords]
+    return list(ast.iter_child_nodes(node))
+
+
+def _is_norm_call(node: ast.AST | None, me: str, is_norm: Callable[[str], bool]) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.keywords:
         return False
     return rewrite.is_name(node.func.value, me) and is_norm(node.func.attr) and len(node.args) == 1

@@ -7,13 +7,12 @@ head are its two halves or neighbours, and the tables hold an angle once, or at 
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,21 +20,22 @@ from sublight.correct import error
 from sublight.fix.patch import outside, probe, rewrite
 from sublight.fix.patch.proof import DTYPES, quiet
 from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.fix.patch.tables import TOKENS, WIDTH, Looks, Table, is_handed_on, tables_of
 from sublight.fix.patch.trace import trace
 from sublight.ops.rotary.rope import reference, rope
 from sublight.ops.rotary.rotary import STYLES, Pair, Style, why_not_ours
 
 RULE = "rope"
 NAME = "__sublight_rope"
-Table = Literal["halves", "neighbours", "once"]  # where a table has an angle again: half a row on, next to it, nowhere
 # our kernels read an angle once, where they expect it: other pairs would agree on a CPU, which reads all, and not there
 TURNABLE = (
     *(("half", "halves"), ("half", "once")),
     *(("interleaved", "neighbours"), ("interleaved", "halves"), ("interleaved", "once")),
 )
 LONG = 5000  # tokens of the long probe
+MANY = (1 << 18) + 7  # where no values are held
 BUDGET = {"mul": 8, "add": 2, "sub": 2, "neg": 2, "cat": 4, "stack": 2}
-BATCH, TOKENS, HEADS, KV_HEADS, WIDTH = 2, 3, 4, 2, 8
+BATCH, HEADS, KV_HEADS = 2, 4, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +74,12 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     turning = understood(turner, tables.pop())
     if turning is None:
         return Left(rule=RULE, reason=f"values not proven: {name} is neither of our two ways to turn q and k")
-    if missing := unproven(turner, turning, probe.dtype_of(module, model)):
+    dtypes, missing = proven(turner, turning, probe.dtype_of(module, model))
+    if missing:
         return Left(rule=RULE, reason=missing)
     try:
-        put = {NAME: turned_by(turning, turner, sys.modules.get(function.__module__), name, read)}
+        home, is_plain = sys.modules.get(function.__module__), is_handed_on(rewrite.parsed(function), name)
+        put = {NAME: turned_by(turning, turner, home, name, read, dtypes, is_plain)}
         forward = rewrite.rebuilt(own, lambda tree: _renamed(tree, name), put)
     except rewrite.NotUnderstood as reason:
         return Left(rule=RULE, reason=str(reason))
@@ -112,37 +114,64 @@ def understood(function: Callable[..., Any], table: Table) -> Turning | None:
     )
 
 
-def unproven(function: Callable[..., Any], turning: Turning, runs_in: torch.dtype) -> str:
-    """Why the function is not that turning and nothing else; empty where it is.
+def proven(function: Callable[..., Any], turning: Turning, runs_in: torch.dtype) -> tuple[frozenset[torch.dtype], str]:
+    """The data types in which the function is that turning and nothing else, and why it is not in `runs_in`.
 
-    Structure in every data type, values and gradients at scales and lengths far apart, and rounded as it runs.
+    Structure with gradients and without, and at other lengths; values and gradients at scales and lengths far apart.
     """
-    for dtype in (torch.float64, *DTYPES):
+    if why := _structure(function, turning, torch.float64) or _by_size(function, turning):
+        return frozenset(), f"structure not proven: {why.replace('its forward', function.__name__)}"
+    missing = {dtype: _unproven(function, turning, dtype) for dtype in (torch.float64, *DTYPES)}
+    dtypes = frozenset(dtype for dtype, why in missing.items() if not why)
+    return (frozenset(), missing[torch.float64]) if missing[torch.float64] else (dtypes, missing.get(runs_in, ""))
+
+
+def _unproven(function: Callable[..., Any], turning: Turning, dtype: torch.dtype) -> str:
+    if why := _structure(function, turning, dtype):
+        return f"structure not proven: {why.replace('its forward', function.__name__)}"
+    large = min(1e4, torch.finfo(dtype).max / 50)  # what is beyond the data type has no right answer
+    for size, tokens in ((1e-4, TOKENS), (1.0, LONG), (large, TOKENS)):
+        narrow = tuple(x.to(dtype) for x in _inputs(turning.table, WIDTH, tokens, size))
+        ways = (lambda *xs: function(*xs), lambda *xs: _by_reference(turning, xs))
+        mine, theirs = (_step(way, narrow) for way in ways)
+        truth = _step(ways[1], tuple(x.double() for x in narrow))
+        with torch.no_grad(), quiet():
+            if not all(map(torch.equal, function(*narrow), mine)):
+                return f"values not proven: {function.__name__} is another without gradients"
+        for one, other, true in zip(mine, theirs, truth, strict=True):
+            right = probe.same(one, true) if dtype == torch.float64 else error("", one, other, true).ok
+            if one.dtype != dtype or not right:
+                return f"values not proven: {function.__name__} is another in {dtype} at {tokens} tokens of {size:g}"
+    return ""
+
+
+def _structure(function: Callable[..., Any], turning: Turning, dtype: torch.dtype) -> str:
+    for records in (True, False):
         q, k, cos, sin = (x.to(dtype) for x in _inputs(turning.table, WIDTH))
-        leaves = [x.requires_grad_() for x in (q, k)]
+        leaves = [x.requires_grad_(records) for x in (q, k)]
         try:
-            with torch.enable_grad(), quiet():
+            with torch.set_grad_enabled(records), quiet():
                 found = trace(function, *leaves, cos, sin)
         except Exception as failure:  # whatever a stranger's function may raise
-            return f"structure not proven: it fails in {dtype} ({type(failure).__name__})" if dtype == runs_in else ""
+            return f"its forward fails in {dtype} ({type(failure).__name__})"
         if why := found.why_not(BUDGET, "turning"):
-            return f"structure not proven: {why.replace('its forward', function.__name__)}"
-    for size, tokens in ((1e-4, TOKENS), (1.0, LONG), (1e4, TOKENS)):
-        wide = tuple(_inputs(turning.table, WIDTH, tokens, size))
-        for dtype in dict.fromkeys((torch.float64, runs_in)):
-            narrow = tuple(x.to(dtype) for x in wide)
-            ways = (lambda *xs: function(*xs), lambda *xs: _by_reference(turning, xs))
-            (mine, theirs), truth = (
-                (_step(way, narrow) for way in ways),
-                _step(ways[1], tuple(x.double() for x in narrow)),
-            )
-            for one, other, true in zip(mine, theirs, truth, strict=True):
-                right = probe.same(one, true) if dtype == torch.float64 else error("", one, other, true).ok
-                if one.dtype != dtype or not right:
-                    return (
-                        f"values not proven: {function.__name__} is another in {dtype} at {tokens} tokens of {size:g}"
-                    )
+            return why
     return ""
+
+
+def _by_size(function: Callable[..., Any], turning: Turning) -> str:
+    """Whether it computes with lengths: `k * (len // 4096 + 1)` leaves no trace but the number that an op gets."""
+    found = []
+    for tokens in (TOKENS, MANY):
+        inputs = (x.to("meta") for x in _inputs(turning.table, WIDTH, TOKENS))
+        there = [x[..., :1, :].expand(*x.shape[:-2], tokens, x.shape[-1]) for x in inputs]
+        try:
+            with torch.no_grad(), quiet():
+                calls = trace(function, *there)
+        except Exception as failure:  # whatever a stranger's function may raise
+            return f"its forward fails at other sizes ({type(failure).__name__})"
+        found.append((calls.ops, calls.numbers))
+    return "" if found[0] == found[1] else "its forward computes with sizes, and may do otherwise for others"
 
 
 def _by_reference(turning: Turning, inputs: tuple[torch.Tensor, ...]) -> Pair:
@@ -156,7 +185,7 @@ def _step(way: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> tuple[to
     leaves = [x.detach().requires_grad_() for x in (q, k)]
     with torch.enable_grad(), quiet():
         results = way(*leaves, cos, sin)
-        weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape) for x in results]
+        weights = [torch.linspace(-1, 1, x.numel(), dtype=torch.float64).to(x.dtype).view(x.shape) for x in results]
         return (*(x.detach() for x in results), *torch.autograd.grad(results, leaves, weights))
 
 
@@ -166,23 +195,33 @@ def turned_by(
     home: types.ModuleType | None = None,
     name: str = "",
     read: outside.Outside | None = None,
+    dtypes: Collection[torch.dtype] = (torch.float64, *DTYPES),
+    has_plain_tables: bool = True,
 ) -> Callable[..., Any]:
-    """The function to call in place of `own`, which it calls itself where ours does not win or is not understood.
+    """The function to call in place of `own`, which it calls itself where ours does not win or is not proven.
 
     Where somebody has put another function in its place, in the module that is its home, that one is called; where
-    something that its code read is another thing now, `own`.
+    something that its code read is another thing now, `own`. The tables of the first calls are looked at: a forward may
+    have made others of the rotary embedding's. A compiler cannot look; there they must come as the forward got them.
     """
-    globals_, functions = (tuple(read.globals.values()), tuple(read.functions.items())) if read else ((), ())
+    looks = Looks(turning.table)
+    noted: tuple[outside.Globals, outside.Globals, outside.Functions] = ((), (), ())
+    if read is not None:
+        noted = tuple(read.globals.values()), tuple(read.bound.values()), tuple(read.functions.items())
 
     def turn(q: Any, k: Any, cos: Any, sin: Any, *rest: Any, **named: Any) -> Any:
         if home is not None and getattr(home, name, own) is not own:
             return getattr(home, name)(q, k, cos, sin, *rest, **named)
         dim = named.get("unsqueeze_dim", 1)
-        if outside.changed(globals_, functions):
+        if outside.changed(*noted):
             return own(q, k, cos, sin, *rest, **named)
-        if rest or set(named) - {"unsqueeze_dim"} or dim not in (1, 2) or not _fits(turning, q, k, cos, sin, dim):
+        is_plain = not rest and not set(named) - {"unsqueeze_dim"} and dim in (1, 2)
+        if not is_plain or not _fits(turning, q, k, cos, sin, dim) or q.dtype not in dtypes:
             return own(q, k, cos, sin, *rest, **named)
         if why_not_ours(q, k, cos, sin):
+            return own(q, k, cos, sin, **named)
+        is_blind = torch.compiler.is_compiling() or type(cos).__module__.startswith("torch._subclasses.")
+        if not (has_plain_tables if is_blind else looks.are_as_expected(cos, sin)):
             return own(q, k, cos, sin, **named)
         return turned(turning, q, k, cos, sin, dim)
 
@@ -216,43 +255,6 @@ def turned(
     if dim == 1:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
     return (q.contiguous(), k.contiguous()) if turning.packs else (q, k)
-
-
-def tables_of(module: torch.nn.Module) -> Iterator[Table]:
-    """How the tables are laid out that a rotary embedding gives for (x, positions); nothing from other modules."""
-    rates = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
-    if not rates:
-        return
-    try:
-        small = _on_cpu(copy.deepcopy(module))
-    except Exception:  # whatever a stranger's module may hold
-        return
-    x, positions = torch.zeros(1, TOKENS, WIDTH), torch.arange(1, TOKENS + 1)[None]
-    kinds = [name.removesuffix("_inv_freq") for name in rates if name.endswith("_inv_freq") and "original" not in name]
-    for kind in kinds or [""]:
-        try:
-            cos, sin = small(x, positions, kind) if kind else small(x, positions)
-        except Exception:  # whatever a stranger's forward may raise
-            continue
-        if cos.dim() == sin.dim() == 3:
-            yield _layout(cos, sin)
-
-
-def _on_cpu(module: torch.nn.Module) -> torch.nn.Module:
-    """With some rates where it has none yet (meta): the layout of the tables is the same."""
-    for part in module.modules():
-        for name, x in part._buffers.items():
-            if x is not None and x.is_meta:
-                part._buffers[name] = torch.linspace(0.1, 1.0, x.numel()).view(x.shape).to(x.dtype)
-    return module.to("cpu")
-
-
-def _layout(*tables: torch.Tensor) -> Table:
-    if any(x.shape[-1] % 2 for x in tables):
-        return "once"
-    if all(torch.equal(*x.chunk(2, -1)) for x in tables):
-        return "halves"
-    return "neighbours" if all(torch.equal(x[..., ::2], x[..., 1::2]) for x in tables) else "once"
 
 
 def _inputs(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from sublight import correct
 from sublight.fix.patch.model import apply, patch, undo
 from sublight.fix.patch.record import Left, Swap
 from sublight.fix.patch.rules import rope
@@ -204,18 +206,19 @@ def test_calls_that_are_not_understood_go_to_the_own_function(monkeypatch: pytes
 @pytest.mark.parametrize("forced", (False, True))
 def test_an_attention_keeps_all_but_the_function(forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, positions = Model(), torch.randn(BATCH, TOKENS, WIDTH), torch.arange(TOKENS)[None]
-    expected = model(x, positions)
+    padded = torch.stack((positions[0], (positions[0] - 2).clamp(min=0)))
+    plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     swap = rope.find(model.attention, model)
     assert isinstance(swap, Swap) and swap.op == "rope"
     apply(model.attention, swap)
     if forced:  # the library's op, as on a GPU
         monkeypatch.setattr(rope, "why_not_ours", lambda *_: "")
     for call in (model, torch.compile(model, backend="eager", fullgraph=True)):
-        torch.testing.assert_close(call(x, positions), expected, rtol=1e-5, atol=1e-5)
-    padded = torch.stack((positions[0], (positions[0] - 2).clamp(min=0)))
-    ours = model(x, padded)
+        for at in (positions, padded):
+            error = correct.error("y", *(y.detach() for y in (call(x, at), plain(x, at), exact(x.double(), at))))
+            assert error.ok, error
     undo(model.attention)
-    torch.testing.assert_close(ours, model(x, padded), rtol=1e-5, atol=1e-5)
+    assert torch.equal(model(x, padded), plain(x, padded))
     q, k, cos, sin = swap.arguments(model.attention, x, position_embeddings=model.rotary(x, positions))
     assert q.shape == k.shape == (BATCH, TOKENS, 1, WIDTH) and cos.shape == sin.shape == (TOKENS, WIDTH)
 
@@ -234,8 +237,6 @@ def test_without_tables_that_fit_it_is_left() -> None:
 def test_on_a_gpu_our_kernel_runs(
     function: Any, table: Any, style: str, partial: bool, widens: bool, packs: bool, tables: int
 ) -> None:
-    from sublight import correct
-
     turning = rope.understood(function, table)
     wide = [x.cuda().requires_grad_() for x in inputs(table, tables)]
     narrow = [x.detach().bfloat16().requires_grad_(i < 2) for i, x in enumerate(wide)]
@@ -273,16 +274,64 @@ def clamped_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> 
     return tuple(x.clamp(-1e6, 1e6) for x in llama(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim))
 
 
+def parted_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    q, k = llama(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    return q, k * (k.shape[-2] // 6000 + 1)
+
+
+def cropped_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    q, k = llama(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    return q[:, :, -8000:], k
+
+
+def rope_in_training(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return llama(q, k, cos, sin if torch.is_grad_enabled() else -sin, unsqueeze_dim=unsqueeze_dim)
+
+
 def half_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
     return llama(q, k, cos, sin.clamp(-1, 1) if q.dtype == torch.float16 else sin, unsqueeze_dim=unsqueeze_dim)
 
 
-@pytest.mark.parametrize("function", (long_rope, long_rope_by_mask, detached_rope, clamped_rope, half_rope))
+ALMOST = (long_rope, long_rope_by_mask, detached_rope, clamped_rope, parted_rope, cropped_rope, rope_in_training)
+
+
+@pytest.mark.parametrize("function", ALMOST)
 def test_one_that_is_only_almost_it_is_left(function: Any) -> None:
     turning = rope.understood(function, "halves")
     assert turning is not None, "by a look at its values it is one"
-    assert "not proven" in rope.unproven(function, turning, torch.float32)
-    assert rope.unproven(llama, turning, torch.float32) == ""
+    dtypes, missing = rope.proven(function, turning, torch.float32)
+    assert "not proven" in missing and torch.float32 not in dtypes
+    dtypes, missing = rope.proven(llama, turning, torch.float32)
+    assert missing == "" and len(dtypes) == 4
+
+
+def refusing_rope(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    assert q.dtype != torch.bfloat16
+    return llama(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+
+
+def turning_less_in_half(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return llama(q, k, cos, sin * 0 if q.dtype == torch.float16 else sin, unsqueeze_dim=unsqueeze_dim)
+
+
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [(half_rope, torch.float16), (turning_less_in_half, torch.float16), (refusing_rope, torch.bfloat16)],
+)
+def test_data_types_are_proven_one_by_one(function: Any, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be patched in float32 and run in another."""
+    turning = rope.understood(function, "halves")
+    assert turning is not None
+    dtypes, missing = rope.proven(function, turning, torch.float32)
+    assert missing == "" and dtypes == {torch.float64, *rope.DTYPES} - {other}
+    assert "not proven" in rope.proven(function, turning, other)[1]
+    heard: list[Any] = []
+    monkeypatch.setattr(rope, "why_not_ours", lambda *tensors: "")
+    monkeypatch.setattr(rope, "turned", lambda turning, q, k, *rest: heard.append(q.dtype) or (q, k))
+    turn = rope.turned_by(turning, lambda q, k, cos, sin: (q, k), dtypes=dtypes)
+    for dtype in rope.DTYPES:
+        turn(*(x.to(dtype) for x in rope._inputs("halves", rope.WIDTH)))
+    assert heard == [dtype for dtype in rope.DTYPES if dtype != other]
 
 
 class MetaRotary(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]

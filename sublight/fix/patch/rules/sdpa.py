@@ -72,7 +72,8 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
     except rewrite.NotUnderstood as reason:
         return Left(rule=RULE, reason=str(reason))
     wins = functools.partial(_wins, asking)
-    return Swap(rule=RULE, forward=forward, over=over, op="attention", wins=wins, reads_settings=False, why=BY_CALL)
+    more: dict[str, Any] = {"reads_settings": False, "what": RULE, "why": BY_CALL}
+    return Swap(rule=RULE, forward=forward, over=over, op="attention", wins=wins, **more)
 
 
 def _is_table(value: Any, table: Any) -> bool:

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from sublight import correct
 from sublight.fix.patch.model import is_patched, patch, unpatch
 from sublight.fix.patch.rules import RULES, sdpa
 from sublight.ops.attention.attention import plan, reference
@@ -79,8 +80,13 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spy]:
     yield made
 
 
-def same(one: Any, other: Any) -> bool:
-    return bool(torch.allclose(one, other, atol=1e-5) and one.isfinite().all())
+def truth_of(model: Any, batch: dict[str, Any]) -> Any:
+    exact = copy.deepcopy(model).double()
+    return exact(**{name: x.double() if x.is_floating_point() else x for name, x in batch.items()})[0]
+
+
+def same(ours: Any, theirs: Any, truth: Any) -> bool:
+    return correct.error("result", *(x.detach() for x in (ours, theirs, truth))).ok
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,15 +94,15 @@ def test_a_family_is_swapped_and_back_bit_for_bit(family: str, spy: Spy) -> None
     model = built(family)
     batch = batch_for(model)
     with torch.no_grad():
-        before = model(**batch)[0]
+        before, truth = model(**batch)[0], truth_of(model, batch)
         found = patch(model, rules=ONLY)
         after = model(**batch)[0]
         assert found.swapped == 1 and found.rows[0].rule == "sdpa"
         wanted = FAMILIES[family][2]
         assert [{name: call[name] for name in each} for call, each in zip(spy.calls, wanted, strict=True)] == wanted
-        assert same(after, before)
+        assert same(after, before, truth)
         spy.by = 1.0
-        assert not same(model(**batch)[0], before)  # the comparison can fail
+        assert not same(model(**batch)[0], before, truth)  # the comparison can fail
         assert unpatch(model) == 1
         assert torch.equal(model(**batch)[0], before) and not any(map(is_patched, model.modules()))
 
@@ -104,10 +110,10 @@ def test_a_family_is_swapped_and_back_bit_for_bit(family: str, spy: Spy) -> None
 def test_beside_rope_both_are_in_one_forward(spy: Spy) -> None:
     model = built("Llama")
     batch = batch_for(model)
-    before = model(**batch)[0]
+    before, truth = model(**batch)[0], truth_of(model, batch)
     found = patch(model, rules=[rule for rule in RULES if rule.name in ("rope", "sdpa")])
     assert {row.rule: row.is_swapped for row in found.rows} == {"rope": True, "sdpa": True}
-    assert same(model(**batch)[0], before) and len(spy.calls) == 1
+    assert same(model(**batch)[0], before, truth) and len(spy.calls) == 1
     assert unpatch(model) == 1 and torch.equal(model(**batch)[0], before)
 
 

@@ -37,6 +37,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         return Left(rule="softmax", reason="not along the last dimension") if is_one else None
     kind = str(kinds[ranks[0]])
     dtypes: list[frozenset[torch.dtype]] = []
+    turned, _ = answer(twin, random(ROWS, COLS).T.contiguous().T)
     for rank in ranks:
         x = scaled(random(*[1] * (rank - 3), ROWS, COLS))
         x = x.flatten(0, 1) if rank == 2 else x
@@ -44,7 +45,7 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         if proof.missing:
             return Left(rule="softmax", reason=proof.missing)
         dtypes.append(proof.dtypes)
-    return _swap(kind, ranks, frozenset.intersection(*dtypes))
+    return _swap(kind, ranks, frozenset.intersection(*dtypes), keeps_order=not turned.is_contiguous())
 
 
 def _formula(kind: str) -> Formula:
@@ -57,7 +58,7 @@ def _formula(kind: str) -> Formula:
         total = e.sum(-1, keepdim=True)
         return e / total if kind == "softmax" else x - total.log()
 
-    return Formula(name=kind, budget=BUDGET, compute=compute, by_hand=by_hand)
+    return Formula(name=kind, budget=BUDGET, compute=compute, by_hand=by_hand, any_width=True)
 
 
 def _kind(twin: Any, x: torch.Tensor) -> str | None:
@@ -66,11 +67,14 @@ def _kind(twin: Any, x: torch.Tensor) -> str | None:
     return probe.first_match(result, candidates)
 
 
-def _swap(kind: str, ranks: tuple[int, ...], dtypes: frozenset[torch.dtype]) -> Swap:
+def _swap(kind: str, ranks: tuple[int, ...], dtypes: frozenset[torch.dtype], keeps_order: bool) -> Swap:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or args[0].dim() not in ranks or args[0].dtype not in dtypes or is_cast(args[0]):
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, torch.Tensor) or x.dim() not in ranks or x.dtype not in dtypes or is_cast(x):
             return own(self, *args, **kwargs)
-        return OPS[kind](*args)
+        if keeps_order and not probe.lies_in_order(x):
+            return own(self, x)  # its result lies in memory as x does
+        return OPS[kind](x)
 
     def arguments(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         return (first(args, kwargs),)

@@ -66,5 +66,5 @@ def test_what_is_left(module: Any) -> None:
 
 @pytest.mark.parametrize("module", [nn.Identity(), nn.GELU(), nn.Dropout(), nn.Softmax2d(), nn.Linear(3, 3)], ids=str)
 def test_others_are_none(module: Any) -> None:
-    told = softmax.find(module, module)
-    assert told is None
+    answer = softmax.find(module, module)
+    assert answer is None
