@@ -45,7 +45,7 @@ class Call:
 
 
 def call_for(case: Case, members: Sequence[int]) -> Call:
-    """For the items of one written-out attention, forward."""
+    """The call that replaces one written-out attention, from the items of its forward pass."""
     trace, items = case.trace, [case.items[at] for at in members]
     softmax = next((at for at, item in enumerate(items) if item.family == "softmax"), len(items) - 1)
     scores = _shapes(trace, items[softmax])[:1]
@@ -138,7 +138,7 @@ def _is_causal(trace: Trace, mask: Shape, scores: Shape) -> bool:
 
 
 def _scales(trace: Trace, item: Item) -> bool:
-    """By one number: a tensor of the scores' size would be something else."""
+    """Whether an op scales by a single number: a tensor of the scores' size would be something else."""
     shapes = _shapes(trace, item)
     return item.name in _SCALES and (len(shapes) < 2 or math.prod(shapes[1]) == 1)
 

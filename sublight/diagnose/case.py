@@ -59,7 +59,7 @@ class Case:
 
     @functools.cached_property
     def sms(self) -> int | None:
-        """Of the GPU that ran the events, where the trace tells."""
+        """The SMs of the GPU that ran the events; None where the trace does not tell."""
         rows = self.model.event_row[:1]
         index = self.trace.lanes[self.trace.lane[rows[0]]].device if len(rows) else NONE
         known = {device.index: device.sms for device in self.trace.devices}
@@ -148,7 +148,7 @@ class Case:
         return float(model.duration_s[self._products].sum()) / model.steps / max(step_s, 1e-12)
 
     def inside(self, rows: Ints) -> Ints:
-        """Those that start inside the steps."""
+        """The rows that start inside the steps."""
         start = self.trace.start_ns[rows]
         kept: Ints = rows[(start >= self.steps.spans_ns[0][0]) & (start < self.steps.spans_ns[-1][1])]
         return kept

@@ -188,7 +188,7 @@ class Trials:
 
 
 def _edits(saving: Sequence[tuple[Cure, Tried, Outcome]]) -> list[Edit]:
-    """Of these cures, in the order in which they may lie around each other."""
+    """The edits of these cures, in the order in which they may be nested."""
     ordered = sorted(saving, key=lambda each: cures.CURES.index(each[0]))
     return list(dict.fromkeys(edit for _, _, outcome in ordered for edit in outcome.edits))
 

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sublight import units
 from sublight.diagnose.record import BREAKDOWN, Explanation, OpRow
 from sublight.results import Change
 
 LEAST = 0.02  # relative: less is noise whatever the spread
+IN_BOTH = 0.3  # of the ops' time in each, by ops that both have: below that they hardly do the same work
 OF_STEP = 0.002  # an op's change below this share of the step is not shown
 _Key = tuple[str, str, str]
 
@@ -62,6 +64,18 @@ class Diff:
         was = {finding.id for finding in self.before.findings}
         return tuple(finding.id for finding in self.after.findings if finding.id not in was)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the two may not be what one would compare."""
+        found = []
+        if self.before.device != self.after.device:
+            found.append(f"The devices differ: {self.before.device} before, {self.after.device} after.")
+        shares = _in_both(self.before.ops, self.after.ops)
+        if max(shares) < IN_BOTH:
+            was, now = map(units.percent, shares)
+            found.append(f"Hardly an op is in both ({was} of the time before, {now} after): is it the same work?")
+        return tuple(found)
+
     def to_json(self) -> dict[str, Any]:
         step = self.step
         return {
@@ -70,6 +84,7 @@ class Diff:
             "step_s": [step.before_s, step.after_s],
             "verdict": step.verdict,
             "noise": step.noise,
+            "doubts": list(self.doubts),
             "breakdown": {name: list(pair) for name, pair in self.parts.items()},
             "fixed": list(self.fixed),
             "new": list(self.new),
@@ -118,6 +133,15 @@ def diff(before: Explanation, after: Explanation) -> Diff:
 def _noise(before: Explanation, after: Explanation) -> float:
     relative = [run.step_spread_s / run.step_s for run in (before, after) if run.step_s > 0]
     return max(LEAST, 4 * math.hypot(*relative)) if relative else LEAST
+
+
+def _in_both(before: tuple[OpRow, ...], after: tuple[OpRow, ...]) -> tuple[float, float]:
+    """Of each one's device time, what goes to ops that the other has by name; all of it where one has none."""
+    names = {row.name for row in before} & {row.name for row in after}
+    totals = [sum(row.device_s for row in rows) for rows in (before, after)]
+    shared = [sum(row.device_s for row in rows if row.name in names) for rows in (before, after)]
+    one, other = (part / total if total else 1.0 for part, total in zip(shared, totals, strict=True))
+    return one, other
 
 
 def _by_key(rows: tuple[OpRow, ...]) -> dict[_Key, tuple[float, float]]:

@@ -51,6 +51,17 @@ def test_the_step_beyond_noise(ratio: float, relative: float, verdict: str) -> N
     assert diff(spread(BEFORE, relative), spread(after, relative)).step.verdict == verdict
 
 
+def test_two_programs_or_two_devices_are_doubted() -> None:
+    assert diff(BEFORE, BEFORE).doubts == diff(with_ops(), BEFORE).doubts == ()
+    same, other = op("aten::mm", 1e-3), op("aten::conv2d", 9e-3)
+    assert diff(with_ops(same, other), with_ops(same)).doubts == (), "an op less"
+    (doubt,) = diff(with_ops(same, other), with_ops(same, op("aten::bmm", 4e-3))).doubts
+    assert doubt == "Hardly an op is in both (10 % of the time before, 20 % after): is it the same work?"
+    (doubt,) = diff(BEFORE, dataclasses.replace(BEFORE, device="NVIDIA T4")).doubts
+    assert doubt.startswith("The devices differ: ") and doubt.endswith("NVIDIA T4 after.")
+    assert "NVIDIA T4 after" in json.dumps(diff(BEFORE, dataclasses.replace(BEFORE, device="NVIDIA T4")).to_json())
+
+
 def test_ops_by_what_became_of_them() -> None:
     before = with_ops(op("a", 1e-3), op("b", 1e-3), op("c", 1e-3), op("d", 1e-3), op("e", 1e-3))
     after = with_ops(op("a", 1.01e-3), op("b", 2e-3), op("c", 0.5e-3), op("d", 1e-3), op("f", 3e-3))

@@ -144,8 +144,9 @@ def carried(item: Item, here: Limits, there: Limits) -> tuple[float, float, Way,
     """Seconds there, the floor there, how that is known, and what bounds it there."""
     floor = there.floor(item.cost) if item.cost is not None else None
     if item.floor_s and floor is not None:
-        if item.bound == "launch":
-            return max(item.took_s, floor.seconds), floor.seconds, "kept", floor.bound
+        if item.bound == "launch":  # some are quicker than a launch is taken to be: they stay as they are
+            least_s = floor.seconds if floor.seconds > item.floor_s else 0.0
+            return max(item.took_s, least_s), floor.seconds, "kept", floor.bound
         return item.took_s * floor.seconds / item.floor_s, floor.seconds, "floor", floor.bound
     rates = [limits.value("hbm_copy") for limits in (here, there)]
     if rates[0] and rates[1]:

@@ -83,6 +83,9 @@ def test_what_a_launch_bounds_stays() -> None:
     )
     seconds, floor_s, way, _ = elsewhere.carried(item, limits, machine.find("b200").limits)
     assert (seconds, way) == (3e-6, "kept") and floor_s <= seconds
+    item.took_s = 0.7e-6  # quicker than a launch is taken to be
+    here = machine.find("b200").limits
+    assert elsewhere.carried(item, here, here)[0] == 0.7e-6
 
 
 def test_a_trace_without_limits_is_one_line() -> None:

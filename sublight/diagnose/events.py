@@ -98,7 +98,7 @@ def read(trace: Trace, rows: Ints, call: Ints, call_start: Floats, around: Ints)
 
 
 def synchronous(rows: Ints, call: Ints, duration: Floats) -> Events:
-    """Of a CPU: each call is its own event."""
+    """Events of a CPU trace, where each call is its own event."""
     nothing = np.zeros(len(rows))
     return Events(
         rows=rows,
@@ -114,7 +114,7 @@ def synchronous(rows: Ints, call: Ints, duration: Floats) -> Events:
 
 
 def _previous_end(trace: Trace, around: Ints) -> Floats:
-    """By row of the trace: the end of what ran before on the same stream, whoever launched it."""
+    """For each row of the trace the end of the event before it on the same stream, whoever launched that."""
     previous = np.full(len(trace), -np.inf)
     order = around[np.argsort(trace.lane[around], kind="stable")]  # rows are in order of start
     for mine in np.split(order, np.flatnonzero(np.diff(trace.lane[order])) + 1):

@@ -206,7 +206,7 @@ def _largest_first(found: list[tuple[Finding, Change]]) -> list[tuple[Finding, C
 
 
 def _saving_s(case: Case, change: Change, step_s: float) -> float:
-    """By the replay, or as the rule counts it; never more than what the step has above the floor after this change."""
+    """A change's saving, by the replay or as the rule counts it; no more than the step's time above the new floor."""
     if change.saving_s is not None:
         most_s = step_s - case.floor_after_s(case.model) + change.floor_saving_s
         return max(min(change.saving_s, change.most_s, most_s, step_s), 0.0)
@@ -259,7 +259,7 @@ def _fix(trace: Trace, finding: str, plain: str) -> str:
 
 
 def _sentence_case(title: str) -> str:
-    """With a capital, unless it begins with a name.
+    """A sentence with a capital, unless it begins with a name.
 
     >>> _sentence_case("the host waits"), _sentence_case("aten::mm reaches 2 %"), _sentence_case("torch.compile loses")
     ('The host waits', 'aten::mm reaches 2 %', 'torch.compile loses')

@@ -324,6 +324,26 @@ def test_one_event_is_enough(explain: Explain, kind: Kind) -> None:
     consistent(explain(one_event(kind)))
 
 
+def test_a_few_ops_are_no_verdict(explain: Explain) -> None:
+    """Nor is a step of which no cost is known a healthy one; steps that repeat one op are."""
+
+    def found(steps: int, ops: int, name: str) -> Explanation:
+        machine = Machine()
+        for _ in range(steps):
+            with machine.step():
+                for _ in range(ops):
+                    machine.work(name, BIG, us=1000)
+        explanation = explain(machine.trace(tool="kineto"))
+        consistent(explanation)
+        return explanation
+
+    for ops, words in ((1, "one op"), (9, "9 ops")):
+        few = found(1, ops, "aten::relu")
+        assert few.unsure and few.sentence == f"No step to judge: all that was recorded is {words}"
+    assert not found(1, 10, "aten::relu").unsure and not found(4, 1, "aten::relu").unsure
+    assert found(3, 9, "my::secret").sentence.startswith("No cause was found: ops run for ")
+
+
 @pytest.mark.parametrize("body", [lambda m: m.python(500.0), lambda m: m.load(500.0), lambda m: m.call("cudaFree")])
 def test_no_device_events_and_no_ops(explain: Explain, body: Callable[[Machine], Any]) -> None:
     found = explain(steps(body))
@@ -346,6 +366,11 @@ def test_an_empty_trace_and_none(explain: Explain) -> None:
             {"notes": ["no step after the warm-up could be profiled: …"]},
             "The steps are the script's first",
             "No step to judge, only the script's first ones. Most of them: ",
+        ),
+        (
+            {"notes": ["an optimizer exists, and did not step while steps were looked for: …"]},
+            "A step here is one call of the outermost module",
+            "Probably: Python outside of torch",
         ),
         ({"notes": 3}, "", "Python outside of torch"),
     ],

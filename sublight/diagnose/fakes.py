@@ -172,7 +172,7 @@ class Machine:
             self.now += us
 
     def trace(self, *, rank: int | None = None, lost: Sequence[str] = (), tool: Any = "nsight", **meta: Any) -> Trace:
-        """By a profiler that is taken to cost nothing, unless told."""
+        """The trace of this machine, by a profiler that costs nothing unless told otherwise."""
         rows = sorted(self._rows, key=lambda row: (row[4], -row[5]))
         table = np.array(rows, dtype=np.float64).reshape(-1, 6 + len(_IDS)).T
         kind, name, lane, detail = table[:4].astype(np.int32)
@@ -198,7 +198,7 @@ class Machine:
 
 
 def without_limits(trace: Trace) -> Case:
-    """Where nothing is known of the device."""
+    """Limits of a device of which nothing is known."""
     known = dataclasses.replace(limits(), limits=())
     return explain._case(trace, steps.find(trace), known, ())
 

@@ -48,7 +48,7 @@ class Group:
 
 
 def numel(dims: Any) -> int:
-    """Of the largest tensor among an op's arguments.
+    """The number of elements in the largest tensor among an op's arguments.
 
     >>> numel(((4, 8), (), ((2, 2), (64,))))
     64

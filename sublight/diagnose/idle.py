@@ -24,8 +24,8 @@ GAPS = 3  # that are described, the longest
 EXPLAINED = {  # the findings that speak of a part, whatever of it they leave
     "launch": ("launch-bound",),
     "sync": ("host-sync",),
-    "data": ("data-loading",),
-    "python": ("host-bound", "recompilation", "graph-break"),
+    "data": ("data-loading", "worker-restart"),
+    "python": ("host-bound", "recompilation", "graph-break", "worker-restart"),
     "copy": ("pageable-copy", "exposed-copy"),
     "allocator": ("allocator-thrash",),
     "communication": ("exposed-communication", "rank-imbalance"),

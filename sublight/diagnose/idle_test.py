@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sublight.diagnose import explain as module
-from sublight.diagnose import idle
+from sublight.diagnose import fakes, idle
 from sublight.diagnose.consistency import contradictions
 from sublight.diagnose.fakes import Machine
 from sublight.diagnose.record import BREAKDOWN, BUSY
@@ -45,6 +45,14 @@ def test_the_largest_idle_part_is_the_verdict(body: Callable[[Machine], Any], pa
 def test_a_part_that_a_finding_names_is_not_named_again() -> None:
     found = module.explain([steps(lambda m: (m.load(3000.0), products(m, 5, 50.0)))], gpu="h200")
     assert found.verdict == "data-loading" and idle.ID not in {finding.id for finding in found.findings}
+
+
+@pytest.mark.parametrize("wait", [lambda m: m.load(3000.0, "_MultiProcessingDataLoader"), lambda m: m.python(3000.0)])
+def test_a_start_of_workers_is_named_once(wait: Callable[[Machine], None]) -> None:
+    """The loader's call, or the line before it, waits for workers that start, and a finding says so."""
+    case = fakes.case(steps(lambda m: (wait(m), products(m, 5, 50.0))))
+    assert idle.unexplained(case, case.model, ["unfused-norm"], case.step_s) is not None
+    assert idle.unexplained(case, case.model, ["worker-restart"], case.step_s) is None
 
 
 def test_a_busy_device_is_healthy() -> None:

@@ -29,15 +29,15 @@ class Book:
 
     def __init__(self, trace: Trace, limits: Limits) -> None:
         self.trace, self.limits = trace, limits
-        self._found: dict[tuple[int, int, tuple[str, ...]], OpCost | None] = {}
+        self._costs: dict[tuple[int, int, tuple[str, ...]], OpCost | None] = {}
         self._settled: dict[tuple[int, int, tuple[int, ...], int], Item] = {}
         self.family_of = lru_cache(maxsize=None)(costs.family_of)
 
     def cost(self, row: int, kernels: tuple[str, ...]) -> OpCost | None:
         key = (int(self.trace.name[row]), int(self.trace.detail[row]), kernels)
-        if key not in self._found:
-            self._found[key] = self._ask(self.trace.name_of(row), self.trace.detail_of(row), kernels)
-        return self._found[key]
+        if key not in self._costs:
+            self._costs[key] = self._ask(self.trace.name_of(row), self.trace.detail_of(row), kernels)
+        return self._costs[key]
 
     @staticmethod
     def _ask(name: str, detail: Detail, kernels: tuple[str, ...]) -> OpCost | None:
@@ -144,7 +144,7 @@ def _owners(attribution: Attribution, book: Book, rows: Ints) -> tuple[Ints, Mas
 
 
 def _enclosing(attribution: Attribution) -> Ints:
-    """By row: the op around the op."""
+    """For each row the op around that op."""
     parents = attribution.trace.parents
     found: Ints = np.where(parents == NONE, NONE, attribution.op[np.maximum(parents, 0)])
     return found
@@ -172,7 +172,7 @@ def _has_cost(book: Book, ops: Ints, above: Ints) -> Mask:
 
 
 def _climb(start: Ints, above: Ints, stops: Mask) -> Ints:
-    """From each row outwards, the first that stops; NONE where none does."""
+    """From each row outwards, the first enclosing row that stops the climb; NONE where none does."""
     at = start.copy()
     for _ in range(DEEPEST):
         moving = (at != NONE) & ~stops[at]

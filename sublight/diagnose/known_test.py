@@ -91,7 +91,7 @@ def test_what_is_no_file_of_limits(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "limits.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(BadInput, match="not a file of limits"):
+    with pytest.raises(BadInput, match="not a file of limits" if text is not None else "cannot read .*No such file"):
         known.limits_for(ON_GPU, file=str(path))
 
 

@@ -69,10 +69,10 @@ class Model:
         before = {cause: factor * column for cause, column in self.before_s.items()}
         return self.replace(before_s=before, **{name: factor * getattr(self, name) for name in times})
 
-    def without(self, cause: str, calls: Any = slice(None)) -> Model:
-        """The same without the host's time of this cause, everywhere or before these calls."""
+    def without(self, cause: str, calls: Any = slice(None), *, share: float = 1.0) -> Model:
+        """The same without the host's time of this cause, or this share of it, everywhere or before these calls."""
         column = self.before_s[cause].copy()
-        column[calls] = 0.0
+        column[calls] *= 1.0 - share
         return self.replace(before_s={**self.before_s, cause: column})
 
 

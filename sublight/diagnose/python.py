@@ -7,6 +7,7 @@ is left is the time between ops. The looks give shares only: the seconds are the
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ _NO_PYTHON = (
 LOADER = "torch/utils/data/"
 OUR_CALL = "sublight_call"  # a frame that the capture puts around modules and optimizers
 _WORKERS = ("_MultiProcessingDataLoaderIter.__init__", "_MultiProcessingDataLoaderIter._shutdown_workers")
+_INSIDE = re.compile(r"(?<=.)(?:\.<locals>)?\.<(?:lambda|(?:list|set|dict)comp|genexpr)>$")
 _Key = tuple[str, str, int]  # file, function, line
 
 
@@ -93,7 +95,7 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
 
 
 def _python_share(case: Case) -> float:
-    """Of the step, what passes in Python between ops."""
+    """The share of the step that passes in Python between ops."""
     return float(case.model.before_s["python"].sum()) / case.model.steps / max(case.step_s, 1e-12)
 
 
@@ -114,21 +116,41 @@ def _without_ops(
     return left(high)
 
 
-def spent(case: Case, wanted: Callable[[tuple[Frame, ...]], bool]) -> tuple[float, int, int]:
-    """The main thread's time in such stacks, a step; over how many steps, and in how many looks it was seen."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """The main thread's time in some stacks."""
+
+    seconds: float = 0.0  # a step, of those that were looked at: their mean may be longer than that of the timed ones
+    share: float = 0.0  # of those steps
+    steps: int = 0
+    looks: int = 0
+    times: int = 0  # how often it began
+
+
+def spent(case: Case, wanted: Callable[[tuple[Frame, ...]], bool]) -> Spent:
     found = _samples(case.trace.meta.get("samples"))
     if found is None:
-        return 0.0, 0, 0
+        return Spent()
     samples, _, steps = found
     numbers = {
         number for number, stack in enumerate(samples.stacks) if wanted(tuple(samples.frames[at] for at in stack))
     }
     for labels in (PLAIN, PROFILED):
         count = sum(steps.get(label, 0) for label in labels)
-        rows = [row for row in samples.of(*labels, thread=0) if row.stack in numbers]
+        seen = list(samples.of(*labels, thread=0))
+        rows = [row for row in seen if row.stack in numbers]
         if count > 0 and rows:
-            return sum(row.wall_ns for row in rows) * 1e-9 / count, count, len(rows)
-    return 0.0, 0, 0
+            wall_ns, whole_ns = (sum(row.wall_ns for row in each) for each in (rows, seen))
+            is_there = [row.stack in numbers for row in seen]
+            times = sum(here and not before for before, here in zip([False, *is_there], is_there, strict=False))
+            return Spent(
+                seconds=wall_ns * 1e-9 / count,
+                share=wall_ns / max(whole_ns, 1),
+                steps=count,
+                looks=len(rows),
+                times=times,
+            )
+    return Spent()
 
 
 def starts_workers(stack: tuple[Frame, ...]) -> bool:
@@ -137,7 +159,7 @@ def starts_workers(stack: tuple[Frame, ...]) -> bool:
 
 
 def _samples(data: Any) -> tuple[Samples, tuple[bool, ...], Mapping[str, int]] | None:
-    """As the capture wrote them; None where it did not, or the file is damaged."""
+    """The samples that the capture wrote; None where there are none, or the file is damaged."""
     if not isinstance(data, dict):
         return None
     try:
@@ -171,13 +193,24 @@ def _lines(
             own += [at for at in range(own[-1] + 1, len(stack)) if not _is_beneath(stack[at])][-1:]
         frame = stack[own[-1]]
         below = tuple(called for called in stack[own[-1] + 1 :] if called.function != OUR_CALL)
-        line = lines[frame.file, frame.function, frame.line]
+        line = lines[frame.file, owner(frame.function), frame.line]
         line.wall_s += row.wall_ns * 1e-9
         line.waited_s += row.wall_ns * 1e-9 if row.waited else 0.0
         line.looks += 1
         line.below[below] += row.wall_ns * 1e-9
         line.stack = tuple(stack[at] for at in own)
     return lines
+
+
+def owner(function: str) -> str:
+    """The function that a lambda or a comprehension stands in: it is that one's work.
+
+    >>> [owner(name) for name in ("f.<locals>.<lambda>.<locals>.<listcomp>", "f.<locals>.g", "<lambda>", "<module>")]
+    ['f', 'f.<locals>.g', '<lambda>', '<module>']
+    """
+    while (outer := _INSIDE.sub("", function)) != function:
+        function = outer
+    return function
 
 
 def _everywhere(samples: Samples, rows: Sequence[Row]) -> frozenset[int]:

@@ -134,7 +134,8 @@ def kind_of(spot: Spot, trace: Trace) -> Kind:
     for kind in (*BY_NAME, WAIT):
         if _calls(kind, spot) or (kind.text and re.search(kind.text, line)):
             return kind
-    in_loop = line and in_a_loop(spot, trace)
+    calls_torch = any(_calls(kind, spot) for kind in OF_TORCH)  # in a caller's loop: over layers, not over elements
+    in_loop = line and in_a_loop(spot, trace, own_only=calls_torch)
     for kind in BY_NAME:
         if _is_named(kind, spot):
             return kind
@@ -153,18 +154,19 @@ def _calls(kind: Kind, spot: Spot) -> bool:
     return bool(kind.files) and any(re.search(kind.files, f"{frame.file} {frame.function}") for frame in spot.called)
 
 
-def in_a_loop(spot: Spot, trace: Trace) -> bool:
-    """Whether a loop goes on around the line that is not the loop over the steps.
+def in_a_loop(spot: Spot, trace: Trace, *, own_only: bool = False) -> bool:
+    """Whether a loop goes on around the line that is not the loop over the steps; `own_only`: in its own function.
 
     That one is the outermost loop of the first function from outside that has any, or one that trains.
     """
     seen_loop = False
-    for frame in spot.stack:
+    for at, frame in enumerate(spot.stack, 1):
         if not text_of(trace, frame.file, frame.line):
             continue
         loops = [loop for loop in loops_of(frame.file) if loop.first <= frame.line <= loop.last]
         for loop in loops:  # outermost first
-            if (seen_loop or loop.in_expression) and not loop.trains:
+            counts = at == len(spot.stack) or not own_only
+            if counts and (seen_loop or loop.in_expression) and not loop.trains:
                 return True
             seen_loop = seen_loop or not loop.in_expression
     return False
@@ -181,7 +183,7 @@ class Loop:
 
 
 def loops_of(file: str) -> tuple[Loop, ...]:
-    """Of a file, outer ones first; none where it cannot be read."""
+    """The loops in a file, outer ones first; none where it cannot be read."""
     try:
         return _loops_in(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -11,6 +11,7 @@ from sublight.diagnose import fakes, python, python_advice, trainer
 from sublight.diagnose.explain import explain
 from sublight.diagnose.rules.data_loading import DATA_LOADING, workers_here
 from sublight.diagnose.rules.host_bound import HOST_BOUND
+from sublight.diagnose.rules.worker_restart import WORKER_RESTART
 from sublight.trace.record import Kind, Trace
 
 SCRIPT = """\
@@ -39,6 +40,7 @@ for step in range(10):
     optimizer.step()
 """
 MAIN = ("train.py", "<module>", 16, 1)
+MODULE_CALL = ("torch/nn/modules/module.py", "_call_impl", 1, 1)
 
 
 def samples(*stacks: tuple[list[tuple[str, str, int, int]], int], waited: bool = False, **more: Any) -> dict[str, Any]:
@@ -89,6 +91,38 @@ def test_the_function_and_its_line_are_named() -> None:
     assert "train.py:16 takes 25 % of that Python time" in found.evidence[2]
     assert [place for place, _ in found.at] == ["train.py:6 (positions)", "train.py:16 (<module>)"]
     assert "cumsum" in found.fix
+
+
+def test_a_lambda_is_the_work_of_the_function_that_it_stands_in() -> None:
+    inside = [("train.py", f"positions.<locals>.{name}", 6, 6) for name in ("<lambda>", "<lambda>.<locals>.<listcomp>")]
+    own = [MAIN, ("train.py", "positions", 6, 3)]
+    stacks = (*(([*own, each], 10) for each in inside), (own, 10), ([MAIN], 10))
+    found = HOST_BOUND.check(fakes.case(trace(samples(*stacks))))
+    assert found is not None and found.title.startswith("positions() in train.py:6")
+    assert "takes 75 % of that Python time, 75 % on line 6" in found.evidence[1]
+    assert [place for place, _ in found.at] == ["train.py:6 (positions)", "train.py:16 (<module>)"]
+
+
+def _named_and_left(*stacks: tuple[list[tuple[str, str, int, int]], int]) -> tuple[str, float]:
+    """The title, and what of the Python time is there when the change is made."""
+    case = fakes.case(trace(samples(*stacks)))
+    found = HOST_BOUND.check(case)
+    assert found is not None
+    left, before = (float(model.before_s["python"].sum()) for model in (found.edit(case.model), case.model))
+    return found.title, left / before
+
+
+def test_only_the_time_that_is_named_is_saved() -> None:
+    """7/10 in one function, with the line that it calls; the rest in six that are too small to be named."""
+    hot, helper = [MAIN, ("train.py", "positions", 6, 3)], ("train.py", "helper", 99, 98)
+    rest = [([("train.py", f"small_{n}", n, 1)], 5) for n in range(6)]
+    for stacks in ([(hot, 70)], [(hot, 55), ([*hot, helper], 15)]):
+        title, left = _named_and_left(*stacks, *rest)
+        assert title.endswith("in Python: 3.50 ms of each step") and left == pytest.approx(0.3)
+    parts = [([("train.py", f"part_{n}", n, 1)], 20) for n in range(3)]
+    title, left = _named_and_left(*parts, *[([("train.py", f"small_{n}", n, 1)], 8) for n in range(5)])
+    assert title.startswith("Python outside of torch takes 5.00 ms of each step, 20 % of it in part_")
+    assert left == pytest.approx(0.4)
 
 
 def test_ops_of_a_line_are_no_python() -> None:
@@ -152,12 +186,16 @@ def test_where_the_engine_runs_no_python_does(leaf: tuple[str, str, int, int]) -
         ([("train.py", "<module>", 23, 1), ("torch/optim/optimizer.py", "step", 1, 1)], python_advice.OPTIMIZER),
         ([("train.py", "<module>", 23, 1)], python_advice.OPTIMIZER),
         ([("train.py", "<module>", 22, 1), ("torch/_tensor.py", "backward", 1, 1)], python_advice.CALL),
-        ([MAIN, ("train.py", "plain", 13, 12), ("torch/nn/modules/module.py", "_call_impl", 1, 1)], python_advice.CALL),
+        ([MAIN, ("train.py", "plain", 13, 12), MODULE_CALL], python_advice.CALL),
         (
-            [MAIN, ("train.py", "positions", 6, 3), ("torch/nn/modules/module.py", "_call_impl", 1, 1)],
+            [MAIN, ("train.py", "positions", 6, 3), MODULE_CALL],
             python_advice.LOOP,
         ),
         ([MAIN, ("train.py", "Net.forward", 13, 12)], python_advice.CALL),
+        (  # a loop over layers
+            [MAIN, ("train.py", "positions", 6, 3), ("train.py", "Layer.forward", 13, 12), MODULE_CALL],
+            python_advice.CALL,
+        ),
     ],
 )
 def test_what_it_does(stack: list[tuple[str, str, int, int]], kind: python_advice.Kind) -> None:
@@ -213,6 +251,8 @@ def test_the_users_own_python_comes_before_torchs() -> None:
     change = HOST_BOUND.check(fakes.case(trace(samples((step, 60), (own, 40)))))
     assert change is not None and change.fix == python_advice.LOOP.fix
     assert change.title == "Python outside of torch takes 5.00 ms of each step, 40 % of it in positions() in train.py:6"
+    _, left = _named_and_left((step, 60), (own, 40))
+    assert left == pytest.approx(0.6), "a step needs what torch's own Python takes"
 
 
 def test_what_waits_is_no_loop() -> None:
@@ -334,3 +374,15 @@ def test_workers_that_start_anew_are_no_slow_workers() -> None:
     assert found.title.endswith("most of it for workers that start anew") and found.most_s == pytest.approx(0.001)
     found = DATA_LOADING.check(fakes.case(machine.trace()))
     assert found is not None and found.title.endswith("its workers are too slow")
+
+
+def test_a_start_that_is_seen_once_never_saves_more_than_its_share() -> None:
+    """60 looks at a start of workers between 40 at the steps: six tenths, whatever the timed steps took."""
+    start = [MAIN, ("torch/utils/data/dataloader.py", "_MultiProcessingDataLoaderIter.__init__", 7, 1)]
+    for stacks, once in ((([MAIN], 40), (start, 60)), True), (((start, 30), ([MAIN], 40), (start, 30)), False):
+        case = fakes.case(trace(samples(*stacks)))
+        found = WORKER_RESTART.check(case)
+        assert found is not None and found.title.endswith("in each epoch: 60 % of the time")
+        assert found.saving_s == pytest.approx(0.6 * case.step_s) and case.step_s < 0.06
+        assert found.evidence[0].startswith("600 ms of 10 steps: 60 looks")
+        assert ("seen once" in found.evidence[1]) == once

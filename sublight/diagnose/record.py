@@ -96,7 +96,7 @@ class OpRow:
 
     @property
     def fraction(self) -> float | None:
-        """Of the limit."""
+        """The share of the limit that the op reaches."""
         return self.floor_s / self.device_s if self.floor_s is not None and self.device_s > 0 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Explanation:
 
     @property
     def fraction(self) -> float | None:
-        """Of the limit, for the whole step; None where the floor is not known."""
+        """The share of the limit that the whole step reaches; None where the floor is not known."""
         return self.floor_s / self.step_s if self.floor_known and self.step_s > 0 else None
 
     def _repr_html_(self) -> str | None:

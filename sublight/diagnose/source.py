@@ -40,7 +40,7 @@ class SourceLine:
 
 
 def lines(attribution: Attribution, rows: Ints, steps: int, finding: str) -> tuple[SourceLine, ...]:
-    """Where these rows come from, the most frequent first."""
+    """The source lines that these rows come from, the most frequent first."""
     if not len(rows):
         return ()
     sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_ROWS)).astype(np.int64)]

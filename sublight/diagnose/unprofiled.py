@@ -133,7 +133,7 @@ def unprofiled_s(trace: Trace) -> float:
 
 
 def unprofiled_times_s(trace: Trace) -> list[float]:
-    """Of the steps one by one; a file may hold anything under that name."""
+    """The steps' times without the profiler, one by one; a file may hold anything under that name."""
     times = trace.meta.get("unprofiled_step_s")
     return [float(time) for time in times if _is_time(time)] if isinstance(times, list) else []
 

@@ -19,12 +19,17 @@ from sublight.trace.record import Kind, Trace
 
 WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
 COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
+NO_OPTIMIZER_STEP = "an optimizer exists, and did not step"
 FIRST_STEPS = "The steps are the script's first ones, before it was warm: a longer run gives better figures."
 MODEL_OFF = 0.1  # of the measured step
 FEW = 0.01  # of the events: so many more or fewer turn no verdict
 UNEVEN = 0.25  # of the step: steps that differ by more have no typical one
+LITTLE = 10  # ops or kernels: fewer, where no step repeats them, are no ground for a verdict
 FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
+UNTOLD = 0.5  # of the step: with no cost known for more of it, nothing shows that it is healthy
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
+
+_LITTLE = "All that was recorded is"
 
 
 def of_run(words: str) -> str:
@@ -46,6 +51,8 @@ def with_sentence(found: Explanation) -> Explanation:
             for each in found.findings
         )
         found = replace(found, findings=tuple(findings))
+    if little := next((caveat for caveat in found.caveats if caveat.startswith(_LITTLE)), None):
+        return replace(found, sentence=f"No step to judge: {little[0].lower()}{little[1:].partition(':')[0]}")
     return replace(found, sentence=_healthy(found) if found.verdict == "healthy" else _cause(found))
 
 
@@ -73,6 +80,8 @@ def _healthy(found: Explanation) -> str:
         )
     if found.fraction is not None:
         return f"{words}, at {units.percent(found.fraction)} of the limit"
+    if found.unknown_s > UNTOLD * found.step_s:
+        words = f"No cause was found: {what} for {busy} of the {step} {found.span}"
     unknown = units.percent(found.unknown_s / found.step_s)
     return f"{words}; how near it is to the limit is not known (no cost is known for {unknown} of it)"
 
@@ -81,13 +90,22 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
     """What limits trust, the worst first; and whether one of them may turn the verdict."""
     doubts: list[str] = []
     recorded = case.trace.meta.get("steps_from")
+    if case.steps.count < 2 and len(case.items) < LITTLE:
+        ops = len(case.items)
+        count = "no op" if not ops else "one op" if ops == 1 else f"{ops} ops"
+        doubts.append(f"{_LITTLE} {count}: a recording of several steps can be judged.")
     if recorded == WHOLE_RUN:
         doubts.append(
             "No step was found: the figures are of the whole run, with its first calls and the weights' "
             "initialisation. More steps, or sublight.step() at the end of each, give a step's."
         )
-    elif any(str(note).startswith(COLD) for note in _listed(case.trace.meta.get("notes"))):
+    elif _noted(case.trace, COLD):
         doubts.append(FIRST_STEPS)
+    if _noted(case.trace, NO_OPTIMIZER_STEP):
+        doubts.append(
+            "A step here is one call of the outermost module: no optimizer had stepped after many of them. "
+            "sublight.step() at the end of each step marks them."
+        )
     if crowded(case.trace):
         load, cores = case.trace.meta["load"], case.trace.meta["cores"]
         doubts.append(f"The machine was busy: a load of {load:.1f} on {cores} cores. The host's times are too long.")
@@ -200,6 +218,11 @@ def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tupl
     if not trace.on_gpu and not len(case.items):
         lines.append("The trace has no device events and no op with a cost: only the host's time is split.")
     return tuple(lines)
+
+
+def _noted(trace: Trace, start: str) -> bool:
+    """Whether the capture left such a note."""
+    return any(str(note).startswith(start) for note in _listed(trace.meta.get("notes")))
 
 
 def _listed(value: Any) -> list[Any]:

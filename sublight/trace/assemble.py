@@ -74,7 +74,7 @@ def assemble(
 
 
 def _order(start: Ints, end: Ints) -> Ints:
-    """By start, the longest first where several start at once; stable: among equals, the order of the file."""
+    """The order of events: by start, of equal starts the longest first; stable, so equals keep the file's order."""
     order = np.argsort(start, kind="stable")
     same = np.diff(start[order]) == 0
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))  # few: cheaper than to sort all by two keys

@@ -1,3 +1,5 @@
+"""Events from any reader become a trace: sorted, counted from the first event, impossible times dropped."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 from sublight.trace.assemble import FAR_NS, assemble
+from sublight.trace.attribute import attribute
 from sublight.trace.record import EMPTY, NONE, Detail, Kind, Lane, MemoryLog, Trace
 
 LANES = [Lane(kind="thread", process="1", number=number) for number in "abc"]
@@ -85,3 +88,27 @@ def test_a_column_of_another_length_is_refused(column: str, length: int) -> None
 def test_the_first_detail_is_the_empty_one() -> None:
     with pytest.raises(ValueError, match="EMPTY"):
         trace([0], [1], detail_ids=[0], details=[Detail(registers=3)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_event_is_enclosed_by_what_a_stack_of_open_ones_says(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for count in (0, 1, 2, 5, 40, 300):
+        start = draw.integers(0, 2 + count // 2, count)
+        found = trace(
+            start.tolist(),
+            (start + draw.integers(0, 2 + count // 3, count)).tolist(),
+            lane_ids=draw.integers(0, 3, count).tolist(),
+            kind=draw.choice([int(Kind.OP), int(Kind.PYTHON), int(Kind.RUNTIME)], count).tolist(),
+        )
+        stacks: dict[int, list[int]] = {}
+        parents, ops = [], []
+        for row, (lane, begin, end) in enumerate(zip(found.lane, found.start_ns, found.end_ns, strict=True)):
+            stack = stacks.setdefault(int(lane), [])
+            while stack and (found.end_ns[stack[-1]] <= begin or found.end_ns[stack[-1]] < end):
+                stack.pop()
+            parents.append(stack[-1] if stack else NONE)
+            ops.append(row if found.kind[row] == Kind.OP else NONE if not stack else ops[stack[-1]])
+            stack.append(row)
+        assert found.parents.tolist() == parents
+        assert attribute(found).op.tolist() == ops

@@ -27,7 +27,7 @@ GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch")
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """For every row of a trace, who is behind it."""
+    """For every row of a trace the op, module and line behind it."""
 
     trace: Trace
     launch: Ints  # of a device row: the API call's row, or NONE
@@ -194,10 +194,14 @@ def attribute(trace: Trace) -> Attribution:
 
 def _enclosing_ops(trace: Trace) -> Ints:
     """The op itself for an op, else the nearest one above on the same lane."""
-    found: list[int] = []
-    for row, (kind, parent) in enumerate(zip(trace.kind.tolist(), trace.parents.tolist(), strict=True)):
-        found.append(row if kind == _OP else NONE if parent == NONE else found[parent])  # a parent's row is smaller
-    return np.array(found, dtype=np.int64)
+    is_op = trace.kind == _OP
+    op = np.where(is_op, np.arange(len(trace)), trace.parents)
+    looking = np.flatnonzero((op != NONE) & ~is_op)
+    while len(looking):  # each round goes as far again as all before it
+        looking = looking[~is_op[op[looking]]]
+        op[looking] = op[op[looking]]
+        looking = looking[op[looking] != NONE]
+    return op
 
 
 def _by_external(trace: Trace, op: Ints, device: Ints) -> None:

@@ -1,3 +1,5 @@
+"""From a kernel to the op, the module and the line that launched it."""
+
 from __future__ import annotations
 
 import dataclasses

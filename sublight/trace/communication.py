@@ -9,5 +9,5 @@ from sublight.trace.record import Mask, Trace
 
 
 def named(trace: Trace) -> Mask:
-    """By the trace's names: which of them are kernels that communicate."""
+    """Whether each of a trace's names is that of a kernel that communicates."""
     return np.fromiter((is_communication(name) for name in trace.names), dtype=bool, count=len(trace.names))

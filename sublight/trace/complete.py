@@ -84,7 +84,7 @@ def least_elements(kernel: str, blocks: int, *, few: bool = False) -> int:
 
 
 def _elements(trace: Trace) -> dict[int, int]:
-    """By row of an op over lists or indices that were not recorded: what its kernels ran over."""
+    """For each op over lists or indices that were not recorded the elements that its kernels ran over."""
     wanted = trace.rows_named(lambda name: bool(_OVER_LISTS.match(name)) or name in _INDEXED)
     wanted = wanted[[_lacks_shapes(trace.detail_of(row)) for row in wanted.tolist()]] if len(wanted) else wanted
     kernels = trace.rows_named(lambda name: any(word.search(name) for word in (_LISTS, _INDEX, _GATHER)))
@@ -146,7 +146,7 @@ def _lacks_shapes(detail: Detail) -> bool:
 
 
 def _ops_around(trace: Trace, ops: Ints, kernels: Ints) -> list[list[int]]:
-    """For each kernel, those of the ops that its launch lies in; `ops` are in order of their start."""
+    """For each kernel those of `ops` (in order of start) that its launch lies in."""
     calls = trace.of_kind(Kind.RUNTIME)
     by_correlation = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
     by_correlation.pop(NONE, None)

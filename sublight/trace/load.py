@@ -76,11 +76,20 @@ def _folder(path: Path) -> list[Trace]:
         raise BadInput(f"{path} holds no trace: none of its files ends in {', '.join(ENDINGS)}")
     traces: list[Trace] = []
     errors: list[str] = []
+    of_rank: dict[int, dict[str, None]] = {}  # the files of each rank that says its number
     for file in files:
         try:
-            traces += _file(file)
+            found = _file(file)
         except BadInput as error:
             errors.append(str(error))
+            continue
+        traces += found
+        for trace in found:
+            if trace.rank is not None:
+                of_rank.setdefault(trace.rank, {})[file.name] = None
+    for rank, names in of_rank.items():
+        if len(names) > 1:  # other runs, or the same at other times: to compare them as ranks would blame one of them
+            raise BadInput(f"{path} holds {len(names)} traces of rank {rank} ({', '.join(names)}): name one of them")
     if not traces:
         raise BadInput(f"no trace of {path} can be read: {errors[0]}")
     first = traces[0]

@@ -1,3 +1,5 @@
+"""A file's or folder's kind is known by its bytes; what is no trace is refused in a line that names it."""
+
 from __future__ import annotations
 
 import gzip
@@ -45,6 +47,14 @@ def test_a_folder_gives_what_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_bytes(b"{")
     (tmp_path / "readme.md").write_text("no trace")
     assert [trace.rank for trace in load.load(tmp_path)] == [0, 1]
+
+
+def test_two_recordings_of_one_rank_are_not_held_against_each_other(tmp_path: Path) -> None:
+    """As PyTorch's handler for TensorBoard leaves them: one a cycle."""
+    for cycle in (1, 2):
+        (tmp_path / f"host_1.{cycle}.pt.trace.json").write_bytes(chrome_fakes.text())
+    with pytest.raises(BadInput, match=r"holds 2 traces of rank 0 \(host_1.1.pt.trace.json, host_1.2.pt.*: name one"):
+        load.load(tmp_path)
 
 
 def test_nothing_to_load_is_said_in_one_line(tmp_path: Path) -> None:

@@ -177,15 +177,32 @@ class Trace:
     @functools.cached_property
     def parents(self) -> Ints:
         """The row that encloses each event on its own lane, or NONE: the stack that the profiler flattened."""
-        parents = np.full(len(self), NONE, dtype=np.int64)
-        open_rows: dict[int, list[int]] = {}
-        lanes, ends = self.lane.tolist(), self.end_ns.tolist()
-        starts = self.start_ns.tolist()
-        for row, lane in enumerate(lanes):
-            stack = open_rows.setdefault(lane, [])
-            while stack and (ends[stack[-1]] <= starts[row] or ends[stack[-1]] < ends[row]):
-                stack.pop()
-            if stack:
-                parents[row] = stack[-1]
-            stack.append(row)
-        return parents
+        return enclosing(self.lane, self.start_ns, self.end_ns)
+
+
+def enclosing(lane: npt.NDArray[np.int32], start_ns: Ints, end_ns: Ints) -> Ints:
+    """The row that encloses each event on its own lane, or NONE, of events sorted by (start, -end).
+
+    It is the nearest row before it that ends no earlier, and after it starts. All events look for theirs at once: the
+    row before; where that one ends too early, the row that it has come to itself, since what lies between the two ends
+    no later than it. So the steps double, and a thousand neighbours are passed in ten rounds.
+
+    >>> rows = np.array([[0, 100], [0, 40], [10, 20], [20, 40], [50, 60]])
+    >>> enclosing(np.zeros(5, np.int32), rows[:, 0], rows[:, 1]).tolist()
+    [-1, 0, 1, 1, 0]
+    """
+    order = np.argsort(lane, kind="stable")
+    lanes = lane[order]
+    ends = np.concatenate(([np.iinfo(np.int64).max], end_ns[order]))  # place 0 encloses all: there is no parent
+    wanted = np.concatenate(([0], np.maximum(end_ns, start_ns + 1)[order]))
+    above = np.arange(len(order) + 1) - 1
+    above[0] = 0
+    above[np.flatnonzero(np.diff(lanes)) + 2] = 0  # a lane's first event
+    looking = np.flatnonzero(ends[above] < wanted)
+    while len(looking):
+        above[looking] = above[above[looking]]
+        looking = looking[ends[above[looking]] < wanted[looking]]
+    parents = np.full(len(order), NONE, dtype=np.int64)
+    inside = np.flatnonzero(above[1:])
+    parents[order[inside]] = order[above[1:][inside] - 1]
+    return parents

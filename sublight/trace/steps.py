@@ -61,7 +61,7 @@ def _without_warm_up(steps: Steps) -> Steps:
 
 
 def _apart(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, the overlapping ones left out."""
+    """The spans in order, without those that overlap an earlier one."""
     kept: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if end > start and (not kept or start >= kept[-1][1]):
@@ -84,7 +84,7 @@ def _profiler_steps(trace: Trace) -> list[tuple[int, int]]:
 
 
 def _optimizer_steps(trace: Trace) -> list[tuple[int, int]]:
-    """From the end of one optimizer's step to the end of its next."""
+    """Steps from the end of an optimizer's step to the end of its next one."""
     rows = trace.rows_named(lambda name: name.startswith("Optimizer.step"), Kind.RANGE)
     first = _plain(trace.name_of(int(rows[0]))) if len(rows) else ""  # of several that step in turn, one counts
     ends = [end for _, end in _apart(_named_ranges(trace, lambda name: _plain(name) == first))]

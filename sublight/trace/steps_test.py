@@ -1,3 +1,5 @@
+"""Where steps begin and end: by the profiler, an optimizer, a repeated range, or the outermost module."""
+
 from __future__ import annotations
 
 import pytest

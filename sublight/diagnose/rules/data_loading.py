@@ -26,7 +26,7 @@ def check(case: Case) -> Change | None:
     rows = trace.rows_named(lambda name: name.startswith(LOADING))
     rows = rows[trace.kind[rows] == Kind.RANGE]
     workers = any("MultiProcessing" in trace.name_of(row) for row in rows[:50].tolist())
-    restarts_s = min(python.spent(case, python.starts_workers)[0], per_step_s) if workers else 0.0
+    restarts_s = min(python.spent(case, python.starts_workers).seconds, per_step_s) if workers else 0.0
     how = "its workers are too slow" if workers else "it runs in the step's own process (num_workers=0)"
     hot = [spot for spot in python.spots(case, in_loader=True) if spot.share >= LEAST] if not workers else []
     if restarts_s > per_step_s / 2:
@@ -58,7 +58,7 @@ def _by_element(spot: python.Spot, trace: Trace) -> bool:
 
 
 def workers_here(case: Case) -> int:
-    """As many as the script had cores where it was recorded, less the one that runs the steps."""
+    """Workers to advise: the cores that the script had when it was recorded, less the one that runs the steps."""
     cores = case.trace.meta.get("cores_to_use") or case.trace.meta.get("cores")
     return max(1, min(cores - 1, MOST_WORKERS)) if isinstance(cores, int) and cores > 0 else USUAL_WORKERS
 

@@ -40,7 +40,7 @@ def check(case: Case) -> Change | None:
         cost[between] = np.minimum(cost[between], 5e-6)
         return model.replace(waits_for=waits_for, tail_s=tail, cost_s=cost)
 
-    said = [str(reason)[:160] for reason in reasons] if isinstance(reasons, dict) else []
+    texts = [str(reason)[:160] for reason in reasons] if isinstance(reasons, dict) else []
     apart = case.often(sum(len(group.items) for group in groups))
     fused_s = sum(case.device_s(events) for events, _ in parts)
     kept_apart = (
@@ -51,7 +51,7 @@ def check(case: Case) -> Change | None:
         evidence=(
             f"{units.text(host_s, 's')} of Python a step between the pieces",
             *(kept_apart if groups else ()),
-            *said[:3],
+            *texts[:3],
         ),
         fix=_FIX,
         edit=edit,

@@ -89,11 +89,13 @@ def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: n
     hot = sorted(hot, key=lambda spot: _is_torchs(spot, case))  # the user's own work first
     first = hot[0]
     kind = python_advice.kind_of(first, case.trace)
-    spent = units.text(first.share * per_step_s, "s")
-    title = f"{called(first)} {kind.does}: {spent} of each step"
+    named = min(1.0, first.share + sum(spot.share for spot in hot[1:] if _is_called_by(spot, first)))
+    title = f"{called(first)} {kind.does}: {units.text(named * per_step_s, 's')} of each step"
     if first.share <= 0.5:
         whole, share = units.text(per_step_s, "s"), units.percent(first.share)
         title = f"Python outside of torch takes {whole} of each step, {share} of it in {called(first)}"
+        own = [spot for spot in hot if not _is_torchs(spot, case)]  # what torch's own Python takes, a step needs
+        named = min(1.0, sum(spot.share for spot in own or hot))
     return Change(
         title=title,
         evidence=(
@@ -107,10 +109,15 @@ def _named(case: Case, hot: list[Spot], per_step_s: float, stretch: str, rows: n
         ),
         fix=kind.fix.replace("{workers}", str(workers_here(case)))
         + (_GRAPHS if case.on_gpu and kind == python_advice.CALL else ""),
-        edit=lambda model: model.without("python"),
+        edit=lambda model: model.without("python", share=named),  # of what is not named, nothing is known to go
         rows=rows,
         at=tuple((spot.place, f"{units.percent(spot.line_share)} of the Python time") for spot in hot),
     )
+
+
+def _is_called_by(spot: Spot, first: Spot) -> bool:
+    line = (first.file, first.function, first.line)
+    return any((frame.file, python.owner(frame.function), frame.line) == line for frame in spot.stack)
 
 
 def called(spot: Spot) -> str:

@@ -19,14 +19,14 @@ def check(case: Case) -> Change | None:
     dynamo = case.trace.meta.get("dynamo")
     counted = dynamo.get("compiles_in_window") if isinstance(dynamo, dict) else None
     reasons = dynamo.get("recompile_reasons") if isinstance(dynamo, dict) else None
-    said = [str(reason).strip()[:200] for reason in reasons] if isinstance(reasons, list) else []
+    texts = [str(reason).strip()[:200] for reason in reasons] if isinstance(reasons, list) else []
     return Change(
         title="the model is compiled again in the steps",
         evidence=(
             f"{case.often(int(np.count_nonzero(case.model.before_s['compile'])))} stretches of compiling a step take "
             f"{units.text(spent, 's')}",
             *((f"{counted} compilations in the steps that were watched",) if counted else ()),
-            *(f"because: {reason}" for reason in said[:2]),
+            *(f"because: {reason}" for reason in texts[:2]),
         ),
         fix=_FIX,
         edit=lambda model: model.without("compile"),

@@ -142,7 +142,7 @@ def _top(case: Case, row: int) -> int:
 
 
 def _forward(case: Case, row: int) -> int:
-    """Of an op in the backward pass, the forward pass's that it belongs to: both go with the line."""
+    """The forward op that an op of the backward pass belongs to: both count for the line."""
     found = case.attribution.forward(row)
     return _top(case, found) if found != NONE else NONE
 

@@ -82,7 +82,7 @@ def embedded(*, indices: int, gradient_us: float = 100.0, update_us: float = 500
 
 
 def loading(*, restarts: int) -> Trace:
-    """Steps of 2 ms of work and one of Python; 100 looks of 1 ms during ten others, so many at workers that start."""
+    """Steps of 2 ms of work and one of Python; 30 looks of 1 ms during ten others, so many at workers that start."""
     machine = Machine()
     for _ in range(4):
         with machine.step():
@@ -96,7 +96,7 @@ def loading(*, restarts: int) -> Trace:
         "stacks": [[0], [0, 1]],
         "threads": ["MainThread"],
         "labels": ["timed"],
-        "rows": [[0, 0, int(look < restarts), 1_000_000, 1_000_000, 0] for look in range(100)],
+        "rows": [[0, 0, int(look < restarts), 1_000_000, 1_000_000, 0] for look in range(30)],
         "look_s": 0.0,
         "mine": [True, False],
         "steps": {"timed": 10},

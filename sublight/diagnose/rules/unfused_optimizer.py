@@ -77,7 +77,7 @@ def _parameters(case: Case, chosen: list[int]) -> tuple[float, int]:
 
 
 def _elements(dims: Any) -> int:
-    """Of a tensor, or of a list of them.
+    """The elements of a tensor, or of a list of tensors.
 
     >>> _elements((4, 4)), _elements(((4, 4), (8,)))
     (16, 24)

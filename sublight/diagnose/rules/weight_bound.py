@@ -67,7 +67,7 @@ def _weights(case: Case, at: int) -> tuple[int, int]:
 
 
 def _share(case: Case, at: int) -> float | None:
-    """Of its time that 4 bits would take; None where no shape like it was measured."""
+    """The share of a product's time that 4-bit weights would take; None where no such shape was measured."""
     rows, weights = _weights(case, at)
     measured = next((shares for most, shares in MEASURED.items() if 0 < rows <= most), None)
     if measured is None or weights < SMALL:

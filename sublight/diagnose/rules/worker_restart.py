@@ -10,18 +10,22 @@ LEAST = 0.02  # of the step
 
 
 def check(case: Case) -> Change | None:
-    spent, steps, looks = python.spent(case, python.starts_workers)
-    if spent < LEAST * case.step_s:
+    spent = python.spent(case, python.starts_workers)
+    if spent.share < LEAST:
         return None
+    # the timed steps may lie between two starts: what a start takes is a share of those that were looked at
     return Change(
-        title=f"the loader's workers start anew in each epoch: {units.text(spent, 's')} a step",
+        title=f"the loader's workers start anew in each epoch: {units.percent(spent.share)} of the time",
         evidence=(
-            f"the main thread started or ended worker processes in {looks} looks at its stack, during {steps} steps",
-            "epochs are short here: the longer they are, the less it matters",
+            f"{units.text(spent.seconds * spent.steps, 's')} of {spent.steps} steps: {spent.looks} looks at the main "
+            "thread's stack saw it start or end worker processes",
+            "epochs are short here: the longer they are, the less it matters"
+            if spent.times > 1
+            else "it was seen once: where an epoch has more steps than these, it matters less",
         ),
         fix=_TRAINER if trainer.runs(case.trace) else _FIX,
         edit=lambda model: model,
-        saving_s=spent,
+        saving_s=spent.share * case.step_s,
     )
 
 

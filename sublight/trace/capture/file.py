@@ -74,7 +74,7 @@ def _cpu_name() -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Of the device where CUDA is in use, else of this process."""
+    """The peak memory of the device where CUDA is in use, else of this process."""
     import torch
 
     if torch.cuda.is_initialized():

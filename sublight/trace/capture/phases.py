@@ -16,21 +16,17 @@ recorder works: no phase is cut in the middle.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sublight.sampling import Sampler
-from sublight.trace.capture.cost import MARKED, PROFILED, Cost, compiling_note
+from sublight.trace.capture.announce import MARKED, PROFILED, Announcer, compiling_note
 from sublight.trace.capture.device import (
     cuda_available,
     cuda_ready,
     in_graph_capture,
-    mark,
     open_range,
     synchronize,
     when_cuda_starts,
@@ -39,30 +35,18 @@ from sublight.trace.capture.file import Counters
 from sublight.trace.capture.folder import Folder
 from sublight.trace.capture.guard import ProcessGroups, Watch
 from sublight.trace.capture.interrupt import Shield
+from sublight.trace.capture.options import CaptureOptions
 from sublight.trace.capture.profiler import Profiler
 from sublight.trace.capture.recording import Recording, candidate_name
-from sublight.trace.capture.source import MOST_LINES, SourceTracer, attribute
+from sublight.trace.capture.source import SourceTracer, attribute
+from sublight.trace.capture.stacks import MORE_HZ, StackLooks
 from sublight.trace.capture.steps import STEPS_FROM, Kind, StepFinder
+from sublight.trace.capture.ticks import SLOW_STEP_S, Ticks, are_enough
 
 Phase = Literal["finding", "warmup", "timed", "profiled", "sources", "more", "sampled", "pause", "done"]
-SHORT_WINDOW_S = 0.1  # very fast steps are timed until all windows together are this long,
-MOST_TIMED = 50  # or there are this many
-SLOW_STEP_S = 10.0  # a step this slow is timed twice and profiled once
-HZ, MORE_HZ = 100.0, 500.0  # looks a second: at the first rate the steps that are timed do not notice
-SWITCH_S = 0.0005  # that Python may keep its lock from the sampler: a look that comes late sees a later line
-SAMPLED_S = 2.0  # of plain steps: with more than this, the first rate has seen enough,
+NO_OPTIMIZER_STEP = "an optimizer exists, and did not step while steps were looked for"
+SAMPLED_S = 2.0  # of plain steps: with more than this, the first rate of looks has seen enough,
 MORE_S = 0.6  # else so much is looked at with the second
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How many steps each phase takes."""
-
-    warmup: int = 3
-    timed: int = 5
-    profiled: int = 3
-    stacks: bool = True  # source lines and samples of Python's stacks
-    time_limit_s: float = 60.0  # of the search for steps
 
 
 class Recorder:
@@ -70,7 +54,7 @@ class Recorder:
 
     def __init__(
         self,
-        options: Options,
+        options: CaptureOptions,
         *,
         folder: Folder,
         command: str,
@@ -84,12 +68,12 @@ class Recorder:
         self.finder = StepFinder(self)
         self._options = options
         self._wait = wait  # the first profile begins when CUDA or a module does, not at once
-        self._cost = Cost(say, show)
+        self._announcer = Announcer(say, show)
         self._shield, self._thread = Shield(), threading.get_ident()
         self._profiler = Profiler(folder, notes=self.recording.notes, give_way=self._yield_to_script)
         self._groups = ProcessGroups()
         self._tracer = SourceTracer(script=script)
-        self._sampler = Sampler(hz=HZ)
+        self._looks = StackLooks(self.recording, wanted=options.stacks)
         self._watch: Watch | None = None
         self._range: Any = None
         self._ranges: dict[Kind, Any] = {}  # open ones of the finding
@@ -98,8 +82,7 @@ class Recorder:
         self._watched = 0  # steps since the windows began
         self._just_stopped = False
         self._after_pause: Callable[[], None] = self._begin_profiled
-        self._times_s: list[float] = []
-        self._marks: list[Any] = []  # CUDA events at the same boundaries
+        self._ticks = Ticks()
 
     @property
     def kept(self) -> list[Any]:
@@ -112,7 +95,7 @@ class Recorder:
             self._profiler.install()
             self._groups.install()
             self.finder.install()
-            self._sample("finding")
+            self._looks.begin("finding")
             if not self._wait or cuda_ready():
                 self._start_first(cuda=cuda_available())
             else:
@@ -130,10 +113,10 @@ class Recorder:
             self._write()
 
     def abandon(self) -> None:
-        """In a forked child: the parent captures, the child must not."""
+        """Called in a forked child: the parent captures, the child must not."""
         self.finder.stop()
         self._profiler.forget()
-        self._sampler.abandon()
+        self._looks.abandon()
         self.phase, self.recording.written = "done", True
 
     # what the finder tells
@@ -153,11 +136,14 @@ class Recorder:
 
     def settled(self, kind: Kind) -> None:
         with self._shield:
-            self._end_sampling()
+            self._looks.end()
             self._stop_first()
             self.recording.steps_from, self.recording.kind = STEPS_FROM[kind], kind
+            late = f"{NO_OPTIMIZER_STEP}: a step here is one call of the outermost module"
+            self.recording.notes = [note for note in self.recording.notes if note != late]
+            self.recording.notes += [late] if self.finder.awaits_optimizer else []
             self.phase, self._left = "warmup", self._options.warmup
-            self._cost.boundary()
+            self._announcer.boundary()
             if not self._left:
                 self._begin_timed()
 
@@ -176,7 +162,7 @@ class Recorder:
         if self.phase == "pause":
             self._after_pause()
         elif self.phase == "warmup":
-            self._cost.boundary()
+            self._announcer.boundary()
             self._left -= 1
             if self._left <= 0:
                 self._begin_timed()
@@ -217,7 +203,7 @@ class Recorder:
             return
         with self._shield:
             began_s = self._watch.began_s if self._watch is not None else time.monotonic()
-            self._end_sampling()
+            self._looks.end()
             self._stop_first()
             self.recording.first_note = f"only the first {time.monotonic() - began_s:.0f} s of the run were profiled"
 
@@ -232,7 +218,7 @@ class Recorder:
         self.finder.freeze()
         self._watched = 0
         options = self._options
-        self._cost.begin(
+        self._announcer.begin(
             self.recording.steps_from, timed=options.timed, profiled=options.profiled, marked=int(options.stacks)
         )
         self.recording.begin = Counters.now()
@@ -241,44 +227,38 @@ class Recorder:
             return
         self.phase = "timed"
         synchronize()
-        self._sample("timed")
+        self._looks.begin("timed")
         self._tick()
 
     def _tick(self) -> bool:
         """Whether the window is full."""
-        self._times_s.append(time.perf_counter())
-        if cuda_ready():
-            self._marks.append(mark())
-        steps, elapsed_s = len(self._times_s) - 1, self._times_s[-1] - self._times_s[0]
+        ticks = self._ticks
+        ticks.tick()
         if self.phase == "timed":
-            return steps >= self._options.timed or (steps >= 2 and elapsed_s / steps > SLOW_STEP_S)
+            return ticks.is_enough(self._options.timed)
         if self.phase == "sampled":
-            return elapsed_s >= MORE_S
-        total_s, count = self.recording.total_s + elapsed_s, len(self.recording.step_s) + steps
-        return total_s >= SHORT_WINDOW_S or count >= MOST_TIMED
+            return ticks.elapsed_s >= MORE_S
+        return are_enough(self.recording.total_s + ticks.elapsed_s, len(self.recording.step_s) + ticks.steps)
 
     def _end_timed(self, *, cut_short: bool = False) -> None:
         """Between two waits for the device the wall clock is the truth; the marks only share it out among the steps.
 
         Without a device there is nothing to wait for: the last step ended at its tick, not when this line had its turn.
         """
-        recording, until_s = self.recording, self._times_s[-1]
+        recording, ticks = self.recording, self._ticks
+        until_s = ticks.times_s[-1]
         synchronize()
         if cuda_ready() and not cut_short:
             until_s = time.perf_counter()
-        recording.total_s += until_s - self._times_s[0]
-        if len(self._marks) == len(self._times_s):
-            recording.step_s += [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self._marks)]
-        else:
-            recording.step_s += [b - a for a, b in itertools.pairwise(self._times_s)]
+        recording.total_s += until_s - ticks.times_s[0]
+        recording.step_s += ticks.step_s()
         self._end_ticks()
         recording.timed = recording.timed or Counters.now()
 
     def _end_ticks(self) -> None:
-        label, steps = self._sampler.label, max(len(self._times_s) - 1, 0)
-        self.recording.sampled_steps[label] = self.recording.sampled_steps.get(label, 0) + steps
-        self._times_s, self._marks = [], []
-        self._end_sampling()
+        self._looks.count(self._ticks.steps)
+        self._ticks = Ticks()
+        self._looks.end()
 
     def _unless_just_stopped(self, begin: Callable[[], None]) -> None:
         """What PyTorch itself has open around this boundary belongs to the profiler that stopped, and must end before
@@ -292,13 +272,13 @@ class Recorder:
     def _begin_profiled(self) -> None:
         slow = self.recording.total_s > SLOW_STEP_S * max(1, len(self.recording.step_s))
         self._left = 1 if slow else max(1, self._options.profiled)
-        self._cost.window("profiling", self._left, PROFILED)
+        self._announcer.window("profiling", self._left, PROFILED)
         synchronize()
         if not self._profiler.start(cuda=cuda_ready(), memory=True):  # the script profiles itself
             self._end_capture()
             return
         self.phase = "profiled"
-        self._sample("profiled")
+        self._looks.begin("profiled")
         self._range = open_range("ProfilerStep#1")
 
     def _end_step(self) -> None:
@@ -313,7 +293,7 @@ class Recorder:
         self._unless_just_stopped(self._begin_sources) if self._options.stacks else self._begin_more()
 
     def _begin_sources(self) -> None:
-        self._cost.window("one step with its source lines", 1, MARKED)
+        self._announcer.window("one step with its source lines", 1, MARKED)
         self.phase = "sources"
         if not self._profiler.start(cuda=False, memory=False, shapes=False):
             self._begin_more()
@@ -325,17 +305,13 @@ class Recorder:
     def _end_window(self) -> None:
         synchronize()
         self.recording.sampled_steps["profiled"] = self.recording.steps
-        self._end_sampling()
+        self._looks.end()
         self.recording.window = self._stop_profiler("steps")
         self.recording.end = Counters.now()
 
     def _end_sources(self) -> None:
         self._tracer.stop()
-        if self._tracer.long:
-            self.recording.notes.append(
-                f"{', '.join(self._tracer.long)} ran over {MOST_LINES:,} lines in a step: ops there have no line of "
-                "their own"
-            )
+        self.recording.notes += self._tracer.notes()
         if marked := self._stop_profiler("marked"):
             self.recording.sources = attribute(marked, self._tracer.places)
             marked.unlink()
@@ -343,12 +319,12 @@ class Recorder:
 
     def _begin_more(self) -> None:
         timed = self.recording
-        if not timed.step_s or timed.total_s >= SHORT_WINDOW_S or len(timed.step_s) >= MOST_TIMED:
+        if not timed.step_s or are_enough(timed.total_s, len(timed.step_s)):
             self._begin_sampled()
             return
         self.phase = "more"
         synchronize()
-        self._sample("timed")
+        self._looks.begin("timed")
         self._tick()
 
     def _begin_sampled(self) -> None:
@@ -356,7 +332,7 @@ class Recorder:
             self._end_capture()
             return
         self.phase = "sampled"
-        self._sample("sampled", hz=MORE_HZ)
+        self._looks.begin("sampled", hz=MORE_HZ)
         self._tick()
 
     def _end_capture(self) -> None:
@@ -365,8 +341,8 @@ class Recorder:
         self._write()
         timed = self.recording
         if timed.steps:
-            step_s = timed.total_s / len(timed.step_s) if timed.step_s else self._cost.step_s
-            self._cost.done(timed.steps, timed.steps_from, watched=self._watched, step_s=step_s)
+            step_s = timed.total_s / len(timed.step_s) if timed.step_s else self._announcer.step_s
+            self._announcer.done(timed.steps, timed.steps_from, watched=self._watched, step_s=step_s)
 
     def _yield_to_script(self) -> None:
         if self.phase != "done" and threading.get_ident() == self._thread:
@@ -379,7 +355,7 @@ class Recorder:
     def _give_way(self) -> None:
         """Stop where we are and keep what is whole."""
         self.finder.stop()
-        self._end_sampling()
+        self._looks.end()
         self._stop_first()
         phase, self.phase = self.phase, "done"
         if phase in ("timed", "more"):
@@ -400,30 +376,19 @@ class Recorder:
                 "which comes after those that are timed and profiled"
             )
 
-    # the sampler, the profiler and the file
-
-    def _sample(self, label: str, hz: float = HZ) -> None:
-        if self._options.stacks:
-            self._sampler.label, self._sampler.hz = label, hz
-            # threads of the script's own take turns as often as they do without us, while steps are timed
-            self._sampler.switch_s = SWITCH_S if hz > HZ or threading.active_count() == 1 else 0.0
-            self._sampler.start()
-
-    def _end_sampling(self) -> None:
-        if self._sampler.runs:
-            self.recording.samples = self._sampler.stop()
+    # the profiler and the file
 
     def _stop_profiler(self, keep: str = "") -> Path | None:
         self._just_stopped = True
-        self._cost.pause("stopping the profiler, and writing what it saw")
+        self._announcer.pause("stopping the profiler, and writing what it saw")
         try:
             return self._profiler.stop(keep)
         finally:
-            self._cost.go_on()
+            self._announcer.go_on()
 
     def _write(self) -> None:
-        self._cost.pause("writing what was recorded")
+        self._announcer.pause("writing what was recorded")
         try:
             self.recording.write()
         finally:
-            self._cost.go_on()
+            self._announcer.go_on()

@@ -19,19 +19,11 @@ from sublight.errors import BadInput
 from sublight.trace.capture.folder import Folder
 from sublight.trace.capture.interrupt import Interrupts, in_a_child
 from sublight.trace.capture.reason import Start, reason
+from sublight.trace.capture.settings import set_up_profiler
 
 if TYPE_CHECKING:
     from sublight.trace.capture.phases import Recorder
     from sublight.trace.record import Trace
-
-# set before torch loads; the profiler's own lines do not belong in the script's output
-_SETTINGS = {
-    "KINETO_LOG_LEVEL": "99",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    # else CUPTI stays loaded after the first profile, and every launch of the steps that are timed costs half as much
-    # again: 8.9 to 14 ms for a step of 6.9 ms on an H200
-    "TEARDOWN_CUPTI": "1",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +52,6 @@ class _Current:
     minds_forks = False
 
 
-def set_up_profiler() -> None:
-    """Before torch loads, for all of it to count; what the user has set stays."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-
-
 def run_script(
     target: str,
     args: Sequence[str],
@@ -92,9 +78,9 @@ def run_script(
     checked = capture_script.check(target, args, module=module)
     set_up_profiler()
     from sublight.trace.capture.device import has_gpu
-    from sublight.trace.capture.phases import Options
+    from sublight.trace.capture.options import CaptureOptions
 
-    options = Options(warmup=warmup, timed=timed, profiled=profiled, stacks=stacks, time_limit_s=time_limit_s)
+    options = CaptureOptions(warmup=warmup, timed=timed, profiled=profiled, stacks=stacks, time_limit_s=time_limit_s)
     process, start, stages = os.getpid(), Start(), interrupts or Interrupts()
     folder = folder or Folder.make()
 
@@ -132,10 +118,10 @@ class Profile:
     """What `with sublight.profile() as p:` gives: `p.trace` and `p.captured` once the block has ended."""
 
     def __init__(self, **options: Any) -> None:
-        from sublight.trace.capture.phases import Options
+        from sublight.trace.capture.options import CaptureOptions
 
         try:
-            self._options = Options(**options)
+            self._options = CaptureOptions(**options)
         except TypeError as error:
             raise BadInput(f"{str(error).split('__init__() ')[-1]}: see `sublight.profile`") from None
         self.trace: Trace | None = None

@@ -224,7 +224,7 @@ def test_timed_steps_are_timed_as_they_are(run: Capture, capsys: pytest.CaptureF
 
 
 def test_fast_steps_are_timed_more_often(run: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sublight.trace.capture.phases.SHORT_WINDOW_S", 1e9)  # every step is fast
+    monkeypatch.setattr("sublight.trace.capture.ticks.SHORT_WINDOW_S", 1e9)  # every step is fast
     assert run(NET + INFER, steps=100).meta["unprofiled_steps"] == 50
     assert run(NET + INFER, steps=100, timed=0).meta["unprofiled_steps"] == 0
 

@@ -31,7 +31,7 @@ class Profiler:
         self._guard.remove()
 
     def forget(self) -> None:
-        """In a forked child: the profile is the parent's."""
+        """Called in a forked child: drop the profile, which is the parent's."""
         self._guard.remove()
         self._profile = None
 

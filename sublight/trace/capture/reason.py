@@ -12,7 +12,7 @@ LEAST_CPU_S = 0.5  # of children together: less is no training
 
 
 def cpu_of_children_s() -> float:
-    """Of those that ended."""
+    """CPU seconds of the child processes that have ended."""
     try:
         import resource
     except ImportError:  # Windows

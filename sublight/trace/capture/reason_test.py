@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -83,6 +84,27 @@ def test_what_a_pool_still_has_to_do_is_waited_for(run: Capture, tmp_path: Path)
     )
     assert run(pool).captured.trace is not None
     assert done.read_text() == "x" * 10
+
+
+SHUT_DOWN = "pool = ThreadPoolExecutor(2)\n    list(pool.map(abs, range(4)))\n    pool.shutdown()\n"
+OF_PROCESSES = (
+    "pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn'))\n"
+    "    for n in range(3): pool.submit(time.sleep, 0.1).add_done_callback(lambda each: print('done', flush=True))\n"
+)
+
+
+@pytest.mark.parametrize(("pool", "printed"), [(SHUT_DOWN, ""), (OF_PROCESSES, "done\n" * 3)])
+def test_a_pool_that_the_script_keeps_holds_nothing_up(tmp_path: Path, pool: str, printed: str) -> None:
+    """In a process of its own: what once went wrong here is a wait without an end."""
+    (tmp_path / "pool.py").write_text(
+        "import multiprocessing, time\nfrom concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor\n"
+        f"if __name__ == '__main__':\n    {pool}"
+    )
+    ours = (
+        "from sublight.trace.capture.script import check, run\nprint(run(check('pool.py', (), module=False)).exit_code)"
+    )
+    done = subprocess.run([sys.executable, "-c", ours], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == printed + "0\n" and not done.stderr
 
 
 def test_process_groups_and_the_module_outlive_the_script(run: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sublight.errors import BadInput
 from sublight.trace.capture.interrupt import INTERRUPTED, Interrupts, Terminated, not_swallowed
@@ -36,6 +36,11 @@ class Target:
     args: tuple[str, ...]
     module: bool
     file: str  # "" where a module has none
+    packages: tuple[str, ...] = ()  # files of the packages that a module is in: Python runs these first
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(file for file in (self.file, *self.packages) if file)
 
     @property
     def command(self) -> str:
@@ -63,16 +68,18 @@ class Ended:
 
 def check(name: str, args: Sequence[str], *, module: bool, needs_torch: bool = True) -> Target:
     """One clear line where it cannot be run."""
-    file = _module_file(name) if module else _script_file(name)
+    file, *packages = _module_files(name) if module else [_script_file(name)]
     if needs_torch and importlib.util.find_spec("torch") is None:
         raise BadInput("torch is not installed here and a script needs it: pip install 'sublight[torch]'")
-    return Target(name=name, args=tuple(args), module=module, file=file)
+    return Target(name=name, args=tuple(args), module=module, file=file, packages=tuple(packages))
 
 
 def _script_file(name: str) -> str:
     path = Path(name)
     if path.is_dir():
         raise BadInput(f"{name} is a folder: name the script in it, or use -m for a package")
+    if name == "-" or (path.exists() and not path.is_file()):  # a pipe is empty when it is read again, to be run
+        raise BadInput(f"{name} is not a regular file: save the script to one first")
     try:
         source = path.read_bytes()
     except FileNotFoundError:
@@ -90,23 +97,50 @@ def _script_file(name: str) -> str:
     return os.path.abspath(name)
 
 
-def _module_file(name: str) -> str:
+def _module_files(name: str) -> list[str]:
+    """The module's own file, then those of its packages."""
     with _first_on_path(os.getcwd()):
-        spec = _spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:  # a package runs its __main__
-            spec = _spec(f"{name}.__main__")
-            if spec is None:
+        specs = _specs(name)
+        if specs and specs[-1].submodule_search_locations is not None:  # a package runs its __main__
+            specs = _specs(f"{name}.__main__")
+            if not specs:
                 raise BadInput(f"{name} is a package without a __main__: name one of its modules")
-    if spec is None:
+    if not specs:
         raise BadInput(f"no module named {name}: it must be importable from here")
-    return spec.origin or ""
+    *packages, own = (spec.origin or "" for spec in specs)
+    return [own, *packages]
 
 
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+def _specs(name: str) -> list[importlib.machinery.ModuleSpec]:
+    """Of the packages and the module, or none; nothing is imported, for what a package does is the program's work."""
+    found: list[importlib.machinery.ModuleSpec] = []
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for at in range(len(parts)):
+        full = ".".join(parts[: at + 1])
+        spec = _spec(full, path)
+        if spec is None:  # a package may find its modules in a way of its own
+            return _specs_by_import(name) if found else []
+        found.append(spec)
+        path = getattr(sys.modules.get(full), "__path__", spec.submodule_search_locations)
+        if path is None and full != name:
+            return []
+    return found
+
+
+def _spec(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
     try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+        return next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, path)) is not None), None)
+    except (ImportError, ValueError, KeyError):  # a folder without __init__.py asks for its parent
         return None
+
+
+def _specs_by_import(name: str) -> list[importlib.machinery.ModuleSpec]:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    return [spec] if spec is not None else []
 
 
 def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
@@ -123,10 +157,21 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
         try:
             with _first_on_path(folder), not_swallowed():
                 stages.hand_over()
-                if target.module:
-                    runpy.run_module(target.name, run_name="__main__", alter_sys=True)
-                else:
-                    _run_file(target, main)
+                try:
+                    if target.module:
+                        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+                    else:
+                        _run_file(target, main)
+                except (KeyboardInterrupt, Terminated):
+                    raise
+                except SystemExit as exit:
+                    code = _exit_code(exit)
+                    _wait_for_threads()
+                    return Ended(exit_code=code, error=exit, module=main)
+                except BaseException as error:
+                    _print(error)
+                    _wait_for_threads()
+                    return Ended(exit_code=1, error=error, module=main)
                 _wait_for_threads()
         finally:
             while stages.stage != "report":
@@ -137,9 +182,6 @@ def run(target: Target, interrupts: Interrupts | None = None) -> Ended:
         return Ended(exit_code=_exit_code(exit), error=exit, interrupted=was_signal, module=main)
     except KeyboardInterrupt as error:
         return Ended(exit_code=INTERRUPTED, error=error, interrupted=True, module=main)
-    except BaseException as error:
-        _print(error)
-        return Ended(exit_code=1, error=error, module=main)
     finally:
         sys.argv = before
         for stream in (sys.stdout, sys.stderr):
@@ -156,19 +198,27 @@ def _wait_for_threads() -> None:
     The threads of an executor end only when Python tells them that it exits: these are waited for until they have
     nothing to do.
     """
-    pools = sys.modules.get("concurrent.futures.thread")
-    queues = dict(getattr(pools, "_threads_queues", {}))
+    queues = _executors_threads("concurrent.futures.thread", "_threads_queues")
+    managers = _executors_threads("concurrent.futures.process", "_threads_wakeups")
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and thread not in queues:
+        if thread is not threading.current_thread() and not thread.daemon and thread not in {*queues, *managers}:
             thread.join()
-    while not all(queue.empty() and _is_idle(thread) for thread, queue in queues.items()):
+    while any(thread.is_alive() and _has_work(thread, queues.get(thread)) for thread in {*queues, *managers}):
         time.sleep(0.01)
 
 
-def _is_idle(thread: threading.Thread) -> bool:
-    """Whether an executor's thread waits for work: `_worker` takes it from a queue that is written in C."""
+def _executors_threads(module: str, table: str) -> dict[threading.Thread, Any]:
+    """What Python's own list of the threads that it stops at its exit holds; nothing where no executor was made."""
+    return dict(getattr(sys.modules.get(module), table, {}))
+
+
+def _has_work(thread: threading.Thread, queue: Any) -> bool:
+    """Whether an executor's living thread has anything to do. One that waits for work is in `_worker`, which takes it
+    from a queue that is written in C; the manager of processes has no such queue and keeps a table."""
+    if queue is None:
+        return bool(getattr(thread, "pending_work_items", ()))
     frame = sys._current_frames().get(thread.ident or 0)
-    return frame is None or frame.f_code.co_name == "_worker"
+    return not queue.empty() or (frame is not None and frame.f_code.co_name != "_worker")
 
 
 @contextlib.contextmanager

@@ -34,9 +34,10 @@ class SourceTracer:
 
         self.places: list[tuple[str, str]] = []  # (source, module) by the number in a mark
         self._marks = 0
+        self._marked = -1  # the place of the last mark
         self._outer: dict[int, FrameType] = {}  # frames that were there when the step began, by id
         self._first_line, self._moved = "", False
-        self.long: dict[str, None] = {}  # functions that ran too many lines to mark each
+        self._long: dict[str, None] = {}  # functions that ran too many lines to mark each
         self._lines: dict[CodeType, int] = {}  # how many of a function's lines have run
         self._mark: Any = private.RecordFunctionFast
         self._numbers: dict[tuple[str, str], int] = {}
@@ -76,12 +77,24 @@ class SourceTracer:
         if not self._moved:  # a library runs the whole step from there, as `trainer.train()`: that line tells nothing
             self.places = [("" if line == self._first_line else line, module) for line, module in self.places]
 
+    def notes(self) -> list[str]:
+        """What has no line of its own, and why."""
+        found = []
+        if self._long:
+            names = ", ".join(self._long)
+            found.append(f"{names} ran over {MOST_LINES:,} lines in a step: ops there have no line of their own")
+        if self._marks > MOST_MARKS:
+            found.append(f"a step goes from line to line over {MOST_MARKS:,} times: what follows has no source lines")
+        return found
+
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         if frame.f_code is self._call_code:
             self._modules.append(self._path(frame.f_locals["self"]))
             self._note()
             frame.f_trace_lines = False
             return self._in_module
+        if self._lines.get(frame.f_code, 0) >= MOST_LINES:  # called often: its ops are those of the line that calls it
+            return None
         return self._in_user_code if self._shown(frame.f_code.co_filename) else None
 
     def _in_user_code(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -94,7 +107,7 @@ class SourceTracer:
             if not frame.f_trace_lines:
                 name, first = frame.f_code.co_name, frame.f_code.co_firstlineno
                 self._line = f"{shown}:{first}" if name != "<module>" else ""
-                self.long[name if name != "<module>" else shown] = None
+                self._long[name if name != "<module>" else shown] = None
             self._note()
         elif event == "return":  # what follows belongs to the caller's line
             caller = frame.f_back
@@ -118,9 +131,12 @@ class SourceTracer:
     def _note(self) -> None:
         if self._marks > MOST_MARKS:
             return
-        self._marks += 1
-        place = (self._line, self._modules[-1] if self._modules else "") if self._marks <= MOST_MARKS else ("", "")
+        place = (self._line, self._modules[-1] if self._modules else "") if self._marks < MOST_MARKS else ("", "")
         number = self._numbers.setdefault(place, len(self.places))
+        if number == self._marked:
+            return
+        self._marks += 1
+        self._marked = number
         if number == len(self.places):
             self.places.append(place)
         with self._mark(f"{MARK}{number}"):

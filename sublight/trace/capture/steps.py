@@ -84,8 +84,13 @@ class StepFinder:
         self._call: Any = None  # nn.Module's own __call__, while ours stands in its place
         self._ours: Any = None
         self._hook: Any = None
-        self._trains = False  # an optimizer exists, or the module has gradients
+        self._has_optimizer = False  # one lives: a module's calls are trained with it, or are of an evaluation between
         self.other_threads: list[str] = []  # that called modules, or stepped optimizers
+
+    @property
+    def awaits_optimizer(self) -> bool:
+        """An optimizer exists that did not step, so that calls of the module had to mark the steps."""
+        return self.kind == "module" and self._has_optimizer and not self._seen["optimizer"].counts
 
     def install(self) -> None:
         from torch.compiler import is_compiling
@@ -155,17 +160,20 @@ class StepFinder:
     def _waits(self, kind: Kind) -> bool:
         """Whether a stronger kind may still come."""
         mine = self._seen[kind]
+        calls = mine.counts[mine.leader] if mine.leader is not None else 0
+        is_patient = self._has_optimizer and calls < PATIENCE_CALLS and time.monotonic() - mine.first_s < PATIENCE_S
         for stronger in STRENGTH[: STRENGTH.index(kind)]:
             other = self._seen[stronger]
+            if not other.counts:
+                continue
+            if stronger == "optimizer" and is_patient:  # a model is evaluated on many batches between two steps
+                return True
             # seen once: it comes again after as many of mine as stood before it, or it never does
-            if other.counts and mine.events < 4 * (other.weaker_events.get(kind, 0) + 2):
+            if mine.events < 4 * (other.weaker_events.get(kind, 0) + 2):
                 return True
         if kind != "module" or self._seen["optimizer"].counts:
             return False
-        calls = mine.counts[mine.leader] if mine.leader is not None else 0
-        if calls < CALLS_TO_SETTLE:
-            return True
-        return self._trains and calls < PATIENCE_CALLS and time.monotonic() - mine.first_s < PATIENCE_S
+        return calls < CALLS_TO_SETTLE or is_patient
 
     def _watch_every_call(self) -> None:
         from torch.compiler import is_compiling
@@ -227,7 +235,7 @@ class StepFinder:
         """Asked rarely, when a settlement is near: the whole heap is looked through."""
         calls = self._seen["module"].counts.get(id(module), 0) + 1
         if self.kind is None and calls >= CALLS_TO_SETTLE and calls & (calls - 1) == 0:
-            self._trains = any(p.grad is not None for p in module.parameters()) or _an_optimizer_lives()
+            self._has_optimizer = _an_optimizer_lives()
 
 
 def in_compilation() -> bool:

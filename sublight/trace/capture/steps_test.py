@@ -11,7 +11,7 @@ import pytest
 
 from sublight.trace.capture.file import Counters, dynamo_meta, insert
 from sublight.trace.capture.source import MARK, attribute
-from sublight.trace.capture.steps import Kind, StepFinder
+from sublight.trace.capture.steps import PATIENCE_CALLS, Kind, StepFinder
 
 
 class Log:
@@ -65,6 +65,31 @@ def heard(events: str) -> str:
 )
 def test_which_kind_marks_the_steps(events: str, result: str) -> None:
     assert heard(events) == result
+
+
+def test_an_optimizer_that_never_steps_is_known() -> None:
+    """A loop over rows calls the module hundreds of times a step: its calls mark the steps, and that is said."""
+    finder = StepFinder(Log())
+    finder._has_optimizer = True
+    for _ in range(PATIENCE_CALLS - 1):
+        finder.saw("module", 1)
+    assert finder.kind is None and not finder.awaits_optimizer
+    finder.saw("module", 1)
+    assert finder.kind == "module" and finder.awaits_optimizer
+    for _ in range(2):
+        finder.saw("optimizer", 2)
+    assert finder.kind == "optimizer" and not finder.awaits_optimizer, "it came before anything was measured"
+
+
+def test_an_evaluation_between_two_steps_is_no_row_of_steps() -> None:
+    finder = StepFinder(Log())
+    finder._has_optimizer = True
+    for kind, key, times in (("module", 1, 1), ("optimizer", 2, 1), ("module", 1, 100)):
+        for _ in range(times):
+            finder.saw(kind, key)  # type: ignore[arg-type]
+    assert finder.kind is None
+    finder.saw("optimizer", 2)
+    assert finder.kind == "optimizer"
 
 
 def test_a_frozen_finder_hears_only_its_own() -> None:

@@ -12,7 +12,7 @@ from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, op_cost,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where an op's schema keeps what."""
+    """The positions of an op's arguments in its schema."""
 
     causal: int
     heads_second: bool = True  # (batch, heads, length, size); else (batch, length, heads, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sublight.trace.costs.data import asked_dtype
+from sublight.trace.costs.data import requested_dtype
 from sublight.trace.costs.shapes import Args, Unknown
 from sublight.trace.record import Detail
 
@@ -48,7 +48,7 @@ def _copies(args: Args) -> bool:
     if args.name == "contiguous":
         return not x.is_dense or args.word(1) not in ("", "0")
     try:
-        asked = asked_dtype(args)
+        requested = requested_dtype(args)
     except Unknown:
         return False
-    return asked is not None and asked != x.dtype
+    return requested is not None and requested != x.dtype

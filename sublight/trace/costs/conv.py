@@ -14,7 +14,7 @@ from sublight.trace.record import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where an op's schema keeps what; None: it has no such argument."""
+    """The positions of an op's arguments in its schema; None: it has no such argument."""
 
     stride: int | None
     padding: int | None

@@ -263,13 +263,13 @@ def test_inductor_counts_each_tensor_once_and_caps_tables() -> None:
 
 
 def test_collectives() -> None:
-    told = {"name": "_allgather_base", "in_elements": 25136, "out_elements": 201088, "dtype": "BFloat16"}
-    found = known("record_param_comms", Detail(collective=told))
+    result = {"name": "_allgather_base", "in_elements": 25136, "out_elements": 201088, "dtype": "BFloat16"}
+    found = known("record_param_comms", Detail(collective=result))
     assert (found.family, found.cost.read_bytes, found.cost.write_bytes) == ("communication", 2 * 25136, 2 * 201088)
     assert found.cost.link_bytes == 0, "without the size of the group nothing is known of the links"
-    in_group = known("record_param_comms", Detail(collective={**told, "group_size": 8}))
+    in_group = known("record_param_comms", Detail(collective={**result, "group_size": 8}))
     assert in_group.cost.link_bytes == 2 * 7 * 25136
-    uneven = {**told, "name": "all_to_allv", "group_size": 8}
+    uneven = {**result, "name": "all_to_allv", "group_size": 8}
     assert known("record_param_comms", Detail(collective=uneven)).cost.link_bytes == 0
     base = tensor_args((8, 100), (1, 100), types=("float", "float"))
     gathered = known("c10d::_allgather_base_", base)

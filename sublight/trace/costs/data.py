@@ -42,7 +42,7 @@ def contiguous(args: Args) -> OpCost:
     return clone(args)
 
 
-def asked_dtype(args: Args) -> str | None:
+def requested_dtype(args: Args) -> str | None:
     """What `to` converts into; None where it keeps the type."""
     if args.name == "_to_copy":
         return args.dtype(1)
@@ -53,7 +53,7 @@ def asked_dtype(args: Args) -> str | None:
 
 def convert(args: Args) -> OpCost:
     x = args.need(0)
-    dtype = asked_dtype(args) or x.dtype
+    dtype = requested_dtype(args) or x.dtype
     if dtype == x.dtype and args.name != "_to_copy":
         raise Unknown  # no copy, or one to another device: that one shows as a memcpy
     shape = x.text if dtype == x.dtype else f"{x.text} {x.dtype} -> {dtype}"

@@ -53,7 +53,7 @@ OP_FAMILIES = dict(_families())
 
 
 def family_of(name: str, kernels: Sequence[str] = ()) -> str:
-    """Of an op that ran these kernels, or of a kernel.
+    """The family of an op that ran these kernels, or of a kernel.
 
     >>> family_of("aten::addmm_", ["Memset (Device)", "my_kernel"]), family_of("mylib::op", ["Memset", "ampere_sgemm"])
     ('matmul', 'matmul')

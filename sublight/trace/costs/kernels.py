@@ -187,7 +187,7 @@ def kernel_itemsize(kernel_name: str) -> int | None:
 
 
 def reduced_flops(kernel_name: str) -> float | None:
-    """By how much a convolution's algorithm cuts the multiplications of the direct one; None: by an unknown amount."""
+    """The factor by which a convolution's algorithm saves multiplications over the direct one; None: unknown."""
     name = kernel_name.lower()
     if "winograd" in name:
         return 4.0  # tiles of 4x4 outputs, the largest in use: 144 products become 36

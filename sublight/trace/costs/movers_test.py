@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sublight.trace.costs import cost_of, no_cost
-from sublight.trace.costs.recording import BF16, FP32, INT64, Case, Recorded, backward, check, leaf, plain, record
+from sublight.trace.costs.trials import BF16, FP32, INT64, Case, Recorded, backward, check, leaf, plain, record
 from sublight.trace.record import Detail
 
 torch = pytest.importorskip("torch")

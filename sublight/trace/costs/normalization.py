@@ -31,7 +31,7 @@ def norm_backward(*parameters: int, mask: int | None, kind: tuple[int, int], x: 
         dy, inputs = args.need(1 - x), args.need(x)
         given = _given(args, *parameters)
         wanted = (args.flags(mask) if mask is not None else None) or (True,) * (1 + len(given))
-        gradients = [tensor for tensor, asked in zip(given, wanted[1:], strict=False) if asked]
+        gradients = [tensor for tensor, is_wanted in zip(given, wanted[1:], strict=False) if is_wanted]
         weight = given[:1]  # the bias is not needed
         cost = norm_costs.backward(dy, inputs, *weight, gradients=gradients, kind=kind, dx=bool(wanted[0]))
         return op_cost(args, "norm", cost, dtype=inputs.dtype, shape=inputs.text)

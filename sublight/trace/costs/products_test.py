@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sublight.trace.costs import cost_of, no_cost
-from sublight.trace.costs.recording import BF16, FP32, Case, Recorded, backward, check, leaf, plain, record
+from sublight.trace.costs.trials import BF16, FP32, Case, Recorded, backward, check, leaf, plain, record
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -14,7 +14,7 @@ from sublight.trace.costs.shapes import Args, Handler, OpCost, Unknown, aten, op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """Where the schema keeps the dimensions, and what comes out of each reduced row."""
+    """The position of the dimensions in an op's schema, and what comes out of each reduced row."""
 
     dims: int = 1
     dtype: int | None = None  # place of a data type asked for

@@ -137,7 +137,7 @@ class Args:
         return tuple(tensor for tensor in singles if tensor is not None)
 
     def likely_dtype(self) -> str:
-        """Of tensors whose type was not recorded: what the kernels' names say, else ASSUMED_DTYPE."""
+        """The data type of tensors whose type was not recorded: by the kernels' names, else ASSUMED_DTYPE."""
         for kernel in self.kernels:
             if dtype := kernel_dtype(kernel):
                 return dtype

@@ -45,7 +45,7 @@ class Advice:
 
 
 def advise(ledger: Ledger) -> tuple[Advice, ...]:
-    """By saving, largest first."""
+    """The advice, the largest saving first."""
     found = [advice for rule in RULES if (advice := rule(ledger)) is not None]
     least = WORTH * int(ledger.live_bytes.max(initial=0))
     return tuple(sorted((each for each in found if each.saving_bytes > least), key=lambda each: -each.saving_bytes))

@@ -71,7 +71,7 @@ class Ledger:
 
     @functools.cached_property
     def phase_moments(self) -> Mapping[str, Ints]:
-        """By part of a step, the moments at which something was allocated in it."""
+        """For each part of a step the moments at which something was allocated in it."""
         names = ("forward", "backward", "optimizer")
         return {name: distinct(self.first[self.at_phase(name) & (self.first > 0)]) for name in names}
 

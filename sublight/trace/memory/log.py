@@ -30,7 +30,7 @@ Chain = tuple[int, ...]  # rows of a trace, innermost first
 
 
 def ledgers(trace: Trace) -> dict[int, Ledger]:
-    """By device; NONE is the host."""
+    """The ledger of each device; NONE is the host."""
     if trace.memory is None or not len(trace.memory.time_ns):
         raise BadInput(
             f"{trace.source} holds no allocator events: record it with profile(profile_memory=True), or take a "
@@ -84,7 +84,7 @@ def _ledger(trace: Trace, log: MemoryLog, device: int) -> Ledger:
 
 
 def _addresses(trace: Trace, log: MemoryLog) -> Ints | None:
-    """By allocator event, where the loader kept them."""
+    """The address of each allocator event, where the loader kept it."""
     found = trace.meta.get("memory_addresses")
     return found if isinstance(found, np.ndarray) and len(found) == len(log.time_ns) and (found > 0).all() else None
 

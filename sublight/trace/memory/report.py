@@ -96,12 +96,12 @@ def read(path: Path, device: int | None = None) -> MemoryReport:
 
 
 def from_snapshot(found: snapshot.Snapshot, device: int | None = None) -> MemoryReport:
-    """The device with the highest peak, unless told which."""
+    """The device with the highest peak by default."""
     return _chosen(snapshot_replay.ledgers(found), device)
 
 
 def from_trace(trace: Trace, device: int | None = None) -> MemoryReport:
-    """The GPU with the highest peak, unless told which; the host's memory where no GPU's was recorded."""
+    """The GPU with the highest peak by default; the host's memory where no GPU's was recorded."""
     found = memory_log.ledgers(trace)
     gpus = {index: ledger for index, ledger in found.items() if index != NONE}
     return _chosen(gpus or found, device)

@@ -24,7 +24,7 @@ SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 << 20, 20 << 20  # by which expandable se
 
 
 class _Life(NamedTuple):
-    """From when to when an address was taken."""
+    """The time during which an address was allocated."""
 
     address: int
     bytes: int
@@ -35,7 +35,7 @@ class _Life(NamedTuple):
 
 
 def ledgers(snapshot: Snapshot) -> dict[int, Ledger]:
-    """By device; devices that nothing was allocated on are left out."""
+    """The ledger of each device on which something was allocated."""
     devices = {segment.device for segment in snapshot.segments}
     devices |= {device for device, events in enumerate(snapshot.events) if events}
     if not devices:

@@ -204,14 +204,14 @@ class Columns:
             "had a negative duration": self.negative,
             "had a time far from the others (a clock jump)": self.far,
         }
-        said = [f"{count:,} event{'s' if count > 1 else ''} {what}." for what, count in counts.items() if count]
+        sentences = [f"{count:,} event{'s' if count > 1 else ''} {what}." for what, count in counts.items() if count]
         if self.cut_off:
-            said.insert(0, f"The file ends in the middle of an event: {self.count:,} events before it were used.")
+            sentences.insert(0, f"The file ends in the middle of an event: {self.count:,} events before it were used.")
         if self.unclosed:
-            said.insert(0, f"The file ends without closing its events: the {self.count:,} in it were used.")
+            sentences.insert(0, f"The file ends without closing its events: the {self.count:,} in it were used.")
         if self.too_many:
-            said.insert(0, f"The file holds more than {MOST_EVENTS:,} events: the first {self.count:,} were used.")
-        return said
+            sentences.insert(0, f"The file holds more than {MOST_EVENTS:,} events: the first {self.count:,} were used.")
+        return sentences
 
     def trace(self, source: str, top: Mapping[str, Any], lost: list[str], offset_us: int = 0) -> Trace:
         """`offset_us` was taken off every time when the file was read."""

@@ -120,5 +120,5 @@ def trace(*, steps: int = 3, start: float = 5_000_000.125) -> Json:
 
 
 def text(found: Any = None) -> bytes:
-    """As Kineto lays it out."""
+    """The trace as text, laid out as Kineto does."""
     return json.dumps(trace() if found is None else found, indent=1).encode()

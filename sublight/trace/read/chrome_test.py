@@ -1,3 +1,5 @@
+"""Chrome traces: every kind of event and schema, in pieces of any size, whole or damaged."""
+
 from __future__ import annotations
 
 import gzip

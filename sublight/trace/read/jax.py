@@ -106,7 +106,7 @@ class _Read:
 
 
 def is_jax(head: bytes) -> bool:
-    """By what stands before the events."""
+    """Whether a trace is JAX's, by what stands before its events."""
     return MARK in head
 
 

@@ -51,8 +51,8 @@ def export(path: Path) -> Path:
     command = [nsys, "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=EXPORT_TIMEOUT_S)
-        said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", errors="replace").splitlines()
-        failed = (said[-1] if said else f"exit code {done.returncode}") if done.returncode else ""
+        output = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", errors="replace").splitlines()
+        failed = (output[-1] if output else f"exit code {done.returncode}") if done.returncode else ""
     except subprocess.TimeoutExpired:
         failed = f"no end after {EXPORT_TIMEOUT_S:.0f} s"
     except OSError as error:

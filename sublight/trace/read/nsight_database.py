@@ -99,7 +99,7 @@ def _quoted(name: str) -> str:
 
 
 def _size_bytes(path: Path) -> int:
-    """Of a file that begins as an SQLite database does."""
+    """The size of a file, which must begin as an SQLite database does."""
     try:
         with path.open("rb") as file:
             head = file.read(len(MAGIC))
@@ -138,7 +138,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, list[str]]:
 
 
 def _why(error: Exception) -> str:
-    """In one line: SQLite quotes what it could not understand."""
+    """SQLite's error as one line: it quotes what it could not understand."""
     return " ".join(str(error).split()) if isinstance(error, sqlite3.Error) else "the file is damaged"
 
 

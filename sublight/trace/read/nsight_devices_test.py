@@ -1,3 +1,5 @@
+"""Which of CUDA's devices an event of a Nsight report ran on."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -180,8 +180,8 @@ def _namings(database: Database, book: Book) -> dict[str, Callable[..., str]]:
 
 def _labels(database: Database, table: str, known: Sequence[str], spell: Callable[[str], str]) -> dict[int, str]:
     """What the file says that the numbers mean, over what they meant where exports did not say."""
-    said = database.texts(table, "id", "name")  # CUDA_MEMCPY_KIND_HTOD, CUDA_MEMOPR_MEMORY_KIND_DEVICE_STATIC
-    words = {key: name.rpartition("KIND_")[2].replace("_", " ") for key, name in said.items() if "KIND_" in name}
+    kinds = database.texts(table, "id", "name")  # CUDA_MEMCPY_KIND_HTOD, CUDA_MEMOPR_MEMORY_KIND_DEVICE_STATIC
+    words = {key: name.rpartition("KIND_")[2].replace("_", " ") for key, name in kinds.items() if "KIND_" in name}
     return {**dict(enumerate(known)), **{key: spell(word) for key, word in words.items()}}
 
 
@@ -221,10 +221,10 @@ def _ranges(database: Database, book: Book) -> Events:
     details = {"": 0}
     rows = []
     for text, key in zip((texts["text"][row] for row in kept.tolist()), columns["textId"].tolist(), strict=True):
-        said = nvtx.read(text or book.string(key, "range"))
-        if said.sizes not in details:
-            details[said.sizes] = book.add(Detail(dims=nvtx.dims(said.sizes)))
-        rows.append((int(said.kind), book.name(said.name), said.sequence, details[said.sizes]))
+        span = nvtx.read(text or book.string(key, "range"))
+        if span.sizes not in details:
+            details[span.sizes] = book.add(Detail(dims=nvtx.dims(span.sizes)))
+        rows.append((int(span.kind), book.name(span.name), span.sequence, details[span.sizes]))
     kind, name, sequence, detail = np.array(rows, dtype=np.int64).reshape(len(rows), 4).T
     events = _events(Kind.RANGE, columns, name=name, lane=_by_group(book.thread, columns["globalTid"]))
     return replace(events, kind=kind, sequence=sequence, detail=detail)

@@ -1,3 +1,5 @@
+"""Nsight Systems' SQLite tables become the rows of a trace, in every schema that is known."""
+
 from __future__ import annotations
 
 import shutil

@@ -1,3 +1,5 @@
+"""NVTX texts: ops as torch.autograd.profiler.emit_nvtx writes them, and a user's own ranges."""
+
 from __future__ import annotations
 
 import pytest

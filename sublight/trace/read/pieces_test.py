@@ -1,3 +1,5 @@
+"""A trace read in pieces: each holds whole events, none is missing, and damaged gzip data is used as far as it goes."""
+
 from __future__ import annotations
 
 import gzip

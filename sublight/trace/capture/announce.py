@@ -35,7 +35,7 @@ def compiling_note(compile_s: float, run_s: float) -> list[str]:
     ]
 
 
-class Cost:
+class Announcer:
     """`say` prints a line; `show` writes a line that the next one replaces, where there is a terminal."""
 
     def __init__(self, say: Callable[[str], None], show: Callable[[str], None]) -> None:
