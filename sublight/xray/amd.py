@@ -101,13 +101,23 @@ def launches(gfx: str, names: Collection[str] = ()) -> Iterator[tuple[str, Launc
 
 def main() -> None:
     """Exit 1 where a kernel does not compile or could not run."""
+    import argparse
     import os
     import sys
 
+    from sublight.cost import COSTS
+    from sublight.errors import nearest
+
+    parser = argparse.ArgumentParser(prog="python -m sublight.xray.amd", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("word", nargs="*", metavar="gfx942|gfx950|OP", help="one of the two GPUs, and these ops alone")
+    words = parser.parse_args().word
     if os.environ.get("TRITON_INTERPRET") == "1":
         sys.exit("sublight: TRITON_INTERPRET=1 makes kernels that cannot be compiled: unset it")
-    wanted = [word for word in sys.argv[1:] if word in PLANS] or list(PLANS)
-    names = [word for word in sys.argv[1:] if word not in PLANS]
+    wanted = [word for word in words if word in PLANS] or list(PLANS)
+    names = [word for word in words if word not in PLANS]
+    known = list(COSTS)  # the ops by name; the ops themselves are imported below
+    if unknown := next((name for name in names if name not in known), ""):
+        parser.error(f"unknown op {unknown!r}: use {nearest(unknown, known)}")
     PRETEND.set(PLANS[wanted[0]])  # before ops are imported: what they hold of PTX is decided then
     failed = count = 0
     done: set[str] = set()  # ops share kernels
@@ -129,7 +139,7 @@ def main() -> None:
             count += 1
             failed += bool(found.problem)
     print(f"{count - failed} of {count} kernels compile for {' and '.join(wanted)}, and fit")
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if failed or not count else 0)  # what was not compiled was not shown to compile
 
 
 if __name__ == "__main__":

@@ -70,3 +70,9 @@ def test_on_rocm_no_kernel_of_ours_is_chosen_and_no_ptx_taken(monkeypatch: pytes
     assert not device.takes_ptx()
     monkeypatch.setattr(torch.version, "hip", None)
     assert device.takes_ptx()
+
+
+def test_an_op_that_is_not_there_is_no_success() -> None:
+    command = [sys.executable, "-m", "sublight.xray.amd", "sofmax"]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "0"})
+    assert ran.returncode == 2 and "unknown op 'sofmax': use softmax" in ran.stderr

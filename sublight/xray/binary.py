@@ -24,6 +24,7 @@ _BRACE = re.compile(r"//[^\n]*|[{}]")
 _ARRAY = re.compile(r"^\s*\.local\b[^;\n]*?\.[busf](\d+)\s+[\w$]+\[(\d+)\]", re.MULTILINE)
 _LOCAL = re.compile(r"\b(STL|LDL)((?:\.\w+)*) [^;\[]*\[(\w+)(?:\+(0x[0-9a-f]+))?\]")
 _SPILLS = re.compile(r"Function properties for (\S+)\s*\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads")
+_INDIRECT = re.compile(r"\b(?:BRX|BRXU|JMX|JMXU)\b")
 _INFO = re.compile(r"^\.nv\.info\.(\S+)$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"EIATTR_(NUM_BARRIERS|REQNTID|MAX_THREADS)\s+Format:\s+\S+\s+Value:\s+((?:0x[0-9a-f]+ ?)+)")
 _MACHINES = {62: "a program of x86-64", 183: "a program of AArch64", 224: "AMD's", 0: "of no machine"}
@@ -41,7 +42,7 @@ class Assembled:
 
 @functools.cache
 def tool(name: str) -> str:
-    """Where a tool is: in Triton's wheel, or on the PATH."""
+    """The path of a tool, from Triton's wheel or the PATH."""
     found = importlib.util.find_spec("triton")
     folders = (
         [Path(folder) / "backends/nvidia/bin" for folder in (found.submodule_search_locations or ())] if found else []
@@ -55,8 +56,11 @@ def tool(name: str) -> str:
 
 
 def disassemble(cubin: bytes) -> dict[str, str]:
-    """Symbol -> SASS with a comment at every change of source line."""
-    output = _run(tool("nvdisasm"), "-gi", "-c", file=cubin, suffix=".cubin")
+    """Symbol -> SASS with a comment at every change of source line. Where indirect branches lead takes nvdisasm a third
+    of its time to find out, so it is asked only where there are some."""
+    output = _run(tool("nvdisasm"), "-ndf", "-gi", "-c", file=cubin, suffix=".cubin")
+    if _INDIRECT.search(output):
+        output = _run(tool("nvdisasm"), "-gi", "-c", file=cubin, suffix=".cubin")
     marks = list(_SECTION.finditer(output))
     ends = [mark.start() for mark in marks[1:]] + [len(output)]
     return {mark[1]: output[mark.end() : end].strip("\n") for mark, end in zip(marks, ends, strict=True)}
@@ -174,7 +178,7 @@ def local_array_bytes(ptx: str) -> int:
 
 
 def _end(ptx: str, start: int) -> int:
-    """Behind the brace that closes what opens next."""
+    """The index behind the brace that closes the next one to open."""
     depth = 0
     for mark in _BRACE.finditer(ptx, start):
         depth += {"{": 1, "}": -1}.get(mark[0], 0)
@@ -196,7 +200,7 @@ def assembled(ptx: str, capability: int) -> Assembled:
         file, out = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         file.write_text(ptx, encoding="utf-8")
         command = [_newest_ptxas(), f"-arch=sm_{capability}{suffix}", "-lineinfo", "-v", "-o", str(out), str(file)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode:
             line = re.search(r", line (\d+); (?:error|fatal)\s*: (.+)", done.stderr)
             raise BadInput(f"ptxas: line {line[1]}: {line[2]}" if line else f"ptxas: {_first_line(done.stderr)}")
@@ -229,7 +233,7 @@ def _run(command: str, *words: str, file: bytes, suffix: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=suffix) as holder:
         holder.write(file)
         holder.flush()
-        done = subprocess.run([command, *words, holder.name], capture_output=True, text=True)
+        done = subprocess.run([command, *words, holder.name], capture_output=True, text=True, errors="replace")
     if done.returncode:
         complaint = _first_line(done.stderr).replace(holder.name, "the file")
         raise BadInput(

@@ -70,7 +70,7 @@ def code_of(launch: Launch, gpu: Gpu) -> Code:
 
 
 def code_of_compiled(kernel: Any, gpu: Gpu, *, name: str, **known: Any) -> Code:
-    """Of what Triton compiled, here or when a launch was made."""
+    """The `Code` of a kernel that Triton compiled, here or when it was launched."""
     shared_bytes, options = kernel.metadata.shared, _options(kernel.metadata._asdict())
     asm = kernel.asm
     (code,) = codes(

@@ -265,7 +265,7 @@ def check(
 
 
 def most_demanding(launches: list[Launch], *, by_type: bool = True) -> list[Launch]:
-    """Of each kernel, and data type, the one that holds most."""
+    """For each kernel and data type the launch that holds most."""
     best: dict[tuple[str, str], Launch] = {}
     for launch in launches:
         group = _group(launch) if by_type else (launch.kernel, "")

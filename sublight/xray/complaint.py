@@ -34,7 +34,7 @@ class Printed:
 def hushed() -> Iterator[Printed]:
     """Keep what Python, C++ and child processes print: MLIR writes its dumps to the file descriptor itself."""
     printed = Printed()
-    said = io.StringIO()
+    stream = io.StringIO()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
@@ -42,14 +42,14 @@ def hushed() -> Iterator[Printed]:
         try:
             for descriptor, _ in kept:
                 os.dup2(file.fileno(), descriptor)
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
                 yield printed
         finally:
             for descriptor, copy in kept:
                 os.dup2(copy, descriptor)
                 os.close(copy)
             file.seek(0)
-            printed.text = said.getvalue() + file.read().decode(errors="replace")
+            printed.text = stream.getvalue() + file.read().decode(errors="replace")
 
 
 def complaint(error: BaseException, printed: str, *, jit: Any) -> BadInput:

@@ -19,7 +19,7 @@ Figures = tuple[int, int, int, tuple[str, ...]]  # registers, spilled bytes, sha
 
 
 def key_of(launch: Launch, target: int, *, look_for_narrow: bool) -> str:
-    """Of the kernel's source, that of all it calls, where it stands, its types, constants and options."""
+    """A hash of the kernel's source and that of all it calls, its place, types, constants and options."""
     given = f"{launch.jit.cache_key} {launch.key} {target} {look_for_narrow}"
     return f"{launch.kernel} sm_{target} {hashlib.sha256(given.encode()).hexdigest()[:16]}"
 

@@ -32,6 +32,7 @@ WHOLE = 0.6  # of a tensor's bytes: where the blocks that were followed promise 
 EQUAL = 1.05
 _NO_FIGURES = "the GPU's SMs or clock are not known"
 _NO_GRID = "the grid is not known: record a launch with --record"
+_NO_SIZES = "how large its tensors are is not known: record a launch with --record"
 
 Name = Literal["floor", "issue", "transactions", "shared memory", "latency", "measured"]
 _HOLDS: dict[Name, str] = {
@@ -77,18 +78,26 @@ class Roof:
         floor, measured = times.get("floor"), times.get("measured")
         at = f"{units.text(highest.seconds, 's')} at best"
         if highest.name == "floor":
-            words = f"nothing but device memory holds it back: {at}"
+            untold = any(bound.seconds is None for bound in self.bounds)
+            words = f"device memory holds it back, as far as is known: {at}"
+            words = words if untold else f"nothing but device memory holds it back: {at}"
         elif floor and highest.seconds < EQUAL * floor:
             words = f"device memory and {highest.name} hold it back equally: {at}"
         else:
-            over = f", {highest.seconds / floor:.2g} times its floor" if floor else ""
+            over = f", {_factor(highest.seconds / floor)} times its floor" if floor else ""
             words = f"{_HOLDS[highest.name]}: {at}{over}"
+        if not floor:  # device memory may take longer than all that is known
+            words = f"how long device memory takes is not known; of the rest, {words}"
         if not measured:
             return words
         beside = f"; measured {units.text(measured, 's')}"
         if highest.seconds > EQUAL * measured:
             return words + f"{beside}, which is less: a cache had its data"
         return words + f"{beside}, of which that explains {units.percent(min(1.0, highest.seconds / measured))}"
+
+
+def _factor(value: float) -> str:
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
 
 
 def roof_of(
@@ -138,7 +147,9 @@ def _floor(code: Code, followed: Followed, scale: float, unknown: str) -> tuple[
         read += min(size, direct + indirect)
         parts += [name] if indirect and direct < size else []
     if not read + written:
-        return Bound(name="floor", seconds=None, detail="no argument is a tensor: nothing is known to move"), 0.0
+        moves = moved.read_bytes or moved.written_bytes
+        none = _NO_SIZES if moves else "no argument is a tensor: nothing is known to move"
+        return Bound(name="floor", seconds=None, detail=none), 0.0
     reached = [Limit(name=name, unit="B/s", value=rate) for name, rate in code.gpu.reached.items()]
     rate = Limits(device=code.gpu.name, kind="cuda", limits=tuple(reached)).memory_rate(read, written)
     whose = "reached" if rate else "theoretical"
@@ -240,9 +251,12 @@ def _latency(read_bytes: float, in_flight: InFlight | None, waves: Waves | None,
         return Bound(name="latency", seconds=None, detail=unknown or "how much a thread asks for at once is not known")
     latency_s = in_flight.need.latency_s
     by_waves = waves.rounds * latency_s
-    by_bytes = read_bytes * latency_s / (in_flight.bytes_per_sm * min(waves.sms, waves.blocks))
+    at_once = min(waves.blocks, waves.blocks_per_wave)
+    by_bytes = read_bytes * latency_s / (in_flight.bytes_per_sm * waves.sms * at_once / waves.blocks_per_wave)
     if by_bytes > by_waves:
-        return Bound(name="latency", seconds=by_bytes, detail=in_flight.arithmetic)
+        fewer = f", with {waves.blocks_per_wave:,} blocks at a time; here are {at_once:,}"
+        words = in_flight.arithmetic + (fewer if at_once < waves.blocks_per_wave else "")
+        return Bound(name="latency", seconds=by_bytes, detail=words)
     count = "1 wave" if waves.rounds == 1 else f"{waves.rounds:,} waves"
     words = f"{count} of blocks, each at least one answer of the memory: {units.text(latency_s, 's')}"
     return Bound(name="latency", seconds=by_waves, detail=words)

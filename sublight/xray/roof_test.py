@@ -158,9 +158,9 @@ def of(found: Roof, name: str) -> Bound:
 
 
 def seconds(found: Roof, name: str) -> float:
-    told = of(found, name).seconds
-    assert told is not None, of(found, name).detail
-    return told
+    result = of(found, name).seconds
+    assert result is not None, of(found, name).detail
+    return result
 
 
 ROW = {"tensors": {"x": 8 * MIB, "y": 8 * MIB}, "read": {"x": 2 * 8192}, "written": {"y": 2 * 8192}}  # of 1024 blocks
@@ -204,6 +204,13 @@ def test_what_is_written_behind_addresses_counts() -> None:
     assert found.seconds == pytest.approx(8 * MIB / 4.64e12) and "behind addresses in a table" in found.detail
 
 
+def test_pointers_without_tensors_have_no_floor() -> None:
+    """As --sig gives them: that the kernel moves something is known, how much in all is not."""
+    found = of(roof(1024, tensors={}, read={"x": 2 * 8192}, written={}), "floor")
+    assert found.seconds is None and "how large its tensors are is not known" in found.detail
+    assert "nothing is known to move" in of(roof(1024, tensors={}, read={}, written={}), "floor").detail
+
+
 def test_transactions_go_through_the_l2_unless_the_l1_has_them() -> None:
     assert seconds(roof(1024, **ROW), "transactions") == pytest.approx(16 * MIB / 7.8e12)  # type: ignore[arg-type]
     weights: dict[str, Any] = {"tensors": {"w": 8192}, "read": {"w": 2 * 8192}, "written": {}}
@@ -231,9 +238,10 @@ def test_issue_is_that_of_the_busiest_sm() -> None:
 
 def test_latency_is_a_wave_at_a_time_and_little_s_law() -> None:
     answer_s = 678.6 / 1980e6
-    assert seconds(roof(1, **ROW), "latency") == pytest.approx(max(answer_s, 2**4 * 1024 * answer_s / (64 * 32 * 16)))  # type: ignore[arg-type]
+    assert seconds(roof(1, **ROW), "latency") == pytest.approx(8192 * answer_s / (4 * 32 * 16)), "one block, four warps"  # type: ignore[arg-type]
+    assert of(roof(1, **ROW), "latency").detail.endswith("with 2,112 blocks at a time; here are 1")  # type: ignore[arg-type]
     few: dict[str, Any] = {"tensors": {"x": 8 * MIB}, "read": {"x": 2 * 8192}, "written": {}, "ahead": 1}
-    assert seconds(roof(1024, **few), "latency") == pytest.approx(8 * MIB * answer_s / (64 * 32 * 132))
+    assert seconds(roof(1024, **few), "latency") == pytest.approx(8 * MIB * answer_s / (4 * 32 * 1024))
     assert of(roof(1024, **few), "latency").detail.startswith("64 warps x 32 x 1 B")
     assert of(roof(4000, **ROW), "latency").detail.startswith("2 waves of blocks")  # type: ignore[arg-type]
 
@@ -241,15 +249,16 @@ def test_latency_is_a_wave_at_a_time_and_little_s_law() -> None:
 def test_what_could_not_be_followed_says_why() -> None:
     found = roof(1024, problem="only the binary is at hand", **ROW)  # type: ignore[arg-type]
     for name in ("floor", "transactions", "shared memory", "latency"):
-        told = of(found, name)
-        assert told.seconds is None and told.detail == "only the binary is at hand"
+        result = of(found, name)
+        assert result.seconds is None and result.detail == "only the binary is at hand"
     assert found.highest is not None and found.highest.name == "issue"
     tma = (replace(access("global", "bulk copy"), unknown="TMA moves whole tiles"),)
-    told = of(roof(1024, accesses=tma, **ROW), "transactions")  # type: ignore[arg-type]
-    assert told.seconds is None and told.detail == "TMA moves whole tiles"
+    result = of(roof(1024, accesses=tma, **ROW), "transactions")  # type: ignore[arg-type]
+    assert result.seconds is None and result.detail == "TMA moves whole tiles"
 
 
 ALONE = "nothing but device memory holds it back"
+UNKNOWN = "how long device memory takes is not known; of the rest, "
 
 
 @pytest.mark.parametrize(
@@ -257,12 +266,17 @@ ALONE = "nothing but device memory holds it back"
     [
         ({"floor": 2e-6, "issue": 1e-6}, f"{ALONE}: 2.00 µs at best"),
         ({"floor": 1e-6, "issue": 2e-6}, "issuing its instructions holds it back: 2.00 µs at best, 2 times its floor"),
-        ({"transactions": 3e-6}, "its memory transactions hold it back: 3.00 µs at best"),
+        ({"transactions": 3e-6}, f"{UNKNOWN}its memory transactions hold it back: 3.00 µs at best"),
         ({"floor": 1e-6, "issue": 1.04e-6}, "device memory and issue hold it back equally: 1.04 µs at best"),
-        ({"latency": 1e-6}, "waiting for memory holds it back: 1.00 µs at best"),
+        ({"latency": 1e-6}, f"{UNKNOWN}waiting for memory holds it back: 1.00 µs at best"),
         ({"floor": 1e-6, "measured": 4e-6}, f"{ALONE}: 1.00 µs at best; measured 4.00 µs, of which that explains 25 %"),
+        ({"floor": 1e-9, "latency": 3e-7}, "waiting for memory holds it back: 300 ns at best, 300 times its floor"),
+        (
+            {"floor": 1e-6, "latency": None, "issue": 5e-7},
+            "device memory holds it back, as far as is known: 1.00 µs at best",
+        ),
         ({}, ""),
     ],
 )
-def test_sentences(times: dict[Any, float], words: str) -> None:
+def test_sentences(times: dict[Any, float | None], words: str) -> None:
     assert Roof(bounds=tuple(Bound(name=name, seconds=s, detail="") for name, s in times.items())).sentence == words

@@ -140,9 +140,9 @@ def test_what_a_page_shows_is_what_was_counted(label: str, monkeypatch: pytest.M
     for row in launches(label):
         found = accesses(code_of(row))
         assert not [access.unknown for access in found if access.unknown]
-        told = compare(found, counted(row))
-        assert told
-        wrong = [one for one in told if not one.is_close and (label, one.what, one.unit) != MERGED]
+        compared = compare(found, counted(row))
+        assert compared
+        wrong = [one for one in compared if not one.is_close and (label, one.what, one.unit) != MERGED]
         assert wrong == [], row["kernel"]
 
 
@@ -230,9 +230,11 @@ def test_a_report_says_what_ncu_exports_of_it(tmp_path: Path) -> None:
     ours, theirs = ncu_report.read(file), ncu_csv.parse(stored()["exported"])
     assert [row.kernel for row in ours] == ["t_vector_add", "t_stride2", "cu_conflict32"]
     for mine, exported in zip(ours, theirs, strict=True):
-        told = {key: value for key, value in dataclasses.asdict(exported).items() if value is not None and value != {}}
-        assert len(told) == 24
-        for key, value in told.items():  # ncu exports six decimals
+        result = {
+            key: value for key, value in dataclasses.asdict(exported).items() if value is not None and value != {}
+        }
+        assert len(result) == 24
+        for key, value in result.items():  # ncu exports six decimals
             same = pytest.approx(value, rel=1e-6, abs=1e-8) if isinstance(value, float) else value
             assert getattr(mine, key) == same, (mine.kernel, key)
     assert ours[1].sectors_per_load == 32

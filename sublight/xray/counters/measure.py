@@ -59,7 +59,7 @@ class Compared:
 
     @property
     def difference(self) -> float | None:
-        """Of what was counted: 0.05 is predicted 5 % too high. None where the two cannot be compared."""
+        """The prediction's error relative to the count: 0.05 is 5 % too high. None where the two cannot be compared."""
         share = ratio(self.predicted, self.counted)
         return None if share is None or self.note else share - 1
 
@@ -117,8 +117,10 @@ def count(
     if "ERR_NVGPUCTRPERM" in text:
         raise Unavailable(FORBIDDEN)
     if ncu_csv.KERNEL not in text:
-        said = [line for line in text.splitlines() if line.startswith("==ERROR==") or "No kernels" in line]
-        raise Unavailable(f"ncu counted nothing: {said[-1].removeprefix('==ERROR== ') if said else 'it said no why'}")
+        errors = [line for line in text.splitlines() if line.startswith("==ERROR==") or "No kernels" in line]
+        raise Unavailable(
+            f"ncu counted nothing: {errors[-1].removeprefix('==ERROR== ') if errors else 'it said no why'}"
+        )
     return ncu_csv.parse(text)
 
 
@@ -132,7 +134,7 @@ def ncu_words(ncu: str, metrics: Sequence[str], kernels: Iterable[str], max_laun
 
 
 def counters_of(code: Code, found: Sequence[Counters]) -> Counters | None:
-    """Those of this kernel: of the launch with the same grid, where that is known, else of the first."""
+    """The counters of this kernel: of the launch with the same grid if that is known, else of the first launch."""
     names = {short_name(code.name), short_name(code.symbol)}
     mine = [row for row in found if row.name in names]
     grid = (*code.grid, 1, 1)[:3] if code.grid else ()

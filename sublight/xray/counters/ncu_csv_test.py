@@ -196,8 +196,8 @@ def test_passes_a_load_are_by_address_and_conflicts_by_the_pipe() -> None:
         "sass__inst_executed_shared_loads": (320.0, ""),
         "smsp__inst_executed_op_shared_ld.sum": (999.0, ""),  # with those that no lane executes
     }
-    told = counters.counters("k", values)
-    assert told.passes_per_shared_load == 3.4 and told.shared_load_conflict == 3 and told.has_matrix_loads
+    result = counters.counters("k", values)
+    assert result.passes_per_shared_load == 3.4 and result.shared_load_conflict == 3 and result.has_matrix_loads
     assert not counters.counters("k", {}).has_matrix_loads
 
 

@@ -90,15 +90,15 @@ def codes_of_cache(folder: Path, kernel: str, gpus: Sequence[Gpu], *, tell: Call
             raise BadInput(f"{folder} has no kernel {kernel!r}: it has {nearest(kernel, names)}")
     kept.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     wanted = {capability_of(gpu) for gpu in gpus}
-    is_own = ((file, said) for file in kept if _arch(said := _json(file)) in wanted or not wanted)
+    is_own = ((file, description) for file in kept if _arch(description := _json(file)) in wanted or not wanted)
     shown = list(itertools.islice(is_own, MOST_KERNELS))
     if not shown:
         shown = [(file, _json(file)) for file in kept[:MOST_KERNELS]]
-        has = ", ".join(sorted({f"sm_{_arch(said)}" for _, said in shown}))
+        has = ", ".join(sorted({f"sm_{_arch(description)}" for _, description in shown}))
         tell(f"{folder} has nothing for {', '.join(gpu.key for gpu in gpus)}: shown is what it has, for {has}")
     if len(kept) > MOST_KERNELS:
         tell(f"{folder} has {len(kept)} kernels: the newest {len(shown)} are shown, name one with {folder}:KERNEL")
-    return tuple(code for file, said in shown for code in _of_cache(file, said, gpus))
+    return tuple(code for file, description in shown for code in _of_cache(file, description, gpus))
 
 
 def _of_cache(file: Path, metadata: dict[str, Any], gpus: Sequence[Gpu]) -> Iterable[Code]:
@@ -115,11 +115,22 @@ def _of_cache(file: Path, metadata: dict[str, Any], gpus: Sequence[Gpu]) -> Iter
             yield replace(code, name=str(metadata.get("name", code.name)), ttgir=text(".ttgir"), options=options)
 
 
+def _runs(capability: int, architecture: int) -> bool:
+    """A cubin runs on its own architecture and on later ones of its generation: sm_80's on an L40S, not an H100. From
+    sm_100 on some have features of one architecture alone, so that only that one is sure.
+
+    >>> [_runs(capability, 80) for capability in (75, 80, 86, 89, 90)]
+    [False, True, True, True, False]
+    """
+    same_generation = architecture < 100 and capability // 10 == architecture // 10
+    return capability == architecture or (same_generation and capability > architecture)
+
+
 def _owners(architecture: int, gpus: Sequence[Gpu], what: str, tell: Callable[[str], None]) -> list[Gpu]:
     """The GPUs asked for that run this architecture; where none does, the first of the table that does."""
-    own = [gpu for gpu in gpus if capability_of(gpu) == architecture]
+    own = [gpu for gpu in gpus if _runs(capability_of(gpu), architecture)]
     if others := [gpu.key for gpu in gpus if gpu not in own]:
-        tell(f"{what} is for sm_{architecture}, not for {', '.join(others)}: a cubin runs on its own architecture only")
+        tell(f"{what} is for sm_{architecture}, which {', '.join(others)} cannot run")
     if own:
         return own
     table = [gpu for gpu in all_gpus() if gpu.compute_capability == divmod(architecture, 10)]
@@ -233,10 +244,10 @@ def _arch(metadata: dict[str, Any]) -> int:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        description = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} is no JSON: {error}") from None
-    return said if isinstance(said, dict) else {}
+    return description if isinstance(description, dict) else {}
 
 
 def read_text(file: Path) -> str:

@@ -133,7 +133,7 @@ def _compiled(nvcc: str, file: Path, capability: int, flags: Sequence[str]) -> t
             *(nvcc, "-cubin", "-lineinfo", f"-arch={arch}", "-Xptxas", "-v", "-keep", "-keep-dir", folder),
             *("-I", str(file.resolve().parent), *flags, "-o", str(out), str(file.resolve())),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         output = done.stdout + done.stderr
         if done.returncode:
             raise BadInput(_what_nvcc_says(output, file))

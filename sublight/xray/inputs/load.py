@@ -259,7 +259,7 @@ def _must_compile(gpus: Sequence[Gpu]) -> None:
 
 
 def _compiled(wanted: Sequence[tuple[Launch, Gpu]], tell: Callable[[str], None]) -> tuple[Code, ...]:
-    """Where some do not compile (fp8 on an old GPU), the others are shown; where none does, the first says why."""
+    """The kernels that compile; `tell` hears of the others (fp8 on an old GPU). Where none does, the first's error."""
     found: list[Code] = []
     failures: list[BadInput] = []
     for launch, gpu in wanted:

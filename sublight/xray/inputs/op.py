@@ -78,7 +78,7 @@ def launches_of_op(op: Op, gpu: Gpu, *, kernel: str = "", shape: str = "", dtype
 
 
 def _typical(op: Op, dtype: str, gpu: Gpu) -> Shape:
-    """Of the benchmark's shapes that launch the same kernels as most of them do, one of middle size."""
+    """A shape of middle size among the benchmark's shapes that launch the most usual kernels."""
     by_kernels: dict[tuple[str, ...], list[Shape]] = {}
     for each in op.shapes:
         kernels = tuple(sorted({launch.kernel for launch in _recorded(op, each, dtype, gpu, "meta", _call)}))
@@ -90,7 +90,7 @@ def _typical(op: Op, dtype: str, gpu: Gpu) -> Shape:
 def _largest_launches(
     op: Op, shapes: Iterable[Shape], dtype: str, gpu: Gpu, run: Callable[[Op, Inputs], None]
 ) -> dict[str, tuple[Launch, Shape]]:
-    """By kernel: the launch that holds most, and its shape."""
+    """For each kernel the launch that holds most, and its shape."""
     best: dict[str, tuple[Launch, Shape]] = {}
     for each in shapes:
         for launch in _recorded(op, each, dtype, gpu, "meta", run):

@@ -34,7 +34,7 @@ class Found:
 def launches_in(
     file: Path, kernel: str, signature: str, constants: Sequence[str], numbers: Mapping[str, int | float]
 ) -> list[Launch]:
-    """What is to be compiled of that file: the kernel named, or every one for which enough is said."""
+    """What is to be compiled of that file: the kernel named, or every one whose arguments are known."""
     module = imported(file)
     found = kernels_in(module, file)
     if not found:
@@ -95,7 +95,7 @@ def _is_of(module: ModuleType, file: Path) -> bool:
 
 
 def kernels_in(module: ModuleType, file: Path) -> dict[str, Found]:
-    """By name, in the order of the file; what was imported from elsewhere is not the file's."""
+    """The kernels that a file itself defines, by name, in its order; imported ones are left out."""
     found = {}
     for value in vars(module).values():
         kernel = unwrapped(value)
@@ -293,10 +293,10 @@ def _guarded(file: Path) -> Iterator[None]:
                 stack.enter_context(gpu_pretended(find_gpu("h100"), launches))
             yield
     except SyntaxError as error:
-        raise BadInput(f"{error.filename or file}:{error.lineno}: {file.name} does not import: {error.msg}") from error
+        raise BadInput(f"{place_of(error, file)}: {file.name} does not import: {error.msg}") from error
     except (Exception, SystemExit) as error:
         hint = f"; it had launched {launches[0].kernel}: try --record" if launches else ""
-        raise BadInput(f"{place_of(error, file)}: {file.name} does not import: {said(error)}{hint}") from error
+        raise BadInput(f"{place_of(error, file)}: {file.name} does not import: {message_of(error)}{hint}") from error
 
 
 def _names_torch(file: Path) -> bool:
@@ -311,7 +311,15 @@ def _has_gpu() -> bool:
 
 
 def place_of(error: BaseException, file: Path) -> str:
-    """The last line of the user's file that was running."""
+    """The last line of the user's file that was running, or the line that is no Python.
+
+    >>> place_of(SyntaxError("never closed", ("a.py", 2, 1, "(")), Path("b.py"))
+    'a.py:2'
+    >>> place_of(SyntaxError("source code string cannot contain null bytes"), Path("b.py"))
+    'b.py'
+    """
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{error.filename or file}:{error.lineno}"
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -320,9 +328,9 @@ def place_of(error: BaseException, file: Path) -> str:
     return f"{file}:{lines[-1]}" if lines else str(file)
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """
-    >>> said(KeyError("x")), said(SystemExit(2))
+    >>> message_of(KeyError("x")), message_of(SystemExit(2))
     ("KeyError: 'x'", 'it exits with 2')
     """
     if isinstance(error, SystemExit):

@@ -17,7 +17,7 @@ from sublight.errors import BadInput
 from sublight.gpus import Gpu
 from sublight.gpus import find as find_gpu
 from sublight.xray.inputs.pretended import gpu_pretended, note
-from sublight.xray.inputs.python import place_of, said
+from sublight.xray.inputs.python import message_of, place_of
 from sublight.xray.pretend.replaced import replaced
 
 Tell = Callable[[str], None]
@@ -53,12 +53,12 @@ def record(
                 stack.enter_context(gpu_pretended(gpu, launches))
             runpy.run_path(str(file), run_name="__main__")
     except SyntaxError as error:
-        raise BadInput(f"{error.filename}:{error.lineno}: {file.name} does not run: {error.msg}") from error
+        raise BadInput(f"{place_of(error, file)}: {file.name} does not run: {error.msg}") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a script may leave by sys.exit, which is no failure where it says so
         if not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            failure = f"{place_of(error, file)}: {file.name} fails: {said(error)}"
+            failure = f"{place_of(error, file)}: {file.name} fails: {message_of(error)}"
             if not launches:
                 raise BadInput(f"{failure}; no kernel had been launched") from error
             if tell:

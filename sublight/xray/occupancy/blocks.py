@@ -49,7 +49,7 @@ class Occupancy:
 
     @property
     def fraction(self) -> float:
-        """Of the SM's warp slots: what is called the occupancy."""
+        """The occupancy: the share of the SM's warp slots that are taken."""
         return self.warps_per_sm / self.max_warps_per_sm
 
 
@@ -75,7 +75,7 @@ class WhatIf:
 
     @property
     def sentence(self) -> str:
-        """For the reader, in one line."""
+        """What limits the occupancy, in one line."""
         now, step = self.now, self.next
         if step is None:
             names = " and ".join(name for name in now.limited_by if name not in ("registers", "shared memory"))

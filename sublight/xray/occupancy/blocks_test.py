@@ -134,8 +134,8 @@ def test_equals_the_calculator_that_nvidia_ships_as_a_header(tmp_path: Path) -> 
         )
         took = (r.registers, r.static_shared_bytes, r.dynamic_shared_bytes, r.barriers, r.threads)
         lines.append(" ".join(map(str, (*machine, *took))))
-    told = subprocess.run([tmp_path / "ask"], input="\n".join(lines), capture_output=True, text=True, check=True)
-    answers = [tuple(map(int, line.split())) for line in told.stdout.splitlines()]
+    result = subprocess.run([tmp_path / "ask"], input="\n".join(lines), capture_output=True, text=True, check=True)
+    answers = [tuple(map(int, line.split())) for line in result.stdout.splitlines()]
     assert len(answers) == len(asked)
     fitting = 0
     for (capability, resources), (error, blocks, *limits) in zip(asked, answers, strict=True):

@@ -68,7 +68,7 @@ def _ampere(*, warps: int, blocks: int) -> Sm:
 
 
 def _small(*, blocks: int, barriers: int | None = None) -> Sm:
-    """That of the cards with graphics, from GA10x on."""
+    """The SM of graphics cards, from GA10x on."""
     return Sm(
         warps=48,
         blocks=blocks,

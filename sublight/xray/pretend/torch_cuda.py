@@ -31,21 +31,21 @@ class OnCpu(TorchFunctionMode):
         """`reads` hears of tensors whose values leave torch; without results every comparison holds."""
         super().__init__()
         self.reads, self.has_results = reads, has_results
-        self.asked = False
+        self.is_cuda_wanted = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
-            self.asked = True
+            self.is_cuda_wanted = True
             return args[0]
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
-        if func == torch.Tensor.device.__get__ and self.asked:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__ and self.is_cuda_wanted:  # type: ignore[attr-defined]
             found = func(*args)
-            return torch.device("cuda", 0) if found.type == "cpu" and not _asked_by_torch() else found
-        if func is torch.Tensor.get_device and self.asked and not _asked_by_torch():
+            return torch.device("cuda", 0) if found.type == "cpu" and not _is_for_torch() else found
+        if func is torch.Tensor.get_device and self.is_cuda_wanted and not _is_for_torch():
             return 0
         if not self.has_results and func in _COMPARISONS:
             return True
@@ -61,11 +61,11 @@ class OnCpu(TorchFunctionMode):
         is_cuda = (isinstance(value, str) and value.split(":")[0] == "cuda") or (
             isinstance(value, torch.device) and value.type == "cuda"
         )
-        self.asked = self.asked or is_cuda
+        self.is_cuda_wanted = self.is_cuda_wanted or is_cuda
         return torch.device("cpu") if is_cuda else value
 
 
-def _asked_by_torch() -> bool:
+def _is_for_torch() -> bool:
     """Whether torch's own Python code asks: it must hear the truth."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
@@ -93,7 +93,7 @@ def cuda_of(gpu: Gpu) -> Iterator[None]:
     properties = _properties(gpu)
 
     def truly(original: Callable[[], Any], pretended: Any) -> Callable[[], Any]:
-        return lambda: original() if _asked_by_torch() else pretended
+        return lambda: original() if _is_for_torch() else pretended
 
     def doing_nothing(names: Iterable[str]) -> dict[str, Any]:
         return {name: lambda *args, **kwargs: None for name in names}  # each its own: Dynamo lists them by identity

@@ -21,7 +21,7 @@ from sublight.xray.ptx.memory import REGION_SHIFT, GlobalMemory
 from sublight.xray.ptx.moved import Moved, Mover
 from sublight.xray.ptx.needed import needed
 from sublight.xray.ptx.numbers import Array, distinct
-from sublight.xray.ptx.patterns import BLOCK_SHIFT, Asked, Patterns, Request, asked_of, from_bases
+from sublight.xray.ptx.patterns import BLOCK_SHIFT, Patterns, Request, RequestShape, from_bases, shape_of
 from sublight.xray.ptx.start import start_of
 from sublight.xray.ptx.steps import follow
 from sublight.xray.ptx.transactions import (
@@ -97,7 +97,7 @@ class _Counter:
         self.loads: list[tuple[int, Request]] = []
         self.touched: dict[str, set[int]] = {"read": set(), "written": set()}  # regions of memory
         self._lanes_of_block = lanes_of_block
-        self._asked: Patterns[Asked] = Patterns()
+        self._shapes: Patterns[RequestShape] = Patterns()
         self._passes: Patterns[Wavefronts] = Patterns()
         self._kept = 0
 
@@ -135,7 +135,7 @@ class _Counter:
                 return copy_wavefronts_of(addresses, active, width, sources=copied[0], fetching=copied[1])
             return wavefronts_of(addresses, active, width, is_load=kind == "load")
 
-        shared = self._passes.found(index, active, known, work_out)
+        shared = self._passes.of(index, active, known, work_out)
         tally.requests += shared.requests
         tally.wavefronts += shared.wavefronts
         tally.split += shared.split
@@ -143,9 +143,9 @@ class _Counter:
 
     def _note_global(self, tally: Tally, addresses: Array, active: Array) -> None:
         bases, places = from_bases(addresses)
-        asked = self._asked.found(tally.index, active, (places,), lambda: asked_of(places, active, tally.width))
-        request = Request(asked=asked, bases=bases)
-        counted = request.asked.counted
+        shape = self._shapes.of(tally.index, active, (places,), lambda: shape_of(places, active, tally.width))
+        request = Request(shape=shape, bases=bases)
+        counted = request.shape.counted
         tally.sectors += counted.sectors
         tally.shifted += counted.shifted
         tally.requests += counted.requests
@@ -157,7 +157,7 @@ class _Counter:
             self.touched[way].update(regions)
         if tally.kind in ("load", "async copy") and self._kept < MOST_KEPT:
             self.loads.append((tally.index, request))
-            self._kept += request.asked.lanes
+            self._kept += request.shape.lanes
 
     def note_operands(self, index: int, warps: int, passes: int) -> None:
         """Tiles that tensor cores read themselves: so many warps ask, together."""
@@ -177,8 +177,8 @@ class _Counter:
         is_mixed = any(first != last for first, last in (request.regions for _, request in self.loads))
         for index, request in self.loads:
             apart.setdefault(0 if is_mixed else request.regions[0], []).append((index, request))
-            bytes_asked = len(request.asked.starts) * request.asked.width
-            fetched[index] = fetched.get(index, 0) + bytes_asked
+            requested_bytes = len(request.shape.starts) * request.shape.width
+            fetched[index] = fetched.get(index, 0) + requested_bytes
         for loads in apart.values():
             for index, count in _repeated(loads, self._lanes_of_block).items():
                 repeated[index] = repeated.get(index, 0) + count
@@ -187,11 +187,11 @@ class _Counter:
 
 def _repeated(loads: Sequence[tuple[int, Request]], lanes_of_block: int) -> dict[int, int]:
     """Load's index -> bytes that an earlier one had fetched for the same block."""
-    grain = min(request.asked.width for _, request in loads)
+    grain = min(request.shape.width for _, request in loads)
     keys, owners = [], []
     for index, request in loads:
-        blocks = request.asked.warps.astype(np.int64) * WARP // lanes_of_block
-        pieces = np.arange(request.asked.width // grain)
+        blocks = request.shape.warps.astype(np.int64) * WARP // lanes_of_block
+        pieces = np.arange(request.shape.width // grain)
         first = request.starts // grain + (blocks << BLOCK_SHIFT)
         keys.append((first[:, None] + pieces).reshape(-1))
         owners.append(np.full(keys[-1].size, index))

@@ -21,7 +21,7 @@ BOOLEANS: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xo
 
 
 def meaning(parts: tuple[str, ...]) -> Meaning | None:
-    """Of everything that computes lane by lane without memory; None: not emulated.
+    """What an instruction computes, lane by lane and without memory; None: not emulated.
 
     >>> int(meaning(("mul", "wide", "u32")).function(np.array([2**31], np.uint32), np.array([4], np.uint32))[0])
     8589934592
@@ -240,7 +240,7 @@ def _top_bit(a: Array) -> Array:
     return (np.uint32(8 * a.dtype.itemsize - 1) - _leading_zeros(raw)).astype(np.uint32)
 
 
-def _found(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
+def _first_bit(kind: Kind, modifiers: tuple[str, ...]) -> Meaning:
     """bfind.shiftamt tells by how much that bit is to be shifted to become the highest."""
 
     def shift(a: Array) -> Array:
@@ -318,7 +318,7 @@ _INTEGER: dict[str, Callable[[Kind, tuple[str, ...]], Meaning | None]] = {
     **{"shl": _typed(_shift_left, "", "u32"), "shr": _typed(_shift_right, "", "u32"), "shf": _funnel},
     **{"bfe": _typed(_extract, "", "u32", "u32"), "bfi": _typed(_insert, "", "", "u32", "u32")},
     **{"popc": _typed(_population, "", writes="u32"), "clz": _typed(_leading_zeros, "", writes="u32")},
-    **{"bfind": _found, "brev": _same(_reversed, 1), "prmt": _same(_permute, 3)},
+    **{"bfind": _first_bit, "brev": _same(_reversed, 1), "prmt": _same(_permute, 3)},
     **{"szext": _extend, "bmsk": _mask, "mov": _same(lambda a: a, 1), "sad": _same(_distance, 3)},
 }
 _PREDICATE: dict[str, Callable[[Kind, tuple[str, ...]], Meaning | None]] = {

@@ -13,7 +13,7 @@ from sublight.gpus import find
 from sublight.xray.ptx.accesses import follow_blocks
 from sublight.xray.ptx.entry import parse_entry
 from sublight.xray.ptx.machine import Stop
-from sublight.xray.ptx.start import chosen_blocks, start_of
+from sublight.xray.ptx.start import start_of
 from sublight.xray.ptx.steps import follow
 from sublight.xray.record import Code, Resources
 
@@ -34,11 +34,11 @@ ret;
 class Silent:
     """Hears of every access, and keeps nothing."""
 
-    def note(self, *told: Any, **more: Any) -> None: ...
+    def note(self, *arguments: Any, **more: Any) -> None: ...
 
-    def note_operands(self, *told: Any, **more: Any) -> None: ...
+    def note_operands(self, *arguments: Any, **more: Any) -> None: ...
 
-    def note_unknown(self, *told: Any, **more: Any) -> None: ...
+    def note_unknown(self, *arguments: Any, **more: Any) -> None: ...
 
 
 def code(
@@ -392,21 +392,3 @@ def test_an_unknown_instruction_makes_unknown_values() -> None:
     body = f"{PER_LANE} mov.u32 %r5, 1; dp4a.s32.s32 %r5, %r1, %r1, %r5; st.global.u32 [%rd2], %r5;"
     _, why, _ = stored(code(kernel(body, parameters=("u64",)), {"0": np.zeros(32, np.uint32)}))
     assert why is not None and why.all()
-
-
-@pytest.mark.parametrize(
-    ("grid", "count", "chosen"),
-    [((1, 1, 1), 3, [(0, 0, 0)]), ((9, 1, 1), 3, [(1, 0, 0), (3, 0, 0), (8, 0, 0)]), ((2, 2, 1), 9, 4)],
-)
-def test_blocks_that_are_followed(grid: tuple[int, int, int], count: int, chosen: Any) -> None:
-    found = chosen_blocks(grid, count)
-    assert len(found) == chosen if isinstance(chosen, int) else list(found) == chosen
-
-
-@pytest.mark.parametrize("grid", [(1000, 1, 1), (8, 8, 1), (8, 64, 2), (3, 41, 1), (16, 1024, 1)])
-def test_blocks_are_followed_as_often_as_they_occur(grid: tuple[int, int, int]) -> None:
-    """The last of each row of blocks, which may be cut short: its share of those followed is its share of the grid."""
-    found = chosen_blocks(grid, 8)
-    assert len(set(found)) == 8
-    share = sum(x == grid[0] - 1 for x, _, _ in found) / 8
-    assert abs(share - 1 / grid[0]) <= 1 / 8

@@ -98,7 +98,7 @@ class Storage:
 
 
 def storage_of(value: Any) -> Storage | None:
-    """Of a torch tensor (with data, or without: meta, fake, on a GPU) or a numpy array; None: it is neither."""
+    """The storage of a torch tensor (meta, fake and GPU ones have no data) or a numpy array; None for anything else."""
     while hasattr(value, "base") and not isinstance(value, np.ndarray) and not hasattr(value, "untyped_storage"):
         value = value.base  # triton.reinterpret's view
     if isinstance(value, np.ndarray):

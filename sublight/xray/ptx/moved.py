@@ -48,15 +48,15 @@ class Mover:
     def note(self, index: int, kind: AccessKind, request: Request, addresses: Array, active: Array) -> None:
         if kind in _BY_LANE and self._count < MOST_KEPT:
             self._kept[index in self._is_indirect].append(request)
-            self._count += len(request.asked.sectors)
+            self._count += len(request.shape.sectors)
             return
         counted = self._written if kind in _WRITES else self._read
         first, last = request.regions
         if first == last:
-            counted[first] = counted.get(first, 0) + request.asked.counted.sectors
+            counted[first] = counted.get(first, 0) + request.shape.counted.sectors
             return
         for region in distinct(addresses[active] >> REGION_SHIFT).tolist():
-            request_sectors = sectors_of(addresses, active & (addresses >> REGION_SHIFT == region), request.asked.width)
+            request_sectors = sectors_of(addresses, active & (addresses >> REGION_SHIFT == region), request.shape.width)
             counted[region] = counted.get(region, 0) + request_sectors.sectors
 
     def moved(self, memory: GlobalMemory) -> Moved:
@@ -73,7 +73,7 @@ class Mover:
         )
 
     def _by_block(self, request: Request) -> Array:
-        blocks = request.asked.sectors_warps.astype(np.int64) * WARP // self._lanes_of_block
+        blocks = request.shape.sectors_warps.astype(np.int64) * WARP // self._lanes_of_block
         sectors: Array = request.sectors + (blocks << BLOCK_SHIFT)
         return sectors
 

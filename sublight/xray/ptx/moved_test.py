@@ -7,7 +7,7 @@ import numpy as np
 from sublight.xray.ptx.memory import GlobalMemory
 from sublight.xray.ptx.moved import ELSEWHERE, Mover
 from sublight.xray.ptx.numbers import Array
-from sublight.xray.ptx.patterns import Request, asked_of, from_bases
+from sublight.xray.ptx.patterns import Request, from_bases, shape_of
 from sublight.xray.record import AccessKind
 
 BLOCK = 64  # lanes: two blocks of two warps
@@ -22,7 +22,7 @@ def memory() -> tuple[GlobalMemory, int, int]:
 
 def note(mover: Mover, index: int, kind: AccessKind, addresses: Array, active: Array, width: int) -> None:
     bases, places = from_bases(addresses)
-    mover.note(index, kind, Request(asked=asked_of(places, active, width), bases=bases), addresses, active)
+    mover.note(index, kind, Request(shape=shape_of(places, active, width), bases=bases), addresses, active)
 
 
 def test_a_block_reads_a_sector_once_and_two_blocks_twice() -> None:

@@ -116,8 +116,8 @@ def test_a_page_computes_no_more_than_its_budget(threads: int, ran: Ran) -> None
 
 def test_a_loop_is_counted_once_where_it_asks_for_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     worked_out = []
-    real = accesses_module.asked_of
-    monkeypatch.setattr(accesses_module, "asked_of", lambda *given: worked_out.append(1) or real(*given))
+    real = accesses_module.shape_of
+    monkeypatch.setattr(accesses_module, "shape_of", lambda *given: worked_out.append(1) or real(*given))
     (load, _) = follow_blocks(looping(300, stride=128)).tallies
     assert (load.requests, load.sectors) == (300 * 4 * BLOCKS, 300 * 16 * BLOCKS) and len(worked_out) == 2
     (load, _) = follow_blocks(looping(300, stride=4)).tallies  # 32 places within a line: more than are remembered

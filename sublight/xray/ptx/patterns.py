@@ -31,27 +31,27 @@ T = TypeVar("T")
 class _Kept(Generic[T]):
     active: Array
     places: tuple[Array, ...]  # from their bases
-    found: T
+    value: T
 
 
 @dataclass(slots=True)
 class Patterns(Generic[T]):
-    """Remembers what was found of an instruction's patterns."""
+    """Remembers what was worked out for an instruction's patterns."""
 
     _kept: dict[Hashable, list[_Kept[T]]] = field(default_factory=dict)
 
-    def found(self, key: Hashable, active: Array, places: tuple[Array, ...], work_out: Callable[[], T]) -> T:
+    def of(self, key: Hashable, active: Array, places: tuple[Array, ...], work_out: Callable[[], T]) -> T:
         """`places` are addresses from their warps' bases, or whatever else it hangs on."""
         recent = self._kept.setdefault(key, [])
         for one in recent:
             if (one.active is active or np.array_equal(one.active, active)) and all(
                 map(np.array_equal, one.places, places)
             ):
-                return one.found
-        found = work_out()
-        recent.insert(0, _Kept(active, places, found))
+                return one.value
+        value = work_out()
+        recent.insert(0, _Kept(active, places, value))
         del recent[MOST_PATTERNS:]
-        return found
+        return value
 
 
 def from_bases(addresses: Array) -> tuple[Array, Array]:
@@ -67,8 +67,8 @@ def from_bases(addresses: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One execution of an access to global memory; addresses are from the bases of their warps."""
+class RequestShape:
+    """What one execution of an access to global memory asks for; addresses are from the bases of their warps."""
 
     width: int
     counted: Sectors
@@ -86,30 +86,30 @@ class Asked:
 class Request:
     """A pattern somewhere."""
 
-    asked: Asked
+    shape: RequestShape
     bases: Array  # of every warp
 
     @property
     def regions(self) -> tuple[int, int]:
         """The first and the last region that it may touch."""
-        bases = self.bases[self.asked.asking]
+        bases = self.bases[self.shape.asking]
         return (
-            int((bases + self.asked.low).min()) >> REGION_SHIFT,
-            int((bases + self.asked.high).max()) >> REGION_SHIFT,
+            int((bases + self.shape.low).min()) >> REGION_SHIFT,
+            int((bases + self.shape.high).max()) >> REGION_SHIFT,
         )
 
     @property
     def starts(self) -> Array:
-        starts: Array = self.asked.starts + self.bases[self.asked.warps]
+        starts: Array = self.shape.starts + self.bases[self.shape.warps]
         return starts
 
     @property
     def sectors(self) -> Array:
-        sectors: Array = self.asked.sectors + (self.bases[self.asked.sectors_warps] >> _SECTOR_BITS)
+        sectors: Array = self.shape.sectors + (self.bases[self.shape.sectors_warps] >> _SECTOR_BITS)
         return sectors
 
 
-def asked_of(places: Array, active: Array, width: int) -> Asked:
+def shape_of(places: Array, active: Array, width: int) -> RequestShape:
     """Of rows of 32 addresses from their bases, with at least one active lane."""
     rows = np.sort(np.where(active.reshape(-1, WARP), places, _NOWHERE), axis=1)
     warps, starts = _fresh(rows)
@@ -117,7 +117,7 @@ def asked_of(places: Array, active: Array, width: int) -> Asked:
     asking = np.flatnonzero(rows[:, 0] != _NOWHERE)
     some = rows[asking]
     lowest = some.min() & _LINES  # a lane may lie before its warp's first
-    return Asked(
+    return RequestShape(
         width=width,
         counted=sectors_of((places - lowest).reshape(-1), active, width),
         lanes=int(active.sum()),

@@ -105,26 +105,26 @@ def followed(jit: Any, arguments: list[Any]) -> list[list[float]]:
     start = start_of(code, entry, blocks=2)
     assert not isinstance(start, str)
     assert follow(entry, start, Silent(), most_steps=10**6) == ()
-    told = []
+    result = []
     for name, given in zip(("a_ptr", "b_ptr", "c_ptr"), arguments[3:6], strict=True):
         memory = next(region.memory for region in start.memory.regions if region.name == name)
         assert memory.data is not None and memory.why is None, name
-        told.append(memory.data.view(given.numpy().dtype).tolist())
-    return told
+        result.append(memory.data.view(given.numpy().dtype).tolist())
+    return result
 
 
 def answers(folder: str) -> list[list[list[float]]]:
     sys.path.insert(0, folder)
     kernels = __import__("random_kernels")
-    told = []
+    result = []
     for number in range(KERNELS):
         jit, arguments = getattr(kernels, f"k{number}"), inputs()
         if os.environ.get("TRITON_INTERPRET") == "1":
             jit[(2,)](*arguments)
-            told.append([output.tolist() for output in arguments[3:6]])
+            result.append([output.tolist() for output in arguments[3:6]])
         else:
-            told.append(followed(jit, arguments))
-    return told
+            result.append(followed(jit, arguments))
+    return result
 
 
 def test_what_is_stored(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class _Recorder:
 
     def __init__(self, entry: Entry, memory: GlobalMemory) -> None:
         self._entry, self._memory = entry, memory
-        self.found: dict[tuple[int, Space], Reach] = {}
+        self.reaches: dict[tuple[int, Space], Reach] = {}
 
     def note(
         self,
@@ -65,7 +65,7 @@ class _Recorder:
         matrices: int = 0,
         copied: tuple[Array, Array] | None = None,
     ) -> None:
-        if (index, space) in self.found or not active.any():
+        if (index, space) in self.reaches or not active.any():
             return
         taking_part = active.reshape(-1, WARP)
         warp = int(taking_part.any(1).argmax())
@@ -78,7 +78,7 @@ class _Recorder:
             self.note_unknown(index, space, kind, width, "its lanes go to several tensors")
             return
         region = self._memory.region_of(regions.pop()) if space == "global" else None
-        self.found[index, space] = self._reach(
+        self.reaches[index, space] = self._reach(
             index,
             space,
             kind,
@@ -92,7 +92,7 @@ class _Recorder:
         self.note_unknown(index, "shared", "matrix operand", 0, "tensor cores read it, no lane")
 
     def note_unknown(self, index: int, space: Space, kind: AccessKind, width: int, reason: str) -> None:
-        self.found.setdefault((index, space), self._reach(index, space, kind, width, unknown=reason))
+        self.reaches.setdefault((index, space), self._reach(index, space, kind, width, unknown=reason))
 
     def _reach(
         self,
@@ -133,6 +133,6 @@ def reaches(code: Code) -> Reached:
     recorder = _Recorder(entry, start.memory)
     stops = follow(entry, start, recorder, most_steps=most_steps_of(lanes_of_block, 1), only=needed(entry))
     return Reached(
-        instructions=tuple(recorder.found[key] for key in sorted(recorder.found)),
+        instructions=tuple(recorder.reaches[key] for key in sorted(recorder.reaches)),
         stopped=stops[0].reason if stops else "",
     )

@@ -34,7 +34,7 @@ _NONE = np.int64(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sectors:
-    """Of one execution of an instruction by all warps."""
+    """The sectors of one execution of an instruction by all warps."""
 
     requests: int
     sectors: int
@@ -63,13 +63,13 @@ def sectors_of(addresses: Array, active: Array, width: int) -> Sectors:
     starts = np.sort(starts[is_request], axis=1)
     if not len(starts):
         return Sectors(requests=0, sectors=0, ideal=0, shifted=0)
-    bytes_asked = width * _distinct(starts)
+    requested_bytes = width * _distinct(starts)
     sectors = _distinct(np.where(starts == _NONE, _NONE, starts >> 5))
     if width > SECTOR_BYTES:
         sectors = sectors * (width // SECTOR_BYTES)
-    ideal = -(-bytes_asked // SECTOR_BYTES)
+    ideal = -(-requested_bytes // SECTOR_BYTES)
     first = np.where(starts == _NONE, starts[:, -1:], starts).min(1)
-    is_one_piece = starts[:, -1] + width - first == bytes_asked
+    is_one_piece = starts[:, -1] + width - first == requested_bytes
     return Sectors(
         requests=len(starts),
         sectors=int(sectors.sum()),

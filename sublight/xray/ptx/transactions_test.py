@@ -47,8 +47,8 @@ def test_random_addresses(width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     addresses = random.integers(0, 200, 96) * width
     active = random.random(96) < (0.0, 0.1, 0.7, 1.0)[seed]
-    told = sectors_of(addresses, active, width)
-    assert (told.requests, told.sectors, told.ideal) == sectors_by_hand(addresses, active, width)
+    outcome = sectors_of(addresses, active, width)
+    assert (outcome.requests, outcome.sectors, outcome.ideal) == sectors_by_hand(addresses, active, width)
     assert wavefronts_of(addresses, active, width, is_load=False).wavefronts == passes_by_hand(addresses, active, width)
 
 
@@ -66,8 +66,8 @@ def test_random_addresses(width: int, seed: int) -> None:
     ],
 )
 def test_known_patterns(addresses: np.ndarray, width: int, sectors: int, ideal: int, shifted: int) -> None:
-    told = sectors_of(addresses + 2**41, ON, width)
-    assert (told.sectors, told.ideal, told.shifted) == (sectors, ideal, shifted)
+    outcome = sectors_of(addresses + 2**41, ON, width)
+    assert (outcome.sectors, outcome.ideal, outcome.shifted) == (sectors, ideal, shifted)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_known_patterns(addresses: np.ndarray, width: int, sectors: int, ideal: 
     ],
 )
 def test_passes_of_loads(addresses: np.ndarray, width: int, passes: int, ideal: int) -> None:
-    told = wavefronts_of(addresses, ON, width, is_load=True)
-    assert (told.wavefronts, told.ideal, told.requests) == (passes, ideal, 1)
+    outcome = wavefronts_of(addresses, ON, width, is_load=True)
+    assert (outcome.wavefronts, outcome.ideal, outcome.requests) == (passes, ideal, 1)
 
 
 def test_stores_of_neighbours_do_not_merge() -> None:
@@ -101,8 +101,8 @@ def test_stores_of_neighbours_do_not_merge() -> None:
     ("pitch", "matrices", "passes"), [(128, 4, 32), (144, 4, 4), (16, 4, 4), (128, 1, 8), (32, 2, 4)]
 )
 def test_matrix_loads(pitch: int, matrices: int, passes: int) -> None:
-    told = matrix_wavefronts_of(pitch * LANES, ON, matrices)
-    assert (told.wavefronts, told.ideal, told.requests) == (passes, matrices, 1)
+    outcome = matrix_wavefronts_of(pitch * LANES, ON, matrices)
+    assert (outcome.wavefronts, outcome.ideal, outcome.requests) == (passes, matrices, 1)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_matrix_loads(pitch: int, matrices: int, passes: int) -> None:
 def test_copies_come_line_by_line(
     sources: np.ndarray, targets: np.ndarray, width: int, passes: int, split: int
 ) -> None:
-    told = copy_wavefronts_of(targets, ON, width, sources=sources, fetching=ON)
-    assert (told.wavefronts, told.split, told.requests) == (passes, split, 1)
+    outcome = copy_wavefronts_of(targets, ON, width, sources=sources, fetching=ON)
+    assert (outcome.wavefronts, outcome.split, outcome.requests) == (passes, split, 1)
     twice = copy_wavefronts_of(
         np.tile(targets, 2), np.tile(ON, 2), width, sources=np.tile(sources, 2), fetching=np.tile(ON, 2)
     )
@@ -129,8 +129,8 @@ def test_copies_come_line_by_line(
 
 
 def test_zeros_come_from_no_line() -> None:
-    told = copy_wavefronts_of(16 * LANES, ON, 16, sources=4096 * LANES, fetching=~ON)
-    assert (told.wavefronts, told.split) == (4, 0)
+    outcome = copy_wavefronts_of(16 * LANES, ON, 16, sources=4096 * LANES, fetching=~ON)
+    assert (outcome.wavefronts, outcome.split) == (4, 0)
 
 
 def test_nobody_asks() -> None:

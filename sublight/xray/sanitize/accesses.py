@@ -12,6 +12,7 @@ from sublight.xray.record import Place
 from sublight.xray.sanitize.launch import Launch
 from sublight.xray.sanitize.memory import Array
 from sublight.xray.sanitize.order import Kind
+from sublight.xray.sanitize.padding import Padding
 from sublight.xray.sanitize.undefined import Lanes
 
 
@@ -23,6 +24,7 @@ class Accesses:
     launch: Callable[[], Launch | None]  # the one that is on
     place: Callable[[], Place]  # the user's line that runs
     undefined: Lanes
+    padding: Padding
 
     def install(self, builder: Any) -> None:
         builder.create_masked_load = self._load
@@ -75,21 +77,28 @@ class Accesses:
         true, lanes = self._access("atomic load" if is_volatile else "load", ptrs, mask, element.itemsize)
         filler = np.zeros(ptrs.data.shape, element) if other is None else other.data
         result = self.interpreter.TensorHandle(self.interpreter._interpreter.load(true, lanes, filler, element), kind)
+        wanted = np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool)
         if other is None:
-            self.undefined.masked_off(result, np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool))
+            self.undefined.masked_off(result, wanted)
+        self.padding.loaded(result, wanted, other, self.place())
         return result
 
     def _store(self, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> Any:
         return self._put("store", ptrs, value, mask)
 
     def _put(self, kind: Kind, ptrs: Any, value: Any, mask: Any) -> Any:
-        self.undefined.stored(value, np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool))
+        self._check(value, np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool))
         element = self.interpreter._get_np_dtype(ptrs.get_element_ty())
         data = value.data if value.data.dtype.itemsize == element.itemsize else value.data.astype(element)
         true, lanes = self._access(
             kind, ptrs, mask, element.itemsize, values=data, current=lambda at: self._peek(at, data.dtype)
         )
         return self.interpreter._interpreter.store(true, data, lanes)
+
+    def _check(self, value: Any, lanes: Array) -> None:
+        """Before these lanes of a value go to memory."""
+        self.undefined.stored(value, lanes)
+        self.padding.stored(value, lanes)
 
     def _peek(self, addresses: Array, kind: Any) -> Array:
         addresses = np.ascontiguousarray(addresses)
@@ -103,7 +112,7 @@ class Accesses:
         def create_atomic_rmw(builder: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
             kind = ptr.get_element_ty()
             size = self.interpreter._get_np_dtype(kind).itemsize
-            self.undefined.stored(val, np.broadcast_to(_data(mask), ptr.data.shape).astype(bool))
+            self._check(val, np.broadcast_to(_data(mask), ptr.data.shape).astype(bool))
             true, lanes = self._access(
                 "atomic", ptr, mask, size, reads=op != ops.XCHG, is_float_add=op == ops.FADD and kind.is_floating()
             )

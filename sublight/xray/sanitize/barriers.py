@@ -15,7 +15,7 @@ from sublight.xray.sanitize.memory import Array, Storage
 
 @dataclass(slots=True)
 class Barriers:
-    """Of one launch: when its present program last had a barrier, and how many lanes its stores had."""
+    """One launch's barriers: when the present program last had one, and how many lanes its stores had."""
 
     since: int = 0  # event
     sizes: dict[int, int] = field(default_factory=dict)  # of a storing event

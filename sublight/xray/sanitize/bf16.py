@@ -36,12 +36,39 @@ def narrow(values: Array, *, truncate: bool = False) -> Array:
     >>> [hex(bits) for bits in narrow(np.array([1.0, 1.00390625, 1.01171875, 3.4e38, np.nan], np.float32))]
     ['0x3f80', '0x3f80', '0x3f82', '0x7f80', '0x7fff']
     """
+    shape = np.shape(values)  # of which the next line makes a row, where it is a single number
     values = np.ascontiguousarray(values, np.float32)
     bits = values.view(np.uint32)
     bias = np.uint32(0) if truncate else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     with np.errstate(over="ignore"):
         rounded = ((bits + bias) >> np.uint32(16)).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FFF), rounded)
+    return np.where(np.isnan(values), np.uint16(0x7FFF), rounded).reshape(shape)
+
+
+def added(bits: Array, axis: int | None, *, keep: bool = False) -> Array:
+    """A sum of bf16, in pairs, each rounded, as lanes and warps add.
+
+    >>> widen(added(narrow(np.ones((2, 512), np.float32)), 1)).tolist()
+    [512.0, 512.0]
+    """
+    shape = bits.shape
+    values = np.moveaxis(widen(bits), axis, 0) if axis is not None else widen(bits).reshape(-1)
+    while len(values) > 1:
+        half = len(values) // 2
+        pairs = widen(narrow(values[:half] + values[half : 2 * half]))
+        values = np.concatenate([pairs, values[2 * half :]])
+    total = narrow(values[0])
+    if not keep:
+        return total
+    return total.reshape([1 if axis is None or place == axis % len(shape) else n for place, n in enumerate(shape)])
+
+
+def running(bits: Array, axis: int, op: Callable[[Array, Array], Array]) -> Array:
+    """A running sum or product of bf16, rounded at each step."""
+    values = np.moveaxis(widen(bits), axis, 0).copy()
+    for place in range(1, len(values)):
+        values[place] = widen(narrow(op(values[place - 1], values[place])))
+    return narrow(np.moveaxis(values, 0, axis))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +86,41 @@ class Right:
         for name in ("create_dot", "create_bitcast", "create_atomic_rmw", "create_clampf"):
             setattr(builder, name, self._wrap(getattr(builder, name), getattr(self, name)))
         builder.get_bf16 = lambda _, value: self._handle(narrow(np.array([value], np.float32)))
+        self._mend_reductions()
+
+    def _mend_reductions(self) -> None:
+        """Sums, maxima and running sums of bf16, of which Triton takes the integers: it gives the largest integer,
+        which is a negative number, as the maximum."""
+        reduce, scan = self.interpreter.ReduceOps, self.interpreter.ScanOps
+        extreme, cast = reduce.min_max, self.interpreter.tl.tensor
+
+        def min_max(ops: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+            value = input[0] if isinstance(input, tuple) else input
+            if not self._is(value.handle):
+                return extreme(ops, input, *args, **kwargs)
+            wide = self.interpreter.TensorHandle(widen(value.handle.data), self.interpreter.tl.float32)
+            kind = self.interpreter.tl.block_type(self.interpreter.tl.float32, list(value.handle.data.shape))
+            found = extreme(ops, cast(wide, kind), *args, **kwargs)
+            parts = found if isinstance(found, tuple) else (found,)
+            back = [
+                ops.to_tensor(narrow(part.handle.data), value.dtype) if part.handle.data.dtype == np.float32 else part
+                for part in parts
+            ]
+            return tuple(back) if isinstance(found, tuple) else back[0]
+
+        def mended(original: Any, compute: Callable[[Any, Array], Array], *, is_list: bool) -> Any:
+            def method(ops: Any, input: Any) -> Any:
+                if not self._is(input.handle):
+                    return original(ops, input)
+                found = ops.to_tensor(compute(ops, input.handle.data), input.dtype)
+                return [found] if is_list else found
+
+            return method
+
+        reduce.min_max = min_max
+        reduce.sum = mended(reduce.sum, lambda ops, bits: added(bits, ops.axis, keep=ops.keep_dims), is_list=False)
+        scan.cumsum = mended(scan.cumsum, lambda ops, bits: running(bits, ops.axis, np.add), is_list=True)
+        scan.cumprod = mended(scan.cumprod, lambda ops, bits: running(bits, ops.axis, np.multiply), is_list=True)
 
     @staticmethod
     def _wrap(original: Callable[..., Any], mended: Callable[..., Any]) -> Callable[..., Any]:

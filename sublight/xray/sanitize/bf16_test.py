@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from sublight.xray.sanitize.bf16 import add_at, narrow, widen
+from sublight.xray.sanitize.bf16 import add_at, added, narrow, running, widen
 
 SPECIAL = [
     0.0,
@@ -70,3 +70,16 @@ def test_atomic_adds_take_lanes_in_turn() -> None:
     before = add_at(SimpleNamespace(load=load, store=store), at, ones, np.array([True, True, True, True, False]))
     assert widen(cells).tolist() == [256.0, 1.0]
     assert widen(before).tolist() == [256.0, 256.0, 0.0, 256.0, 0.0]
+
+
+def test_a_sum_is_rounded_in_pairs() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(4, 64).bfloat16()
+    pairs = x
+    while pairs.shape[1] > 1:
+        pairs = pairs[:, : pairs.shape[1] // 2] + pairs[:, pairs.shape[1] // 2 :]
+    np.testing.assert_array_equal(added(bits_of(x), 1), bits_of(pairs[:, 0]))
+    assert added(bits_of(x), 1, keep=True).shape == (4, 1) and added(bits_of(x), None).shape == ()
+    assert added(bits_of(x), None, keep=True).shape == (1, 1)
+    ones = running(narrow(np.ones(300, np.float32)), 0, np.add)
+    assert widen(ones)[[99, 255, 299]].tolist() == [100.0, 256.0, 256.0]

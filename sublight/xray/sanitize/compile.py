@@ -2,7 +2,8 @@
 
 In the process that interprets, Triton's own library is interpreted too, so another process compiles. It gets the code
 of each kernel and of the helpers it calls, with the globals they use, and never runs the script again. Run as
-`python -m sublight.xray.sanitize.compile JOBS ANSWERS`.
+`python -m sublight.xray.sanitize.compile`, beside the process that interprets: it loads Triton, then reads the names of
+two files, [JOBS, ANSWERS], from its standard input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import marshal
 import os
 import pickle
 import re
+import signal
 import sys
 import tempfile
 import types
@@ -129,11 +131,14 @@ def pickle_or(data: bytes | None, functions: list[Any]) -> Any:
 def refusal(job: Job, targets: tuple[int, ...] = TARGETS) -> Refusal | None:
     """Compile for each target; what the compiler says where it refuses. Only where Triton does not interpret."""
     kernel, constants, functions = _rebuilt(job)
-    said = {target: said for target in targets if (said := _compile(job, kernel, constants, functions, target))}
-    if not said:
+    answers = {target: _compile(job, kernel, constants, functions, target) for target in targets}
+    refusals = {target: answer for target, answer in answers.items() if answer}
+    if not refusals:
         return None
-    file, line, message = next(iter(said.values()))
-    return Refusal(file=file, line=line, message=message, targets=tuple(said), is_everywhere=len(said) == len(targets))
+    file, line, message = next(iter(refusals.values()))
+    return Refusal(
+        file=file, line=line, message=message, targets=tuple(refusals), is_everywhere=len(refusals) == len(targets)
+    )
 
 
 def _compile(
@@ -163,11 +168,11 @@ def _compile(
             for stage in ("ttir", "ttgir"):
                 module = stages[stage](module, metadata)
         except Exception as error:
-            return _said(error, kernel, functions, errors())
+            return _message_of(error, kernel, functions, errors())
     return None
 
 
-def _said(error: BaseException, kernel: Any, functions: list[Any], printed: str) -> tuple[str, int, str] | None:
+def _message_of(error: BaseException, kernel: Any, functions: list[Any], printed: str) -> tuple[str, int, str] | None:
     """The compiler's message at its line, without the dump."""
     CompilationError = private.CompilationError
 
@@ -239,8 +244,18 @@ def _errors_of_the_compiler() -> Iterator[Any]:
             os.close(kept)
 
 
-def main(jobs_file: str, answers_file: str) -> None:
-    jobs = pickle.loads(Path(jobs_file).read_bytes())
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other processes': the one that started this ends it
+    for name in ("jit", "ir", "ASTSource", "make_backend"):
+        getattr(private, name)
+    names = sys.stdin.read()
+    if not names:  # no kernel ran
+        return
+    jobs_file, answers_file = json.loads(names)
+    Path(answers_file).write_text(json.dumps(_answers(pickle.loads(Path(jobs_file).read_bytes()))), encoding="utf-8")
+
+
+def _answers(jobs: list[Job]) -> list[Any]:
     answers: list[Any] = []
     own = list(sys.path)
     for job in jobs:
@@ -250,8 +265,8 @@ def main(jobs_file: str, answers_file: str) -> None:
             answers.append(None if refused is None else dataclasses.asdict(refused))
         except Exception as error:  # it could not be rebuilt here: say so, and blame nobody
             answers.append({"unknown": str(error) if isinstance(error, NotSent) else repr(error)})
-    Path(answers_file).write_text(json.dumps(answers), encoding="utf-8")
+    return answers
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
+import operator
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +24,7 @@ import numpy as np
 
 from sublight.backend import private
 from sublight.xray.record import Place
+from sublight.xray.sanitize import folds
 from sublight.xray.sanitize import libdevice as sanitize_libdevice
 from sublight.xray.sanitize.accesses import Accesses
 from sublight.xray.sanitize.at import Pretended, ends_of, pretend
@@ -31,9 +34,12 @@ from sublight.xray.sanitize.memory import Argument, Memory
 from sublight.xray.sanitize.notes import Notes, Stack
 from sublight.xray.sanitize.offset import Offsets
 from sublight.xray.sanitize.order import LockKept
+from sublight.xray.sanitize.padding import Padding, quiet
 from sublight.xray.sanitize.sample import Drawn, Index, Sample, Written
 from sublight.xray.sanitize.tuned import Tuned, changed_again, kept
 from sublight.xray.sanitize.undefined import Lanes
+
+DEPENDS = "uninitialised-read"  # in a sample: another program, which may not have run, writes what this one reads
 
 
 @dataclass(slots=True)
@@ -60,15 +66,19 @@ class Session:
 
     def forget(self) -> None:
         """Begin anew in a process that was forked; what is known of memory stays."""
-        self.notes.found.clear()
+        self.notes.by_place.clear()
         self.kernels.clear()
         self.launches = 0
 
     def programs(self, shape: Index) -> Iterable[Index]:
-        """Those of a launch that are run."""
+        """The programs of a launch that are run."""
         if self.sample:
             return Drawn(shape, self.sample)
         return list(itertools.product(range(shape[0]), range(shape[1]), range(shape[2])))
+
+    def has_shown_enough(self, launch: Launch) -> bool:
+        """A sample ends where programs read or add to what others write: it cannot tell then what is right."""
+        return self.sample is not None and (launch.has_atomics or self.has_atomics or self.notes.has(DEPENDS))
 
     def count(self, launch: Launch, total: int, ran: int) -> None:
         """What a launch has stored, program by program."""
@@ -100,6 +110,8 @@ class Watch:
     describe: Callable[[Any, dict[str, Any], dict[str, Any]], tuple[str, Any] | None]
     session: Session | None = None
     launch: Launch | None = None
+    patch_language: Callable[[Any], Any] = lambda fn: None
+    patched: set[Any] = field(default_factory=set)  # helpers of the launch that is on, whose language is interpreted
     turn: Any = field(default_factory=threading.RLock)  # one launch at a time, whatever thread makes it
 
     def note(self, id: str, place: Place, detail: str) -> None:
@@ -110,11 +122,14 @@ class Watch:
         interpreter = private.interpreter
 
         builder = interpreter.InterpreterBuilder
+        folds.install(interpreter)
         Right(interpreter, self.stack.instruction, self.note).install(builder)
         Offsets(interpreter, self.stack.place).install(builder)
         lanes = Lanes(interpreter, self.stack.place, self.note)
         lanes.install(builder)
-        Accesses(interpreter, lambda: self.launch, self.stack.place, lanes).install(builder)
+        padding = Padding(interpreter, self.stack.place, self.note, lambda: quiet(self))
+        padding.install(builder)
+        Accesses(interpreter, lambda: self.launch, self.stack.place, lanes, padding).install(builder)
         sanitize_libdevice.install(interpreter)
         # Triton checks every sum by a second one in 64 bits, and throws the answer away outside of debug mode
         options = interpreter.interpreter_builder.options
@@ -127,6 +142,25 @@ class Watch:
             return Compiled(jit, kwargs.get("num_warps", 4))
 
         interpreter.InterpretedFunction.run = run
+        self._share_what_is_repeated(interpreter)
+
+    def _share_what_is_repeated(self, interpreter: Any) -> None:
+        """Triton looks through its whole language for every call of a function inside of a kernel (tl.sum is one), and
+        makes a table of data types for every value: together a third of all time. Once a launch, and once a type."""
+        tl, dtype_of = interpreter.tl, functools.cache(interpreter._get_np_dtype)
+        self.patch_language = interpreter._patch_lang
+
+        def patch_once(fn: Any) -> Any:
+            if fn not in self.patched:
+                self.patched.add(fn)
+                self.patch_language(fn)
+
+        def numpy_dtype(kind: Any) -> np.dtype[Any]:
+            kind = kind.element_ty if isinstance(kind, tl.block_type) else kind
+            return np.dtype(np.uint64) if isinstance(kind, tl.pointer_type) else dtype_of(kind)
+
+        interpreter._patch_lang = patch_once
+        interpreter._get_np_dtype = numpy_dtype
 
 
 class Compiled:
@@ -173,7 +207,9 @@ class _Run:
         bound = inspect.getcallargs(fn, *args, **kwargs)
         constants = self.interpreter.GridExecutor(fn, self.jit.arg_names, grid).constexprs
         size = grid(bound) if callable(grid) else grid
-        size = tuple(int(n) for n in (size if isinstance(size, tuple | list) else (size,)))
+        size = tuple(
+            operator.index(n) for n in (size if isinstance(size, tuple | list) else (size,))
+        )  # no 2.5 programs
         shape = (*size, 1, 1, 1)[:3]
         session.launches += 1
         session.names[self.jit.__name__] = None
@@ -231,7 +267,8 @@ class _Run:
             is_virtual=plan is not None,
             has_many_warps=self.warps > 1,
         )
-        scope = interpreter._patch_lang(fn)
+        scope = watch.patch_language(fn)
+        watch.patched.clear()  # the last launch has put the language back
         watch.launch, outer = launch, watch.launch
         loops = fn.__globals__.get("range")
         if plan:
@@ -247,6 +284,8 @@ class _Run:
             builder.set_grid_dim(*shape)
             ran = 0
             for number, index in enumerate(programs):
+                if watch.session.has_shown_enough(launch):
+                    break
                 builder.set_grid_idx(*index)
                 launch.begin(0 if plan else number, index)
                 fn(**args)

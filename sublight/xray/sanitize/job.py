@@ -56,6 +56,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, types.ModuleType):
             return ("module", obj.__name__)
+        if isinstance(obj, types.FunctionType) and hasattr(obj, "stands_for"):  # libdevice's, by numpy here
+            return ("library", *obj.stands_for)
         if type(obj).__name__ in ("InterpretedFunction", "JITFunction", "ConstexprFunction"):
             if obj.fn.__module__.startswith("triton."):
                 return ("library", obj.fn.__module__, obj.fn.__qualname__)
@@ -115,7 +117,7 @@ def _sources_of(jit: Any, functions: _Functions) -> bytes:
     sources = []
     for current in functions.queue:  # grows as globals name further functions
         fn = current.fn
-        names = {*_names(fn.__code__), *_names_in_annotations(inspect.getsource(fn))}
+        names = {*_names(fn.__code__), *_names_in_signature(inspect.getsource(fn))}
         scope = {name: _sent(value, functions) for name, value in fn.__globals__.items() if name in names}
         cells = [_sent(cell.cell_contents, functions) for cell in fn.__closure__ or ()]
         sources.append(
@@ -147,16 +149,18 @@ def _annotation(value: Any) -> str:
     return value if isinstance(value, str) else "constexpr" if "constexpr" in str(value) else ""
 
 
-def _names_in_annotations(source: str) -> Iterator[str]:
-    """The compiler reads the source, and in it the annotations, which the code does not name.
+def _names_in_signature(source: str) -> Iterator[str]:
+    """The compiler reads the source, and in it annotations and defaults, which the code does not name.
 
-    >>> sorted(_names_in_annotations("@f(c())\\ndef k(x, B: tl.constexpr) -> Out:\\n    y: mine.kind = x + B"))
-    ['Out', 'mine', 'tl']
+    >>> sorted(_names_in_signature("@f(c())\\ndef k(x, B: tl.constexpr = MEAN) -> Out:\\n    y: mine.kind = x + B"))
+    ['MEAN', 'Out', 'mine', 'tl']
     """
     for node in ast.walk(ast.parse(textwrap.dedent(source))):
-        annotation = getattr(node, "returns", None) or getattr(node, "annotation", None)
-        if isinstance(annotation, ast.AST):
-            yield from (each.id for each in ast.walk(annotation) if isinstance(each, ast.Name))
+        read = [getattr(node, "returns", None) or getattr(node, "annotation", None)]
+        if isinstance(node, ast.arguments):
+            read += [*node.defaults, *node.kw_defaults]
+        for each in filter(None, read):
+            yield from (part.id for part in ast.walk(each) if isinstance(part, ast.Name))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -63,7 +63,9 @@ def install(interpreter: Any) -> None:
     builder.create_extern_elementwise = create_extern_elementwise
     for name, function in _FUNCTIONS.items():
         if hasattr(libdevice, name):
-            setattr(libdevice, name, _of_tensors(interpreter, tl, function))
+            call: Any = _of_tensors(interpreter, tl, function)
+            call.stands_for = libdevice.__name__, name  # for the process that compiles
+            setattr(libdevice, name, call)
 
 
 def _of_tensors(interpreter: Any, tl: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +79,7 @@ def _of_tensors(interpreter: Any, tl: Any, function: Callable[..., Any]) -> Call
 
 
 def _applied(function: Callable[..., Any], values: list[Any]) -> Any:
-    """In the type of the first array."""
+    """The function's result in the type of the first array."""
     kind = next(value.dtype for value in values if isinstance(value, np.ndarray))
     with np.errstate(all="ignore"):
         return np.asarray(function(*values)).astype(kind)

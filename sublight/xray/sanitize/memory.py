@@ -190,7 +190,7 @@ def index_text(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -
 
 
 def describe(tensor: Any) -> str:
-    """With its article.
+    """A tensor in words, with an article.
 
     >>> import torch
     >>> describe(torch.zeros(2, 3)), describe(torch.zeros(1, dtype=torch.int8))

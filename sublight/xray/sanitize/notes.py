@@ -21,16 +21,19 @@ class _Note:
 class Notes:
     """Findings as they come in; the first of a kind gives the words."""
 
-    found: dict[tuple[str, str, Place | None], _Note] = field(default_factory=dict)
+    by_place: dict[tuple[str, str, Place | None], _Note] = field(default_factory=dict)
 
     def add(self, id: str, kernel: str, place: Place | None, detail: str, *, is_information: bool = False) -> None:
         key = (id, kernel, place)
-        note = self.found.get(key)
+        note = self.by_place.get(key)
         if note is None or (note.is_information and not is_information):  # the graver one gives the words
-            note = self.found[key] = _Note(
+            note = self.by_place[key] = _Note(
                 detail=detail, is_information=is_information, times=note.times if note else 0
             )
         note.times += 1
+
+    def has(self, id: str) -> bool:
+        return any(each == id for each, _, _ in self.by_place)
 
     def findings(self) -> tuple[Finding, ...]:
         """
@@ -48,7 +51,7 @@ class Notes:
                 detail=note.detail + (f" ({note.times} times in all)" if note.times > 1 else ""),
                 is_information=note.is_information,
             )
-            for (id, kernel, place), note in self.found.items()
+            for (id, kernel, place), note in self.by_place.items()
         )
 
 
@@ -64,8 +67,9 @@ class Stack:
         import triton
 
         folders = [os.path.dirname(module.__file__ or "") + os.sep for module in (torch, triton)]
-        ours = os.path.dirname(os.path.dirname(__file__)) + os.sep  # all of xray
-        return cls(foreign=(*folders, ours, "<", os.path.dirname(os.__file__) + os.sep))
+        xray = os.path.dirname(os.path.dirname(__file__))
+        ours = [xray + os.sep, os.path.join(os.path.dirname(xray), "backend", "")]  # not our ops' kernels
+        return cls(foreign=(*folders, *ours, "<", os.path.dirname(os.__file__) + os.sep))
 
     def place(self) -> Place:
         return self.instruction()[0]

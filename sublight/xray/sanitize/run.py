@@ -14,6 +14,7 @@ What is looked for, each at its source line:
 - `missing-barrier`: a program of several warps reads what other lanes of it wrote, with no barrier between.
 - `lock-kept`: a program waits for a lock (tl.atomic_cas) that one before it took and never gave back.
 - `undefined-lanes`: a masked load without `other`, whose lanes without a value enter a reduction that is stored.
+- `padded-lanes`: a masked load with `other`, whose filled lanes change a sum or win a maximum that is stored.
 - `autotuned-in-place`: a second launch changes the result once more, and autotune makes many (see tuned.py).
 - `offset-overflow`: 32-bit arithmetic wraps on its way to an address that is used, at the sizes that ran or at those of
   `at`.
@@ -36,6 +37,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from sublight.errors import BadInput
@@ -125,13 +127,14 @@ def run_all(scripts: Sequence[Script]) -> list[Report]:
             "jobs": str(folder / "jobs.pickle"),
         }
         (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
-        status = _python("sublight.xray.sanitize.process", str(folder / "order.json"), interpret=True)
-        if not (folder / "answers.json").is_file():
-            names = ", ".join(str(script.file) for script in scripts)
-            raise BadInput(f"{names}: {_death(status)} before it could answer; take out what ended it")
-        answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
-        refused = _refusals(folder, folder / "jobs.pickle")
-    return [_report(script, answer, said) for script, answer, said in zip(scripts, answers, refused, strict=True)]
+        with Compiler() as compiler:  # loads Triton while the scripts run
+            status = _ended(_python("sublight.xray.sanitize.process", str(folder / "order.json"), interpret=True))
+            if not (folder / "answers.json").is_file():
+                names = ", ".join(str(script.file) for script in scripts)
+                raise BadInput(f"{names}: {_death(status)} before it could answer; take out what ended it")
+            answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+            refused = _refusals(folder, folder / "jobs.pickle", compiler)
+    return [_report(script, answer, refusal) for script, answer, refusal in zip(scripts, answers, refused, strict=True)]
 
 
 def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> Report:
@@ -157,19 +160,34 @@ def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> R
     )
 
 
-def _refusals(folder: Path, jobs_file: Path) -> list[list[Finding]]:
+class Compiler:
+    """The process that compiles what the scripts launched; it has loaded Triton when the first job comes."""
+
+    def __enter__(self) -> Compiler:
+        self._process = _python("sublight.xray.sanitize.compile", interpret=False, stdin=subprocess.PIPE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()  # it has answered, or nobody wants to know
+        self._process.communicate()
+
+    def answer(self, jobs_file: Path, answers_file: Path) -> None:
+        self._process.communicate(json.dumps([str(jobs_file), str(answers_file)]).encode())
+
+
+def _refusals(folder: Path, jobs_file: Path, compiler: Compiler) -> list[list[Finding]]:
     """What the compiler refuses, script by script; every specialisation is asked about in one process."""
     scripts = pickle.loads(jobs_file.read_bytes())
     jobs = [job for script in scripts for job in script]
     if not jobs:
         return [[] for _ in scripts]
     (folder / "flat.pickle").write_bytes(pickle.dumps(jobs))
-    _python(
-        "sublight.xray.sanitize.compile", str(folder / "flat.pickle"), str(folder / "refused.json"), interpret=False
-    )
+    compiler.answer(folder / "flat.pickle", folder / "refused.json")
     answered = folder / "refused.json"
-    said = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else [None] * len(jobs)
-    answers = iter(zip(jobs, said, strict=True))
+    refusals = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else [None] * len(jobs)
+    answers = iter(zip(jobs, refusals, strict=True))
     found = []
     for script in scripts:
         kept: dict[tuple[str, int], Finding] = {}
@@ -208,8 +226,8 @@ def _death(status: int) -> str:
     return f"the process that ran it was killed ({signal.Signals(-status).name})"
 
 
-def _python(module: str, *words: str, interpret: bool) -> int:
-    """Another Python, with or without the interpreter: Triton must know before it loads. Gives its exit status."""
+def _python(module: str, *words: str, interpret: bool, stdin: int | None = None) -> subprocess.Popen[bytes]:
+    """Another Python, with or without the interpreter: Triton must know before it loads."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
@@ -217,12 +235,21 @@ def _python(module: str, *words: str, interpret: bool) -> int:
         environment["TRITON_INTERPRET"] = "1"
     sys.stderr.flush()
     python = [sys.executable, "-P", "-m", module]  # what lies in the working folder is not ours to import
-    done = subprocess.run([*python, *words], env=environment, check=False, stdout=_stderr())
-    return done.returncode
+    return subprocess.Popen([*python, *words], env=environment, stdin=stdin, stdout=_stderr())
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the process; returns its exit status. Ctrl-C here ends it, too."""
+    try:
+        return process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _stderr() -> int:
-    """Where the script's prints go."""
+    """The file that the script's prints go to."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # replaced, as in a notebook or under pytest

@@ -84,6 +84,19 @@ def twice(x):
     return x + x
 """
 OWN = {
+    "gluon_after_triton": """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+@triton.jit
+def first(x_ptr):
+    tl.store(x_ptr, 1.0)
+@gluon.jit
+def second(x_ptr):
+    gl.store(x_ptr, 2.0)
+x = torch.zeros(1)
+first[(1,)](x)
+second[(1,)](x)  # information: not-interpreted
+""",
     "same_value": """
 @triton.jit
 def k(x_ptr):
@@ -112,6 +125,16 @@ def k(x_ptr):
     tl.store(x_ptr, 1.0)
 k[(1,)](torch.zeros(1))
 raise SystemExit(3)  # planted: script-failed
+""",
+    "default_and_function_by_name": """
+from triton.language.extra.libdevice import rsqrt
+MEAN: tl.constexpr = tl.constexpr(3)
+torch.set_default_device("cuda")
+@triton.jit
+def k(x_ptr, BLOCK: tl.constexpr, mode: tl.constexpr = MEAN):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, rsqrt(tl.load(x_ptr + at) + mode))
+k[(1,)](torch.ones(64), BLOCK=64)
 """,
     "fails_in_the_kernel": """
 @triton.jit
@@ -274,7 +297,7 @@ def test_details_name_program_tensor_and_place(reports: dict[str, sanitize.Repor
 
 
 def test_what_a_script_prints_leaves_stdout_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    assert sanitize._python("this", interpret=False) == 0
+    assert sanitize._ended(sanitize._python("this", interpret=False)) == 0
     said = capfd.readouterr()
     assert said.out == "" and "Zen" in said.err
 
@@ -303,13 +326,27 @@ def test_runs_that_show_nothing(
     import json
     import pickle
 
-    def pretend(module: str, file: str, *rest: str, interpret: bool) -> int:
-        order = json.loads(Path(file).read_text(encoding="utf-8"))
+    class Ended:
+        def wait(self) -> int:
+            return 0
+
+        def kill(self) -> None: ...
+        def communicate(self) -> None: ...
+
+    def pretend(module: str, *files: str, interpret: bool, stdin: int | None = None) -> Ended:
+        if not interpret:  # the compiler, which is there from the beginning and gets nothing to do
+            return Ended()
+        order = json.loads(Path(files[0]).read_text(encoding="utf-8"))
         failed = {"id": "script-failed", "kernel": "", "file": "a.py", "line": 4, "detail": "", "is_information": False}
-        told = {"findings": [failed] if answer.get("failure") else [], "kernels": [], "arguments": ["n"], "unused": []}
-        Path(order["answers"]).write_text(json.dumps([{**told, "failure": "", **answer}]), encoding="utf-8")
+        result = {
+            "findings": [failed] if answer.get("failure") else [],
+            "kernels": [],
+            "arguments": ["n"],
+            "unused": [],
+        }
+        Path(order["answers"]).write_text(json.dumps([{**result, "failure": "", **answer}]), encoding="utf-8")
         Path(order["jobs"]).write_bytes(pickle.dumps([[]]))
-        return 0
+        return Ended()
 
     monkeypatch.setattr(sanitize, "_python", pretend)
     monkeypatch.setitem(sys.modules, "sublight.xray.sanitize.compile", None)  # for the other process alone to load
@@ -320,11 +357,11 @@ def test_runs_that_show_nothing(
 
 def test_importing_it_loads_neither_torch_nor_triton() -> None:
     asked = "import sys, sublight.xray.sanitize.run; print({'torch', 'triton', 'numpy'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=dict(os.environ))
-    assert told.stdout.strip() == "set()"
+    result = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=dict(os.environ))
+    assert result.stdout.strip() == "set()"
 
 
 def test_nothing_of_the_working_folder_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    assert sanitize._python("theirs", interpret=False) == 1, "there is no such module"
+    assert sanitize._ended(sanitize._python("theirs", interpret=False)) == 1, "there is no such module"

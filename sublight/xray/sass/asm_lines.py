@@ -80,9 +80,9 @@ def right_lines() -> Iterator[None]:
 def righted(instructions: Sequence[Instruction], ptx: str) -> tuple[Instruction, ...]:
     """Move what lies on a line where PTX means nothing of its sort to lie: loads, stores, and the rest."""
     meant: dict[tuple[_Line, str], Counter[int]] = {}
-    for said, sort, line in _statements(ptx):
-        meant.setdefault((said, sort), Counter())[line] += 1
-    if all(set(lines) == {said[1]} for (said, _), lines in meant.items()):
+    for place, sort, line in _statements(ptx):
+        meant.setdefault((place, sort), Counter())[line] += 1
+    if all(set(lines) == {place[1]} for (place, _), lines in meant.items()):
         return tuple(instructions)
     return tuple(_moved(each, meant) for each in instructions)
 
@@ -102,15 +102,15 @@ def _moved(instruction: Instruction, meant: dict[tuple[_Line, str], Counter[int]
 def _statements(ptx: str) -> Iterator[tuple[_Line, str, int]]:
     """Of each statement the line that PTX says, its sort, and the line that is meant."""
     names = {number: PurePath(name or folder).name for number, folder, name in _FILE.findall(ptx)}
-    said: _Line = ("", 0)
+    place: _Line = ("", 0)
     meant, is_inside = 0, False
     for line in ptx.split("\n"):
         is_inside = _BEGIN in line or (is_inside and _END not in line)
         if loc := _LOC.match(line):
-            said = (names.get(loc[1], ""), int(loc[2]))
-            meant = meant if is_inside else said[1]
+            place = (names.get(loc[1], ""), int(loc[2]))
+            meant = meant if is_inside else place[1]
         elif statement := _OPCODE.match(line):
-            yield said, _sort(statement[1]), meant
+            yield place, _sort(statement[1]), meant
 
 
 def _sort(opcode: str) -> str:

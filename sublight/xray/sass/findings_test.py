@@ -176,15 +176,15 @@ def resources(used: dict[str, int]) -> Resources:
 
 
 def code(compiled: dict[str, Any], name: str, target: int) -> Code:
-    told = compiled[f"{name} {target}"]
+    result = compiled[f"{name} {target}"]
     return Code(
         name=name,
         symbol=name,
         gpu=find(GPUS[target]),
-        resources=resources(told["used"]),
-        sass=told["sass"],
-        ptx=told["ptx"],
-        ttgir=told["ttgir"],
+        resources=resources(result["used"]),
+        sass=result["sass"],
+        ptx=result["ptx"],
+        ttgir=result["ttgir"],
         file=HERE,
         signature=PLANTED[name][1],
     )

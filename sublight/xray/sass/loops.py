@@ -143,7 +143,7 @@ def _members(blocks: set[int], ends: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _nested(bodies: Mapping[int, tuple[int, ...]], latches: Mapping[int, int]) -> tuple[Loop, ...]:
-    """By size, so that a loop comes after the one that it is in."""
+    """The loops by size, so that a loop comes after the one around it."""
     heads = sorted(bodies, key=lambda head: (-len(bodies[head]), head))
     sets = {head: set(bodies[head]) for head in heads}
     loops: list[Loop] = []

@@ -71,7 +71,7 @@ class Region:
 
     @property
     def clocks_per_turn(self) -> float:
-        """Of a scheduler, for one warp."""
+        """A scheduler's clocks for one turn of one warp."""
         return max(self.clocks.values(), default=0.0)
 
     def to_json(self) -> dict[str, Any]:

@@ -120,10 +120,10 @@ def test_the_tensor_core_instructions_are_named() -> None:
 
 
 def test_json_has_names_and_numbers_only() -> None:
-    told = mix(code(LOOP)).to_json()
-    assert told["loops"][0]["limit"] == "special functions"
-    assert told["loops"][0]["widths"] == [{"kind": "global load", "bytes": 16, "count": 1}]
-    assert told["outside"]["instructions"] == 3
+    result = mix(code(LOOP)).to_json()
+    assert result["loops"][0]["limit"] == "special functions"
+    assert result["loops"][0]["widths"] == [{"kind": "global load", "bytes": 16, "count": 1}]
+    assert result["outside"]["instructions"] == 3
 
 
 def test_an_empty_listing_has_an_empty_mix() -> None:

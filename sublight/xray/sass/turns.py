@@ -34,7 +34,7 @@ def turns_of(
     accesses: Iterable[Access],
     warps: int,
 ) -> Turns:
-    """From how often the followed warps (so many; 0: none was followed to its end) made the loops' memory accesses."""
+    """The loops' turns, from how often the followed warps made their accesses (0: none was followed to its end)."""
     requests = _requests(accesses)
     turns = _turns(instructions, flow, file, requests, warps)
     way = path_outside(instructions, flow, _outside(instructions, flow, file, requests, warps) if warps else None)
