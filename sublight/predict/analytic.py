@@ -4,6 +4,10 @@ A few parameters (`efficiency.json`) say how near to each limit kernels come, an
 to published times on an H100, for every GPU, and to this project's own run where a GPU has one; `docs/predict.md` shows
 how far off the model is on rows that it never saw, and on another GPU.
 
+What a kernel waits for is so many cycles: its seconds are those of an H100, and longer where the clock is slower
+(`Rates.pace`). Tensor cores of Hopper and its successors work beside the rest of an SM; before them, an attention's
+softmax waits for its products and they for it.
+
 `cold` is the share of an op's inputs that comes from the memory and not from the L2: 1 in a model, whose weights and
 caches push each other out; less where a benchmark runs the same few buffers again (`cold_share`).
 """
@@ -22,12 +26,14 @@ TILES = (
 SPLITS = (1, 2, 4, 8, 16, 32)  # of k over several blocks
 LEAST_K = 128  # that a block of a split has
 K_STEP = 64
+FEW_ROWS = 8  # of a product whose weight has few bits: up to so many by a kernel of their own
 TILE = 128 * 128  # elements of a product, in which `store_s` is given
 ROWS = 128  # queries of a block of attention, and keys that it takes at a time
 BLOCKS = 2  # of one sequence and head in decoding that an SM holds
 ON_CHIP = 1 << 18  # bytes of registers, in which a program keeps its row
 ALIGNED = 16  # elements: Triton knows of a row's length only whether this divides it
 PROGRAM_BYTES = 1 << 14  # that one program of a flat op moves
+SORTED = 512  # elements, for which `sort_s` is given
 KEPT, LOST = 0.4, 0.8  # of the L2: what less than that is touched in turn stays there, more than this does not
 
 
@@ -39,6 +45,9 @@ class Rates:
     bytes_per_s: float
     sms: int
     l2_bytes_per_s: float = 0.0  # 0: as fast as the memory
+    pace: float = 1.0  # how many times an H100's its clock cycle is
+    vectors: float = 1.0  # how many times an H100's its vector units do in a cycle
+    overlaps: bool = True  # its tensor cores work beside its vector units
 
 
 def cold_share(touched_bytes: float, l2_bytes: float) -> float:
@@ -60,23 +69,25 @@ def product_s(
     fitted: Parameters,
     cold: float = 1.0,
 ) -> float:
-    """The fastest of several tiles and splits, as a library would choose.
+    """The fastest of several tiles and splits, as a library would choose. Weights of few bits (`unpack_s`) are made
+    whole by every tile that takes them, in a way of its own where there are few rows.
 
-    Blocks run in waves over the SMs, each over its part of k, which has a time that no small tile goes below, and then
-    stores its tile; parts of a split are added up after that. All bytes come once through the memory, which takes
-    many SMs to saturate.
+    Blocks run in waves over the SMs, each over its part of k, and then stores its tile; parts of a split are added up
+    after that. A tile smaller than `least` elements takes as long as one of these: tensor cores have a least shape, and
+    there are too few of it to fill them. All bytes come once through the memory, which takes many SMs to saturate.
     """
     sms, power = rates.sms, fitted["blend"]
     per_sm = rates.flops_per_s / sms
     full_rate = fitted["stream"] * rates.bytes_per_s
     sm_rate = fitted["sm_share"] * rates.bytes_per_s / sms
     rows = m / groups
+    unpack_s = rates.pace * fitted.get("unpack_s", 0.0) * (fitted.get("unpack_few", 1.0) if m <= FEW_ROWS else 1.0)
     kept = cold + (1 - cold) * rates.bytes_per_s / max(rates.l2_bytes_per_s, rates.bytes_per_s)
     best = math.inf
     for tile_m, tile_n in TILES:
         tiles = groups * math.ceil(rows / tile_m) * math.ceil(n / tile_n)
-        along_k = max(2.0 * tile_m * tile_n / per_sm, fitted["k_s"])
-        ends = fitted["prologue_s"] + fitted["store_s"] * tile_m * tile_n / TILE
+        along_k = max(2.0 * max(tile_m * tile_n, fitted["least"]) / per_sm, tile_n * unpack_s)
+        ends = rates.pace * (fitted["prologue_s"] + fitted["store_s"] * tile_m * tile_n / TILE)
         for split in SPLITS:
             if split > 1 and k / split < LEAST_K:
                 break
@@ -85,9 +96,9 @@ def product_s(
             compute = math.ceil(blocks / sms) * (along_k * depth + ends)
             partial = fitted["split"] * 4 * m * n * split if split > 1 else 0.0
             memory = (moved_bytes + partial) * kept / min(full_rate, min(blocks, sms) * sm_rate)
-            added = fitted["split_s"] if split > 1 else 0.0
+            added = rates.pace * fitted["split_s"] if split > 1 else 0.0
             best = min(best, (compute**power + memory**power) ** (1 / power) + added)
-    return fitted["launch_s"] + cold * fitted["cold_s"] + best
+    return rates.pace * (fitted["launch_s"] + cold * fitted["cold_s"]) + best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,33 +115,51 @@ class Heads:
     window: int = 0
 
 
-def _efficiency(head_dim: int, fitted: Parameters) -> float:
-    return fitted["rate"] * (fitted["rate_64"] if head_dim <= 64 else 1.0)
+def _per_key_s(head_dim: int, rates: Rates, fitted: Parameters, work: float, passes: float) -> float:
+    """Of a block of queries over one key: its products, and what its scores take in vector units."""
+    products = work * 4.0 * ROWS * head_dim / (rates.flops_per_s / rates.sms * fitted["rate"])
+    scores = passes * ROWS * fitted["score_s"] * rates.pace / rates.vectors
+    if not rates.overlaps:
+        return products + scores
+    power = fitted["overlap"]
+    return float((products**power + scores**power) ** (1 / power))
 
 
 def prefill_s(
-    shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, work: float = 1.0, cold: float = 1.0
+    shape: Heads,
+    moved_bytes: int,
+    rates: Rates,
+    fitted: Parameters,
+    work: float = 1.0,
+    passes: float = 1.0,
+    cold: float = 1.0,
 ) -> float:
     """Blocks of 128 queries, each over the keys that it sees: whole waves of equal blocks; of causal ones, which
-    differ, the longest, or the work of all over all SMs and a part of the longest at the end.
+    differ, the longest, or the work of all over all SMs and a part of the longest at the end. Where prompts are shorter
+    than a block, some kernels for tensor cores that overlap put the heads of a group into one (`packs`).
 
-    `work`: products for each pair, where the forward pass has one share.
+    `work` and `passes`: products for each pair and walks over the scores, where the forward pass has one share.
     """
-    blocks = math.ceil(shape.queries / ROWS)
-    per_key = work * 4.0 * ROWS * shape.head_dim / (rates.flops_per_s / rates.sms * _efficiency(shape.head_dim, fitted))
+    is_packed = fitted["packs"] and rates.overlaps and shape.queries < ROWS
+    packed = shape.heads // shape.kv_heads if is_packed else 1
+    heads = shape.batch * shape.heads // packed
+    blocks = math.ceil(shape.queries * packed / ROWS)
+    per_key = _per_key_s(shape.head_dim, rates, fitted, work, passes)
+    prologue = fitted["prologue_s"] * rates.pace
     whole = math.ceil(shape.keys / ROWS) * ROWS
     seen = min(whole, shape.window + ROWS) if shape.window else whole
-    every = shape.batch * shape.heads * blocks
-    longest = fitted["prologue_s"] + seen * per_key
-    if shape.causal and blocks > 1:
+    every = heads * blocks
+    longest = prologue + seen * per_key
+    if shape.causal and blocks > 1 and packed == 1:
         ramp = min(math.ceil(seen / ROWS), blocks)
         visited = ROWS * (ramp * (ramp + 1) / 2) + (blocks - ramp) * seen
-        spread = shape.batch * shape.heads * (visited * per_key + blocks * fitted["prologue_s"]) / rates.sms
+        spread = heads * (visited * per_key + blocks * prologue) / rates.sms
         compute = max(longest, spread + (fitted["tail"] * longest if every > rates.sms else 0.0))
     else:
         compute = math.ceil(every / rates.sms) * longest
-    memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
-    return fitted["launch_s"] + cold * fitted["cold_s"] + compute + memory
+    memory, power = moved_bytes / (fitted["stream"] * rates.bytes_per_s), fitted["blend"]
+    fixed = rates.pace * (fitted["launch_s"] + cold * fitted["cold_s"])
+    return fixed + float((compute**power + memory**power) ** (1 / power))
 
 
 def decode_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, cold: float = 1.0) -> float:
@@ -141,12 +170,12 @@ def decode_s(shape: Heads, moved_bytes: int, rates: Rates, fitted: Parameters, c
     units = shape.batch * shape.kv_heads
     walked = min(1.0, shape.keys * shape.head_dim / fitted["walk_elements"])
     waves = math.ceil(units / (BLOCKS * rates.sms))
-    queued = (waves - 1) * (fitted["wave_s"] + fitted["wave_walk_s"] * walked)
+    queued = rates.pace * (waves - 1) * (fitted["wave_s"] + fitted["wave_walk_s"] * walked)
     rows = math.ceil(shape.heads / shape.kv_heads / fitted["rows"]) * fitted["rows"]
     compute = 4.0 * rows * units * shape.keys * shape.head_dim / (rates.flops_per_s * fitted["rate"])
     memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
-    fixed = fitted["launch_s"] + cold * fitted["cold_s"] + fitted["walk_s"] * walked
-    written = fitted["write_s"] * units * shape.head_dim
+    fixed = rates.pace * (fitted["launch_s"] + cold * fitted["cold_s"] + fitted["walk_s"] * walked)
+    written = rates.pace * fitted["write_s"] * units * shape.head_dim
     return fixed + written + float((queued**power + compute**power + memory**power) ** (1 / power))
 
 
@@ -158,6 +187,8 @@ class Rows:
     count: int = 0  # 0: flat
     kept: int = 1  # rows that a program holds in float32 until it writes: two in a backward pass
     turned: bool = False  # what was a column is a row of the result
+    sorted: int = 0  # elements that a program of a second launch sorts for each row
+    sorted_odd: bool = False  # which do not begin at whole vectors
 
     @property
     def is_long(self) -> bool:
@@ -187,17 +218,31 @@ class Rows:
 def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, rows: Rows, cold: float = 1.0) -> float:
     """Launches, then bytes at nearly the memory's rate, which takes many SMs to saturate: rows go to the SMs in waves.
 
-    The rate is less where a row is too long to stay on the chip, or where rows do not begin at whole vectors.
+    The rate is less where a row is too long to stay on the chip, or where rows do not begin at whole vectors. The more
+    programs there are, up to some for each SM, the longer the first loads, the last programs and what they leave to be
+    added up take. Parameters that were fitted before there was such a part lack it: it is 0 there.
     """
     share = 1.0
     if rows.is_long:
         share *= fitted["long"] if rows.kept == 1 else fitted["long_backward"]
     if rows.is_odd:
-        share *= fitted["odd"]
+        most = math.log2(rows.unaligned / 2) / math.log2(ALIGNED / 2)  # 0 where 8 divides a row, 1 where 2 does not
+        share *= fitted["odd"] ** (1 - most) * fitted.get("odd_most", fitted["odd"]) ** most
     programs = max(1, rows.count or math.ceil(moved_bytes / PROGRAM_BYTES))
     waves = math.ceil(programs / rates.sms)
     power = fitted["blend"]
     of_memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
     of_sm = waves * moved_bytes / programs / (fitted["sm_share"] * rates.bytes_per_s / rates.sms)
     moving = float((of_memory**power + of_sm**power) ** (1 / power)) / share
-    return launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + moving
+    ramp = fitted.get("ramp_s", 0.0) * (1 - math.exp(-programs / rates.sms / fitted.get("ramp", 1.0)))
+    sorting = _sorting_s(rows, rates.sms, fitted) if rows.sorted else 0.0
+    waiting = launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + ramp + sorting
+    return rates.pace * waiting + moving
+
+
+def _sorting_s(rows: Rows, sms: int, fitted: Parameters) -> float:
+    """One program a row; those of an SM share it, so the second takes a part of what the first took."""
+    one_s = fitted.get("sort_s", 0.0) * float((rows.sorted / SORTED) ** fitted.get("sort_power", 1.0))
+    if rows.sorted_odd:
+        one_s *= fitted.get("sort_odd", 1.0)
+    return one_s * (1 + fitted.get("sort_next", 1.0) * (math.ceil(rows.count / sms) - 1))

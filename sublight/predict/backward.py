@@ -49,7 +49,7 @@ def backward(builder: Builder) -> Iterator[Operation]:
         elif op.name not in ("loss", "routing", "positions"):  # done in the forward pass, or no gradient of its own
             yield replace(op, direction="bwd", cost=cost.find(op.op)(op.shape, op.dtype, "bwd"))
     if step.parallel.data > 1:
-        shape = {"numel": trained(builder.model, step), "ranks": step.parallel.data, "span": step.parallel.gpus}
+        shape = {"numel": shared(builder.model, step), "ranks": step.parallel.data, "span": step.parallel.gpus}
         spent = cost.find("all_reduce")(shape, step.precision.gradients, "fwd")
         yield Operation(
             name=GRADIENTS,
@@ -65,12 +65,12 @@ def backward(builder: Builder) -> Iterator[Operation]:
 
 
 def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[Operation]:
-    """That of x is a product of dy and the weight, that of the weight one of dy and x: each as large as the forward."""
+    """The products of dy and the weight (x's gradient) and of dy and x (the weight's), each as large as the forward."""
     m, n, k = (op.shape[size] for size in ("m", "n", "k"))
     groups = op.shape.get("groups", 1)
-    dtype = step.precision.products
+    dtype = step.precision.products if op.op == "conv2d" else op.dtype
     x, dy = dense(dtype, m, k), dense(dtype, m, n)
-    weight, *scales = weight_tensors(step.precision.weights if not trained else dtype, groups * n, k)
+    weight, *scales = weight_tensors(op.stored if not trained else dtype, groups * n, k)
     limit = matmul_limit(dtype)
     if op.op == "conv2d":  # its input is smaller than the matrix that it stands for
         x = dense(dtype, op.shape["batch"], op.shape["in_channels"], op.shape["size"], op.shape["size"])
@@ -106,7 +106,7 @@ def _attention_backward(op: Operation) -> Cost:
 
 
 def adapter_parameters(model: Model, rank: int) -> int:
-    """Of two thin matrices beside every product that is adapted."""
+    """The parameters of the adapters: two thin matrices beside every adapted product."""
     step = Step(mode="train", batch=1, context=1, lora=rank)
     builder = Builder(model=model, step=step)
     transformer(builder)
@@ -116,15 +116,31 @@ def adapter_parameters(model: Model, rank: int) -> int:
 
 def held(model: Model, parallel: Parallel) -> int:
     """Parameters of one GPU: its part of every product and of the layers, and its experts."""
-    numel, ways = models.parameters(model), parallel.expert // parallel.tensor
-    if ways > 1:  # tensor parallel cuts experts as it cuts everything; beyond that they are spread
-        experts = sum(
-            block.count * block.experts.count * models.expert_parameters(model, block.experts)
-            for block in model.blocks
-            if block.experts
-        )
+    numel, ways = models.parameters(model), _groups_of_experts(parallel)
+    if ways > 1:
+        experts = _expert_parameters(model)
         numel += experts // ways - experts
     return -(-numel // (parallel.tensor * parallel.pipeline))
+
+
+def _groups_of_experts(parallel: Parallel) -> int:
+    """Tensor parallel cuts experts as it cuts everything; beyond that they are spread."""
+    return max(parallel.expert // parallel.tensor, 1)
+
+
+def _expert_parameters(model: Model) -> int:
+    return sum(
+        block.count * block.experts.count * models.expert_parameters(model, block.experts)
+        for block in model.blocks
+        if block.experts
+    )
+
+
+def shared(model: Model, step: Step) -> int:
+    """Parameters of one GPU whose gradients are summed: spread experts are nobody else's."""
+    parallel, ways = step.parallel, _groups_of_experts(step.parallel)
+    own = _expert_parameters(model) // ways if ways > 1 and step.lora is None else 0
+    return trained(model, step) - own // (parallel.tensor * parallel.pipeline)
 
 
 def trained(model: Model, step: Step) -> int:

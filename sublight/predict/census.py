@@ -29,7 +29,7 @@ def _merged(ops: Iterator[Operation]) -> Iterator[Operation]:
     """Ops that differ only in how many layers they stand for, as one."""
     found: dict[tuple[object, ...], Operation] = {}
     for op in ops:
-        key = (op.name, op.direction, op.dtype, *op.shape.items())
+        key = (op.name, op.direction, op.dtype, op.at_end, *op.shape.items())
         before = found.get(key)
         found[key] = op if before is None else replace(before, count=before.count + op.count)
     yield from found.values()

@@ -109,9 +109,20 @@ def test_checkpointing_runs_layers_again_and_lora_trains_thin_products() -> None
     assert again - plain == pytest.approx((plain - 3 * head) / 3, rel=0.05)
     adapted = census.census(found, replace(step, lora=16))
     assert not [op for op in adapted if op.name == "MLP up (weight)"]
-    wide = found.hidden * 16 + 3072 * 16, 2048 * 16 + found.hidden * 16, 18432 * 0
-    mlp = 16 * (2048 + 16384) + 16 * (8192 + 2048)
-    assert backward.trained(found, replace(step, lora=16)) == 16 * (sum(wide) + mlp)
+
+
+@pytest.mark.parametrize(("name", "printed"), [("llama-3.2-1b", 11_272_192), ("llama-3-8b", 41_943_040)])
+def test_adapters_are_as_many_as_peft_prints(name: str, printed: int) -> None:
+    """Of rank 16 beside each linear layer: q, k and v have one each, so have gate and up."""
+    step = Step(mode="train", batch=1, context=1, lora=16)
+    assert backward.trained(config.load(name), step) == printed
+
+
+def test_adapters_are_beside_the_matrices_of_the_checkpoint() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    apart, joined = (config.from_config({**sizes, "model_type": kind, "vocab_size": 9}) for kind in ("llama", "phi3"))
+    step = Step(mode="train", batch=1, context=1, lora=2)
+    assert backward.trained(apart, step) - backward.trained(joined, step) == 2 * 3 * 64  # three thin ones read x more
 
 
 @pytest.mark.parametrize("ways", [2, 4])
@@ -129,12 +140,27 @@ def test_weights_of_four_bits_are_read_with_their_scales() -> None:
     found = config.load("llama-3-8b")
     step = Step(mode="decode", batch=1, context=64)
     wide, narrow = (
-        next(op for op in census.census(found, replace(step, precision=p)) if op.name == "MLP up")
+        next(op for op in census.census(found, replace(step, precision=p)) if op.name == "norm + MLP up")
         for p in (Precision(), Precision(weights="int4"))
     )
     numel = 28672 * 4096
     assert wide.cost.read_bytes - narrow.cost.read_bytes == numel * 2 - (numel // 2 + numel // 128 * 2)
     assert wide.cost.total_flops == narrow.cost.total_flops
+
+
+def test_one_token_has_norms_and_activations_inside_the_products() -> None:
+    """What is done stays the same, launches are fewer; not where a link, experts or PyTorch's own ops stand between."""
+    found, step = config.load("llama-3-8b"), Step(mode="decode", batch=1, context=64)
+    ops, apart = (census.census(found, replace(step, eager=eager)) for eager in (False, True))
+    names = {op.name for op in ops}
+    assert {"norm + qkv projection", "norm + MLP up", "activation + MLP down", "norm + head"} < names
+    assert not names & {"norm", "MLP activation"} and {"norm", "MLP activation"} < {op.name for op in apart}
+    flops, launches = ([sum(op.count * getattr(op.cost, what) for op in each) for each in (ops, apart)]
+                       for what in ("total_flops", "launches"))  # fmt: skip
+    assert flops[0] == flops[1] and launches[1] - launches[0] == 65 + 32
+    for other in (replace(step, batch=2), replace(step, parallel=Parallel(tensor=2)), replace(step, mode="prefill")):
+        assert "norm" in {op.name for op in census.census(found, other)}
+    assert "norm" in {op.name for op in census.census(config.load("mixtral-8x7b"), step)}
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 1000])
@@ -152,3 +178,20 @@ def test_every_known_model_has_a_census(name: str) -> None:
         ops = census.census(found, Step(mode=mode, batch=2, context=found.tokens or 128))
         assert all(op.cost.bytes > 0 and op.count > 0 for op in ops)
         assert len({(op.name, op.direction, tuple(op.shape.items())) for op in ops}) == len(ops)
+
+
+def test_heads_of_keys_that_gpus_do_not_divide_are_kept_twice() -> None:
+    found = config.load("phi-4")  # 10 of them
+    part = census.census(found, Step(mode="decode", batch=1, context=64, parallel=Parallel(tensor=4)))
+    assert next(op for op in part if op.name == "attention").shape["kv_heads"] == 3
+
+
+def test_gradients_of_spread_experts_stay_where_they_are() -> None:
+    found, step = config.load("qwen3-30b-a3b"), Step(mode="train", batch=8, context=16)
+    spread, whole = (replace(step, parallel=Parallel(data=8, expert=expert)) for expert in (8, 1))
+    sent, every = (
+        next(op for op in census.census(found, each) if op.name == backward.GRADIENTS).shape["numel"]
+        for each in (spread, whole)
+    )
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert every == model.parameters(found) and sent == every - experts

@@ -14,5 +14,5 @@ SUSTAINED = {"Hopper": 1740 / 1980}  # of the highest clock, by architecture
 
 
 def slower(machine: Machine) -> float:
-    """By how much compute-bound ops of a long step take longer than in a burst."""
+    """The factor by which a long step's compute-bound ops take longer than in a burst."""
     return 1 / SUSTAINED.get(machine.gpu.architecture or "", 1.0)

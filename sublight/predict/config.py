@@ -69,7 +69,7 @@ def _spellings() -> dict[str, str]:
 def _read(path: Path) -> Config:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise BadInput(f"cannot read {path}: {error}; it should be a model's config.json") from None
     if not isinstance(data, dict):
         raise BadInput(f"{path} is no config.json: it holds a {type(data).__name__}, not an object")
@@ -82,15 +82,18 @@ def _name_of(path: Path) -> str:
 
 def from_config(config: Config, *, name: str = "model", source: str = "given") -> Model:
     """The model that a config describes; some hold that of their text part inside."""
-    stored = _stored(config.get("quantization_config"))
+    quantization = config.get("quantization_config")
     is_part = isinstance(config.get("text_config"), dict) and "model_type" in config["text_config"]
     if is_part:
         config = config["text_config"]
+    stored = _stored(quantization or config.get("quantization_config"))
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise BadInput(f"the config of {name} lacks model_type: is it a model's config.json?")
     if kind not in READERS:
         raise BadInput(f"the config of {name} has model_type {kind!r}, which is not known: known are {known_types()}")
+    if config.get("head_dim") == 0:  # null means that the width is cut evenly
+        raise BadInput(f"the config of {name} gives a head_dim of 0: it must be a whole number above 0")
     if refusal := next((f"{key}: {why}" for key, why in _REFUSED.items() if config.get(key)), ""):
         raise BadInput(f"the config of {name} has {refusal}")
     model = replace(READERS[kind](Fields(config, name), source), is_part=is_part, stored=stored)
@@ -98,9 +101,12 @@ def from_config(config: Config, *, name: str = "model", source: str = "given") -
         raise BadInput(
             f"the config of {name} gives a {bad} of {getattr(model, bad)}: it must be a whole number above 0"
         )
-    if model.family != "convolution" and not model.layers:
-        raise BadInput(f"the config of {name} has no layers: num_hidden_layers must be a whole number above 0")
-    if model.heads and model.hidden % model.heads and model.latent is None and not config.get("head_dim"):
+    if (
+        model.heads
+        and model.hidden % model.heads
+        and model.head_dim == model.hidden // model.heads
+        and not (model.latent or config.get("head_dim"))
+    ):
         raise BadInput(f"the config of {name} has {model.heads} heads for a width of {model.hidden}: they must divide")
     for experts in (block.experts for block in model.blocks if block.experts):
         if not 0 < experts.chosen <= experts.count:
@@ -127,6 +133,8 @@ _REFUSED = {  # layers that this census would count wrongly
     "index_topk": "sparse attention (index_topk), which is not counted yet",
     "linear_num_key_heads": "linear attention layers, which are not counted yet",
     "mamba_num_heads": "Mamba layers, which are not counted yet",
+    "add_cross_attention": "cross-attention, which is not counted yet",
+    "is_encoder_decoder": "an encoder and a decoder, which are not counted yet",
     "kv_shared_layers": "layers that share their cache, which are not counted yet",
 }
 

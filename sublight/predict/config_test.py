@@ -37,7 +37,12 @@ def test_the_text_part_of_a_larger_model_is_read() -> None:
 )
 def test_weights_that_are_published_in_fewer_bits_are_named(quantization: Any, words: str) -> None:
     found = config.from_config({**LLAMA, "quantization_config": quantization})
-    assert found.stored == words and bool(data.notes_of(found, 16)) == bool(words) and not data.notes_of(found, 4)
+    assert found.stored == words and bool(data.notes_of(found, 16)) == bool(words)
+    assert data.notes_of(found, 4) == [
+        "Its layers' weights have 4 bits; what lies before and behind them stays in 16."
+    ]
+    inside = {"model_type": "whole", "text_config": {**LLAMA, "quantization_config": quantization}}
+    assert config.from_config(inside).stored == words
 
 
 def test_models_that_fit_as_published_say_so() -> None:
@@ -53,7 +58,7 @@ def test_models_that_fit_as_published_say_so() -> None:
 )
 def test_biases_as_the_class_has_them(kind: str, given: bool, biases: int) -> None:
     """Of a layer: queries, keys and values (of 64, 32 and 32), and the output."""
-    plain, biased = ({**LLAMA, "model_type": kind, "attention_bias": bias} for bias in (False, given))
+    plain, biased = ({**LLAMA, "model_type": kind, "head_dim": 16, "attention_bias": bias} for bias in (False, given))
     counts = [model.parameters(config.from_config(each)) for each in (plain, biased)]
     assert counts[1] - counts[0] == 2 * biases
 
@@ -61,6 +66,14 @@ def test_biases_as_the_class_has_them(kind: str, given: bool, biases: int) -> No
 def test_experts_as_transformers_5_writes_them() -> None:
     moe = {**LLAMA, "model_type": "qwen3_moe", "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     assert config.from_config({**moe, "num_local_experts": 8}) == config.from_config({**moe, "num_experts": 8})
+
+
+def test_experts_in_some_layers_of_a_deepseek_are_refused() -> None:
+    fields = dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 16)
+    fields |= {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    assert config.from_config({**LLAMA, **fields, "moe_layer_freq": 1}).layers == 2
+    with pytest.raises(BadInput, match="moe_layer_freq above 1"):
+        config.from_config({**LLAMA, **fields, "moe_layer_freq": 2})
 
 
 def test_dense_first_layers_and_experts_differ() -> None:
@@ -88,21 +101,76 @@ def test_layer_types_say_which_layers_have_a_window() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "windows"),
+    [
+        ("mistral", {16: 4}),
+        ("phi3", {16: 4}),
+        ("gemma2", {16: 2, None: 2}),  # the published config.json of Gemma 2 leaves out layer_types
+        ("gpt_oss", {16: 2, None: 2}),
+        ("llama", {None: 4}),  # whose class reads no window
+        ("gemma", {None: 4}),
+    ],
+)
+def test_a_window_without_layer_types_is_the_class_s(kind: str, windows: dict[int | None, int]) -> None:
+    fields = {**LLAMA, "model_type": kind, "num_hidden_layers": 4, "sliding_window": 16}
+    found = config.from_config({**fields, "num_local_experts": 4, "num_experts_per_tok": 2})
+    assert {block.window: block.count for block in found.blocks} == windows
+
+
+def test_a_head_s_width_that_the_config_leaves_out_is_the_class_s() -> None:
+    widths = {kind: config.from_config({**LLAMA, "model_type": kind}).head_dim for kind in ("llama", "gemma", "qwen3")}
+    assert widths == {"llama": 16, "gemma": 256, "qwen3": 128}
+
+
+RESNET = {"model_type": "resnet", "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048], "embedding_size": 64}
+
+
+def test_a_resnet_as_hugging_face_writes_it() -> None:
+    found = config.from_config({**RESNET, "layer_type": "bottleneck", "num_labels": 1000})
+    known = config.load("resnet-50")
+    assert (found.stages, found.image) == (known.stages, known.image)
+    assert model.parameters(found) == model.parameters(known) and "224 x 224" in data.notes_of(found, 16)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"layer_type": "basic"}, "layer_type = 'basic', which is not counted yet"),
+        ({"downsample_in_first_stage": True}, "downsample_in_first_stage = True"),
+        ({"hidden_sizes": [256]}, "lists of one length"),
+        ({"depths": [3, 0, 6, 3]}, "no layer can be empty"),
+        ({"depths": [3, "4", 6, 3]}, "must be a list of whole numbers"),
+        ({"image_size": 16}, "too small for 4 stages"),
+        ({"id2label": 3}, "id2label = 3: it must be an object"),
+    ],
+)
+def test_a_resnet_that_is_not_counted_is_one_line(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        config.from_config({**RESNET, **change})
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"hidden_size": "wide"}, "hidden_size = 'wide': it must be a whole number"),
         ({"num_hidden_layers": True}, "must be a whole number"),
-        ({"num_attention_heads": 0}, "gives a heads of 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0: it must be a whole number above 0"),
         ({"num_key_value_heads": 3}, "they must divide"),
         ({"model_type": None}, "lacks model_type"),
         ({"model_type": "mamba"}, "model_type 'mamba', which is not known"),
         ({"index_topk": 2048}, "sparse attention"),
+        ({"add_cross_attention": True}, "cross-attention"),
+        ({"num_hidden_layers": 10**30}, "must be a whole number below"),
+        ({"num_hidden_layers": 20_000}, "at most 10000"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layers of 'chunked_attention'"),
+        ({"model_type": "mistral", "num_key_value_heads": ...}, "lacks num_key_value_heads"),
     ],
 )
 def test_a_bad_config_is_one_line(change: dict[str, Any], words: str) -> None:
+    fields = {name: value for name, value in {**LLAMA, **change}.items() if value is not ...}
     with pytest.raises(BadInput) as caught:
-        config.from_config({**LLAMA, **change}, name="mine")
+        config.from_config(fields, name="mine")
     assert words in str(caught.value) and "mine" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -130,14 +198,17 @@ def test_names_as_people_write_them() -> None:
 
 PLAIN = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
 PLAIN |= {"vocab_size": 100, "num_attention_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+PLAIN |= {"num_key_value_heads": 4}
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"num_local_experts": 0, "num_experts_per_tok": 0}, "chooses 0 of 0 experts"),
+        ({"num_local_experts": 0}, "num_local_experts = 0: it must be a whole number above 0"),
+        ({"num_experts_per_tok": 5}, "chooses 5 of 4 experts"),
+        ({"vocab_size": 0}, "vocab_size = 0: it must be a whole number above 0"),
         ({"num_experts_per_tok": 9}, "chooses 9 of 4 experts"),
-        ({"num_hidden_layers": 0}, "has no layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0: it must be a whole number above 0"),
         ({"num_attention_heads": 3}, "3 heads for a width of 64: they must divide"),
         ({"tie_word_embeddings": "maybe"}, "tie_word_embeddings = 'maybe': it must be true or false"),
         ({"mlp_only_layers": 3}, "mlp_only_layers = 3: it must be a list"),
@@ -148,3 +219,20 @@ def test_a_config_that_contradicts_itself_is_refused(changed: dict[str, Any], li
     assert config.from_config(PLAIN).layers == 2
     with pytest.raises(BadInput, match=line):
         config.from_config({**PLAIN, **changed})
+
+
+@pytest.mark.parametrize(("stem", "weights"), [(64, 311_943), (16, 305_175)])
+def test_a_resnet_whose_first_stage_keeps_its_width_adds_the_input_itself(stem: int, weights: int) -> None:
+    """Counted on transformers' class: no convolution lies in a shortcut that neither widens nor shrinks."""
+    sizes = {"embedding_size": stem, "hidden_sizes": [64, 128, 256], "depths": [1, 3, 3], "num_labels": 7}
+    assert model.parameters(config.from_config({"model_type": "resnet", **sizes})) == weights
+
+
+@pytest.mark.parametrize(("patch", "line"), [(0, "patch_size = 0"), (64, "patches of 64 in an image of 32: none fits")])
+@pytest.mark.parametrize("kind", ["vit", "dit"])
+def test_patches_that_no_image_has(kind: str, patch: int, line: str) -> None:
+    sizes = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "in_channels": 4}
+    sizes |= {"intermediate_size": 128, "image_size": 32}
+    assert config.from_config({**sizes, "patch_size": 16}).tokens == {"vit": 5, "dit": 4}[kind]
+    with pytest.raises(BadInput, match=line):
+        config.from_config({**sizes, "patch_size": patch})

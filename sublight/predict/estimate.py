@@ -13,7 +13,7 @@ from sublight.predict.machine import Machine
 from sublight.predict.memory import USABLE, Memory
 from sublight.predict.model import Model
 from sublight.predict.operation import Operation
-from sublight.predict.step import Mode, Step
+from sublight.predict.step import ONE_GPU, Mode, Step
 
 MICRO_BATCHES = 4  # for each stage of a pipeline, when training
 
@@ -25,7 +25,6 @@ class TimedOperation:
     operation: Operation
     timed: Timed
     runs: int  # the time of so many, those of a pipeline that fills and drains included
-    useful: int  # of them, those that do something
     hidden_s: float = 0.0  # of a link's time: what passes while other ops run
 
     @property
@@ -114,7 +113,7 @@ class Prediction(OfOps):
 
     @property
     def clock_share(self) -> float:
-        """Of the highest clock, that products of this step run at."""
+        """The clock of this step's products, as a share of the highest clock."""
         return 1 / clocks.slower(self.machine) if self.step.trains else 1.0
 
     @property
@@ -123,12 +122,19 @@ class Prediction(OfOps):
 
     @property
     def flops(self) -> float:
-        """Of one GPU, on tensor cores; ops that are done again count once."""
-        return sum(
-            op.useful * sum(flops for limit, flops in op.operation.cost.flops.items() if limit.startswith("matmul"))
-            for op in self.ops
-            if not op.operation.name.endswith("(again)")
+        """Of one GPU, on tensor cores: its part of what the model needs, however uneven the parts of the GPUs are. Ops
+        that are done again count once."""
+        ops = [op.operation for op in self.ops]
+        if self.gpus > 1:
+            ops = [*census.census(self.model, replace(self.step, parallel=ONE_GPU))]
+        whole = sum(
+            op.count * flops
+            for op in ops
+            if not op.name.endswith("(again)")
+            for limit, flops in op.cost.flops.items()
+            if limit.startswith("matmul")
         )
+        return whole / self.gpus
 
     @property
     def mfu(self) -> float:
@@ -161,7 +167,7 @@ class Prediction(OfOps):
 
     @property
     def largest_batch(self) -> int:
-        """Of all GPUs together."""
+        """The largest batch that fits, of all GPUs together."""
         parallel = self.step.parallel
         here = memory.largest_batch(self.model, replace(self.step, batch=1), self.machine.gpu.memory_bytes or 0)
         return here * parallel.data
@@ -171,14 +177,16 @@ def micro(step: Step) -> tuple[Step, int, int]:
     """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline.
 
     A pipeline fills and drains: with m parts and p stages, m + p - 1 rounds; while tokens are generated it stays full.
+    What only the first or the last stage has runs once for each part.
     """
     parallel = step.parallel
     here = -(-step.batch // parallel.data)
     if parallel.pipeline == 1:
         return replace(step, batch=here), 1, 1
-    parts = min(here, parallel.pipeline * (MICRO_BATCHES if step.trains else 1))
+    size = -(-here // (parallel.pipeline * (MICRO_BATCHES if step.trains else 1)))
+    parts = -(-here // size)
     rounds = max(parts, parallel.pipeline) if step.mode == "decode" else parts + parallel.pipeline - 1
-    return replace(step, batch=-(-here // parts)), parts, rounds
+    return replace(step, batch=size), parts, rounds
 
 
 def in_a_long_run(timed: Timed, longer: float) -> Timed:
@@ -211,8 +219,7 @@ def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float
         TimedOperation(
             operation=op,
             timed=in_a_long_run(op_times.timed(op, machine), longer),
-            runs=op.count if op.once else op.count * rounds,
-            useful=op.count if op.once else op.count * parts,
+            runs=op.count * (1 if op.once else parts if op.at_end else rounds),
         )
         for op in census.census(model, part)
     )

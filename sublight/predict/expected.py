@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sublight import gpus
 from sublight.cost.dtypes import find_dtype
 from sublight.cost.record import Cost, Direction, Shape
+from sublight.gpus import Gpu
 from sublight.predict import analytic, links, table
 from sublight.predict.analytic import Heads, Parameters, Rates, Rows
 from sublight.predict.machine import Machine
@@ -16,7 +19,23 @@ How = Literal["measured", "carried over", "analytic"]  # on this GPU; on one of 
 ROW_LENGTHS = ("cols", "n", "vocab")  # names of a row's length in shapes; the first that is there
 ROW_COUNTS = ("rows", "outer", "tokens")  # and of how many
 FLAT = ("add", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu")  # ops without rows, whatever their shape is given by
-HALF = ("bfloat16", "float16")  # what the tables were measured in
+LARGEST = ("sample", "softmax_topk")  # ops that keep the largest of every GROUP, and sort these by BUNDLEs
+GROUP, BUNDLE = 64, 4
+OVERLAPPING = ("Hopper", "Blackwell")  # whose tensor cores work beside their vector units,
+CONSUMER_BLACKWELL = 12  # but for GPUs of this compute capability, which multiply as an Ampere does
+LAUNCH_EARLY = ("Hopper", "Blackwell")  # where a kernel begins before the one before it has ended
+# What a product of one row takes beyond its floor when its weight is read ahead: a layer's four of Llama 8B took
+# 103.2 µs on an H200, their floors 97.0 (docs/engines.md).
+CHAINED_S, CHAINED_GPU = 1.55e-6, "h200"
+HALF = ("bfloat16", "float16")  # what the tables were measured in, but for those of products in fewer bits
+FP8 = "float8_e4m3fn"
+# Of attention, in forward passes: five products where that has two, at 0.89 of its rate, as six shapes on an H200 have
+# it (docs/attention.md, cuDNN): they are off by -9 to +7 %.
+BACKWARD = 2.5 / 0.89
+PACKED_ROWS = 128  # that kernels for weights of four bits take; of more rows the weight is made whole first
+# Bytes that finding the scales of each number of an fp8 product's input and rounding it take: 16 bits are read twice,
+# and 8 are written.
+ROUNDED_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +62,29 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
     floor = machine.limits.floor(op.cost)
     floor_s, bound = (floor.seconds, floor.bound) if floor else (0.0, "unknown")
     kind, sizes = _looked_up(op)
-    is_like_rows = sizes and op.dtype in HALF
-    found = table.find(kind, machine.key, machine.gpu.architecture, machine.tables) if is_like_rows else None
-    fitted = found.parameters if found and found.parameters else table.parameters(kind)
-    base_s = _analytic_s(op, machine, fitted, cold)
-    if found is None:
-        return Timed(
-            floor_s=floor_s,
-            bound=bound,
-            expected_s=max(base_s, floor_s),
-            how="analytic",
-            error=table.analytic_error(kind, machine.key),
-        )
-    same = found.gpu == machine.key and not machine.changed
+    near = table.find(kind, machine.key, machine.gpu.architecture, machine.tables)
+    found = near if sizes else None
+    if op.direction != "fwd" and not found:  # tables are of forward passes
+        near = None
+    fitted = near.parameters if near and near.parameters else table.parameters(kind)
+    expected_s = _analytic_s(op, machine, fitted, cold) * (found.correction(sizes) if found else 1.0)
+    source = found.gpu if found else ""
+    begins_early = op.chained and op.dtype in HALF and machine.gpu.architecture in LAUNCH_EARLY
+    if begins_early and floor_s + CHAINED_S < expected_s:
+        expected_s = floor_s + CHAINED_S
+        source = CHAINED_GPU if found else ""
+    same = source == machine.key and not machine.changed
+    error = table.analytic_error(kind, machine.key)
+    if not sizes:  # of a kind that was not checked there: no better known than on a GPU without rows
+        error = max(error, table.analytic_error(kind))
+    if found:
+        error = found.p90_error if same else max(found.p90_error, error)
     return Timed(
         floor_s=floor_s,
         bound=bound,
-        expected_s=max(base_s * found.correction(sizes), floor_s),
-        how="measured" if same else "carried over",
-        error=found.p90_error if same else max(found.p90_error, table.analytic_error(kind, machine.key)),
+        expected_s=max(expected_s, floor_s),
+        how="measured" if same else "carried over" if found else "analytic",
+        error=error,
     )
 
 
@@ -85,7 +108,22 @@ def rates_of(machine: Machine, dtype: str | None = None) -> Rates:
         flops_per_s=machine.reached(dtype) if dtype else 0.0,
         bytes_per_s=gpu.memory_bytes_per_s or 0.0,
         sms=gpu.sms or 1,
+        pace=_fitted_clock_hz() / (gpu.boost_clock_hz or _fitted_clock_hz()),
+        vectors=machine.factors.get("flops", 1.0),
+        overlaps=_overlaps(gpu),
     )
+
+
+def _overlaps(gpu: Gpu) -> bool:
+    """A GPU of an architecture that is not known is one to come."""
+    is_consumer = (gpu.compute_capability or (0, 0))[0] == CONSUMER_BLACKWELL
+    return not is_consumer and (not gpu.architecture or gpu.architecture in OVERLAPPING)
+
+
+@functools.cache
+def _fitted_clock_hz() -> float:
+    """Of the GPU whose seconds the parameters are."""
+    return gpus.find("h100").boost_clock_hz or 1.0
 
 
 def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
@@ -94,15 +132,29 @@ def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
     if op.kind == "link":
         return "link", ()
     if op.kind == "stream":
-        return f"stream {op.op} {op.direction}", stream_sizes(op.cost.bytes, rows_of(op.op, op.shape, op.direction))
+        sizes = stream_sizes(op.cost.bytes, rows_of(op.op, op.shape, op.direction)) if op.dtype in HALF else ()
+        return f"stream {op.op} {op.direction}", sizes
     if op.kind == "product":
-        is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d"
-        return "product", (shape["m"], shape["n"], shape["k"]) if is_plain else ()
+        kind = _product_kind(op)
+        is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d" and op.dtype in (*HALF, FP8)
+        return kind, (shape["m"], shape["n"], shape["k"]) if is_plain and kind != table.FEW_BITS else ()
     heads = _heads(op)
     kind = "decode attention" if heads.queries == 1 else "prefill attention"
     is_plain = heads.causal and not heads.window and "value_dim" not in shape
-    is_measured = heads.head_dim <= 256 and op.direction == "fwd" and (heads.queries == 1 or is_plain)
+    is_half = op.dtype in HALF and (op.stored or op.dtype) in HALF
+    is_measured = is_half and heads.head_dim <= 256 and op.direction == "fwd" and (heads.queries == 1 or is_plain)
     return kind, sizes_of(heads) if is_measured else ()
+
+
+def _product_kind(op: Operation) -> str:
+    """By the data types that tables were measured in; what has fewer bits and no table is known less well."""
+    stored = op.stored or op.dtype
+    if op.dtype == FP8 == stored:
+        return "product fp8"
+    if op.dtype in HALF and stored == "int4" and op.shape["m"] <= PACKED_ROWS and op.direction == "fwd":
+        return "product int4"
+    is_wide = find_dtype(op.dtype).bits >= 16 and find_dtype(stored).bits >= 16
+    return "product" if is_wide else table.FEW_BITS
 
 
 def sizes_of(heads: Heads) -> tuple[float, ...]:
@@ -124,6 +176,12 @@ def rows_of(op: str, shape: Shape, direction: Direction) -> Rows:
         return Rows(length=shape["inner"], count=shape["outer"] * shape["n"], kept=kept)
     length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1)
     count = next((shape[name] for name in ROW_COUNTS if name in shape), 0)
+    if op == "embedding" and direction == "bwd":
+        count += shape["vocab"]  # the gradient has all of the table's rows, however few tokens there are
+    if op in LARGEST:
+        groups = -(-length // GROUP)
+        bundles = 1 << max(6, (-(-groups // BUNDLE) - 1).bit_length())  # a power of two, 64 at least
+        return Rows(length=length, count=count, kept=kept, sorted=bundles, sorted_odd=groups % analytic.ALIGNED != 0)
     return Rows(length=length, count=count, kept=kept, turned=op == "transpose")
 
 
@@ -142,14 +200,15 @@ def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
         m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)
-        return analytic.product_s(m, n, k, groups, op.cost.bytes, rates, fitted, cold)
+        moved_bytes = op.cost.bytes + (ROUNDED_BYTES * m * k if _product_kind(op) == "product fp8" else 0)
+        return analytic.product_s(m, n, k, groups, moved_bytes, rates, fitted, cold)
     heads = _heads(op)
     if heads.queries == 1:
         return analytic.decode_s(heads, op.cost.bytes, rates, fitted, cold)
-    work = 1.0 if op.direction == "fwd" else 2.5  # five products where the forward pass has two
+    work = passes = 1.0 if op.direction == "fwd" else BACKWARD
     if value_dim := shape.get("value_dim"):
         work *= (heads.head_dim + value_dim) / (2 * heads.head_dim)
-    return analytic.prefill_s(heads, op.cost.bytes, rates, fitted, work, cold)
+    return analytic.prefill_s(heads, op.cost.bytes, rates, fitted, work, passes, cold)
 
 
 def _heads(op: Operation) -> Heads:

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublight import gpus
+from sublight import cost, gpus
 from sublight.predict import analytic, census, config, estimate, expected, links, machine, table
 from sublight.predict.backward import GRADIENTS
 from sublight.predict.machine import Machine
-from sublight.predict.step import Parallel, Step
+from sublight.predict.operation import Operation, product
+from sublight.predict.step import Parallel, Precision, Step
 
 NAMES = ("llama-3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b")
 KNOWN = ("h100", "h200", "a100", "b200", "l40s", "mi300x")
@@ -53,6 +54,29 @@ def test_more_of_anything_is_never_slower(name: str, gpu: str, step: Step, knob:
     assert more.largest_batch >= plain.largest_batch
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "tokens", "causal", "forward", "backward"),
+    [(128, 4096, 0, 667, 567), (128, 4096, 1, 575, 486), (128, 16384, 0, 618, 548), (128, 16384, 1, 578, 526),
+     (64, 4096, 0, 476, 450), (64, 4096, 1, 414, 372)],
+)  # fmt: skip
+def test_attention_without_rows_of_its_own_is_near_what_cudnn_reached(
+    head_dim: int, tokens: int, causal: int, forward: int, backward: int
+) -> None:
+    """TFLOP/s on an H200, 4 x 16 heads (docs/attention.md), to which nothing but the share of the backward pass was
+    fitted."""
+    shape = {"batch": 4, "q_len": tokens, "kv_len": tokens, "heads": 16, "kv_heads": 16, "head_dim": head_dim}
+    for direction, rate, passes in (("fwd", forward, 1.0), ("bwd", backward, 2.5)):
+        spent = cost.find("attention")(shape | {"causal": causal}, "bfloat16", direction)  # type: ignore[arg-type]
+        op = Operation(name="", op="attention", kind="attention", shape=shape | {"causal": causal}, dtype="bfloat16",
+                       direction=direction, count=1, cost=spent)  # type: ignore[arg-type]  # fmt: skip
+        found = expected.timed(op, machine.find("h200"))
+        flops = passes * 4 * 4 * 16 * tokens**2 * head_dim / (2 if causal else 1)
+        assert found.expected_s == pytest.approx(flops / (rate * 1e12), rel=0.13)
+        assert found.how == ("measured" if causal and direction == "fwd" else "analytic")
+        if found.how == "analytic":  # it says no less than what it would on a GPU without rows
+            assert found.error >= table.analytic_error("prefill attention")
+
+
 def test_the_bottleneck_moves_from_weights_to_the_cache() -> None:
     model, here = config.load("llama-3-8b"), machine.find("h200")
     found = [
@@ -77,11 +101,35 @@ def test_a_larger_l2_keeps_activations_and_not_weights() -> None:
     here, model = machine.find("h200"), config.load("llama-3-8b")
     larger = machine.change(here, {"l2": 2.0})
     for mode, gains in (("prefill", True), ("decode", False)):
-        step = Step(mode=mode, batch=1, context=2048)  # type: ignore[arg-type]
+        step = Step(mode=mode, batch=1 if gains else 2, context=2048)  # type: ignore[arg-type]
         plain, more = (estimate.predict(model, gpu, step) for gpu in (here, larger))
         norms = [[op.timed for op in found.ops if op.operation.op == "add_rms_norm"] for found in (plain, more)]
         assert (norms[1][0].expected_s < 0.9 * norms[0][0].expected_s) == gains
         assert (more.expected_s < 0.999 * plain.expected_s) == gains
+
+
+def test_parameters_of_an_older_calibration_still_count() -> None:
+    """A user's file may lack what the model learned since: the ramp, rows that no number divides, sorts."""
+    rates, rows = expected.rates_of(machine.find("h200")), analytic.Rows(length=4097, count=500, sorted=512)
+    old = {"launch_s": 2e-6, "cold_s": 5e-7, "stream": 0.9, "sm_share": 2.0, "blend": 3.0, "odd": 0.5}
+    plain_s = analytic.stream_s(1 << 24, 1, rates, old, rows)
+    same = {**old, "odd_most": 0.5, "ramp_s": 0.0, "ramp": 1.0, "sort_s": 0.0}
+    assert plain_s == pytest.approx(analytic.stream_s(1 << 24, 1, rates, same, rows))
+    for name, value in (("odd_most", 0.3), ("ramp_s", 1e-6), ("sort_s", 1e-6)):
+        assert analytic.stream_s(1 << 24, 1, rates, {**same, name: value}, rows) > 1.01 * plain_s
+
+
+def test_a_draw_waits_for_its_sort() -> None:
+    """Of 151,936 logits, whose groups do not fill vectors, longer than of 256,000, as it was measured."""
+    here = machine.find("h200")
+    times = {}
+    for rows, vocab in ((11, 151_936), (11, 256_000), (200, 151_936)):
+        spent = cost.find("sample")({"rows": rows, "vocab": vocab}, "bfloat16", "fwd")
+        op = Operation(name="", op="sample", kind="stream", shape={"rows": rows, "vocab": vocab}, dtype="bfloat16",
+                       count=1, cost=spent)  # fmt: skip
+        times[rows, vocab] = expected.timed(op, here).expected_s
+    assert times[11, 256_000] < times[11, 151_936] < times[200, 151_936]
+    assert times[11, 151_936] == pytest.approx(28.4e-6, rel=0.15)
 
 
 def test_a_longer_prompt_and_a_larger_batch_take_longer() -> None:
@@ -93,14 +141,34 @@ def test_a_longer_prompt_and_a_larger_batch_take_longer() -> None:
     assert times == sorted(times)
 
 
+def test_few_tokens_of_a_large_table_train_no_slower_than_many() -> None:
+    model, here = config.load("gemma-2-9b"), machine.find("h200")  # 256,000 rows, all of which have a gradient
+    times = [
+        estimate.predict(model, here, Step(mode="train", batch=1, context=context)).expected_s
+        for context in (1, 2, 16, 128, 1024)
+    ]
+    assert times == sorted(times)
+
+
 @pytest.mark.parametrize(
     ("gpu", "how"),
     [("h100", "measured"), ("h200", "measured"), ("gh200", "carried over"), ("a100", "analytic"), ("b200", "analytic")],
 )
 def test_each_time_says_how_it_is_known(gpu: str, how: str) -> None:
-    found = estimate.predict(config.load("llama-3-8b"), machine.find(gpu), Step(mode="decode", batch=1, context=512))
+    found = estimate.predict(config.load("llama-3-8b"), machine.find(gpu), Step(mode="decode", batch=2, context=512))
     products = {op.timed.how for op in found.ops if op.operation.kind == "product"}
     assert products == {how}
+
+
+def test_a_weight_that_is_read_ahead_was_timed_on_one_gpu() -> None:
+    """What a product of one row takes then is the H200's: of its kin it is carried over, with the larger error."""
+    step = Step(mode="decode", batch=1, context=512)
+    ways = {
+        gpu: {op.timed.how for op in estimate.predict(config.load("llama-3-8b"), machine.find(gpu), step).ops
+              if op.operation.chained}
+        for gpu in ("h200", "h100", "gh200", "b200")
+    }  # fmt: skip
+    assert ways == {"h200": {"measured"}, "h100": {"carried over"}, "gh200": {"carried over"}, "b200": {"analytic"}}
 
 
 def test_a_changed_gpu_is_not_measured() -> None:
@@ -170,12 +238,26 @@ def test_a_pipeline_fills_and_drains() -> None:
     ops = estimate.predict(model, machine.find("h100"), step).ops
     assert next(op.runs for op in ops if op.operation.name == "optimizer") == 1
     assert next(op.runs for op in ops if op.operation.name == "MLP up") == 8 * 19
-    alone = estimate.predict(model, machine.find("h100"), replace(step, parallel=Parallel())).ops
-    done = [
-        sum(op.useful * op.operation.cost.total_flops for op in found if op.operation.name == "MLP up")
-        for found in (ops, alone)
-    ]
-    assert 4 * done[0] == done[1]  # four stages do what one GPU does, and the bubble does nothing
+    assert next(op.runs for op in ops if op.operation.name == "head") == 16  # of one stage alone
+    alone, four = (
+        estimate.predict(model, machine.find("h100"), each) for each in (replace(step, parallel=Parallel()), step)
+    )
+    assert 4 * four.flops == alone.flops  # four stages do what one GPU does, and the bubble does nothing
+
+
+@pytest.mark.parametrize(("mode", "batch"), [("train", 9), ("prefill", 5), ("decode", 3)])
+def test_parts_of_a_pipeline_are_no_more_than_its_batch_fills(mode: str, batch: int) -> None:
+    step = Step(mode=mode, batch=batch, context=64, parallel=Parallel(pipeline=2))  # type: ignore[arg-type]
+    part, parts, _ = estimate.micro(step)
+    assert 0 <= part.batch * parts - batch < part.batch
+
+
+def test_one_token_through_a_pipeline_meets_the_head_once() -> None:
+    model, here = config.load("llama-3.2-1b"), machine.find("h100")
+    step = Step(mode="decode", batch=1, context=64, eager=True)
+    one, four = (estimate.predict(model, here, replace(step, parallel=Parallel(pipeline=ways))) for ways in (1, 4))
+    links = sum(op.expected_s for op in four.ops if op.operation.kind == "link")
+    assert four.expected_s - links == pytest.approx(one.expected_s, rel=1e-6)
 
 
 def test_gradients_travel_while_the_backward_pass_runs_and_nothing_else_does() -> None:
@@ -218,3 +300,50 @@ def test_census_and_tables_speak_of_the_same_ops() -> None:
     streams = {f"stream {op.op} {op.direction}" for op in ops if op.kind == "stream"}
     known = {each.kind for each in table.tables() if each.gpu == "h200"}
     assert len(streams & known) >= 6
+
+
+def ways_of(gpu: str, kind: str, precision: Precision, batch: int = 8) -> set[str]:
+    """Of the layers' ops of this kind: how they are known; the head stays in 16 bits."""
+    step = Step(mode="decode", batch=batch, context=64, precision=precision)
+    ops = estimate.predict(config.load("llama-3-8b"), machine.find(gpu), step).ops
+    return {op.timed.how for op in ops if op.operation.kind == kind and op.operation.name != "head"}
+
+
+def test_weights_and_caches_that_no_table_has_are_not_called_measured() -> None:
+    fp8 = "float8_e4m3fn"
+    assert ways_of("h200", "attention", Precision(cache=fp8)) == {"analytic"}
+    for few in (Precision(weights="int8"), Precision(weights=fp8), Precision(weights="int8", products="int8")):
+        assert ways_of("h200", "product", few) == {"analytic"}
+    assert ways_of("h200", "product", Precision(weights="int4"), batch=129) == {"analytic"}
+    assert ways_of("a100", "product", Precision(weights="int4")) == {"analytic"}
+    for kind in ("product", "attention"):
+        assert ways_of("h200", kind, Precision()) == {"measured"}
+
+
+def test_fewer_bits_have_tables_of_their_own_and_are_less_well_known() -> None:
+    fp8 = Precision(products="float8_e4m3fn", weights="float8_e4m3fn")
+    assert ways_of("h200", "product", Precision(weights="int4")) == {"measured"}
+    assert ways_of("h100", "product", Precision(weights="int4")) == {"carried over"}
+    assert ways_of("h100", "product", fp8) == {"measured"} and ways_of("h200", "product", fp8) == {"carried over"}
+    errors = [
+        estimate.predict(config.load("llama-3-8b"), machine.find("a100"), Step(mode="decode", batch=8, context=64,
+                         precision=each)).error
+        for each in (Precision(), Precision(weights="int4"))
+    ]  # fmt: skip
+    assert errors[1] > 1.3 * errors[0]
+
+
+def test_a_backward_pass_over_four_bits_has_no_table() -> None:
+    step = Step(mode="train", batch=1, context=64, lora=16, precision=Precision(weights="int4"))
+    ops = estimate.predict(config.load("llama-3-8b"), machine.find("h200"), step).ops
+    ways = {op.operation.direction: op.timed.how for op in ops if op.operation.name == "MLP up"}
+    assert ways == {"fwd": "measured", "bwd": "analytic"}
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 64, 128])
+def test_weights_of_four_bits_take_what_was_measured(rows: int) -> None:
+    """14336 x 4096 on an H200, µs, by the kernels that take so many rows (benchmarks/products_h200.json)."""
+    measured = {1: 13.2, 8: 14.5, 9: 20.9, 64: 23.1, 128: 32.7}  # 8 and 9 as 4 and 16
+    step = Step(mode="decode", batch=rows, context=64, precision=Precision(weights="int4"))
+    found = expected.timed(product(step, "", rows, 14336, 4096, 1), machine.find("h200"))
+    assert found.how == "measured" and found.expected_s == pytest.approx(1e-6 * measured[rows], rel=found.error)

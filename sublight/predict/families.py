@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sublight.errors import BadInput
 from sublight.predict.model import Block, Experts, Latent, Model, Stage
 
 Config = Mapping[str, Any]
+MOST, MOST_LAYERS = 1 << 31, 10_000  # of a number in a config: more is a slip, and takes hours to count
+WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_oss")  # others read no window
+EXPANSION = 4  # channels that a bottleneck puts out for one of its 3x3 convolution
+PATTERNS = {"gemma2": 2, "gpt_oss": 2}  # one layer in so many sees all keys, whatever the config leaves out
+HEAD_DIMS = {"gemma": 256, "gemma2": 256, "qwen3": 128, "gpt_oss": 64}  # where a config gives none
+CUT_EVENLY = ("llama", "phi3", "deepseek_v2", "deepseek_v3", "kimi_k2")  # as many heads of keys, where none are given
 
 
 class Fields:
@@ -21,6 +28,9 @@ class Fields:
         value = self.maybe(*names)
         if value is None:
             raise BadInput(f"the config of {self.name} lacks {' or '.join(names)}: add it to the file")
+        if not value:
+            given = next(name for name in names if self.config.get(name) is not None)
+            raise BadInput(f"the config of {self.name} has {given} = 0: it must be a whole number above 0")
         return value
 
     def maybe(self, *names: str) -> int | None:
@@ -28,8 +38,9 @@ class Fields:
             value = self.config.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a whole number")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST:
+                less = f" below {MOST}" if isinstance(value, int) and value >= MOST else ""
+                raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a whole number{less}")
             return value
         return None
 
@@ -41,10 +52,19 @@ class Fields:
             raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be true or false")
         return value
 
+    def labels(self) -> int:
+        """Classes of a classifier: ImageNet's where the config names none."""
+        value = self.config.get("id2label") or {}
+        if not isinstance(value, dict):
+            raise BadInput(f"the config of {self.name} has id2label = {value!r}: it must be an object")
+        return len(value) or self.maybe("num_labels") or 1000
+
     def numbers(self, name: str) -> list[int]:
         """A list of whole numbers, or nothing."""
         value = self.config.get(name) or []
-        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+        if not isinstance(value, list) or not all(
+            isinstance(each, int) and not isinstance(each, bool) and 0 <= each < MOST for each in value
+        ):
             raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a list of whole numbers")
         return value
 
@@ -52,13 +72,18 @@ class Fields:
 def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tuple[Block, ...]:
     """Layers that are alike, together: they differ in their window and in whether they have experts."""
     layers = fields.number("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise BadInput(f"the config of {fields.name} has {layers} layers: at most {MOST_LAYERS} are counted")
     inner = fields.number("intermediate_size")
     groups: dict[Block, int] = {}
     only_dense = set(fields.numbers("mlp_only_layers"))
     types = fields.config.get("layer_types")
     if isinstance(types, list) and len(types) != layers:
         raise BadInput(f"the config of {fields.name} has {len(types)} layer_types for {layers} layers")
-    step = fields.maybe("decoder_sparse_step", "moe_layer_freq") or 1
+    for kind in types if isinstance(types, list) else ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise BadInput(f"the config of {fields.name} has layers of {kind!r}, which are not counted yet")
+    step = fields.maybe("decoder_sparse_step") or 1
     for index in range(layers):
         has_experts = experts is not None and index >= dense_first and index not in only_dense
         has_experts = has_experts and (index + 1) % step == 0
@@ -72,15 +97,18 @@ def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tu
 
 
 def _window(fields: Fields, index: int) -> int | None:
-    window = fields.maybe("sliding_window")
-    is_qwen = str(fields.config.get("model_type")).startswith("qwen")  # which uses it only if told, in its last layers
+    window, kind = fields.maybe("sliding_window"), str(fields.config.get("model_type"))
+    is_qwen = kind.startswith("qwen")  # which uses it only if the config says so
     if not window or not fields.flag("use_sliding_window", not is_qwen):
         return None
-    if is_qwen and "layer_types" not in fields.config:
-        return window if index >= (fields.maybe("max_window_layers") or 0) else None
-    types, pattern = fields.config.get("layer_types"), fields.maybe("sliding_window_pattern")
-    if isinstance(types, list) and index < len(types):
+    types = fields.config.get("layer_types")
+    if isinstance(types, list):
         return window if types[index] == "sliding_attention" else None
+    if kind not in WINDOWED:
+        return None
+    if kind in ("qwen2", "qwen3"):  # in their last layers
+        return window if index >= (fields.maybe("max_window_layers") or 0) else None
+    pattern = fields.maybe("sliding_window_pattern") or PATTERNS.get(kind)
     return window if not pattern or (index + 1) % pattern else None
 
 
@@ -96,14 +124,17 @@ def _decoder(
     **more: Any,
 ) -> Model:
     hidden, heads = fields.number("hidden_size"), fields.number("num_attention_heads")
+    kind, given = str(fields.config["model_type"]), "num_key_value_heads"
+    if kind not in CUT_EVENLY and given not in fields.config:  # the class has a number of its own, which few mean
+        fields.number(given)
     return Model(
         name=fields.name,
         source=source,
         family="decoder",
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.maybe("num_key_value_heads") or heads,
-        head_dim=fields.maybe("head_dim") or (hidden // heads if heads else 0),
+        kv_heads=fields.maybe(given) or heads,
+        head_dim=fields.maybe("head_dim") or HEAD_DIMS.get(kind) or (hidden // heads if heads else 0),
         vocab=fields.number("vocab_size"),
         blocks=_blocks(fields, experts, fields.maybe("first_k_dense_replace") or 0),
         tied=fields.flag("tie_word_embeddings", tied),
@@ -119,6 +150,10 @@ def _decoder(
 def _llama(fields: Fields, source: str) -> Model:
     bias = fields.flag("attention_bias")
     return _decoder(fields, source, qkv_bias=bias, out_bias=bias)
+
+
+def _phi3(fields: Fields, source: str) -> Model:
+    return replace(_llama(fields, source), joined=True)
 
 
 def _qwen2(fields: Fields, source: str) -> Model:
@@ -174,6 +209,8 @@ def _gemma2(fields: Fields, source: str) -> Model:
 
 def _deepseek(fields: Fields, source: str) -> Model:
     inner = fields.number("moe_intermediate_size")
+    if (fields.maybe("moe_layer_freq") or 1) > 1:  # the classes do not agree on which layers that means
+        raise BadInput(f"the config of {fields.name} has a moe_layer_freq above 1, which is not counted yet")
     experts = Experts(
         count=fields.number("n_routed_experts", "num_local_experts"),
         chosen=fields.number("num_experts_per_tok"),
@@ -214,6 +251,7 @@ def _gpt2(fields: Fields, source: str) -> Model:
         mlp_bias=True,
         positions=positions,
         longest=positions,
+        joined=True,
     )
 
 
@@ -253,8 +291,16 @@ def _bert(fields: Fields, source: str) -> Model:
     )
 
 
+def _patches(fields: Fields) -> int:
+    """Of a square image; what no whole patch covers is cut off."""
+    image, patch = fields.number("image_size"), fields.number("patch_size")
+    if patch > image:
+        raise BadInput(f"the config of {fields.name} has patches of {patch} in an image of {image}: none fits")
+    return (image // patch) ** 2
+
+
 def _vit(fields: Fields, source: str) -> Model:
-    patches = (fields.number("image_size") // fields.number("patch_size")) ** 2
+    patches = _patches(fields)
     return _encoder(
         fields,
         source,
@@ -263,7 +309,7 @@ def _vit(fields: Fields, source: str) -> Model:
         channels=fields.maybe("num_channels") or 3,
         tokens=patches + 1,  # the class token
         positions=patches + 1,
-        labels=len(fields.config.get("id2label") or ()) or fields.maybe("num_labels") or 1000,
+        labels=fields.labels(),
     )
 
 
@@ -288,34 +334,49 @@ def _dit(fields: Fields, source: str) -> Model:
         mlp_bias=True,
         patch=fields.number("patch_size"),
         channels=fields.number("in_channels"),
-        tokens=(fields.number("image_size") // fields.number("patch_size")) ** 2,
+        tokens=_patches(fields),
         labels=fields.maybe("num_labels") or 1000,
         modulation=True,
+        joined=True,
     )
 
 
 def _resnet(fields: Fields, source: str) -> Model:
-    depths, widths = fields.config.get("depths"), fields.config.get("widths")
-    if not isinstance(depths, list) or not isinstance(widths, list) or len(depths) != len(widths):
-        raise BadInput(f"the config of {fields.name} lacks depths and widths, lists of one length")
-    image = fields.number("image_size")
-    stages, channels, size = [], widths[0], image // 4
+    """Hugging Face gives what a block puts out (`hidden_sizes`), the known one what its 3x3 convolutions do."""
+    for field, usual in (("layer_type", "bottleneck"), ("downsample_in_first_stage", False)):
+        if (given := fields.config.get(field, usual)) != usual:
+            raise BadInput(f"the config of {fields.name} has {field} = {given!r}, which is not counted yet")
+    depths = fields.numbers("depths")
+    widths = fields.numbers("widths") or [size // EXPANSION for size in fields.numbers("hidden_sizes")]
+    if not depths or len(depths) != len(widths):
+        raise BadInput(f"the config of {fields.name} lacks depths and hidden_sizes, lists of one length")
+    if min(*depths, *widths) < 1 or sum(depths) > MOST_LAYERS:
+        raise BadInput(f"the config of {fields.name} has depths {depths} and widths {widths}: no layer can be empty")
+    image = fields.maybe("image_size") or 224  # no field of Hugging Face's: it is the data's
+    stages, channels, size = [], fields.maybe("embedding_size") or widths[0], image // 4
     for index, (count, width) in enumerate(zip(depths, widths, strict=True)):
-        stride = 1 if index == 0 else 2
+        stride, out = 1 if index == 0 else 2, EXPANSION * width
         stages.append(
-            Stage(count=count, width=width, in_channels=channels, out_channels=4 * width, in_size=size, stride=stride)
+            Stage(count=count, width=width, in_channels=channels, out_channels=out, in_size=size, stride=stride)
         )
-        channels, size = 4 * width, size // stride
-    labels = fields.maybe("num_labels") or 1000
+        channels, size = out, size // stride
+    if size < 1:
+        raise BadInput(f"the config of {fields.name} has images of {image}: too small for {len(depths)} stages")
     return Model(
-        name=fields.name, source=source, family="convolution", stages=tuple(stages), image=image, labels=labels
+        name=fields.name,
+        source=source,
+        family="convolution",
+        stages=tuple(stages),
+        image=image,
+        channels=fields.maybe("num_channels") or 3,
+        labels=fields.labels(),
     )
 
 
 READERS: dict[str, Callable[[Fields, str], Model]] = {
     "llama": _llama,
     "mistral": _mistral,
-    "phi3": _llama,
+    "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from sublight import cost
@@ -18,12 +19,13 @@ from sublight.predict import analytic, expected, table
 from sublight.predict.analytic import Heads, Rates
 from sublight.predict.machine import Machine
 
+POLISH, NUDGE, LEAST_OFF = 40, 1e-3, 0.003  # steps, a parameter's change to see its effect, errors that are none
 RIDGE, SMOOTH, ROBUST = 0.01, 0.05, 0.05
 SEED = 1
 VIEWER_H100 = 3072 * 10**9  # bytes/s of its memory, by LLM-Viewer
 PLAIN_BYTES = 4 << 20
 MOST_ROWS = 400  # that a fit looks at
-STAY = 0.03  # weight of a parameter's way from its start, for one op's own
+STAY = 0.005  # weight of a parameter's way from its start, for one op's own
 MOST_ERROR = 0.9  # that is said of an op: more means that nothing is known
 LEAST_HELD = 6  # rows of one op that were held out, for an error of its own
 LEAST_OF_ONE_OP = 3  # rows of a memory-bound op, for parameters of its own
@@ -31,12 +33,12 @@ HEAVY = ("matmul", "linear", "attention", "paged_attention")  # ops that have ta
 LEAST_ROWS = 40  # of one kind, for a table of a run's own GPU
 START = {
     "product": {
-        **{"launch_s": 2.2e-6, "cold_s": 8e-7, "prologue_s": 1e-7, "store_s": 5e-7, "k_s": 1.4e-9, "split": 2.0},
+        **{"launch_s": 2.2e-6, "cold_s": 8e-7, "prologue_s": 1e-7, "store_s": 5e-7, "least": 4096.0, "split": 2.0},
         **{"split_s": 2.3e-6, "stream": 0.87, "sm_share": 2.0, "blend": 3.4},
     },
     "prefill attention": {
-        **{"launch_s": 5.3e-6, "cold_s": 1.7e-6, "prologue_s": 1.5e-6, "rate": 0.88, "rate_64": 0.75, "tail": 0.6},
-        **{"stream": 0.9},
+        **{"launch_s": 5.3e-6, "cold_s": 1.7e-6, "prologue_s": 5e-7, "rate": 0.95, "score_s": 6e-11, "overlap": 3.0},
+        **{"tail": 0.6, "stream": 0.9, "blend": 2.0, "packs": 1.0},
     },
     "decode attention": {
         **{"launch_s": 4.5e-6, "cold_s": 1.8e-6, "walk_s": 3.9e-6, "walk_elements": 34000.0, "wave_s": 1.9e-6},
@@ -44,20 +46,25 @@ START = {
     },
     "stream": {
         **{"launch_s": 2e-6, "cold_s": 5e-7, "stream": 0.88, "sm_share": 1.5, "blend": 4.0},
-        **{"long": 0.8, "long_backward": 0.6, "odd": 0.4},
+        **{"long": 0.8, "long_backward": 0.6, "odd": 0.4, "odd_most": 0.4, "ramp_s": 1e-6, "ramp": 2.0},
     },
 }
+CHOICES = {"packs": (1.0, 0.0)}  # parameters that are one thing or another: the fit tries each
+START["product fp8"] = START["product"] | {"launch_s": 1e-5}  # with two launches that round its input
+SORTING = {"sort_s": 9e-6, "sort_power": 0.5, "sort_odd": 1.6, "sort_next": 0.5}  # of a memory-bound op that sorts
 MOST = {
     "stream": 1.0,
     "rate": 1.0,
-    "rate_64": 1.0,
     "rows": 128.0,
     "blend": 12.0,
+    "overlap": 12.0,
     "sm_share": 3.0,
     "tail": 1.0,
     "long": 1.0,
     "long_backward": 1.0,
     "odd": 1.0,
+    "odd_most": 1.0,
+    "sort_next": 1.0,
 }
 
 
@@ -67,7 +74,7 @@ def steps(first: int, last: int, step: int) -> list[float]:
 
 _HEAD_DIM = [6.0, 7.0, 8.0]
 AXES = {  # of the tables, in log2 of `expected`'s sizes
-    "product": [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)],
+    **{kind: [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)] for kind in ("product", "product fp8")},
     "prefill attention": [steps(0, 12, 2), steps(4, 16, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
     "decode attention": [steps(0, 12, 2), steps(0, 18, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
     "memory-bound op": [steps(13, 31, 2), [6.0, 8.0, 10.0, 12.0, 14.0, 17.0], [0.0, 1.0, 4.0]],
@@ -84,6 +91,7 @@ class Row:
     roofline_s: float
     viewer_s: float
     is_plain: bool = True  # of a memory-bound op: large, in rows that stay on the chip and are aligned
+    sorts: bool = False
 
 
 def rates(gpu: Machine) -> Rates:
@@ -139,7 +147,16 @@ def attention_row(gpu: Machine, row: dict[str, str], cold: float = 1.0) -> Row:
 
 
 def fit(rows: Sequence[Row], start: dict[str, float], stay: float = 0.0) -> dict[str, float]:
-    """Coordinate descent on the mean |log error|: each parameter up and down by a step that shrinks.
+    """The best of every choice that a parameter may be (`CHOICES`), the others fitted to each."""
+    names = [name for name in CHOICES if name in start]
+    starts = [start | dict(zip(names, chosen, strict=True)) for chosen in product(*(CHOICES[name] for name in names))]
+    every = [descent(rows, each, stay) for each in starts]
+    return min(every, key=lambda fitted: errors([row.model(fitted) for row in rows], rows)[0]) if names else every[0]
+
+
+def descent(rows: Sequence[Row], start: dict[str, float], stay: float) -> dict[str, float]:
+    """Descent on the mean |log error|: each parameter up and down by a step that shrinks, then all of them together
+    (`polished`), since one may stand in for a part of another.
 
     `stay` weighs how far a parameter goes from its start: few rows say nothing of some, and noise must not move them.
     """
@@ -148,13 +165,13 @@ def fit(rows: Sequence[Row], start: dict[str, float], stay: float = 0.0) -> dict
     def loss(fitted: dict[str, float]) -> float:
         if any(value > MOST.get(name, math.inf) for name, value in fitted.items()):
             return math.inf
-        away = stay * sum(abs(math.log(value / start[name])) for name, value in fitted.items()) if stay else 0.0
+        away = stay * sum(abs(math.log(fitted[name] / start[name])) for name in _free(fitted)) if stay else 0.0
         return away + statistics.fmean(abs(math.log(row.model(fitted) / row.seconds)) for row in rows)
 
     best, least, step = dict(start), loss(start), 0.2
     while step > 0.01:
         before = least
-        for name in best:
+        for name in _free(best):
             for factor in (1 + step, 1 / (1 + step)):
                 trial = {**best, name: best[name] * factor}
                 if (found := loss(trial)) < least:
@@ -162,7 +179,37 @@ def fit(rows: Sequence[Row], start: dict[str, float], stay: float = 0.0) -> dict
                     break
         if least > before - 1e-4:
             step /= 2
-    return {name: float(f"{value:.4g}") for name, value in best.items()}
+    return {name: float(f"{value:.4g}") for name, value in polished(rows, best, loss).items()}
+
+
+def _free(fitted: dict[str, float]) -> list[str]:
+    return [name for name in fitted if name not in CHOICES]
+
+
+def polished(
+    rows: Sequence[Row], start: dict[str, float], loss: Callable[[dict[str, float]], float]
+) -> dict[str, float]:
+    """Gauss and Newton's steps in the logarithms of all parameters, rows weighted so that absolute errors count."""
+    import numpy as np
+
+    def logs(fitted: dict[str, float]) -> Any:
+        return np.array([math.log(row.model(fitted) / row.seconds) for row in rows])
+
+    best, least, damping = dict(start), loss(start), 1e-2
+    names = _free(best)
+    for _ in range(POLISH):
+        off = logs(best)
+        slopes = np.stack([(logs({**best, name: best[name] * (1 + NUDGE)}) - off) / NUDGE for name in names], axis=1)
+        weighted = slopes.T / np.maximum(np.abs(off), LEAST_OFF)
+        normal = weighted @ slopes
+        normal += damping * np.diag(np.diag(normal) + 1e-9)
+        step = np.clip(-np.linalg.solve(normal, weighted @ off), -1.0, 1.0)
+        trial = best | {name: best[name] * math.exp(along) for name, along in zip(names, step, strict=True)}
+        if (found := loss(trial)) < least:
+            best, least, damping = trial, found, damping / 4
+        elif (damping := damping * 8) > 1e3:
+            break
+    return best
 
 
 def grid(rows: Sequence[Row], base: Sequence[float], axes: Sequence[Sequence[float]]) -> list[float]:
@@ -280,17 +327,19 @@ def stream_row(gpu: Machine, row: dict[str, Any]) -> Row:
         moved / rate,
         moved / rate,
         is_plain=moved >= PLAIN_BYTES and rows.is_plain,
+        sorts=rows.sorted > 0,
     )
 
 
 def of_one_op(rows: list[Row], fitted: dict[str, float], axes: Any) -> tuple[dict[str, float], list[float]]:
-    """Its own parameters, where it has enough rows, and what is left to correct."""
-    own = fit(rows, fitted, STAY) if len(rows) >= LEAST_OF_ONE_OP else fitted
+    """One op's own parameters, where it has enough rows, and the correction that is left."""
+    start = fitted | SORTING if any(row.sorts for row in rows) else fitted
+    own = fit(rows, start, STAY) if len(rows) >= LEAST_OF_ONE_OP else start
     return own, grid(rows, [row.model(own) for row in rows], axes) if rows else [0.0] * math.prod(map(len, axes))
 
 
 def _errors_of(kind: str, predicted: list[tuple[str, float, Row]]) -> dict[str, float]:
-    """Of this op's rows that were held out; of all ops' where it has few."""
+    """The errors on this op's held-out rows; on all ops' where it has few."""
     own = [(seconds, row) for name, seconds, row in predicted if name == kind]
     if len(own) < LEAST_HELD:
         own = [(seconds, row) for _, seconds, row in predicted]

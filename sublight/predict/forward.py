@@ -1,7 +1,8 @@
 """The forward ops of a step: what each kind of layer calls, with which shapes.
 
 What is counted is a good implementation: attention as one op, residual additions inside the norms, q, k and v in one
-product, gate and up in another. Of a model that is cut over GPUs, the ops of one of them.
+product, gate and up in another. A dense model that decodes one token has norms and activations inside the products, as
+this project's engine runs it. Of a model that is cut over GPUs, the ops of one of them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from sublight import cost
 from sublight.cost import attention, communication, convolution, moe, movement, norm, pointwise
+from sublight.cost.dtypes import find_dtype
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.predict import model as models
 from sublight.predict.model import Block, Experts, Latent, Model
 from sublight.predict.operation import Kind, Operation, product
-from sublight.predict.step import Step, adapter_precision
+from sublight.predict.step import Step, adapter_precision, outer_precision
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,20 +34,52 @@ class Builder:
     def tokens(self) -> int:
         return self.step.batch * self.step.queries
 
+    @property
+    def is_one_row(self) -> bool:
+        """One token of a model whose norms and activations fit into the products: no link stands between them."""
+        model, step = self.model, self.step
+        is_dense = not model.latent and not any(block.experts for block in model.blocks)
+        is_plain = model.rms and model.gated and model.norms == 2 and not model.modulation
+        is_one = step.mode == "decode" and self.tokens == 1 == step.parallel.tensor
+        return is_one and is_dense and is_plain and not step.eager
+
     def product(
-        self, name: str, m: int, n: int, k: int, count: int, *, bias: bool = False, adapted: bool = True
+        self,
+        name: str,
+        m: int,
+        n: int,
+        k: int,
+        count: int,
+        *,
+        bias: bool = False,
+        adapted: bool = True,
+        outer: bool = False,
+        parts: tuple[int, ...] = (),
+        inside: tuple[str, str, int] | None = None,
     ) -> None:
-        """y[m, n] = x[m, k] w[n, k]^T; with adapters, two thin products beside it."""
+        """y[m, n] = x[m, k] w[n, k]^T; with adapters, two thin products beside it, or beside each of the `parts` that
+        n has in the checkpoint. `inside`: name, op and width of what one row gets on its way in; `outer`: it lies
+        before or behind the layers."""
         if min(m, n, k) < 1:
+            return
+        step = replace(self.step, precision=outer_precision(self.step.precision)) if outer else self.step
+        if self.is_one_row:
+            made = product(step, name, m, n, k, count, bias=bias)
+            if inside:
+                what, op, cols = inside
+                more = cost.find(op)({"rows": 1, "cols": cols}, self.step.precision.activations, "fwd")
+                made = replace(made, name=f"{what} + {name}", cost=replace(made.cost + more, launches=1))
+            self.ops.append(replace(made, chained=find_dtype(step.precision.weights).bits == 16))
             return
         rank = self.step.lora if self.step.trains else None
         if rank is not None:
             self.frozen.add(len(self.ops))
-        self.ops.append(product(self.step, name, m, n, k, count, bias=bias))
+        self.ops.append(product(step, name, m, n, k, count, bias=bias))
         if rank is not None and adapted:
             thin = replace(self.step, precision=adapter_precision(self.step.precision))
-            self.ops.append(product(thin, "adapters", m, rank, k, count))
-            self.ops.append(product(thin, "adapters", m, n, rank, count))
+            for width in (n,) if self.model.joined or not parts else parts:
+                self.ops.append(product(thin, "adapters", m, rank, k, count))
+                self.ops.append(product(thin, "adapters", m, width, rank, count))
 
     def stream(self, name: str, op: str, shape: Shape, count: int) -> None:
         dtype = self.step.precision.activations
@@ -57,9 +91,12 @@ class Builder:
     ) -> None:
         dtype = self.step.precision.activations
         each = Operation(name=name, op=op, kind=kind, shape=shape, dtype=dtype, count=count, cost=spent)
-        self.ops.append(replace(each, direction=direction))
+        stored = self.step.precision.cache if kind == "attention" and self.step.mode == "decode" else ""
+        self.ops.append(replace(each, direction=direction, stored=stored))
 
     def norm(self, name: str, count: int, *, adds: bool = True, cols: int = 0, rows: int = 0) -> None:
+        if self.is_one_row:
+            return  # inside the products
         op = ("add_" if adds else "") + ("rms_norm" if self.model.rms else "layer_norm")
         self.stream(name, op, {"rows": rows or self.tokens, "cols": cols or self.model.hidden}, count)
 
@@ -67,13 +104,19 @@ class Builder:
 def transformer(builder: Builder) -> None:
     model, step = builder.model, builder.step
     _first(builder)
+    before = len(builder.ops)
     for block in model.blocks:
         _block(builder, block, -(-block.count // step.parallel.pipeline))
     if step.parallel.pipeline > 1:
         size = dense(step.precision.activations, builder.tokens, model.hidden).bytes
         shape = {"numel": builder.tokens * model.hidden, "ranks": 2, "span": step.parallel.gpus}
         builder.add("stage hand-over", "send", "link", shape, 1, communication.collective("send", size, size, 2))
+    after = len(builder.ops)
     _last(builder)
+    if step.parallel.pipeline > 1:
+        builder.ops = [
+            op if before <= place < after else replace(op, at_end=True) for place, op in enumerate(builder.ops)
+        ]
 
 
 def _first(builder: Builder) -> None:
@@ -86,7 +129,7 @@ def _first(builder: Builder) -> None:
         shape = {"rows": tokens, "cols": model.hidden, "vocab": model.vocab}
         builder.add("embedding", "embedding", "stream", shape, 1, spent)
     if model.patch:
-        builder.product("patches", tokens, model.hidden, model.channels * model.patch**2, 1, bias=True)
+        builder.product("patches", tokens, model.hidden, model.channels * model.patch**2, 1, bias=True, outer=True)
     if model.positions:
         builder.stream("positions", "add", {"numel": tokens * model.hidden}, 1)
     if model.segments:  # BERT norms what it puts in
@@ -122,9 +165,11 @@ def _block(builder: Builder, block: Block, count: int) -> None:
 def _attention(builder: Builder, block: Block, count: int) -> None:
     model, step, tokens = builder.model, builder.step, builder.tokens
     heads = max(model.heads // step.parallel.tensor, 1)
-    kv_heads = max(model.kv_heads // step.parallel.tensor, 1)
+    kv_heads = -(-model.kv_heads // step.parallel.tensor)
     width = (heads + 2 * kv_heads) * model.head_dim
-    builder.product("qkv projection", tokens, width, model.hidden, count, bias=model.qkv_bias)
+    norm = ("norm", "add_rms_norm", model.hidden)
+    parts = (heads * model.head_dim, kv_heads * model.head_dim, kv_heads * model.head_dim)
+    builder.product("qkv projection", tokens, width, model.hidden, count, bias=model.qkv_bias, parts=parts, inside=norm)
     head_shape = {"batch": step.batch, "q_len": step.queries, "heads": heads, "kv_heads": kv_heads}
     head_shape["head_dim"] = model.head_dim
     if model.rotary:
@@ -196,10 +241,14 @@ def _per_head(builder: Builder, name: str, heads: int, n: int, k: int, count: in
 
 def _mlp(builder: Builder, inner: int, count: int, name: str) -> None:
     model, tokens = builder.model, builder.tokens
-    ways = 2 if model.gated else 1
-    builder.product(f"{name} up", tokens, ways * inner, model.hidden, count, bias=model.mlp_bias)
-    builder.stream(f"{name} activation", "swiglu" if model.gated else "gelu", {"rows": tokens, "cols": inner}, count)
-    builder.product(f"{name} down", tokens, model.hidden, inner, count, bias=model.mlp_bias)
+    ways, bias = 2 if model.gated else 1, model.mlp_bias
+    norm, activation = ("norm", "add_rms_norm", model.hidden), ("activation", "swiglu", inner)
+    parts = (inner,) * ways
+    builder.product(f"{name} up", tokens, ways * inner, model.hidden, count, bias=bias, parts=parts, inside=norm)
+    if not builder.is_one_row:
+        op = "swiglu" if model.gated else "gelu"
+        builder.stream(f"{name} activation", op, {"rows": tokens, "cols": inner}, count)
+    builder.product(f"{name} down", tokens, model.hidden, inner, count, bias=bias, inside=activation)
 
 
 def touched(experts: int, chosen: int, tokens: int) -> int:
@@ -260,9 +309,10 @@ def _last(builder: Builder) -> None:
         return
     builder.norm("norm", 1)
     if model.labels:
-        builder.product("classifier", step.batch, model.labels, model.hidden, 1, bias=True, adapted=False)
+        builder.product("classifier", step.batch, model.labels, model.hidden, 1, bias=True, adapted=False, outer=True)
         return
-    builder.product("head", rows, model.vocab // tensor, model.hidden, 1, adapted=False)
+    norm = ("norm", "add_rms_norm", model.hidden)
+    builder.product("head", rows, model.vocab // tensor, model.hidden, 1, adapted=False, outer=True, inside=norm)
     shape = {"rows": rows, "vocab": model.vocab // tensor}
     if step.trains:
         logits = {"rows": rows, "cols": model.vocab // tensor}
@@ -321,4 +371,4 @@ def convolutional(builder: Builder) -> None:
         else:
             builder.add("norm", "add", "stream", rows, count, pointwise.elementwise([x, weight, weight], x, each=4))
     width = model.stages[-1].out_channels
-    builder.product("classifier", step.batch, model.labels, width, 1, bias=True)
+    builder.product("classifier", step.batch, model.labels, width, 1, bias=True, outer=True)

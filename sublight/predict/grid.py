@@ -25,7 +25,7 @@ class Grid:
 
 
 def contexts_for(model: Model) -> tuple[int, ...]:
-    """As long as the model was trained for; an image has one length."""
+    """The grid's contexts: up to the length that the model was trained for; an image has a single length."""
     if model.tokens or model.family == "convolution":
         return (model.tokens or 1,)
     return tuple(length for length in CONTEXTS if length <= (model.longest or CONTEXTS[-1])) or (model.longest or 1,)

@@ -7,6 +7,8 @@ from sublight.results import Limit, Limits
 
 _MEMORY = ("hbm_read", "hbm_write", "hbm_copy", "hbm_triad")
 _MATMULS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+NAMES = (*_MEMORY, *(f"matmul_{dtype}" for dtype in _MATMULS), "vector_fp32", "h2d_pinned", "d2h_pinned",
+         "launch_graph_node")  # fmt: skip
 NODE_S = 1e-6  # a kernel in a CUDA graph, where it was not measured: launch and drain, on GPUs of these years
 
 

@@ -30,6 +30,9 @@ KNOBS = {  # what --what-if may scale, and the figures behind it
     "power": ("power_w",),
 }
 _NEEDED = ("memory_bytes", "memory_bytes_per_s", "sms", "peak_flops")
+_LEAST, _MOST = 1.0, 1e21  # of a figure: anything else is a slip
+_LEAST_CLOCK = 1e7  # hertz
+_LEAST_REACHED = 1e-9  # seconds of a launch are among these
 _INTEGERS = ("sms", "memory_bytes", "l2_bytes")
 
 
@@ -50,7 +53,7 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """In one short word or two: h100, or h100 bandwidth x2."""
+        """The machine in a word or two: h100, or h100 bandwidth x2."""
         return " ".join([self.key, *(f"{knob} x{factor:g}" for knob, factor in self.factors.items())])
 
     @property
@@ -66,7 +69,8 @@ class Machine:
             names = (row.name.removeprefix("matmul_") for row in self.limits.limits if "matmul_" in row.name)
             have = sorted(name for name in names if name not in ("fp64", "tf32"))  # nobody serves a model in these
             kind = limit.removeprefix("matmul_")
-            raise BadInput(f"{self.gpu.name} has no {kind} products: use --dtype {' or '.join(have)}, or another GPU")
+            use = f"use --dtype {' or '.join(have)}, or another GPU" if have else f"its peak_flops could give {kind}"
+            raise BadInput(f"{self.gpu.name} has no {kind} products: {use}")
         return value
 
     def reached(self, dtype: str) -> float:
@@ -110,9 +114,9 @@ def find(words: str) -> Machine:
     return of_gpu(gpus.find(words))
 
 
-CALIBRATION = 1  # the format of its file
-_PLAIN = ("key", "name", "vendor", "architecture", "sms", "memory_bytes", "memory_bytes_per_s", "l2_bytes",
-          "pcie_bytes_per_s", "nvlink_bytes_per_s", "power_w", "peak_flops", "reached")  # fmt: skip
+CALIBRATION = 2  # the format of its file
+_PLAIN = ("key", "name", "vendor", "architecture", "sms", "boost_clock_hz", "memory_bytes", "memory_bytes_per_s",
+          "l2_bytes", "pcie_bytes_per_s", "nvlink_bytes_per_s", "power_w", "peak_flops", "reached")  # fmt: skip
 
 
 def gpu_to_json(gpu: Gpu) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def read_calibration(path: Path) -> Machine:
         raise BadInput(f"there is no file {path}: {again}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"{path} is no calibration: {again}") from None
 
 
@@ -147,6 +151,8 @@ def read_gpu(path: Path) -> Gpu:
         raise BadInput(f"cannot read {path}: {error}") from None
     fields = {field.name for field in dataclasses.fields(Gpu)} - {"sources", "notes", "aliases"}
     like = data.pop("like", None)
+    if not isinstance(like, str | None):
+        raise BadInput(f"{path}: like = {like!r} must be text: the name of a known GPU")
     if unknown := next((name for name in data if name not in fields), ""):
         raise BadInput(
             f"{path} has {unknown!r}, which is no figure of a GPU: did you mean {nearest(unknown, list(fields))}?"
@@ -156,6 +162,8 @@ def read_gpu(path: Path) -> Gpu:
     for name in _INTEGERS:
         if name in data:
             data[name] = int(data[name])
+    if "compute_capability" in data:
+        data["compute_capability"] = tuple(int(part) for part in data["compute_capability"].split("."))
     source = f"given in {path.name}"
     sources = dict.fromkeys(data, source)
     base = gpus.find(like) if like else None
@@ -170,6 +178,10 @@ def read_gpu(path: Path) -> Gpu:
         gpu = Gpu(**{"key": path.stem, "name": path.stem, **data, **tables}, sources=sources)
     if missing := [name for name in _NEEDED if not getattr(gpu, name)]:
         raise BadInput(f'{path} lacks {", ".join(missing)}: add it, or like = "h100" for that GPU\'s figures')
+    for name, rate in gpu.reached.items():
+        most = gpu.memory_bytes_per_s if name.startswith("hbm_") else gpu.peak_flops.get(name.removeprefix("matmul_"))
+        if most and rate > most and name != "matmul_fp64":  # whose tensor cores have a peak of their own
+            raise BadInput(f"{path}: reached has {name} = {rate:g}, more than the GPU's peak of {most:g}")
     return gpu
 
 
@@ -181,15 +193,31 @@ def _check(path: Path, name: str, value: Any) -> None:
     if name in _TEXTS:
         if not isinstance(value, str):
             raise BadInput(f"{path}: {name} = {value!r} must be text")
+    elif name == "compute_capability":
+        if not isinstance(value, str) or not re.fullmatch(r"\d{1,2}\.\d", value):
+            raise BadInput(f'{path}: {name} = {value!r} must be text, as in "9.0"')
+    elif name == "max_clock_dtypes":
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise BadInput(f"{path}: {name} = {value!r} must be a list of data types")
+    elif name.endswith("clock_hz") and not _is_rate(value, _LEAST_CLOCK):
+        raise BadInput(f"{path}: {name} = {value!r} must be a number of hertz, as in 1.8e9")
     elif name in _TABLES:
-        if not isinstance(value, dict) or not all(_is_rate(rate) for rate in value.values()):
+        least = _LEAST_REACHED if name == "reached" else _LEAST
+        if not isinstance(value, dict) or not all(_is_rate(rate, least) for rate in value.values()):
             raise BadInput(f"{path}: {name} must be a table of rates, as in {{ bf16 = 1e15 }}")
-    elif name not in ("compute_capability", "max_clock_dtypes") and not _is_rate(value):
-        raise BadInput(f"{path}: {name} = {value!r} must be a number above 0")
+        names = {known for gpu in gpus.all_gpus() for known in getattr(gpu, name)}
+        names |= set(known_limits.NAMES) if name == "reached" else set()
+        if unknown := next((each for each in value if each not in names), ""):
+            near = nearest(unknown, sorted(names))
+            raise BadInput(f"{path}: {name} has {unknown!r}, which is no rate of a GPU: did you mean {near}?")
+    elif not _is_rate(value):
+        is_slip = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        range_ = f"from {_LEAST:g} to {_MOST:g}" if is_slip else "above 0"
+        raise BadInput(f"{path}: {name} = {value!r} must be a number {range_}")
 
 
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+def _is_rate(value: Any, least: float = _LEAST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MOST
 
 
 def parse_changes(words: list[str]) -> dict[str, float]:

@@ -38,6 +38,14 @@ def test_a_file_of_figures(tmp_path: Path) -> None:
     assert found.reached("bfloat16") == pytest.approx(3e15 * machine.usual_share())
 
 
+def test_a_consumer_gpu_by_its_compute_capability(tmp_path: Path) -> None:
+    """Its tensor cores wait for its vector units, as an Ampere's do, though a Blackwell's do not."""
+    for capability, overlaps in (("10.0", True), ("12.0", False)):
+        text = f'architecture = "Blackwell"\ncompute_capability = "{capability}"\n'
+        found = machine.find(written(tmp_path, WHOLE + text))
+        assert expected.rates_of(found).overlaps == overlaps
+
+
 def test_like_takes_over_what_is_not_given(tmp_path: Path) -> None:
     found = machine.find(written(tmp_path, 'like = "h100"\nmemory_bytes_per_s = 8e12\n')).gpu
     assert (found.sms, found.memory_bytes_per_s, found.peak_flops["bf16"]) == (132, 8e12, 989.4e12)
@@ -55,6 +63,16 @@ def test_like_takes_over_what_is_not_given(tmp_path: Path) -> None:
         (WHOLE.replace("{ bf16 = 3e15, fp32 = 1e14 }", "3e15"), "table of rates"),
         ("sms = = 3", "cannot read"),
         ('like = "h999"\n', "unknown GPU"),
+        ("like = 3\n", "like = 3 must be text"),
+        ('like = "h100"\ncompute_capability = 12\n', "compute_capability = 12 must be text"),
+        ('like = "h100"\ncompute_capability = [12]\n', "must be text, as in"),
+        ('like = "h100"\nboost_clock_hz = 1.8\n', "boost_clock_hz = 1.8 must be a number of hertz"),
+        ('like = "h100"\nmax_clock_dtypes = 3\n', "must be a list of data types"),
+        ('like = "h100"\nmemory_bytes_per_s = 1e-300\n', "must be a number from 1 to 1e+21"),
+        ('like = "h100"\nsms = 1e300\n', "must be a number from 1 to 1e+21"),
+        ('like = "h100"\npeak_flops = { bf61 = 1e15 }\n', "'bf61', which is no rate of a GPU: did you mean bf16"),
+        ('like = "h100"\nreached = { matmul_bf16 = 5e15 }\n', "5e+15, more than the GPU's peak of 9.894e+14"),
+        ('like = "h100"\nreached = { hbm_copy = 1e13 }\n', "more than the GPU's peak of 3.35"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, text: str, words: str) -> None:
@@ -77,6 +95,12 @@ def test_a_bad_what_if_is_one_line(words: str) -> None:
 def test_a_gpu_without_a_data_type() -> None:
     with pytest.raises(BadInput, match="A100 SXM 80GB has no fp8 products: use --dtype bf16 or fp16 or fp32 or int8,"):
         machine.find("a100").rate("float8_e4m3fn")
+
+
+def test_a_gpu_whose_file_gives_no_products_says_what_to_add(tmp_path: Path) -> None:
+    here = machine.find(written(tmp_path, WHOLE.replace("{ bf16 = 3e15, fp32 = 1e14 }", "{ fp64 = 1e14 }")))
+    with pytest.raises(BadInput, match="no bf16 products: its peak_flops could give bf16"):
+        here.rate("bfloat16")
 
 
 def test_changes_scale_limits_and_figures() -> None:

@@ -14,7 +14,7 @@ from sublight.predict import backward
 from sublight.predict import model as models
 from sublight.predict.model import Block, Model
 from sublight.predict.operation import GROUP
-from sublight.predict.step import Step
+from sublight.predict.step import Step, outer_precision
 
 USABLE = 0.95  # of the GPU's memory: the rest is the driver's, the context's and what the allocator cannot fill
 LOSS_CHUNK_BYTES = 1280 * 2**20  # logits that a fused loss holds at once
@@ -36,7 +36,7 @@ class Memory:
         return self.weights + self.cache + self.activations + self.gradients + self.optimizer
 
     def kinds(self) -> dict[str, int]:
-        """Those that are not nothing, largest first."""
+        """The kinds of memory that take any bytes, the largest first."""
         every = {
             "weights": self.weights,
             "cache": self.cache,
@@ -48,14 +48,15 @@ class Memory:
 
 
 def memory(model: Model, step: Step) -> Memory:
-    """Of one GPU; `step.batch` is that GPU's."""
+    """The memory of one GPU; `step.batch` is that GPU's."""
     parallel, precision = step.parallel, step.precision
-    weights = _weight_bytes(backward.held(model, parallel), precision.weights)
+    weights = _weights(model, step)
     if not step.trains:
         bits = find_dtype(precision.cache).bits
         cache = models.cache_bytes(model, step.batch, step.context, bits) // parallel.pipeline
-        shards = 1 if model.latent else min(parallel.tensor, model.kv_heads or 1)
-        return Memory(weights=weights, cache=cache // shards, activations=_working(model, step))
+        if not model.latent and model.kv_heads:  # the latent vector belongs to all heads
+            cache = cache * -(-model.kv_heads // parallel.tensor) // model.kv_heads
+        return Memory(weights=weights, cache=cache, activations=_working(model, step))
     trained = backward.trained(model, step)
     adapters = size_bytes(trained, precision.gradients) if step.lora is not None else 0
     state = 2 * size_bytes(trained, precision.optimizer)
@@ -69,6 +70,15 @@ def memory(model: Model, step: Step) -> Memory:
     if kept + loss >= gradients + working:
         return Memory(weights=weights + adapters, activations=kept + loss, optimizer=state)
     return Memory(weights=weights + adapters, activations=working, gradients=gradients, optimizer=state)
+
+
+def _weights(model: Model, step: Step) -> int:
+    """Tables and heads are kept in 16 bits where the layers have fewer."""
+    numel, parallel = backward.held(model, step.parallel), step.parallel
+    outside = 0 if model.family == "convolution" else models.outside_parameters(model)
+    outside = -(-outside // (parallel.tensor * parallel.pipeline))
+    precision = step.precision
+    return _weight_bytes(numel - outside, precision.weights) + size_bytes(outside, outer_precision(precision).weights)
 
 
 def _weight_bytes(numel: int, dtype: str) -> int:
@@ -135,6 +145,8 @@ def _layer_bytes(model: Model, block: Block, step: Step) -> int:
     else:
         heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim  # q, k, v and what attention puts out
     attention = heads * size + 4 * model.heads  # and the logs of its sums
+    if model.qk_norm:  # and q and k before their norm; PyTorch's own ops: in float32, and normed
+        attention += (model.heads + model.kv_heads) * model.head_dim * (4 + size if step.eager else size)
     norms = max(model.norms, 2) * _norm_bytes(model, step)
     return norms + (attention + _mlp_bytes(model, block, step, size)) // tensor
 
@@ -148,7 +160,8 @@ def _mlp_bytes(model: Model, block: Block, step: Step, size: int) -> int:
         kept = 4 if step.eager else 2
     else:
         kept = 5 if step.eager and model.generates else 2
-    routed = experts.chosen * model.hidden if experts else 0  # the tokens in their experts' order
+    # the tokens in their experts' order; PyTorch's own ops: and what the experts made of them, before it is weighted
+    routed = experts.chosen * model.hidden * (2 if step.eager else 1) if experts else 0
     return size * (kept * inner + routed)
 
 

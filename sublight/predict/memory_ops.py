@@ -62,7 +62,7 @@ def _held() -> tuple[tuple[str, Mode, frozenset[MemoryOp]], ...]:
     for name in config.known_names():
         model = config.load(name)
         for mode in estimate.modes_of(model):
-            ops = census.census(model, Step(mode=mode, batch=1, context=16))
+            ops = census.census(model, Step(mode=mode, batch=2, context=16))
             found.append((name, mode, frozenset(MemoryOp(op.op, op.direction) for op in ops if op.kind == "stream")))
     return tuple(found)
 
@@ -81,15 +81,17 @@ def shape_of(each: MemoryOp, draw: random.Random, tiny: bool) -> dict[str, Any]:
 
 
 def _drawn(each: MemoryOp, draw: random.Random, tiny: bool) -> Operation:
-    name, mode = draw.choice(holders(each))
-    model = config.load(name)
-    context = model.tokens or power(draw, 0 if tiny else 4, 5 if tiny else 13)
-    step = Step(mode=mode, batch=power(draw, 0, 1 if tiny else 8), context=min(context, model.positions or context))
-    return draw.choice([op for op in census.census(model, step) if MemoryOp(op.op, op.direction) == each])
+    while True:
+        name, mode = draw.choice(holders(each))
+        model = config.load(name)
+        context = model.tokens or power(draw, 0 if tiny else 4, 5 if tiny else 13)
+        step = Step(mode=mode, batch=power(draw, 0, 1 if tiny else 8), context=min(context, model.positions or context))
+        if found := [op for op in census.census(model, step) if MemoryOp(op.op, op.direction) == each]:
+            return draw.choice(found)  # none where one token decodes: it is inside a product
 
 
 def _sizes(op: str, shape: Shape) -> dict[str, int]:
-    """As the op's own inputs are described."""
+    """An op's sizes, with the keys of its own record."""
     if op == "add" and "numel" not in shape:
         return {"numel": math.prod(shape.values())}
     return {"batch": 1, **shape} if op == "transpose" else dict(shape)

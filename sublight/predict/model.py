@@ -85,6 +85,7 @@ class Model:
     patch: int = 0
     channels: int = 3
     tokens: int = 0  # of an image; 0 where the user says how long a sequence is
+    joined: bool = False  # q, k and v are one matrix in the checkpoint, as are gate and up
     modulation: bool = False  # DiT: six vectors a layer, made of the time step and the class
     longest: int | None = None  # positions that it was trained for
     stages: tuple[Stage, ...] = ()
@@ -102,7 +103,7 @@ class Model:
 
     @property
     def norm_parameters(self) -> int:
-        """Of one norm over the hidden size."""
+        """The parameters of one norm over the hidden size."""
         return self.hidden * (1 if self.rms else 2)
 
     @property
@@ -114,7 +115,7 @@ class Model:
 
 
 def attention_parameters(model: Model) -> int:
-    """Of one layer's projections, with their biases and inner norms."""
+    """The parameters of one layer's projections, with their biases and inner norms."""
     hidden, heads, latent = model.hidden, model.heads, model.latent
     if latent:
         per_head = latent.nope_dim + latent.rope_dim
@@ -135,12 +136,12 @@ def mlp_parameters(model: Model, inner: int) -> int:
 
 
 def expert_parameters(model: Model, experts: Experts) -> int:
-    """Of one expert."""
+    """The parameters of one expert."""
     return 3 * model.hidden * experts.inner + (2 * experts.inner + model.hidden) * experts.bias
 
 
 def block_parameters(model: Model, block: Block, *, active: bool = False) -> int:
-    """Of one layer; `active`: of the experts only those that a token goes through."""
+    """The parameters of one layer; `active`: of its experts only those that a token goes through."""
     count = attention_parameters(model) + model.norms * model.norm_parameters
     if model.modulation:
         count += 6 * model.hidden * (model.hidden + 1)  # one linear layer; the norms themselves have no parameters
@@ -153,7 +154,7 @@ def block_parameters(model: Model, block: Block, *, active: bool = False) -> int
 
 
 def outside_parameters(model: Model) -> int:
-    """Of what lies before and after the layers."""
+    """The parameters before and after the layers."""
     hidden = model.hidden
     if model.family == "diffusion":
         return _diffusion_ends(model)
@@ -182,10 +183,11 @@ def stage_convolutions(stage: Stage) -> tuple[tuple[int, dict[str, int]], ...]:
         sizes = {"in_channels": inputs, "out_channels": outputs, "size": at, "taps": taps}
         return {**sizes, "stride": stride, "padding": taps // 2}
 
+    is_cut_short = stage.in_channels != stage.out_channels or stage.stride != 1  # else the input itself is added
     first = (
         (1, conv(stage.in_channels, width, size, 1)),
         (1, conv(width, width, size, 3, stage.stride)),
-        (1, conv(stage.in_channels, stage.out_channels, size, 1, stage.stride)),  # the shortcut's
+        (int(is_cut_short), conv(stage.in_channels, stage.out_channels, size, 1, stage.stride)),
     )
     rest = stage.count - 1
     others = ((rest, conv(stage.out_channels, width, small, 1)), (rest, conv(width, width, small, 3)))
@@ -194,7 +196,14 @@ def stage_convolutions(stage: Stage) -> tuple[tuple[int, dict[str, int]], ...]:
 
 def stem_convolution(model: Model) -> dict[str, int]:
     first = model.stages[0].in_channels
-    return {"in_channels": 3, "out_channels": first, "size": model.image, "taps": 7, "stride": 2, "padding": 3}
+    return {
+        "in_channels": model.channels,
+        "out_channels": first,
+        "size": model.image,
+        "taps": 7,
+        "stride": 2,
+        "padding": 3,
+    }
 
 
 def convolutions(model: Model) -> tuple[tuple[int, dict[str, int]], ...]:
@@ -205,7 +214,7 @@ def convolutions(model: Model) -> tuple[tuple[int, dict[str, int]], ...]:
 def parameters(model: Model, *, active: bool = False) -> int:
     """How many numbers are trained; `active`: that a token goes through.
 
-    A table that is looked up is active, as is the head: this is what the publications count.
+    A table that is looked up is active, as is the head: most publications count so (OpenAI's leave the table out).
     """
     if model.family == "convolution":
         shapes = convolutions(model)
@@ -217,6 +226,6 @@ def parameters(model: Model, *, active: bool = False) -> int:
 
 
 def cache_bytes(model: Model, batch: int, context: int, dtype_bits: int) -> int:
-    """Of the KV cache: a layer with a window keeps no more than that."""
+    """The bytes of the KV cache; a layer with a window keeps no more than the window."""
     kept = sum(block.count * min(context, block.window or context) for block in model.blocks)
     return math.ceil(batch * kept * model.cache_width * dtype_bits / 8) if model.generates else 0

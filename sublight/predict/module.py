@@ -29,6 +29,7 @@ from sublight.trace.record import Detail
 HOST_CALL_S = 11.5e-6  # of Python and PyTorch for one op, views included: Hugging Face's Llama of 16 layers makes 1,424
 # calls a token in 17.7 ms on one H200's host and in 15.1 ms on another (benchmarks/end_to_end_h200*.json)
 _FREE = ("aten::detach", "aten::empty_like", "aten::empty", "aten::new_empty", "aten::alias", "aten::lift_fresh")
+_LESS, _MORE = {"aten::lt", "aten::le"}, {"aten::gt", "aten::ge"}
 _WORD_OF = {name: word for word, name in reversed(DTYPES.items())}  # the profiler's word for a data type
 
 
@@ -102,7 +103,7 @@ def predict_module(
         counts[key] = (op, counts.get(key, (op, 0))[1] + 1)
     longer = clocks.slower(machine) if train else 1.0
     timed = [
-        TimedOperation(operation=op, timed=in_a_long_run(expected.timed(op, machine), longer), runs=runs, useful=runs)
+        TimedOperation(operation=op, timed=in_a_long_run(expected.timed(op, machine), longer), runs=runs)
         for op, runs in counts.values()
     ]
     return ModulePrediction(
@@ -142,15 +143,28 @@ class _Recorder(private.TorchDispatchMode):
         self.unknown: list[str] = []
         self.calls = 0
         self.guesses = 0
+        self.drawn: dict[int, tuple[torch.Tensor, bool]] = {}  # random numbers, and how a comparison with one turns out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += 1
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            if id(args[0]) in self.drawn:
+                return self.drawn[id(args[0])][1]
+            if not args[0].is_meta:
+                return func(*args)  # made by the module itself: it is there to be read
             self.guesses += 1  # `if mask.all():` asks what no meta tensor holds; the usual batch has no padding
             return True
         result = func(*args, **(kwargs or {}))
         self._record(func, args, kwargs or {}, result)
+        self._draw(func._schema.name, args, result)
         return result
+
+    def _draw(self, name: str, args: Sequence[Any], result: Any) -> None:
+        """`if torch.rand([]) < self.layerdrop: continue` skips a layer now and then: what is likely is taken."""
+        if (name == "aten::rand" and result.numel() == 1) or (name == "aten::detach" and id(args[0]) in self.drawn):
+            self.drawn[id(result)] = result, True
+        elif name in _LESS | _MORE and id(args[0]) in self.drawn and isinstance(args[1], int | float):
+            self.drawn[id(result)] = result, args[1] > 0.5 if name in _LESS else args[1] < 0.5
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         name = func._schema.name

@@ -123,6 +123,27 @@ def test_a_question_to_the_data_is_taken_as_true_and_said() -> None:
     assert "asks 1 times" in str(found)
 
 
+class Drops(torch.nn.Module):  # type: ignore[misc]
+    """Skips a layer now and then, as Whisper, BART and OPT do when they train."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.layers, self.share = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3)), share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand([]) < self.share:
+                continue
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(("share", "layers"), [(0.0, 3), (0.1, 3), (0.9, 0)])
+def test_a_draw_by_chance_turns_out_as_is_likely(share: float, layers: int) -> None:
+    found = predict_module(Drops(share), torch.randn(4, 8), machine=H100)
+    assert sum(op.runs for op in found.ops if op.operation.kind == "product") == layers and found.guesses == 0
+
+
 def test_small_ops_wait_for_their_host_and_large_ones_do_not() -> None:
     layers = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(50)))
     small, large = (predict_module(layers, torch.empty(size, device="meta"), machine=H100) for size in (8, 1 << 30))

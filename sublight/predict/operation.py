@@ -28,6 +28,9 @@ class Operation:
     count: int
     cost: Cost
     once: bool = False  # a step, however many parts the batch is cut into
+    at_end: bool = False  # before or after the layers: one stage of a pipeline alone has it
+    stored: str = ""  # the data type of its weights or of the cache that it reads; empty: of `dtype`
+    chained: bool = False  # a product of one row: its weight is read while the one before still runs
 
     @property
     def intensity(self) -> float:
@@ -43,7 +46,7 @@ def weight_tensors(dtype: str, n: int, k: int) -> list[Tensor]:
 def product(
     step: Step, name: str, m: int, n: int, k: int, count: int, *, bias: bool = False, groups: int = 1
 ) -> Operation:
-    """With `groups`, each has a matrix of its own, and the m rows are spread over them."""
+    """A product; with `groups`, each group has a matrix of its own, and the m rows are spread over the groups."""
     precision = step.precision
     weight, *scales = weight_tensors(precision.weights, n * groups, k)
     x, y = dense(precision.products, m, k), dense(precision.activations, m, n)
@@ -51,4 +54,13 @@ def product(
     spent = matmul.product(x, weight, y, k, *scales, *biases, limit=matmul_limit(precision.products))
     shape = {"m": m, "n": n, "k": k} | ({"groups": groups} if groups > 1 else {})
     op = "grouped_matmul" if groups > 1 else "linear" if bias else "matmul"
-    return Operation(name=name, op=op, kind="product", shape=shape, dtype=precision.products, count=count, cost=spent)
+    return Operation(
+        name=name,
+        op=op,
+        kind="product",
+        shape=shape,
+        dtype=precision.products,
+        stored=precision.weights,
+        count=count,
+        cost=spent,
+    )

@@ -13,6 +13,7 @@ from sublight.predict.model import Model
 from sublight.predict.step import Parallel, Step
 
 MOST_BATCH = 4096
+FINEST = 32  # a batch is right to this part of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +82,37 @@ def plans(
             batches: Sequence[int] = _batches(model, machine, step)
         else:
             batches = [batch] if batch >= parallel.data else []
-        steps = [replace(step, batch=each) for each in batches]
-        tried = [predict(model, machine, each, price_per_hour=price_per_hour) for each in steps]
-        fitting = [Plan(prediction=each, meets=_meets(each, latency_s)) for each in tried if each.fits]
+        tried = [_plan(model, machine, replace(step, batch=each), latency_s, price_per_hour) for each in batches]
+        fitting = [each for each in tried if each.prediction.fits]
+        if batch is None:
+            fitting += _between(model, machine, fitting, latency_s, price_per_hour)
         if fitting:
             found.append(min(fitting, key=_order))
     return tuple(sorted(found, key=_order))
+
+
+def _plan(model: Model, machine: Machine, step: Step, latency_s: float | None, price: float | None) -> Plan:
+    found = predict(model, machine, step, price_per_hour=price)
+    return Plan(prediction=found, meets=_meets(found, latency_s))
+
+
+def _between(
+    model: Model, machine: Machine, tried: Sequence[Plan], latency_s: float | None, price: float | None
+) -> Iterator[Plan]:
+    """Batches between the largest of `tried` that meets the target and the next one, which does not."""
+    batches = {plan.prediction.step.batch: plan.meets for plan in tried}
+    low = max((batch for batch, meets in batches.items() if meets), default=0)
+    high = min((batch for batch in batches if batch > low), default=0)
+    if not low or not high:
+        return
+    step = tried[0].prediction.step
+    data = step.parallel.data
+    low, high = low // data, high // data
+    while high - low > max(1, low // FINEST):
+        middle = (low + high) // 2
+        plan = _plan(model, machine, replace(step, batch=middle * data), latency_s, price)
+        low, high = (middle, high) if plan.meets else (low, middle)
+        yield plan
 
 
 def _meets(found: Prediction, latency_s: float | None) -> bool:

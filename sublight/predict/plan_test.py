@@ -32,6 +32,17 @@ def test_the_best_plan_meets_the_target_and_none_that_does_is_faster() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+def test_no_batch_that_holds_the_target_gives_more_tokens_than_the_best_plan() -> None:
+    """Not a power of two alone: every batch of the best split is tried here."""
+    model = config.load("llama-3-70b")
+    best = plan.plans(model, H100, DECODE, 8, latency_s=0.03)[0]
+    every = (
+        estimate.predict(model, H100, replace(DECODE, batch=batch, parallel=best.parallel)) for batch in range(1, 300)
+    )
+    most = max(each.tokens_per_s for each in every if each.fits and each.expected_s <= 0.03)
+    assert best.meets and most / 1.03 < best.prediction.tokens_per_s <= most
+
+
 def test_a_looser_target_never_gives_fewer_tokens() -> None:
     model = config.load("llama-3-70b")
     rates = [

@@ -40,7 +40,7 @@ MEASURED = {  # how benchmarks/low_bit_accuracy.py calls it, and the weights tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rise:
-    """Of the perplexity, over the same model in 16 bits: between these, by the ways of rounding that were measured."""
+    """By how much the perplexity rose over 16 bits: the range over the ways of rounding that were measured."""
 
     least: float
     most: float
@@ -66,7 +66,7 @@ def rise(products: str, weights: str) -> Rise | None:
 
 
 def source() -> str:
-    """Whose perplexity it is."""
+    """The model whose perplexity was measured."""
     run = measured()
     return (
         f"a character model ({run['layers']} layers of {run['width']}, trained for {run['seconds']:g} s, "

@@ -1,16 +1,19 @@
 """Rows that `fit` reads: shapes drawn by chance, and how long ops of these shapes take on this machine.
 
 Products are torch's (cuBLAS), attention is torch's (cuDNN's), with the write of the new keys and values into the
-cache before it, as an engine runs it; memory-bound ops (`memory_ops`) are this project's, as a user calls them. Shapes
-are drawn evenly over the logarithm of each size, by a seed.
+cache before it, as an engine runs it; memory-bound ops (`memory_ops`) are this project's, as a captured step runs them:
+called one by one, small ones would be PyTorch's, where the host decides. Shapes are drawn evenly over the logarithm of
+each size, by a seed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 from sublight import cost, timing
 from sublight.cost.record import Direction
@@ -87,8 +90,9 @@ def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
     spent = cost_of(kind, shape)
     op, direction, sizes = op_of(kind, shape)
     sets = buffer_sets(kind, spent.bytes, device)
+    provider = provider_of(op, sizes, device) if kind == "memory-bound op" else "torch"
     samples = timing.measure(
-        [call_of(kind, shape, device) for _ in range(sets)],
+        calls_of(kind, shape, device, sets),
         device=device,
         time_limit_s=EACH_S.get(kind, 0.06),
         keep_outputs=kind != "memory-bound op" or spent.bytes < KEPT_BYTES,
@@ -98,8 +102,8 @@ def measured(kind: str, shape: dict[str, Any], device: str) -> dict[str, Any]:
         "direction": direction,
         "shape": sizes,
         "dtype": "bfloat16",
-        "provider": "sublight" if kind == "memory-bound op" else "torch",
-        "ours": kind == "memory-bound op",
+        "provider": provider,
+        "ours": provider == "sublight",
         "cache": "cold",
         "bound": "memory" if spent.bytes > spent.total_flops / 100 else "matmul_bf16",
         "median_s": samples.median_s,
@@ -119,11 +123,13 @@ def buffer_sets(kind: str, set_bytes: int, device: str) -> int:
     return max(1, min(sets, MOST_BYTES // max(set_bytes, 1)))
 
 
-def call_of(kind: str, shape: dict[str, Any], device: str) -> Callable[[], Any]:
+def calls_of(kind: str, shape: dict[str, Any], device: str, sets: int) -> list[Callable[[], Any]]:
+    """One call for each set of inputs."""
     op, direction, sizes = op_of(kind, shape)
     if kind == "memory-bound op":
-        return memory_call(op, direction, sizes, device)
-    return product_call(sizes, device) if kind == "product" else attention_call(sizes, device)
+        return memory_calls(op, direction, sizes, device, sets)
+    make = product_call if kind == "product" else attention_call
+    return [make(sizes, device) for _ in range(sets)]
 
 
 def product_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
@@ -152,11 +158,46 @@ def attention_call(shape: dict[str, int], device: str) -> Callable[[], Any]:
     return call
 
 
-def memory_call(op: str, direction: Direction, shape: dict[str, int], device: str) -> Callable[[], Any]:
-    from sublight import bench, ops
+def provider_of(op: str, shape: dict[str, int], device: str) -> str:
+    """The provider whose kernels a memory-bound op of this shape runs."""
+    from sublight import ops
 
     record = ops.find(op)
-    inputs = record.inputs(shape, "bfloat16", device, 0)
+    with as_captured():
+        return record.plan(*record.inputs(shape, "bfloat16", device, 0)).provider
+
+
+@contextlib.contextmanager
+def as_captured() -> Iterator[None]:
+    """Inside, calls take the kernels that a captured graph would: the host's time does not count."""
+    from sublight.ops.record import call
+
+    with mock.patch.object(call, "SMALL_BYTES", 0.0):
+        yield
+
+
+def memory_calls(
+    op: str, direction: Direction, shape: dict[str, int], device: str, sets: int
+) -> list[Callable[[], Any]]:
+    from sublight import ops
+    from sublight.bench.measure import Backward
+
+    record = ops.find(op)
+    first = record.inputs(shape, "bfloat16", device, 0)
+
+    def forward(*given: Any) -> Any:
+        with as_captured():
+            return record.call(*given)
+
+    every = [first, *(copied(first) for _ in range(sets - 1))]  # to draw them anew takes longer than the measuring
     if direction == "fwd":
-        return partial(record.call, *inputs)
-    return bench.Backward(lambda given: partial(record.call, *given), inputs, record.wrt, alone=direction == "bwd")
+        return [partial(forward, *inputs) for inputs in every]
+    bind = lambda given: partial(forward, *given)  # noqa: E731
+    return [Backward(bind, inputs, record.wrt, alone=direction == "bwd") for inputs in every]
+
+
+def copied(x: Any) -> Any:
+    """Tensors in memory of their own, also those in lists; the rest as it is."""
+    if isinstance(x, list | tuple):
+        return type(x)(map(copied, x))
+    return x.detach().clone().requires_grad_(x.requires_grad) if hasattr(x, "detach") else x

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sublight.cost.dtypes import find_dtype
+
 Mode = Literal["prefill", "decode", "forward", "train"]
 MODES: tuple[Mode, ...] = ("prefill", "decode", "forward", "train")
 
@@ -25,6 +27,13 @@ class Precision:
 def adapter_precision(precision: Precision) -> Precision:
     """Adapters are trained, whatever the weights beside them are stored in."""
     return replace(precision, products=precision.activations, weights=precision.gradients)
+
+
+def outer_precision(precision: Precision) -> Precision:
+    """Of tables and heads: 16 bits where the layers' weights have fewer, as checkpoints are published."""
+    if find_dtype(precision.weights).bits >= 16:
+        return precision
+    return replace(precision, products=precision.activations, weights=precision.activations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FEW_BITS = "product few bits"  # than 16, of which there is no table
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -70,7 +72,7 @@ def data() -> dict[str, Any]:
 
 @functools.cache
 def parameters(kind: str) -> dict[str, float]:
-    """Of the analytic model of this kind of op."""
+    """The parameters of the analytic model for this kind of op."""
     return dict(_fitted(kind)["parameters"])
 
 
@@ -83,7 +85,8 @@ def analytic_error(kind: str, gpu: str = "") -> float:
 
 
 def _fitted(kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = data()["analytic"]["stream" if kind.startswith("stream ") else kind]
+    of_kind = {"product int4": FEW_BITS}.get(kind, kind)
+    found: dict[str, Any] = data()["analytic"]["stream" if kind.startswith("stream ") else of_kind]
     return found
 
 
