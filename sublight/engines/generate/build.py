@@ -45,13 +45,14 @@ def build(how: Build) -> Engine:
         raise BadInput(f"--batch {how.batch}, --chunk {how.chunk}, --cache {how.cache}: give 1 or more")
     mode: Any = one_of("mode", how.mode, layers.MODES)
     config = configs.read(how.folder)
-    packing = PACKED.get(how.weights, how.weights)
-    if packing:
+    words = how.weights.removesuffix(reading.HEAD)
+    packing = PACKED.get(words, words)
+    if how.weights:
         one_of("way of --weights", packing, (*WAYS, *PACKED))
     if how.longest > config.longest:
         raise BadInput(f"{how.longest} tokens are more than the model's {config.longest} positions: ask for fewer")
     dtype = getattr(torch, dtype_of(how, config))
-    weights = reading.load(config, how.folder, dtype=dtype, device=how.device, how=packing)
+    weights = reading.load(config, how.folder, dtype=dtype, device=how.device, how=packing + how.weights[len(words) :])
     longest = how.longest or config.longest
     model = Llama(config, weights, mode=mode, longest=longest)
     pages = -(-(how.cache or cache_tokens(config, dtype, how.device, how.batch * longest)) // PAGE)
@@ -65,7 +66,7 @@ def dtype_of(how: Build, config: configs.Config) -> str:
 
 
 def cache_tokens(config: configs.Config, dtype: torch.dtype, device: str, most: int) -> int:
-    """As many as fit into what is free, and no more than all texts together can have."""
+    """How many tokens the cache gets: as many as fit into free memory, but no more than all texts can use."""
     token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
     free = GPU_CACHE * torch.cuda.mem_get_info()[0] if device == "cuda" else float(CPU_CACHE_BYTES)
     tokens = min(most, int(free) // token_bytes)

@@ -1,17 +1,26 @@
-"""What a config.json says of a Llama, Qwen2 or Mistral; what this engine would compute otherwise is refused."""
+"""What a config.json says of a Llama, Qwen2, Qwen3 or Mistral; what this engine would compute otherwise is refused."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sublight.engines.generate import rope as ropes
+from sublight.engines.generate.fields import Fields
+from sublight.engines.generate.rope import Scaling, Yarn
 from sublight.errors import BadInput
 
-TYPES = ("llama", "mistral", "qwen2")
+USUAL: dict[str, dict[str, Any]] = {  # what Hugging Face takes where a config.json leaves a key out
+    "llama": {"max_position_embeddings": 2048, "eos_token_id": 2},
+    "mistral": {"max_position_embeddings": 131072, "eos_token_id": 2, "sliding_window": 4096, "num_key_value_heads": 8},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+TYPES = tuple(USUAL)
+OF_ROPE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")  # old files have them outside
 Packing = Literal["", "awq", "gptq", "gptq_v2"]  # gptq keeps zeros less one
 
 
@@ -33,23 +42,21 @@ class Config:
     out_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
+    qk_norm: bool = False  # each head of q and k has a norm before it is turned
     window: int | None = None
-    scaling: tuple[float, float, float, float] | None = None  # Llama 3's: factor, low and high, original positions
+    scaling: Scaling | None = None
     ends: tuple[int, ...] = ()  # tokens that end a text
     packing: Packing = ""  # how the folder's products are packed, four bits a weight; "": they are not
 
     def frequencies(self) -> list[float]:
         """Radians a position, for each pair of a head."""
         plain = [self.theta ** (-2 * pair / self.head_dim) for pair in range(self.head_dim // 2)]
-        if self.scaling is None:
-            return plain
-        factor, low, high, original = self.scaling
-        scaled = []
-        for frequency in plain:
-            turns = original * frequency / (2 * math.pi)  # over the positions that it was first trained on
-            part = min(1.0, max(0.0, (turns - low) / (high - low)))
-            scaled.append((1 - part) * frequency / factor + part * frequency)
-        return scaled
+        return plain if self.scaling is None else self.scaling.scaled(plain, self.theta)
+
+    @property
+    def amplitude(self) -> float:
+        """Of the cosines and sines."""
+        return 1.0 if self.scaling is None else self.scaling.amplitude
 
 
 def read(folder: Path) -> Config:
@@ -58,8 +65,10 @@ def read(folder: Path) -> Config:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}; give a model's folder") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadInput(f"{path} is no JSON: fetch the model again") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path} is no JSON object: fetch the model again")
     return replace(config := of_json(data, str(path)), ends=tuple(dict.fromkeys((*config.ends, *_more_ends(folder)))))
 
 
@@ -67,9 +76,9 @@ def _more_ends(folder: Path) -> list[int]:
     """Tokens that end a text by generation_config.json: a chat model has one for the end of a turn there."""
     try:
         ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return []
-    return [each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)]
+    return [each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int]
 
 
 def of_json(data: Mapping[str, Any], source: str) -> Config:
@@ -78,45 +87,44 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
         raise BadInput(f"{source} is of a {kind or 'nameless model'}: `generate` takes {', '.join(TYPES)}")
     if data.get("hidden_act", "silu") != "silu":
         raise BadInput(f"{source} has hidden_act {data['hidden_act']!r}: `generate` knows silu")
-    missing = [name for name in ("num_hidden_layers", "hidden_size", "num_attention_heads") if name not in data]
-    if missing:
-        raise BadInput(f"{source} has no {missing[0]}: fetch the model again")
-    dim, heads = data["hidden_size"], data["num_attention_heads"]
-    rope = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
-    if kind == "qwen2" and data.get("use_sliding_window"):
+    fields = Fields({**USUAL[kind], **data}, source)
+    dim, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads", heads)
+    head_dim = fields.whole("head_dim", dim // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise BadInput(f"{source} has {heads} heads of {head_dim} for {kv_heads} of keys: no multiple, or an odd size")
+    if kind in ("qwen2", "qwen3") and fields.flag("use_sliding_window"):
         raise BadInput(f"{source} has use_sliding_window in some layers alone, which `generate` has not yet")
-    ends = data.get("eos_token_id")
+    inner = {**fields.inner("rope_scaling"), **fields.inner("rope_parameters")}
+    outer = {name: data[name] for name in OF_ROPE if name in data}
+    rope = Fields({**outer, **{name: value for name, value in inner.items() if value is not None}}, source)
+    longest = fields.whole("max_position_embeddings")
+    scaling = ropes.read(rope, longest)
+    if isinstance(scaling, Yarn):  # people add it to a config.json whose positions are the first training's
+        longest = max(longest, int(scaling.factor * scaling.original))
+    has_window = kind == "mistral" and fields.data["sliding_window"] is not None
+    has_flags = kind in ("llama", "qwen3")  # the others' biases are what they are, whatever a config.json says
     return Config(
-        layers=data["num_hidden_layers"],
+        layers=fields.whole("num_hidden_layers"),
         dim=dim,
-        inner=data["intermediate_size"],
+        inner=fields.whole("intermediate_size"),
         heads=heads,
-        kv_heads=data.get("num_key_value_heads") or heads,
-        head_dim=data.get("head_dim") or dim // heads,
-        vocab=data["vocab_size"],
-        longest=data.get("max_position_embeddings", 2048),
-        eps=data.get("rms_norm_eps", 1e-6),
-        theta=float(rope.get("rope_theta") or data.get("rope_theta") or 10000.0),
-        qkv_bias=kind == "qwen2" or bool(data.get("attention_bias")),
-        out_bias=kind == "llama" and bool(data.get("attention_bias")),
-        mlp_bias=bool(data.get("mlp_bias")),
-        tied=bool(data.get("tie_word_embeddings", False)),
-        window=data.get("sliding_window") if kind == "mistral" else None,
-        scaling=_scaling(rope, source),
-        packing=_packing(data.get("quantization_config") or {}, source),
-        ends=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=fields.whole("vocab_size"),
+        longest=longest,
+        eps=fields.number("rms_norm_eps", 1e-6),
+        theta=rope.number("rope_theta", 10000.0),
+        qkv_bias=kind == "qwen2" or (has_flags and fields.flag("attention_bias")),
+        out_bias=has_flags and fields.flag("attention_bias"),
+        mlp_bias=kind == "llama" and fields.flag("mlp_bias"),
+        tied=fields.flag("tie_word_embeddings"),
+        qk_norm=kind == "qwen3",
+        window=fields.whole("sliding_window") if has_window else None,
+        scaling=scaling,
+        packing=_packing(fields.inner("quantization_config"), source),
+        ends=fields.tokens("eos_token_id"),
     )
-
-
-def _scaling(rope: Mapping[str, Any], source: str) -> tuple[float, float, float, float] | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise BadInput(f"{source} has rope_type {kind!r}: `generate` knows default and llama3")
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, original = (float(rope[name]) for name in names)
-    return factor, low, high, original
 
 
 def _packing(how: Mapping[str, Any], source: str) -> Packing:

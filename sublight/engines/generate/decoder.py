@@ -136,7 +136,7 @@ class Decoder:
         return logits, largest(logits)
 
     def _graph(self, size: int, width: int) -> Captured | None:
-        """Of this size; where there is none to be had, launches go on without, and a warning says so once."""
+        """The graph for this batch size; where none can be captured, decoding goes on without, with a warning once."""
         if self.graphs is None or size > BUCKETS[-1]:
             return None
         if (size, width) not in self._captured:

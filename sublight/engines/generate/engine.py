@@ -14,7 +14,7 @@ import torch
 from sublight.engines.generate.decoder import Decoder
 from sublight.engines.generate.llama import Cache, Llama
 from sublight.engines.generate.pages import Pages
-from sublight.engines.generate.sampling import Draw, Logprobs, Sampling, choose
+from sublight.engines.generate.sampling import Draw, Logprobs, Sampling, choose, logprobs_of
 from sublight.engines.generate.scheduler import Chunk, Scheduler, Text
 from sublight.errors import BadInput
 from sublight.fix.graph.backend import Backend, Cuda
@@ -33,6 +33,8 @@ class Request:
     is_stopped: Callable[[list[int]], bool] | None = None  # by its new tokens: a stop word
     new: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)  # a token each, where they are wanted
+    with_prompt: bool = False  # the prompt's, too
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of its tokens but the first
     finish: str = ""  # "stop" or "length"
 
 
@@ -98,7 +100,7 @@ class Engine:
         if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) < self.model.config.vocab:
             raise BadInput(f"the prompt has tokens outside of 0 to {self.model.config.vocab - 1}: use the model's own")
         draw = Draw(request.sampling, request.prompt, self.model.config.vocab, self.device)
-        text = Text(list(request.prompt), longest)
+        text = Text(list(request.prompt), longest, is_reused=not request.with_prompt)
         self.scheduler.add(text)
         self._requests[text] = (request, draw)
         return text
@@ -151,7 +153,7 @@ class Engine:
         decodes = [chunk for chunk in chunks if chunk.is_decode]
         firsts = [(chunk, self._prefill(chunk)) for chunk in chunks if not chunk.is_decode]
         ready = [(chunk, row) for chunk, row in firsts if chunk.ends_the_text]
-        parts = [(row[None], row.argmax(-1)[None]) for _, row in ready]
+        parts = [(row, row.argmax(-1)) for _, row in ready]
         ended = [chunk for chunk, _ in ready]
         if decodes:
             parts.append(self.decoder(decodes))
@@ -202,7 +204,20 @@ class Engine:
 
         ids = there(chunk.text.tokens[chunk.start : chunk.start + chunk.count])
         slots, pages = there(self.scheduler.slots(chunk)), there(chunk.text.pages)
-        return self.model.prefill(ids, chunk.start, slots, pages, self.cache)
+        request = self._requests[chunk.text][0]
+        logits = self.model.prefill(ids, chunk.start, slots, pages, self.cache, every=request.with_prompt)
+        if request.with_prompt:
+            self._note_prompt(request, chunk, logits)
+        return logits[-1:]
+
+    def _note_prompt(self, request: Request, chunk: Chunk, logits: torch.Tensor) -> None:
+        """The chunk's logits are of the tokens behind its own; a text that begins anew has some already."""
+        begin = len(request.prompt_logprobs)
+        tokens = request.prompt[begin + 1 : chunk.start + chunk.count + 1]
+        if tokens:
+            rows = logits[begin - chunk.start :][: len(tokens)]
+            wanted = torch.tensor(tokens, dtype=torch.int64).to(self.device, non_blocking=True)
+            request.prompt_logprobs += logprobs_of(rows, wanted, [request.sampling.logprobs or 0] * len(tokens))
 
     def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, int]]:
         """All of them, each new token as it comes."""

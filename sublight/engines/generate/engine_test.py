@@ -31,12 +31,16 @@ LLAMA_3 = {
     **{"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e4},
     **{"original_max_position_embeddings": 32},
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, attention_bias=True)),
     "llama 3": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA_3, tie_word_embeddings=True)
     ),
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**COMMON)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**COMMON, head_dim=16, rope_parameters=YARN)
+    ),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**COMMON, sliding_window=9)),
 }
 PROMPTS = [
@@ -252,12 +256,43 @@ def test_logprobs_are_the_models_own(tiny: Llama) -> None:
     engine = Engine(tiny, pages=40)
     text = engine.add(Request(PROMPTS[0], 1))
     (chunk,) = engine.scheduler.next_step()
-    every = torch.log_softmax(engine._prefill(chunk), -1)
+    every = torch.log_softmax(engine._prefill(chunk)[0], -1)
     assert text.tokens == PROMPTS[0] and len(request.logprobs) == 3
     values, places = every.topk(2)
     assert [token for token, _ in request.logprobs[0].best] == places.tolist()
     torch.testing.assert_close(torch.tensor([value for _, value in request.logprobs[0].best]), values)
     assert request.new[0] == places[0] and request.logprobs[0].chosen == request.logprobs[0].best[0][1]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"pages": 40}, {"pages": 40, "most_tokens": 3}, {"pages": 40, "most_tokens": 1}, {"pages": 8, "most_tokens": 7}],
+    ids=["whole", "chunks", "tokens", "preempted"],
+)
+def test_logprobs_of_a_prompt_are_the_models_own(saved: tuple[Path, list[list[int]]], how: dict[str, Any]) -> None:
+    """Of each token behind the first, though others have computed the same beginning before."""
+    folder, expected = saved
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    requests = [
+        Request(prompt, new, Sampling(logprobs=place % 3), with_prompt=place % 2 == 0)
+        for place, (prompt, new) in enumerate(zip(PROMPTS, NEW, strict=True))
+    ]
+    engine = Engine(model_of(folder), page=4, most_texts=5, **how)
+    texts = [engine.add(request) for request in requests]
+    while not engine.scheduler.is_idle:
+        engine.step()
+    assert [request.new for request in requests] == expected
+    assert sum(text.preempted for text in texts) > 0 or how["pages"] == 40
+    for place, request in enumerate(requests):
+        if not request.with_prompt:
+            assert not request.prompt_logprobs
+            continue
+        with torch.no_grad():
+            every = torch.log_softmax(model(torch.tensor([request.prompt])).logits[0], -1)
+        assert len(request.prompt_logprobs) == len(request.prompt) - 1
+        for row, token, found in zip(every, request.prompt[1:], request.prompt_logprobs, strict=False):
+            assert found.chosen == pytest.approx(row[token].item(), abs=1e-4)
+            assert [token for token, _ in found.best] == row.topk(place % 3).indices.tolist()
 
 
 def test_a_batch_that_cannot_be_captured_is_launched(tiny: Llama, monkeypatch: pytest.MonkeyPatch) -> None:

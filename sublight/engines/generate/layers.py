@@ -43,6 +43,7 @@ class Layers:
     rope_kv_write: Callable[..., Tensor]  # q, k and v side by side in; q turned out, k and v into the cache
     paged_attention: Callable[..., Tensor]
     prefill_attention: Callable[[Tensor, Tensor, Tensor, int | None], Tensor]  # the last query at the last key
+    has_early: bool = False  # rope_kv_write and paged_attention take `dependent`: launched before the last one ends
 
 
 def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
@@ -98,8 +99,8 @@ def _torch_prefill(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _our_rope_kv_write(*tensors: Tensor) -> Tensor:
-    return rope_kv_write(*tensors)[0]
+def _our_rope_kv_write(*tensors: Tensor, dependent: bool = False) -> Tensor:
+    return rope_kv_write(*tensors, dependent=dependent)[0]
 
 
 def _our_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
@@ -133,6 +134,7 @@ OURS = Layers(
     rope_kv_write=_our_rope_kv_write,
     paged_attention=paging.paged_attention,
     prefill_attention=lambda q, k, v, window: attention(q, k, v, causal=True, window=window),
+    has_early=True,
 )
 
 

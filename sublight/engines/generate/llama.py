@@ -16,7 +16,7 @@ from sublight.engines.generate.config import Config
 from sublight.engines.generate.layers import Mode, layers_of
 from sublight.fix.quantize.coded import CodedLinear
 from sublight.fix.quantize.linear import PackedLinear
-from sublight.ops.matmul.row_linear import why_no_stream
+from sublight.fix.quantize.row import streamed, why_not_streamed
 
 Maybe = torch.Tensor | None
 Row = Callable[..., torch.Tensor]  # x, product, norm's weight, residual, gated
@@ -48,6 +48,7 @@ class Block:
     norm_2: torch.Tensor
     gate_up: Product
     down: Product
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None  # of q's heads and of k's
 
     @property
     def is_dense(self) -> bool:
@@ -59,7 +60,7 @@ class Weights:
     tokens: torch.Tensor
     blocks: tuple[Block, ...]
     norm: torch.Tensor
-    head: Dense
+    head: Product
 
     @property
     def read_bytes(self) -> int:
@@ -84,13 +85,23 @@ class Llama:
         turns = torch.tensor(config.frequencies(), dtype=torch.float64)
         angles = torch.outer(torch.arange(longest or config.longest, dtype=torch.float64), turns)
         like = weights.tokens
-        self.cos, self.sin = (x.to(like.device, like.dtype) for x in (angles.cos(), angles.sin()))
+        self.cos, self.sin = (
+            (config.amplitude * x).to(like.device, like.dtype) for x in (angles.cos(), angles.sin())
+        )
 
     @torch.no_grad()
     def prefill(
-        self, ids: torch.Tensor, start: int, slots: torch.Tensor, pages: torch.Tensor, cache: Cache
+        self,
+        ids: torch.Tensor,
+        start: int,
+        slots: torch.Tensor,
+        pages: torch.Tensor,
+        cache: Cache,
+        *,
+        every: bool = False,
     ) -> torch.Tensor:
-        """A chunk of one text, from its token `start` on; the logits of the chunk's last token, (vocab,)."""
+        """A chunk of one text, from its token `start` on; the logits of the chunk's last token, (1, vocab), or of
+        `every` token."""
         length, heads = start + len(ids), self.config.kv_heads
 
         def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
@@ -100,7 +111,7 @@ class Llama:
 
         positions = torch.arange(start, length, device=ids.device)
         hidden = self._hidden(ids, positions, slots, cache, attend)
-        return self._product(hidden[-1:], self.weights.head)[0]
+        return self._product(hidden if every else hidden[-1:], self.weights.head)
 
     @torch.no_grad()
     def decode(
@@ -115,12 +126,22 @@ class Llama:
         in_graph: bool = False,
     ) -> torch.Tensor:
         """One token of each text; (texts, vocab). It never waits for the device, so that a CUDA graph may hold it:
-        with `in_graph` one does, and what is dear to launch may be launched."""
+        with `in_graph` one does, and what is dear to launch may be launched. Tables and lengths are older than the
+        graph, so attention may begin before the launch that writes this token's key has ended."""
+        how = {"window": self.config.window, **self._early(in_graph)}
 
         def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-            return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, window=self.config.window)
+            return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, **how)
 
-        return self._product(self._hidden(ids, positions, slots, cache, attend, in_graph), self.weights.head)
+        hidden, head = self._hidden(ids, positions, slots, cache, attend, in_graph), self.weights.head
+        row_linear = self.layers.row_linear if in_graph and len(ids) == 1 and not isinstance(head, Dense) else None
+        if row_linear and not why_not_streamed(head, hidden):
+            return streamed(hidden, head, eps=self.config.eps, row_linear=row_linear)
+        return self._product(hidden, head)
+
+    def _early(self, in_graph: bool) -> dict[str, bool]:
+        """The option by which our launches begin before the last one has ended; it takes a graph to gain by it."""
+        return {"dependent": True} if in_graph and self.layers.has_early else {}
 
     def _product(self, x: torch.Tensor, by: Product) -> torch.Tensor:
         if isinstance(by, Dense):
@@ -141,9 +162,9 @@ class Llama:
         residual: Maybe = None  # what x is to be added to
 
         def mix(number: int, qkv: torch.Tensor) -> torch.Tensor:
-            heads = qkv.view(count, -1, self.config.head_dim)
+            heads = self._heads(qkv.view(count, -1, self.config.head_dim), self.weights.blocks[number])
             caches = cache.k[number], cache.v[number]
-            q = layers.rope_kv_write(heads, self.cos, self.sin, positions, *caches, slots)
+            q = layers.rope_kv_write(heads, self.cos, self.sin, positions, *caches, slots, **self._early(in_graph))
             return attend(q, *caches).reshape(count, -1)
 
         for number, block in enumerate(self.weights.blocks):
@@ -161,11 +182,20 @@ class Llama:
             return layers.rms_norm(x, self.weights.norm, eps)
         return layers.add_rms_norm(x, residual, self.weights.norm, eps)[0]
 
+    def _heads(self, heads: torch.Tensor, block: Block) -> torch.Tensor:
+        """q, k and v (t, heads, d), normed where the model has norms for them."""
+        if block.head_norms is None:
+            return heads
+        kv_heads = self.config.kv_heads
+        q, k, v = heads.split((self.config.heads, kv_heads, kv_heads), 1)
+        normed = [self.layers.rms_norm(x, by, self.config.eps) for x, by in zip((q, k), block.head_norms, strict=True)]
+        return torch.cat((*normed, v), 1)
+
     def _one_row_by(self, x: torch.Tensor, block: Block, in_graph: bool) -> Row | None:
         """Products of one row with norms and activations inside, by the way that takes this block; None: none does."""
         products = (block.qkv, block.out, block.gate_up, block.down)
-        if in_graph and self.layers.row_linear and all(_streams(each, x) for each in products):
-            return partial(_streamed, self.layers.row_linear, self.config.eps)
+        if in_graph and self.layers.row_linear and not any(why_not_streamed(each, x) for each in products):
+            return partial(streamed, row_linear=self.layers.row_linear, eps=self.config.eps)
         if self.layers.norm_linear and block.is_dense:
             return partial(_normed, self.layers.norm_linear, self.layers.linear, self.config.eps)
         return None
@@ -176,26 +206,6 @@ class Llama:
         """The same with fewer launches: norms and SwiGLU inside of products, what is added behind them, too."""
         x = by(mix(by(x, block.qkv, block.norm_1)), block.out, residual=x)
         return by(by(x, block.gate_up, block.norm_2, gated=True), block.down, residual=x)
-
-
-def _streams(by: Product, x: torch.Tensor) -> bool:
-    """Whether `row_linear` has a kernel for a product of one row."""
-    if isinstance(by, CodedLinear):
-        return False
-    if isinstance(by, Dense):
-        return not why_no_stream(x, by.weight, None)
-    return by.scales.dtype == x.dtype and not why_no_stream(x, by.packed, by.scales, by.bits, k=by.in_features)
-
-
-def _streamed(
-    row_linear: Callable[..., torch.Tensor], eps: float, x: torch.Tensor, by: Product, norm: Maybe = None,
-    residual: Maybe = None, gated: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    if isinstance(by, Dense):
-        return row_linear(x, by.weight, None, None, norm, by.bias, residual, eps=eps, gated=gated)
-    assert isinstance(by, PackedLinear)
-    more = norm, by.bias, residual
-    return row_linear(x, by.packed, by.scales, by.zeros, *more, bits=by.bits, eps=eps, gated=gated)
 
 
 def _normed(

@@ -37,7 +37,7 @@ class Pages:
         return page
 
     def release(self, pages: Sequence[int]) -> None:
-        """From the last to the first: of a text the beginning is worth most to others, so it is taken last."""
+        """Free a text's pages, the last first: its beginning is worth most to other texts, so it is reused last."""
         for page in reversed(pages):
             self._users[page] -= 1
             assert self._users[page] >= 0, f"page {page} was given back twice"

@@ -167,7 +167,7 @@ def draw_tokens(scores: torch.Tensor, how: Sequence[Sampling], uniforms: Sequenc
 
 
 def kept_of(chances: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Of chances in falling order, those that stay; the others are zero.
+    """Probabilities in falling order with those that are cut off set to zero.
 
     >>> kept_of(torch.tensor([[0.6, 0.3, 0.1]]), *(torch.tensor([[x]]) for x in (3, 0.7, 0.0))).tolist()[0][2]
     0.0
@@ -202,13 +202,21 @@ def _adjust(scores: torch.Tensor, counts: torch.Tensor, draws: Sequence[Draw]) -
 def _logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, wanted: Sequence[int], draws: Sequence[Draw]
 ) -> list[Logprobs | None]:
-    """By the model alone: before temperature, penalties and what is cut off."""
-    most = max(draws[row].how.logprobs or 0 for row in wanted)
+    rows: list[Logprobs | None] = [None] * len(draws)
+    found = logprobs_of(logits, tokens, [draws[row].how.logprobs or 0 for row in wanted])
+    for row, each in zip(wanted, found, strict=True):
+        rows[row] = each
+    return rows
+
+
+def logprobs_of(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> list[Logprobs]:
+    """Of a token a row, and of so many of the likeliest; by the model alone: before temperature, penalties and what is
+    cut off."""
+    most = max(counts)
     every = torch.log_softmax(logits.float(), -1)
     values, places = every.topk(min(most, every.shape[-1]), -1)
     chosen = every.gather(-1, tokens[:, None])[:, 0]
-    rows: list[Logprobs | None] = [None] * len(draws)
-    for row, each, best, at in zip(wanted, chosen.tolist(), values.tolist(), places.tolist(), strict=True):
-        count = draws[row].how.logprobs or 0
-        rows[row] = Logprobs(each, tuple(zip(at[:count], best[:count], strict=True)))
-    return rows
+    return [
+        Logprobs(each, tuple(zip(at[:count], best[:count], strict=True)))
+        for count, each, best, at in zip(counts, chosen.tolist(), values.tolist(), places.tolist(), strict=True)
+    ]

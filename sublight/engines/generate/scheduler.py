@@ -22,6 +22,7 @@ class Text:
 
     tokens: list[int]
     most: int  # tokens that it may have in the end
+    is_reused: bool = True  # its beginning may be what others computed; else every token is computed for it
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     begun: int = 0  # how often it got its first pages
@@ -97,7 +98,9 @@ class Scheduler:
                 room -= count
         while self.waiting and room and not was_short and len(self.running) < self.most_texts:
             text = self.waiting[0]
-            known = self.pages.begins(text.tokens)
+            known = self.pages.begins(text.tokens) if text.is_reused else []
+            if text.is_reused and self._is_coming(text, len(known) * self.pages.size):
+                break
             count = min(room, len(text.tokens) - len(known) * self.pages.size)
             self.pages.share(known)
             text.pages, text.cached = known, len(known) * self.pages.size
@@ -151,6 +154,20 @@ class Scheduler:
             return False
         text.pages += [self.pages.take() for _ in range(missing)]
         return True
+
+    def _is_coming(self, text: Text, known: int) -> bool:
+        """Whether most of what this text would compute, behind its `known` tokens, is being computed for another, as of
+        the choices of one prompt: then it waits for those pages, which come in every step that it could begin in."""
+        size, tokens = self.pages.size, text.tokens
+        for other in self.running:
+            if other.cached >= len(other.tokens) - 1 or other.tokens[:known] != tokens[:known]:
+                continue
+            alike = known
+            while alike + size < len(tokens) and other.tokens[alike : alike + size] == tokens[alike : alike + size]:
+                alike += size
+            if other.cached < alike and 2 * (alike - known) > len(tokens) - known:
+                return True
+        return False
 
     def _preempt(self, text: Text) -> None:
         self.running.remove(text)

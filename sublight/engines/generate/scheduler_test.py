@@ -116,6 +116,20 @@ def test_texts_that_begin_alike_share_pages() -> None:
     assert [text.reused for text in texts] == [0, 2]  # the last token is always computed
 
 
+def test_texts_that_come_together_wait_for_what_they_share() -> None:
+    """Choices of one prompt: it is computed once, in chunks, too; a text that shares little does not wait."""
+    for budget in (64, 3):
+        texts = drive([[1, 2, 3, 4, 5]] * 4, [6] * 4, pages=40, size=2, texts=4, budget=budget)
+        assert [text.reused for text in texts] == [0, 4, 4, 4]
+    scheduler = Scheduler(Pages(40, 2), most_texts=4, most_tokens=64)
+    first, short, other = Text([1, 2, 3, 4, 5], 9), Text([1, 2, 9, 9, 9], 9), Text([1, 2, 3, 4, 6], 9)
+    for text in (first, short, other):
+        scheduler.add(text)
+    assert [chunk.text for chunk in scheduler.next_step()] == [first, short]
+    scheduler.cancel(first)
+    assert [chunk.text for chunk in scheduler.next_step()] == [short, other]  # nobody computes it any more
+
+
 def test_a_short_cache_preempts_the_youngest() -> None:
     texts = drive([[1] * 4, [0] * 4], [8, 8], pages=6, size=2, texts=2, budget=64)
     assert texts[0].preempted == 0 and texts[1].preempted > 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from sublight.engines.train.tokens import Numbers
+from sublight.engines.train.tokens import Numbers, whole
 from sublight.errors import BadInput
 
 
@@ -18,13 +18,16 @@ class Vocabulary(Protocol):
 
 
 class Own:
-    """As the model was trained: with the tokens that begin a text."""
+    """A model's own tokenizer, with the tokens that begin a text as in its training."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
-        return list(self.inner.encode(text, add_special_tokens=not is_whole).ids)
+        try:
+            return list(self.inner.encode(text, add_special_tokens=not is_whole).ids)
+        except Exception:  # half of a surrogate pair, as a terminal's odd bytes become one
+            raise BadInput("the text is no Unicode that the tokenizer takes: write it in UTF-8") from None
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.inner.decode(list(ids)))
@@ -52,6 +55,6 @@ def read(folder: Path, vocab: int) -> Vocabulary:
     except ImportError:
         raise BadInput(f"{path} needs tokenizers: pip install 'sublight[engines]'") from None
     try:
-        return Own(tokenizers.Tokenizer.from_file(str(path)))
+        return Own(whole(tokenizers.Tokenizer.from_file(str(path))))
     except Exception as error:
         raise BadInput(f"cannot read {path}: {' '.join(str(error).split())[:120]}; fetch the model again") from None

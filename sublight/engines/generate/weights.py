@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +19,44 @@ from sublight.fix.quantize.checkpoints import from_awq, from_gptq
 from sublight.fix.quantize.linear import PackedLinear
 from sublight.fix.quantize.model import pack_weight
 
+WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 Get = Callable[[str, tuple[int, ...]], torch.Tensor]
 GetPacked = Callable[[str, tuple[int, int]], PackedLinear | None]
 
+TOKENS = "model.embed_tokens.weight"
+HEAD = "+head"  # behind a way: it packs the head, too
+
 
 def load(config: Config, folder: Path, *, dtype: torch.dtype, device: str, how: str = "") -> Weights:
-    """All of them, or one line that says what is missing; `how` packs the products (w4a16, fp8 …), not the head."""
+    """All of them, or one line that says what is missing; `how` packs the products (w4a16, fp8 …), the head with them
+    where it ends in `+head`."""
     if how and config.packing:
         raise BadInput(f"{folder} is packed already ({config.packing}): leave --weights out")
-    where = {name: file for file in _open(folder, device) for name in file.keys()}  # noqa: SIM118, no dictionaries
+    where: dict[str, Any] = {}
+    for file in _open(folder, device):
+        for name in file.keys():  # noqa: SIM118, no dictionary
+            if name in where:
+                raise BadInput(f"{folder} has {name} in two of its files: leave those of one model there")
+            where[name] = file
+    seen = set()
 
     def read(name: str) -> torch.Tensor:
         if name not in where:
             raise BadInput(f"{folder} has no weight {name}: fetch the model again, all of it")
+        seen.add(name)
         return where[name].get_tensor(name)  # type: ignore[no-any-return]
 
     def get(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         x = read(name)
         if tuple(x.shape) != shape:
             raise BadInput(f"{folder}: {name} is {tuple(x.shape)}, which config.json says is {shape}")
-        return x.to(device, dtype)
+        if not x.is_floating_point():  # packed in a way that config.json does not tell
+            raise BadInput(f"{folder}: {name} is of {x.dtype}, which is no weight as it is: fetch the model unpacked")
+        x = x.to(device, dtype)
+        if not all(map(math.isfinite, (float(edge) for edge in x.aminmax()))):  # their argmax would be token 0
+            raise BadInput(f"{folder}: {name} has numbers that are none in {dtype}: fetch the model again, or try bf16")
+        return x
 
     def packed(layer: str, shape: tuple[int, int]) -> PackedLinear | None:
         if not config.packing or f"{layer}.qweight" not in where:
@@ -56,11 +76,27 @@ def load(config: Config, folder: Path, *, dtype: torch.dtype, device: str, how: 
             raise BadInput(f"{folder}: {layer} is packed from {sizes}, which config.json says is {shape[0]}x{shape[1]}")
         return made
 
-    return _build(config, get, how, packed)
+    if config.tied and "lm_head.weight" in where and not torch.equal(read("lm_head.weight"), read(TOKENS)):
+        config = replace(config, tied=False)  # the weights know better than the config.json: so transformers has it
+    made = _build(config, get, how, packed)
+    for name in sorted(where.keys() - seen):
+        if _changes_a_layer(name, config.layers) and read(name).float().any():
+            raise BadInput(f"{folder} has {name}, which this model has not by its config.json: fetch the model again")
+    return made
+
+
+def _changes_a_layer(name: str, layers: int) -> bool:
+    """Whether a layer that has this weight, too, would compute something else.
+
+    >>> _changes_a_layer("model.layers.1.mlp.up_proj.bias", 2), _changes_a_layer("model.layers.2.mlp.up_proj.bias", 2)
+    (True, False)
+    """
+    of_layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return of_layer is not None and int(of_layer[1]) < layers and not name.endswith("rotary_emb.inv_freq")
 
 
 def random(config: Config, *, dtype: torch.dtype, device: str, seed: int = 0, how: str = "") -> Weights:
-    """Of the model's sizes; made on the device."""
+    """Random weights of the model's sizes, made on the device."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def get(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -79,6 +115,8 @@ def _open(folder: Path, device: str) -> list[Any]:
     try:
         if (folder / INDEX).exists():
             names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        elif (folder / WHOLE).exists():  # others beside it, as an adapter's, are not this model's
+            names = [WHOLE]
         else:
             names = sorted(path.name for path in folder.glob("*.safetensors"))
         if not names:
@@ -93,7 +131,7 @@ def _open(folder: Path, device: str) -> list[Any]:
 def _build(
     config: Config, get: Get, how: str, packed: GetPacked = lambda layer, shape: None, rounds: int = 20
 ) -> Weights:
-    dim, inner = config.dim, config.inner
+    dim, inner, way = config.dim, config.inner, how.removesuffix(HEAD)
     rows = {"q": config.heads * config.head_dim, "k": config.kv_heads * config.head_dim}
     rows["v"] = rows["k"]
 
@@ -107,7 +145,10 @@ def _build(
             if any(parts):
                 return _side_by_side(parts, bias, f"layer {number}'s {', '.join(names)}")
             weight = torch.cat([of(f"{name}_proj.weight", size, inputs) for name, size in names.items()])
-            return pack_weight(weight, bias, how, rounds=rounds) if how else Dense(weight, bias)
+            return pack_weight(weight, bias, way, rounds=rounds) if way else Dense(weight, bias)
+
+        def norm(name: str) -> torch.Tensor:
+            return of(f"self_attn.{name}_norm.weight", config.head_dim)
 
         return Block(
             norm_1=of("input_layernorm.weight", dim),
@@ -116,12 +157,14 @@ def _build(
             norm_2=of("post_attention_layernorm.weight", dim),
             gate_up=product({"mlp.gate": inner, "mlp.up": inner}, dim, config.mlp_bias),
             down=product({"mlp.down": dim}, inner, config.mlp_bias),
+            head_norms=(norm("q"), norm("k")) if config.qk_norm else None,
         )
 
-    tokens = get("model.embed_tokens.weight", (config.vocab, dim))
+    tokens = get(TOKENS, (config.vocab, dim))
     head = tokens if config.tied else get("lm_head.weight", (config.vocab, dim))
     blocks = tuple(block(number) for number in range(config.layers))
-    return Weights(tokens=tokens, blocks=blocks, norm=get("model.norm.weight", (dim,)), head=Dense(head))
+    made = pack_weight(head, None, way, rounds=rounds) if how.endswith(HEAD) else Dense(head)
+    return Weights(tokens=tokens, blocks=blocks, norm=get("model.norm.weight", (dim,)), head=made)
 
 
 def _side_by_side(parts: Sequence[PackedLinear | None], bias: torch.Tensor | None, what: str) -> PackedLinear:

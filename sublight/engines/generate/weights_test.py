@@ -17,6 +17,7 @@ import sublight
 from sublight.engines.generate import config as configs
 from sublight.engines.generate.build import Build, build, dtype_of
 from sublight.engines.generate.engine import Engine, Request
+from sublight.engines.generate.llama import Dense
 from sublight.errors import BadInput
 from sublight.fix.quantize.checkpoints import AWQ_ORDER
 from sublight.ops.matmul import low_bit_matmul
@@ -60,12 +61,14 @@ def ours(engine: Engine) -> list[int]:
     return [token for _, token in engine.run([Request(PROMPT, NEW)])]
 
 
-@pytest.mark.parametrize("way", ("w4a16", "w8a16", "w8a8", "fp8"))
+@pytest.mark.parametrize("way", ("w4a16", "w8a16", "w8a8", "fp8", "w4a16+head"))
 def test_packed_as_quantize_packs(theirs: Any, tmp_path: Path, way: str) -> None:
     theirs.save_pretrained(tmp_path)
     plain = tokens_of(theirs)
-    engine = engine_of(tmp_path, weights={"w4a16": "int4", "w8a16": "int8"}.get(way, way))
-    sublight.quantize(theirs, way)
+    engine = engine_of(tmp_path, weights=way.replace("w4a16", "int4").replace("w8a16", "int8"))
+    sublight.quantize(theirs, way.removesuffix("+head"), **({"skip": ()} if "head" in way else {}))
+    is_packed = not isinstance(theirs.lm_head, torch.nn.Linear)
+    assert is_packed == (not isinstance(engine.model.weights.head, Dense)) == way.endswith("+head")
     assert ours(engine) == tokens_of(theirs)
     dense = engine_of(tmp_path)
     assert ours(dense) == plain
@@ -142,3 +145,63 @@ def test_builds_that_cannot_be(theirs: Any, tmp_path: Path, how: dict[str, Any],
     theirs.config.save_pretrained(tmp_path)
     with pytest.raises(BadInput, match=words):
         engine_of(tmp_path, **how)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "bool"])
+def test_whole_numbers_are_no_weights(theirs: Any, tmp_path: Path, kind: str) -> None:
+    theirs.save_pretrained(tmp_path)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name].to(getattr(torch, kind))}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=rf"{name} is of torch.{kind}"):
+        engine_of(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_weights_that_are_no_numbers_are_refused(theirs: Any, tmp_path: Path, value: str) -> None:
+    theirs.save_pretrained(tmp_path)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.up_proj.weight"
+    tensors[name][3, 2] = float(value)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=f"{name} has numbers that are none in torch.float32"):
+        engine_of(tmp_path)
+
+
+def changed(model: Any, folder: Path, **more: torch.Tensor) -> Path:
+    """The model's folder with other weights, or more of them."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {name.replace("__", "."): x for name, x in more.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_weight_that_the_config_does_not_know_is_no_small_matter(theirs: Any, tmp_path: Path) -> None:
+    """transformers leaves it out, with a warning; a layer that was trained with it computes something else without."""
+    bias = {"model__layers__0__mlp__up_proj__bias": torch.ones(128)}
+    with pytest.raises(BadInput, match=r"has model.layers.0.mlp.up_proj.bias, which this model has not by its config"):
+        engine_of(changed(theirs, tmp_path, **bias))
+    harmless = {"model__layers__0__mlp__up_proj__bias": torch.zeros(128), "model__layers__7__x": torch.ones(1)}
+    harmless["model__layers__0__self_attn__rotary_emb__inv_freq"] = torch.ones(4)
+    assert ours(engine_of(changed(theirs, tmp_path, **harmless))) == tokens_of(theirs)
+
+
+def test_a_head_of_its_own_is_used_whatever_the_config_says(theirs: Any, tmp_path: Path) -> None:
+    plain = tokens_of(theirs)
+    folder = changed(theirs, tmp_path)
+    data = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**data, "tie_word_embeddings": True}))
+    assert ours(engine_of(folder)) == plain == tokens_of(transformers.LlamaForCausalLM.from_pretrained(folder))
+    tied = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    folder = changed(theirs, tmp_path / "same", lm_head__weight=tied.clone())
+    (folder / "config.json").write_text(json.dumps({**data, "tie_word_embeddings": True}))
+    made = engine_of(folder).model.weights
+    assert isinstance(made.head, Dense) and made.head.weight is made.tokens  # held once
+    assert ours(engine_of(folder)) == tokens_of(transformers.LlamaForCausalLM.from_pretrained(folder)) != plain
+
+
+def test_files_beside_the_models_own_are_not_read_and_no_weight_comes_twice(theirs: Any, tmp_path: Path) -> None:
+    folder = changed(theirs, tmp_path)
+    save_file({"model.norm.weight": torch.zeros(128)}, folder / "other.safetensors")
+    assert ours(engine_of(folder)) == tokens_of(theirs)
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    with pytest.raises(BadInput, match=r"model.norm.weight in two of its files"):
+        engine_of(folder)

@@ -103,8 +103,7 @@ def app_of(served: Served, make_worker: Callable[..., Worker], *, key: str = "")
         state["worker"].submit(jobs)
         made = Reply(ask, served.name, served.words)
         if ask.is_stream:
-            stream = pieces(made, jobs, feed, state["worker"])
-            return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+            return Stream(made, jobs, feed, state["worker"])
         return await whole(request, made, jobs, feed, state["worker"])
 
     return app
@@ -146,7 +145,7 @@ def answer(failure: Failure) -> Response:
 
 
 def as_json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """In ASCII: a text may hold half of a surrogate pair, which UTF-8 has no bytes for."""
+    """JSON in ASCII: a text may hold half of a surrogate pair, which UTF-8 cannot encode."""
     return Response(json.dumps(data), status, headers, media_type="application/json")
 
 
@@ -156,12 +155,16 @@ def ask_of(body: bytes, kind: Kind, served: Served) -> Ask:
 
 async def body_of(request: Request) -> bytes:
     parts, size = [], 0
+    too_large = Failure(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB: send less")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and len(announced) < 20 and int(announced) > MOST_BODY_BYTES:
+        raise too_large  # without waiting for what would not be read
     try:
         async with asyncio.timeout(MOST_BODY_S):
             async for part in request.stream():
                 size += len(part)
                 if size > MOST_BODY_BYTES:
-                    raise Failure(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB: send less")
+                    raise too_large
                 parts.append(part)
     except TimeoutError:
         raise Failure(408, f"the body was not here within {MOST_BODY_S:g} s: send it at once") from None
@@ -182,30 +185,42 @@ def jobs_of(ask: Ask, feed: Feed) -> list[Job]:
             emit=partial(emit, at),
             ends=ask.ends,
             stops=ask.stops,
+            goes_on=ask.goes_on,
+            with_prompt=bool(ask.echoes) and sampling.logprobs is not None,
         )
         for at, sampling in enumerate(ask.samplings)
     ]
 
 
-async def pieces(made: Reply, jobs: list[Job], feed: Feed, worker: Worker) -> AsyncIterator[str]:
-    """A stream's events; whoever stops listening cancels what is left."""
-    left = len(jobs)
-    try:
-        for piece in made.first():
-            yield sent(piece)
-        while left:
-            index, event = await feed.get()
-            if event.failure is not None:
-                yield sent(event.failure.body)
-                return
-            left -= event.is_last
-            if (new := made.add(index, event)) is not None:
-                yield sent(new)
-        for piece in made.last():
-            yield sent(piece)
-        yield DONE
-    finally:
-        worker.cancel(jobs)
+class Stream(StreamingResponse):
+    """Events as they come. Whatever ends it, even before the first, cancels what is left."""
+
+    def __init__(self, made: Reply, jobs: list[Job], feed: Feed, worker: Worker) -> None:
+        stream = pieces(made, len(jobs), feed)
+        super().__init__(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._cancel = partial(worker.cancel, jobs)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._cancel()
+
+
+async def pieces(made: Reply, left: int, feed: Feed) -> AsyncIterator[str]:
+    for piece in made.first():
+        yield sent(piece)
+    while left:
+        index, event = await feed.get()
+        if event.failure is not None:
+            yield sent(event.failure.body)
+            return
+        left -= event.is_last
+        if (new := made.add(index, event)) is not None:
+            yield sent(new)
+    for piece in made.last():
+        yield sent(piece)
+    yield DONE
 
 
 async def whole(request: Request, made: Reply, jobs: list[Job], feed: Feed, worker: Worker) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -17,6 +18,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("jinja2")
 httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
+from starlette.requests import ClientDisconnect
+
 from sublight.engines.generate.engine import Engine, Request
 from sublight.engines.serve.app import app_of
 from sublight.engines.serve.chat import Template
@@ -180,6 +183,12 @@ def test_too_large_a_body_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sublight.engines.serve.app.MOST_BODY_BYTES", 1 << 20)
     refused = site.post("completions", prompt="a" * (1 << 20))
     assert refused.status_code == 413 and "more than 1 MiB" in refused.json()["error"]["message"]
+    with socket.create_connection(("127.0.0.1", site.port), timeout=30) as client:  # announced, and never sent
+        announced = b"Authorization: Bearer secret\r\nContent-Length: 2000000\r\n\r\n{"
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + announced)
+        assert b" 413 " in client.recv(100)
+    pieces = (b"a" * (1 << 18) for _ in range(5))  # and without an announcement
+    assert site.client.post("/v1/completions", content=pieces).status_code == 413
 
 
 @pytest.mark.parametrize("is_stream", (True, False))
@@ -200,6 +209,73 @@ def test_a_client_that_goes_away_frees_its_pages(site: Site, is_stream: bool) ->
     finally:
         site.slow.clear()
     assert site.cancelled == before + 1  # it did not just come to its end
+
+
+def test_a_stream_that_ends_before_its_first_piece_frees_its_pages() -> None:
+    """A server that tells of a client that has gone by an error, as ASGI 2.4 has it: the stream is never begun."""
+    engine, workers = tiny_engine(pages=PAGES), []
+    app = app_of(SERVED, lambda **how: workers.append(Worker(engine, SERVED.words, **how)) or workers[0])
+    body = json.dumps({"prompt": "hello", "max_tokens": 80, "stream": True}).encode()
+    asgi = {"version": "3.0", "spec_version": "2.4"}
+    scope = {
+        "type": "http",
+        "asgi": asgi,
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [],
+        "query_string": b"",
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(_: Any) -> None:
+        raise OSError("gone")
+
+    async def ask() -> None:
+        async with app.router.lifespan_context(app):
+            with pytest.raises(ClientDisconnect):
+                await app(scope, receive, send)
+            # idle is the scheduler before the job reaches it, too: the count says that it has been there
+            await asyncio.to_thread(until, lambda: workers[0].metrics._counts["cancelled"] == 1)
+            await asyncio.to_thread(until, lambda: engine.scheduler.is_idle)
+
+    asyncio.run(ask())
+    assert workers[0].metrics._counts["cancelled"] == 1 and engine.scheduler.pages.free == PAGES
+
+
+def test_offsets_of_a_stream_are_those_of_the_whole(site: Site) -> None:
+    """Also while the beginning of a stop word is held back."""
+    text = site.greedy("hello", 6)
+    fields: dict[str, Any] = {"prompt": "hello", "max_tokens": 6, "temperature": 0, "logprobs": 1}
+    fields["stop"] = f"{text[1:3]}\n"
+    whole = site.post("completions", **fields).json()["choices"][0]["logprobs"]["text_offset"]
+    *pieces, _ = lines_of(site.post("completions", **fields, stream=True).text)
+    offsets = [at for piece in pieces for at in piece["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == whole == list(range(6))
+
+
+def test_a_prompt_that_is_repeated_has_its_logprobs(site: Site) -> None:
+    """As lm-eval asks for them: those of the prompt's second part say how likely it is behind the first."""
+    fields: dict[str, Any] = {"prompt": "hello", "max_tokens": 2, "temperature": 0, "logprobs": 1}
+    plain = site.post("completions", **fields).json()["choices"][0]
+    for prompt in ("hello", [Letters().encode("hello")] * 2):
+        answer = site.post("completions", **{**fields, "prompt": prompt}, echo=True).json()
+        for choice in answer["choices"]:
+            found = choice["logprobs"]
+            assert choice["text"] == "hello" + plain["text"] == "".join(found["tokens"])
+            assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+            assert found["text_offset"] == list(range(7)) and len(found["top_logprobs"]) == 7
+            assert found["token_logprobs"][5:] == pytest.approx(plain["logprobs"]["token_logprobs"], abs=1e-4)
+    for place in range(1, 5):  # each is what the model would draw behind what stands before it
+        before = {**fields, "prompt": "hello"[:place], "logit_bias": {str(Letters().encode("hello")[place]): 100}}
+        drawn = site.post("completions", **before).json()["choices"][0]["logprobs"]
+        assert found["token_logprobs"][place] == pytest.approx(drawn["token_logprobs"][0], abs=1e-4)
+    alone = site.post("completions", **{**fields, "max_tokens": 0}, echo=True).json()
+    assert alone["choices"][0]["text"] == "hello" and alone["usage"]["completion_tokens"] == 0
+    assert alone["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(found["token_logprobs"][:5], abs=1e-4)
+    one = site.post("completions", **{**fields, "prompt": "h"}, echo=True).json()["choices"][0]["logprobs"]
+    assert one["token_logprobs"][0] is None and len(one["tokens"]) == 3 == len(one["text_offset"])
 
 
 def test_openais_own_client(site: Site) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from sublight.errors import BadInput
 
 MOST_CHARACTERS = 4_000_000  # of a prompt that a template makes
+END = "<<the end of the last message>> "  # where one that goes on is cut off; a template that trims takes the space
 
 
 class Template:
@@ -18,36 +19,72 @@ class Template:
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         try:
             from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
             raise BadInput("chat templates need jinja2: pip install 'sublight[serve]'") from None
-
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        box = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        box.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-        box.globals.update(raise_exception=refuse, strftime_now=_now)
         self._error: Any = TemplateError
         self._tokens = dict(tokens)
         try:
-            self._template = box.from_string(source)
+            self._template = _environment().from_string(source)
         except TemplateError as error:
             raise BadInput(f"the model's chat template is broken: {error}") from None
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] = {},
+        *,
+        begins_reply: bool = True,
+        goes_on: bool = False,
+    ) -> str:
+        """`options` are the template's own; with `goes_on` the text ends where the last message does."""
+        shown = list(messages)
+        if goes_on:
+            shown[-1] = {**shown[-1], "content": shown[-1]["content"] + END}
+        given = {**self._tokens, "messages": shown, "tools": None, "documents": None}
+        if taken := sorted(set(options) & set(given)):
+            raise BadInput(f"chat_template_kwargs has {taken[0]}, which is not a template's option: leave it out")
         try:
-            given = {**self._tokens, "messages": list(messages), "tools": None, "add_generation_prompt": True}
-            text = self._template.render(**given)
+            text = self._template.render(**given, **{"add_generation_prompt": begins_reply, **options})
         except self._error as error:
             raise BadInput(f"the model's chat template refuses these messages: {error}") from None
         except Exception as error:  # a template is a program: a wrong type in a message is its own error
             raise BadInput(f"the model's chat template fails: {type(error).__name__}: {error}") from None
         if len(text) > MOST_CHARACTERS:
             raise BadInput(f"the chat template makes more than {MOST_CHARACTERS} characters of these messages")
-        return text
+        if not goes_on:
+            return str(text)
+        before, *behind = text.split(END.rstrip())
+        if len(behind) != 1:
+            raise BadInput("the model's chat template does not show the last message as it is: it cannot go on")
+        return str(before if END in text else before.rstrip())
+
+
+def _environment() -> Any:
+    """What transformers gives to a template: loop controls, `generation` blocks, tojson's options, two functions."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks an assistant's words for training: here they are shown as they are."""
+
+        tags = frozenset({"generation"})  # type: ignore[assignment,unused-ignore]
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    box = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    box.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None, sort_keys=False: json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    box.globals.update(raise_exception=refuse, strftime_now=_now)
+    return box
 
 
 def _now(form: str) -> str:
@@ -66,10 +103,10 @@ def read(folder: Path) -> Template | None:
         source = settings.get("chat_template")
         if (folder / "chat_template.jinja").exists():
             source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise BadInput(f"cannot read {path}: fetch the model again") from None
     if isinstance(source, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default") or next(iter(named.values()), None)
     if not isinstance(source, str):
         return None

@@ -29,7 +29,7 @@ class Letters:
 
 
 def tiny_model(std: float = 0.4) -> Llama:
-    """With weights large enough that tokens differ."""
+    """A tiny model whose weights are large enough that its tokens differ."""
     made = weights.random(CONFIG, dtype=torch.float32, device="cpu")
     for block in made.blocks:
         for product in (block.qkv, block.out, block.gate_up, block.down):

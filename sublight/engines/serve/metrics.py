@@ -69,11 +69,11 @@ class Metrics:
             ):
                 lines += [f"# TYPE sublight_{name}_total counter", f"sublight_{name}_total {self._counts[name]}"]
             for name, value in gauges.items():
-                lines += [f"# TYPE sublight_{name} gauge", f"sublight_{name} {value:g}"]
+                lines += [f"# TYPE sublight_{name} gauge", f"sublight_{name} {value:.15g}"]
             for name, seen in (("first_token_seconds", self._first), ("request_seconds", self._whole)):
                 lines.append(f"# TYPE sublight_{name} histogram")
                 edges = zip(SECONDS, seen.below, strict=True)
                 lines += [f'sublight_{name}_bucket{{le="{edge:g}"}} {count}' for edge, count in edges]
                 lines.append(f'sublight_{name}_bucket{{le="+Inf"}} {seen.count}')
-                lines += [f"sublight_{name}_sum {seen.sum:g}", f"sublight_{name}_count {seen.count}"]
+                lines += [f"sublight_{name}_sum {seen.sum:.15g}", f"sublight_{name}_count {seen.count}"]
         return "\n".join(lines) + "\n"

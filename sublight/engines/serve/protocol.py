@@ -23,30 +23,29 @@ MOST_STOPS = 16
 PLAIN_NEW = 16  # tokens of a completion that does not say
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHARED = (
-    *(
-        "model",
-        "temperature",
-        "top_p",
-        "n",
-        "stream",
-        "stream_options",
-        "stop",
-        "seed",
-        "user",
-        "metadata",
-        "logit_bias",
-    ),
+    *("model", "temperature", "top_p", "n", "stream", "stream_options", "stop", "seed", "logit_bias"),
     *("presence_penalty", "frequency_penalty", "max_tokens", "logprobs"),
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos"),  # beyond OpenAI's
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "stop_token_ids"),  # beyond OpenAI's, as vLLM has them
 )
 FIELDS: dict[Kind, tuple[str, ...]] = {
-    "completion": (*SHARED, "prompt", "echo", "best_of", "suffix"),
+    "completion": (*SHARED, "prompt", "echo", "best_of"),
     "chat": (
-        *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"),
-        *("functions", "function_call"),
+        *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tool_choice"),
+        *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),  # vLLM's
     ),
 }
-ONLY_EMPTY = ("suffix", "tools", "functions", "function_call")  # OpenAI has them, we have not
+IGNORED = (  # what changes no text: who asks, what is kept, how a provider goes about it
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    "parallel_tool_calls",
+)
+NOT_HERE: dict[str, Any] = {  # OpenAI's and vLLM's, which we have not, and the value that asks for nothing
+    **{"suffix": "", "tools": [], "functions": [], "function_call": "none", "modalities": ["text"], "audio": {}},
+    **{"prediction": {}, "reasoning_effort": "none", "verbosity": "", "web_search_options": None},
+    **{"min_tokens": 0, "skip_special_tokens": True, "spaces_between_special_tokens": True, "bad_words": []},
+    **{"include_stop_str_in_output": False, "use_beam_search": False, "length_penalty": 1, "allowed_token_ids": []},
+    **{"prompt_logprobs": None, "truncate_prompt_tokens": None, "structured_outputs": {}, "documents": []},
+    **{"guided_json": None, "guided_regex": "", "guided_choice": [], "guided_grammar": ""},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +62,8 @@ class Ask:
     is_stream: bool = False
     with_usage: bool = False
     echoes: tuple[str, ...] = ()  # the prompts, where they are repeated
+    only_prompt: bool = False  # no new token is shown
+    goes_on: bool = False  # a prompt's text; else the answer is a text by itself
     prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,13 +98,11 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
-    for name in data:
-        if name not in FIELDS[kind]:
-            short = name[:60]
-            raise invalid(f"unknown field {short!r}: did you mean {nearest(short, list(FIELDS[kind]))}?", short)
-    for name in ONLY_EMPTY:
-        if data.get(name):
+    for name, value in data.items():
+        if name in NOT_HERE and _is_wanted(value, NOT_HERE[name]):
             raise invalid(f"{name} is not supported here: leave it out", name)
+        if name not in FIELDS[kind] and name not in IGNORED and name not in NOT_HERE:
+            raise _unknown(name[:60], FIELDS[kind])
     if (model := data.get("model")) not in (None, served.name):
         raise Failure(
             404, f"there is no model {_shown(model)}: this is {served.name}", param="model", code="model_not_found"
@@ -127,11 +126,28 @@ def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
         most_new=most_new,
         samplings=_samplings(data, kind, n * len(prompts), served.vocab),
         stops=_stops(data),
-        ends=frozenset() if _flag(data, "ignore_eos") else served.ends,
+        ends=_ends(data, served),
         is_stream=is_stream,
         with_usage=is_stream and with_usage,
         echoes=echoes,
+        only_prompt=bool(echoes) and data.get("max_tokens") == 0,
+        goes_on=kind == "completion" or _flag(data, "continue_final_message"),
     )
+
+
+def _unknown(name: str, known: Sequence[str]) -> Failure:
+    words = nearest(name, list(known))
+    advice = f"use {words}" if words.endswith("…") else f"did you mean {words}?"
+    return invalid(f"unknown field {name!r}: {advice}", name)
+
+
+def _is_wanted(value: Any, nothing: Any) -> bool:
+    """Whether a field asks for something: not null, nor what asks for nothing, nor as empty as that.
+
+    >>> _is_wanted([], []), _is_wanted(None, []), _is_wanted(False, True), _is_wanted({}, [])
+    (False, False, True, False)
+    """
+    return value is not None and value != nothing and (nothing is None or bool(nothing) or bool(value))
 
 
 def _prompts(data: Mapping[str, Any], served: Served) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
@@ -145,8 +161,8 @@ def _prompts(data: Mapping[str, Any], served: Served) -> tuple[tuple[tuple[int, 
     prompts = tuple(_tokens(each, served) for each in several)
     if not _flag(data, "echo"):
         return prompts, ()
-    if data.get("logprobs") is not None:
-        raise invalid("echo with logprobs is not supported: leave one of them out", "echo")
+    if data.get("logprobs") is not None and _flag(data, "stream"):
+        raise invalid("echo with logprobs is not for streams: leave one of the three out", "echo")
     return prompts, tuple(x if isinstance(x, str) else served.words.decode(x) for x in several)
 
 
@@ -169,8 +185,6 @@ def _encoded(text: str, served: Served, param: str, *, is_whole: bool = False) -
         tokens = tuple(served.words.encode(text, is_whole=is_whole))
     except BadInput as error:
         raise invalid(str(error), param) from None
-    except Exception:  # tokenizers refuses half of a surrogate pair by an error of its own
-        raise invalid("the text is no Unicode that the tokenizer takes", param) from None
     if not tokens:
         raise invalid("a prompt without tokens gives a model nothing to go on", param)
     return tokens
@@ -186,8 +200,16 @@ def _messages(data: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...],
         raise invalid("response_format is text alone here", "response_format")
     if data.get("tool_choice") not in (None, "none"):
         raise invalid("tools are not supported here: leave tool_choice out", "tool_choice")
+    options = data.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise invalid('chat_template_kwargs is an object: {"enable_thinking": false}', "chat_template_kwargs")
+    goes_on = _flag(data, "continue_final_message")
+    if goes_on and _flag(data, "add_generation_prompt"):
+        raise invalid("add_generation_prompt begins a message, which continue_final_message does not", "messages")
+    begins = not goes_on and data.get("add_generation_prompt") is not False
     try:
-        text = served.template.prompt([_message(each, place) for place, each in enumerate(messages)])
+        read = [_message(each, place) for place, each in enumerate(messages)]
+        text = served.template.prompt(read, options, begins_reply=begins, goes_on=goes_on)
     except BadInput as error:
         raise invalid(str(error), "messages") from None
     return (_encoded(text, served, "messages", is_whole=True),)
@@ -212,6 +234,13 @@ def _message(message: Any, place: int) -> dict[str, Any]:
     return {**message, "content": content}
 
 
+def _ends(data: Mapping[str, Any], served: Served) -> frozenset[int]:
+    more = data.get("stop_token_ids") or []
+    if not isinstance(more, list) or any(type(each) is not int for each in more):
+        raise invalid("stop_token_ids is a list of token numbers", "stop_token_ids")
+    return frozenset(more) | (frozenset() if _flag(data, "ignore_eos") else served.ends)
+
+
 def _most_new(data: Mapping[str, Any], kind: Kind, prompts: Sequence[Sequence[int]], served: Served) -> int:
     longest = max(map(len, prompts))
     room = served.longest - longest
@@ -219,7 +248,8 @@ def _most_new(data: Mapping[str, Any], kind: Kind, prompts: Sequence[Sequence[in
         raise _too_long(str(longest), served, "prompt" if kind == "completion" else "messages")
     name = "max_completion_tokens" if data.get("max_completion_tokens") is not None else "max_tokens"
     usual = min(PLAIN_NEW, room) if kind == "completion" else room
-    wanted = _whole(data, name, usual, 1, 2**31)
+    least = 0 if kind == "completion" and _flag(data, "echo") else 1
+    wanted = max(1, _whole(data, name, usual, least, 2**31))
     if wanted > room:
         words = f"{longest} tokens of prompt and {wanted} new ones are more than this model's {served.longest}"
         raise invalid(f"{words}: lower {name}, or shorten the prompt", name, "context_length_exceeded")
@@ -298,7 +328,7 @@ def _number(data: Mapping[str, Any], name: str, usual: float) -> float:
 
 
 def _as_number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or abs(value) > 1e9:
+    if type(value) not in (int, float) or abs(value) > 1e300:  # beyond, it is no float
         raise invalid(f"{name} is {_shown(value)}: send a number", name)
     return float(value)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("jinja2")
+from sublight.engines.serve import chat as templates
 from sublight.engines.serve.chat import Template
 from sublight.engines.serve.failures import Failure
 from sublight.engines.serve.fakes import VOCAB, Letters
@@ -84,10 +87,13 @@ def test_the_same_seed_is_the_same_draw() -> None:
         ("completion", {"prompt": "a", "\ud800": 1}, "unknown field", "\ud800"),
         ("completion", {"prompt": "a", "logit_bias": [1]}, "is an object", "logit_bias"),
         ("completion", {"prompt": "a", "logprobs": 21}, "logprobs is 21", "logprobs"),
+        ("completion", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "not for streams", "echo"),
+        ("completion", {"prompt": "a", "echo": False, "max_tokens": 0}, "max_tokens is 0", "max_tokens"),
         ("completion", {"prompt": "a", "best_of": 3}, "best_of is not supported", "best_of"),
         ("completion", {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
         ("completion", {"prompt": "a", "temprature": 1}, "did you mean temperature", "temprature"),
         ("completion", {"prompt": "a", "stream_options": {"x": 1}}, "include_usage alone", "stream_options"),
+        ("completion", {"prompt": "a", "temperature": 3e9}, "give a number from 0 to 100", "temperature"),
         ("chat", {}, "messages is a list", "messages"),
         ("chat", {"messages": []}, "messages is a list", "messages"),
         ("chat", {"messages": ["hi"]}, "messages[0] is no object", "messages[0]"),
@@ -99,6 +105,18 @@ def test_the_same_seed_is_the_same_draw() -> None:
         ("chat", {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
         ("chat", {"messages": HELLO, "top_logprobs": 2}, "needs logprobs", "top_logprobs"),
         ("chat", {"messages": HELLO, "response_format": {"type": "json_object"}}, "text alone", "response_format"),
+        ("chat", {"messages": HELLO, "reasoning_effort": "high"}, "reasoning_effort is not supported",
+         "reasoning_effort"),
+        ("chat", {"messages": HELLO, "web_search_options": {}}, "is not supported", "web_search_options"),
+        ("completion", {"prompt": "a", "skip_special_tokens": False}, "is not supported", "skip_special_tokens"),
+        ("completion", {"prompt": "a", "prompt_logprobs": 0}, "is not supported", "prompt_logprobs"),
+        ("completion", {"prompt": "a", "zzz": 1}, "unknown field 'zzz': use model", "zzz"),
+        ("completion", {"prompt": "a", "stop_token_ids": [True]}, "list of token numbers", "stop_token_ids"),
+        ("completion", {"prompt": "a", "stop_token_ids": 5}, "list of token numbers", "stop_token_ids"),
+        ("chat", {"messages": HELLO, "chat_template_kwargs": [1]}, "is an object", "chat_template_kwargs"),
+        ("chat", {"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, "has messages", "messages"),
+        ("chat", {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},
+         "begins a message", "messages"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(kind: Kind, data: dict[str, Any], words: str, param: str) -> None:
@@ -124,6 +142,55 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
         parse(body)
 
 
+def test_what_changes_no_text_is_taken_and_what_asks_for_nothing() -> None:
+    """As clients send it without being asked to."""
+    idle = {"user": "me", "store": False, "service_tier": "auto", "metadata": {"a": "b"}, "tools": [], "suffix": None}
+    idle |= {"min_tokens": 0, "skip_special_tokens": True, "modalities": ["text"], "parallel_tool_calls": False}
+    plain = read({"messages": HELLO, "seed": 1}, "chat", SERVED)
+    assert read({"messages": HELLO, "seed": 1, **idle}, "chat", SERVED) == plain
+
+
+def test_tokens_that_end_a_text() -> None:
+    def ends(**given: Any) -> frozenset[int]:
+        return read({"prompt": "a", **given}, "completion", SERVED).ends
+
+    assert ends(stop_token_ids=[5, 7]) == {1, 5, 7} and ends(stop_token_ids=[5], ignore_eos=True) == {5}
+
+
+def test_a_template_gets_options_and_a_last_message_may_go_on() -> None:
+    source = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content | trim }}</{{ m.role[0] }}>{% endfor %}"
+    source += "{% if add_generation_prompt %}<a>{% if mute is defined and mute %}-{% endif %}{% endif %}"
+    served = replace(SERVED, template=Template(source, {}))
+    reply = [*HELLO, {"role": "assistant", "content": "a"}]  # "a" stands in the tags, too
+
+    def is_prompt(text: str, goes_on: bool, messages: Any = HELLO, **given: Any) -> bool:
+        ask = read({"messages": messages, **given}, "chat", served)
+        return ask.prompts == (tuple(Letters().encode(text)),) and ask.goes_on == goes_on
+
+    assert is_prompt("<u>hi</u><a>", False)
+    assert is_prompt("<u>hi</u><a>-", False, chat_template_kwargs={"mute": True})
+    assert is_prompt("<u>hi</u>", False, add_generation_prompt=False)
+    assert is_prompt("<u>hi</u><a>a", True, reply, continue_final_message=True)
+    reply[-1]["content"] = "a "  # the template trims
+    assert is_prompt("<u>hi</u><a>a", True, reply, continue_final_message=True)
+    served = replace(SERVED, template=Template(source.replace(" | trim", ""), {}))
+    assert is_prompt("<u>hi</u><a>a ", True, reply, continue_final_message=True)
+    hidden = replace(SERVED, template=Template("{{ messages[0].role }}", {}))
+    with pytest.raises(Failure, match="cannot go on"):
+        read({"messages": HELLO, "continue_final_message": True}, "chat", hidden)
+
+
+def test_a_template_has_what_transformers_gives_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{% generation %}{{ m.content }}"
+    source += "{% endgeneration %}{{ m | tojson(indent=1) }}{{ {'b': 'é', 'a': 1} | tojson(sort_keys=true) }}"
+    source += "{{ [1, 2] | tojson(separators=(',', ':')) }}{% endfor %}{{ documents is none }}{{ tools is none }}"
+    theirs = render_jinja_template([HELLO * 3], chat_template=source)[0][0]
+    assert transformers and Template(source, {}).prompt(HELLO * 3) == theirs and "hi{" in theirs
+
+
 def test_templates_are_kept_in_a_box() -> None:
     for source in (
         "{{ messages.__class__.__mro__ }}",
@@ -134,3 +201,15 @@ def test_templates_are_kept_in_a_box() -> None:
             Template(source, {}).prompt(HELLO)
     with pytest.raises(BadInput, match="fails: OverflowError"):
         Template("{% for x in range(10**9) %}a{% endfor %}", {}).prompt(HELLO)
+
+
+@pytest.mark.parametrize("words", ["", "3", "[]", "[" * 100_000])
+def test_settings_that_are_no_object_are_refused(words: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(words)
+    with pytest.raises(BadInput, match="cannot read"):
+        templates.read(tmp_path)
+
+
+def test_a_template_without_a_name_is_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": [1], "template": 3}, 4]}')
+    assert templates.read(tmp_path) is None

@@ -6,11 +6,13 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from sublight.engines.generate.sampling import Logprobs
 from sublight.engines.generate.vocabulary import Vocabulary
+from sublight.engines.generate.writer import BROKEN
 from sublight.engines.serve.protocol import Ask
 from sublight.engines.serve.worker import Event
 
@@ -25,6 +27,8 @@ class Choice:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    told: int = 0  # characters of the tokens whose log-probabilities went out
     finish: str = ""
 
 
@@ -54,14 +58,16 @@ class Reply:
 
     def add(self, index: int, event: Event) -> dict[str, Any] | None:
         choice = self.choices[index]
-        begin = len(choice.text)
+        choice.prompt_logprobs += event.prompt_logprobs
+        if self.ask.only_prompt:
+            event = replace(event, text="", tokens=(), logprobs=())
         choice.text += event.text
         choice.tokens += event.tokens
         choice.logprobs += event.logprobs
         choice.finish = event.finish
         if not event.text and not event.finish and not event.logprobs:
             return None
-        logprobs = self._logprobs(event.tokens, event.logprobs, begin)
+        logprobs = self._logprobs(event.tokens, event.logprobs, choice)
         row: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": event.finish or None}
         row |= {"delta": {"content": event.text} if event.text else {}} if self.is_chat else {"text": event.text}
         return self._piece(row)
@@ -70,7 +76,7 @@ class Reply:
         rows = []
         for at, choice in enumerate(self.choices):
             row: dict[str, Any] = {"index": at, "finish_reason": choice.finish}
-            row["logprobs"] = self._logprobs(choice.tokens, choice.logprobs, 0)
+            row["logprobs"] = self._whole_logprobs(at)
             if self.is_chat:
                 row["message"] = {"role": "assistant", "content": choice.text}
             else:
@@ -78,6 +84,18 @@ class Reply:
             rows.append(row)
         kind = "chat.completion" if self.is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": rows, "usage": self.usage}
+
+    def _whole_logprobs(self, index: int) -> dict[str, Any] | None:
+        """With those of a prompt that is repeated; of its first token there are none."""
+        choice, so_far = self.choices[index], Choice()
+        if not self.ask.echoes or self.ask.samplings[0].logprobs is None:
+            return self._logprobs(choice.tokens, choice.logprobs, so_far)
+        first, *rest = self.ask.prompts[index // self.ask.n]
+        so_far.told = len(word := self.words.decode([first]))
+        parts = [self._logprobs(rest, choice.prompt_logprobs, so_far)]
+        parts.append(self._logprobs(choice.tokens, choice.logprobs, so_far))
+        begin = {"tokens": word, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        return {name: [value, *(x for part in parts if part for x in part[name])] for name, value in begin.items()}
 
     def last(self) -> list[dict[str, Any]]:
         return [{**self._piece(None), "usage": self.usage}] if self.ask.with_usage else []
@@ -93,9 +111,10 @@ class Reply:
 
     def _piece(self, row: dict[str, Any] | None) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        return {**self._head, "object": kind, "choices": [] if row is None else [row]}
+        usage = {"usage": None} if self.ask.with_usage else {}  # only the last piece has one
+        return {**self._head, "object": kind, "choices": [] if row is None else [row], **usage}
 
-    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs], begin: int) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[Logprobs], choice: Choice) -> dict[str, Any] | None:
         if self.ask.samplings[0].logprobs is None:
             return None
         words = [self.words.decode([token]) for token in tokens]
@@ -105,14 +124,22 @@ class Reply:
                 for word, each in zip(words, logprobs, strict=True)
             ]
             return {"content": rows}
-        offsets = [begin + sum(map(len, words[:at])) for at in range(len(words))]
-        best = [{self.words.decode([token]): _finite(value) for token, value in each.best} for each in logprobs]
+        *offsets, choice.told = accumulate(map(len, words), initial=choice.told)
+        best = [self._by_text(each.best) for each in logprobs]
         chances = [_finite(each.chosen) for each in logprobs]
         return {"tokens": words, "token_logprobs": chances, "top_logprobs": best, "text_offset": offsets}
 
+    def _by_text(self, best: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """Two tokens may have one text, as halves of characters have: the likelier one's chance stays."""
+        found: dict[str, float] = {}
+        for token, value in best:
+            found.setdefault(self.words.decode([token]), _finite(value))
+        return found
+
 
 def _named(word: str, value: float) -> dict[str, Any]:
-    return {"token": word, "logprob": _finite(value), "bytes": list(word.encode("utf-8", "replace"))}
+    bytes_of = None if BROKEN in word else list(word.encode())  # half a character: its bytes are not those of "\ufffd"
+    return {"token": word, "logprob": _finite(value), "bytes": bytes_of}
 
 
 def _finite(value: float) -> float:

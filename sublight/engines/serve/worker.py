@@ -10,16 +10,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sublight.engines.generate.engine import Engine, Request
 from sublight.engines.generate.sampling import Logprobs, Sampling
 from sublight.engines.generate.scheduler import Text
 from sublight.engines.generate.vocabulary import Vocabulary
+from sublight.engines.generate.writer import Writer
 from sublight.engines.serve.failures import Failure
 from sublight.engines.serve.metrics import Metrics
-from sublight.engines.serve.writer import Writer
 from sublight.errors import BadInput
+
+SHUTTING_DOWN = "the server is shutting down: try again later"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Event:
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()  # with the first token, where they are wanted
     finish: str = ""  # "stop" or "length"
     failure: Failure | None = None
 
@@ -50,6 +54,8 @@ class Job:
     emit: Emit
     ends: frozenset[int] = frozenset()
     stops: Sequence[str] = ()
+    with_prompt: bool = False  # log-probabilities of the prompt, too
+    goes_on: bool = False  # the prompt's text, as a completion does; a chat's reply is a text by itself
     arrived_s: float = 0.0
     text: Text | None = None
     request: Request | None = None
@@ -81,7 +87,7 @@ class Worker:
         self._jobs: dict[Request, Job] = {}  # of this thread alone
         self._count, self._lock = 0, threading.Lock()
         self._cancelled: set[Job] = set()
-        self._is_ending = False
+        self._is_ending = self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="sublight engine", daemon=True)
 
     def start(self) -> None:
@@ -101,15 +107,17 @@ class Worker:
     def submit(self, jobs: Sequence[Job]) -> None:
         """All of them, or none: a `Failure` where there is no room."""
         if self.failure or self._is_ending:
-            raise Failure(503, self.failure or "the server is shutting down: try again later", code="unavailable")
+            raise Failure(503, self.failure or SHUTTING_DOWN, code="unavailable")
         with self._lock:
+            if self._is_closed:  # since the line above
+                raise Failure(503, self.failure or SHUTTING_DOWN, code="unavailable")
             if self._count + len(jobs) > self.most_jobs:
                 words = f"the queue is full ({self._count} requests): try again later"
                 raise Failure(429, words, kind="rate_limit_error", code="queue_full")
             self._count += len(jobs)
-        for job in jobs:
-            job.arrived_s = self.clock()
-            self._inbox.put(job)
+            for job in jobs:
+                job.arrived_s = self.clock()
+                self._inbox.put(job)
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """From any thread; one that has ended stays as it is."""
@@ -137,9 +145,21 @@ class Worker:
                     self._step()
         except BaseException as error:
             self.failure = f"the engine failed: {type(error).__name__}: {str(error)[:200]}"
-            self._end_all(Failure(500, self.failure))
+            self._close(Failure(500, self.failure))
             raise
-        self._end_all(Failure(503, "the server is shutting down: try again later", code="unavailable"))
+        self._close(Failure(503, SHUTTING_DOWN, code="unavailable"))
+
+    def _close(self, failure: Failure) -> None:
+        """Nobody looks into the inbox any more, so nothing may come in behind this."""
+        with self._lock:
+            self._is_closed = True
+        left = list(self._jobs.values())
+        with suppress(queue.Empty):
+            while True:
+                left += [job for job in (self._inbox.get(block=False),) if job is not None]
+        for job in left:
+            if not job.is_over:
+                self._end(job, Event(failure=failure))
 
     def _take_in(self, *, wait: bool) -> None:
         while True:
@@ -158,12 +178,13 @@ class Worker:
                 self._end(job, None)
 
     def _begin(self, job: Job) -> None:
-        writer = job.writer = Writer(self.words, job.stops)
-        job.request = Request(
-            list(job.prompt), job.most_new, job.sampling, job.ends, is_stopped=lambda new: writer.add(new[-1])
-        )
+        if job.is_over:  # it was cancelled between the look into the inbox and the one at what is cancelled
+            return None
+        writer = job.writer = Writer(self.words, job.stops, job.prompt if job.goes_on else ())
+        job.request = Request(list(job.prompt), job.most_new, job.sampling, job.ends, with_prompt=job.with_prompt)
+        job.request.is_stopped = lambda new: writer.add(new[-1])
         if self._is_ending:
-            return self._end(job, Event(failure=Failure(503, "the server is shutting down: try again later")))
+            return self._end(job, Event(failure=Failure(503, SHUTTING_DOWN)))
         try:
             job.text = self.engine.add(job.request)
         except BadInput as error:
@@ -183,7 +204,9 @@ class Worker:
         try:
             tokens = self.engine.step()
         except Exception as error:  # an error of the device may pass; texts whose step is lost cannot go on
-            self._end_all(Failure(500, f"the engine failed at this request: {type(error).__name__}"))
+            failure = Failure(500, f"the engine failed at this request: {type(error).__name__}")
+            for job in list(self._jobs.values()):
+                self._end(job, Event(failure=failure))
             self.engine.reset()  # raises where the device is gone: then the thread gives up
             return
         self.metrics.count("steps")
@@ -192,12 +215,17 @@ class Worker:
         events: list[tuple[Emit, Event]] = []
         for request, token in tokens:
             job = self._jobs[request]
+            of_prompt: tuple[Logprobs, ...] = ()
             if len(request.new) == 1:
                 self.metrics.first_token(now - job.arrived_s)
+                of_prompt = tuple(request.prompt_logprobs)
             assert job.writer is not None
             text = job.writer.end() if request.finish else job.writer.take()
             logprobs = tuple(request.logprobs[-1:])
-            events.append((job.emit, Event(text=text, tokens=(token,), logprobs=logprobs, finish=request.finish)))
+            made = Event(
+                text=text, tokens=(token,), logprobs=logprobs, prompt_logprobs=of_prompt, finish=request.finish
+            )
+            events.append((job.emit, made))
             if request.finish:
                 self._forget(job)
         self._deliver(events)
@@ -220,14 +248,3 @@ class Worker:
         self.metrics.ended(self.clock() - job.arrived_s)
         with self._lock:
             self._count -= 1
-
-    def _end_all(self, failure: Failure) -> None:
-        for job in list(self._jobs.values()):
-            self._end(job, Event(failure=failure))
-        while True:
-            try:
-                late = self._inbox.get(block=False)
-            except queue.Empty:
-                return
-            if late is not None:
-                self._end(late, Event(failure=failure))

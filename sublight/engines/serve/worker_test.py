@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ from sublight.engines.generate.engine import Request
 from sublight.engines.generate.sampling import Sampling
 from sublight.engines.serve.failures import Failure
 from sublight.engines.serve.fakes import VOCAB, Letters, tiny_engine, tiny_model
+from sublight.engines.serve.metrics import Metrics
 from sublight.engines.serve.worker import Event, Job, Worker
 
 MODEL = tiny_model()
@@ -117,14 +119,14 @@ def test_a_step_that_fails_ends_its_texts_and_serving_goes_on(monkeypatch: pytes
     worker.submit([lost])
     worker._take_in(wait=False)
     worker._step()
+    again, listener = job_of([1, 2, 3], 9)
     with monkeypatch.context() as patch:
         patch.setattr(engine.decoder, "_run", lambda *_: 1 / 0)
+        worker.submit([again])  # it comes while the step runs, and has no part in it
         worker._step()
     assert heard.failure is not None and heard.failure.status == 500
     assert engine.scheduler.pages.free == 24 and not worker.failure
-    again, listener = job_of([1, 2, 3], 9)
     worker.start()
-    worker.submit([again])
     assert listener.is_done.wait(60) and listener.failure is None
     worker.stop()
 
@@ -168,3 +170,50 @@ def test_a_job_that_the_engine_refuses_is_told_why() -> None:
     worker._take_in(wait=False)
     assert heard.failure is not None and "more than the model's 96" in heard.failure.message
     assert worker.gauges["waiting"] == 0
+
+
+class Late(queue.SimpleQueue):  # type: ignore[type-arg]
+    """An inbox that is looked into just before something comes in."""
+
+    def __init__(self) -> None:
+        self.is_early = True
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self.is_early:
+            self.is_early = False
+            raise queue.Empty
+        return super().get(block, timeout)
+
+
+def test_a_job_that_is_cancelled_as_it_comes_never_begins() -> None:
+    engine = tiny_engine(MODEL)
+    worker = Worker(engine, Letters())
+    worker._inbox = Late()
+    job, heard = job_of([1, 2, 3], 9)
+    worker.submit([job])
+    worker.cancel([job])
+    for _ in range(2):
+        worker._take_in(wait=False)
+    assert engine.scheduler.is_idle and not heard.events
+    assert worker._count == 0 and worker.metrics._counts["cancelled"] == 1
+
+
+def test_nothing_comes_in_behind_the_end() -> None:
+    """A thread that looked whether the server ends, and was then held up until it had."""
+    worker = Worker(tiny_engine(MODEL), Letters())
+    worker.end()
+    worker.start()
+    worker._thread.join(60)
+    worker._is_ending = False
+    job, _ = job_of([1], 5)
+    with pytest.raises(Failure, match="shutting down"):
+        worker.submit([job])
+    assert worker._inbox.empty() and worker._count == 0
+
+
+def test_a_sum_keeps_its_seconds_for_months() -> None:
+    metrics = Metrics()
+    metrics.ended(12345678.25)
+    metrics.ended(0.5)
+    text = metrics.text({"pages_free": 1234567.0})
+    assert "sublight_request_seconds_sum 12345678.75\n" in text and "sublight_pages_free 1234567\n" in text

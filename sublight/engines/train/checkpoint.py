@@ -21,7 +21,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    """Of the checkpoints that are there, oldest first."""
+    """The steps of the checkpoints that exist, oldest first."""
     return sorted(int(match[1]) for file in folder.glob("step-*.pt") if (match := _NAME.fullmatch(file.name)))
 
 
@@ -47,26 +47,34 @@ def save_file(state: dict[str, Any], path: Path) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
         _flush_folder(path.parent)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's own writer says by the second that a disk is full
         part.unlink(missing_ok=True)
-        raise BadInput(f"cannot write {path}: {error.strerror}; the checkpoint before it is whole") from None
+        reason = getattr(error, "strerror", None) or "is the disk full?"
+        raise BadInput(f"cannot write {path}: {reason}; the checkpoint before it is whole") from None
 
 
 def load(folder: Path) -> dict[str, Any] | None:
     """The newest that can be read; None where there is none."""
     found = steps(folder)
     for step in reversed(found):
-        with contextlib.suppress(Exception):  # whatever torch finds wrong with it, the one before it may be right
-            state = torch.load(path_of(folder, step), map_location="cpu", weights_only=True)
-            if isinstance(state, dict) and state.get("step") == step:
-                return state
+        if state := load_file(path_of(folder, step), step):
+            return state
     if found:
         raise BadInput(f"none of the {len(found)} checkpoints in {folder} can be read: start again with another --out")
     return None
 
 
+def load_file(path: Path, step: int) -> dict[str, Any] | None:
+    """None where it is not of this step, or torch finds anything wrong with it."""
+    with contextlib.suppress(Exception):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(state, dict) and state.get("step") == step:
+            return state
+    return None
+
+
 def random_states() -> dict[str, Any]:
-    """Of dropout, on the CPU and on each GPU; the order of the data and samples have seeds of their own."""
+    """The generators' states that dropout uses, on the CPU and each GPU; data order and samples have other seeds."""
     states: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()

@@ -6,9 +6,12 @@ another place, and takes the pieces in another order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterator
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +40,26 @@ class Data:
     held_out: NDArray[Any]
 
     def check(self, context: int) -> None:
-        """That a sequence fits into each part."""
+        """Refuse data whose training or held-out part is shorter than a sequence."""
         if (least := min(self.train.size, self.held_out.size)) <= context:
             most = max(1, least - 1)
             raise BadInput(f"{self.name} has too few tokens ({least} in a part): take more text, or --context {most}")
+
+
+@contextlib.contextmanager
+def taken_back_on_error(folder: Path) -> Iterator[None]:
+    """If the block fails, remove the tokens and the folders that it made: a refused run leaves nothing."""
+    kept = folder / "tokens"
+    made = [each for each in (kept, folder, folder.parent) if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        if kept in made:
+            shutil.rmtree(kept, ignore_errors=True)
+        for each in made:
+            with contextlib.suppress(OSError):  # another run began in it meanwhile, or it was never made
+                each.rmdir()
+        raise
 
 
 def prepare(path: Path | None, words: str, folder: Path, *, most_bytes: int | None = None) -> Data:
@@ -69,8 +88,10 @@ def _prepare_bin(path: Path, folder: Path) -> Data:
     train = _mapped(path, "uint16")
     beside = path.with_name("val.bin") if path.name == "train.bin" else path
     largest = int(max(train.max(), _mapped(beside, "uint16").max())) if beside.exists() else int(train.max())
-    meta = {"name": path.name, "dtype": "uint16", "train": str(path.resolve())}
-    meta["held_out"] = str(beside.resolve()) if beside.exists() and beside != path else ""
+    held_out = beside if beside.exists() and beside != path else None
+    meta: dict[str, Any] = {"name": path.name, "dtype": "uint16", "train": str(path.resolve())}
+    meta["held_out"] = str(held_out.resolve()) if held_out else ""
+    meta["seen"] = {str(each.resolve()): _seen(each) for each in (path, held_out) if each}
     write_json({**meta, "tokenizer": tokens.Numbers(largest + 1).to_json()}, folder / META)
     return opened(folder)
 
@@ -81,6 +102,8 @@ def opened(folder: Path) -> Data:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise BadInput(f"{folder} has no readable {META}: this is no run's folder, or it is damaged") from None
+    for path, seen in meta.get("seen", {}).items():
+        _check_unchanged(Path(path), seen)
     train = _mapped(folder / meta["train"], meta["dtype"])
     if meta["held_out"]:
         held_out = _mapped(folder / meta["held_out"], meta["dtype"])
@@ -88,6 +111,28 @@ def opened(folder: Path) -> Data:
         cut = train.size - max(1, round(HELD_OUT * train.size))
         train, held_out = train[:cut], train[cut:]
     return Data(name=meta["name"], tokenizer=tokens.from_json(meta["tokenizer"]), train=train, held_out=held_out)
+
+
+def _seen(path: Path) -> dict[str, int]:
+    """What tells later whether this is the file that it was."""
+    found, crc = path.stat(), 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            crc = zlib.crc32(piece, crc)
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "crc32": crc}
+
+
+def _check_unchanged(path: Path, seen: Mapping[str, int]) -> None:
+    """Other tokens would be another run. A file that was copied is read again: its time is new, its bytes are not."""
+    try:
+        now = path.stat()
+        if (now.st_size, now.st_mtime_ns) == (seen["size"], seen["mtime_ns"]):
+            return
+        is_same = now.st_size == seen["size"] and _seen(path)["crc32"] == seen["crc32"]
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    if not is_same:
+        raise BadInput(f"{path} has changed since this run began: put back what it was, or start with another --out")
 
 
 def _mapped(path: Path, dtype: str) -> NDArray[Any]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +32,66 @@ def test_text_comes_back(kind: str) -> None:
     assert tokenizer.encode(TEXT).max() < tokenizer.vocab == again.vocab
 
 
+class Encoding:
+    """As tiktoken's, of pieces of one byte and of `th`."""
+
+    def __init__(self, name: str, *, pat_str: str, mergeable_ranks: dict[bytes, int], special_tokens: dict[str, int]):
+        self._pat_str, self._mergeable_ranks, self.special_tokens_set = pat_str, mergeable_ranks, set(special_tokens)
+        self.n_vocab, self.encode_single_token = len(mergeable_ranks) + 1, special_tokens.__getitem__
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        return [self._mergeable_ranks[piece] for piece in re.findall(b"th|.", text.encode(), re.DOTALL)]
+
+    def decode(self, ids: list[int]) -> str:
+        pieces = {rank: piece for piece, rank in self._mergeable_ranks.items()}
+        return b"".join(pieces.get(number, b"<end>") for number in ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+@pytest.mark.parametrize("name", tokens.GPT2)
+def test_gpt2s_tokens_are_tiktokens_and_a_run_keeps_them(
+    is_real: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a library of pieces that stands for GPT-2's file, under either of its names."""
+    library = pytest.importorskip("tiktoken") if is_real else SimpleNamespace(Encoding=Encoding)
+    ranks = {bytes([number]): number for number in range(256)} | {b"th": 256}
+    how = {"pat_str": r"\S+|\s+", "mergeable_ranks": ranks, "special_tokens": {tokens.END: 257}}
+
+    def get_encoding(wanted: str) -> Any:
+        if wanted != name:
+            raise OSError("no such file")
+        return library.Encoding(wanted, **how)
+
+    monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(Encoding=library.Encoding, get_encoding=get_encoding))
+    tokenizer = tokens.choose("gpt2", [])
+    ids = tokenizer.encode(f"the {TEXT}{tokens.END}")
+    assert ids[:3].tolist() == [256, ord("e"), ord(" ")] and 257 not in ids, "an end that is written is text"
+    monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(Encoding=library.Encoding))  # its file is gone
+    again = tokens.from_json(json.loads(json.dumps(tokenizer.to_json())))
+    assert again.vocab == tokenizer.vocab == 258 and "258 tokens of GPT-2" in again.words
+    assert (again.encode(TEXT) == tokenizer.encode(TEXT)).all()
+    assert again.decode([*again.encode(TEXT).tolist(), 300]) == TEXT
+
+
+def test_gpt2s_tokens_without_tiktoken_or_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_encoding(name: str) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=get_encoding))
+    with pytest.raises(BadInput, match=r"cannot fetch one \(ConnectionError\): set TIKTOKEN_CACHE_DIR"):
+        tokens.choose("gpt2", [])
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(BadInput, match=r"pip install 'sublight\[gpt2\]'"):
+        tokens.choose("gpt2", [])
+
+
 def test_few_characters_are_characters_and_many_are_bytes() -> None:
     assert tokens.choose("", ["abc"]).to_json()["kind"] == "characters"
     many = "".join(map(chr, range(200, 500)))
     assert tokens.choose("", [many]).to_json()["kind"] == "bytes"
 
 
-@pytest.mark.parametrize("words", ["words", "bytes:3", "bpe:12", "bpe:x", "nothing.json"])
+@pytest.mark.parametrize("words", ["words", "bytes:3", "bpe:12", "bpe:x", "gpt2:5", "nothing.json"])
 def test_unknown_tokens_are_refused(words: str) -> None:
     with pytest.raises(BadInput):
         tokens.choose(words, ["abc"])
@@ -81,6 +140,20 @@ def test_a_bin_is_mapped_with_its_neighbour(tmp_path: Path) -> None:
     assert (both.train.size, both.held_out.size, both.tokenizer.vocab) == (100, 100, 150)
 
 
+def test_a_bin_that_has_changed_is_no_longer_the_runs(tmp_path: Path) -> None:
+    path, other = tmp_path / "train.bin", np.arange(100, dtype=np.uint16)
+    other.tofile(path)
+    data.prepare(path, "", tmp_path / "run")
+    os.utime(path, ns=(1, 1))  # as a copy has another time
+    assert data.opened(tmp_path / "run").train.size == 90
+    other[::-1].tofile(path)
+    with pytest.raises(BadInput, match=r"train.bin has changed since this run began"):
+        data.opened(tmp_path / "run")
+    path.unlink()
+    with pytest.raises(BadInput, match="cannot read"):
+        data.opened(tmp_path / "run")
+
+
 def test_a_folder_is_read_in_order_and_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     for name, content in (
         ("b.txt", b"two"),
@@ -121,3 +194,9 @@ def test_too_little_text_says_what_would_do(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abc" * 10)
     with pytest.raises(BadInput, match="--context 2"):
         data.prepare(tmp_path / "a.txt", "", tmp_path / "run").check(16)
+
+
+@pytest.mark.parametrize("words", ["1" * 60 + "x", "9" * 5000, "9" * 25, "50", "-1", "1.5"])
+def test_numbers_that_are_no_tokens_are_refused_at_once(words: str) -> None:
+    with pytest.raises(BadInput, match="token"):
+        tokens.Numbers(50).encode(words)

@@ -21,7 +21,7 @@ PLAIN = Settings(
 
 
 def tiny_trainer(folder: Path, device: str = "cpu", **changes: Any) -> Trainer:
-    """Of the run in the folder, or of a new one."""
+    """A trainer for the run in the folder, or for a new run."""
     if (folder / run.NAME).exists():
         found = run.opened(folder)
         return Trainer(found, data.opened(found.tokens), torch.device(device))

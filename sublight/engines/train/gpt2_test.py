@@ -71,6 +71,10 @@ def test_what_is_saved_is_what_they_load(theirs: tuple[Any, Path], tmp_path: Pat
         ({"model_type": "llama"}, "takes gpt2"),
         ({"activation_function": "relu"}, "activation_function"),
         ({"n_inner": 17}, "n_inner"),
+        ({"scale_attn_weights": False}, "scale_attn_weights"),
+        ({"n_layer": "2"}, "n_layer = '2', which is no size"),
+        ({"n_embd": [32]}, "which is no size"),
+        ({"n_positions": 10**30}, "n_positions"),
         ({"n_layer": 3}, "lacks transformer.h.2."),
         ({"n_positions": 9}, "wpe.weight"),
     ],
@@ -84,6 +88,12 @@ def test_what_does_not_fit_is_refused(
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(BadInput, match=words):
         huggingface.load(Gpt2(huggingface.read_shape(tmp_path)), tmp_path)
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(BadInput, match="no JSON object"):
+        huggingface.read_shape(tmp_path)
 
 
 def test_half_a_file_is_refused(theirs: tuple[Any, Path], tmp_path: Path) -> None:

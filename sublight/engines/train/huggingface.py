@@ -25,7 +25,7 @@ _BUFFERS = (".attn.bias", ".attn.masked_bias")  # masks that old files carry
 
 
 def _theirs(name: str) -> tuple[str, bool]:
-    """Their name for a parameter of ours, and whether it is transposed.
+    """Hugging Face's name for a parameter of ours, and whether it is transposed.
 
     >>> _theirs("blocks.3.qkv.weight"), _theirs("tokens")
     (('transformer.h.3.attn.c_attn.weight', True), ('transformer.wte.weight', False))
@@ -52,6 +52,8 @@ def read_shape(folder: Path) -> Shape:
         raise BadInput(f"cannot read {path}: {error.strerror}; give a folder with config.json and {WEIGHTS}") from None
     except ValueError:
         raise BadInput(f"{path} is no JSON: save the model again") from None
+    if not isinstance(config, dict):
+        raise BadInput(f"{path} is no JSON object: save the model again")
     return shape_of(config, str(path))
 
 
@@ -61,19 +63,25 @@ def shape_of(config: Mapping[str, Any], source: str) -> Shape:
     inner, dim = config.get("n_inner"), config.get("n_embd", 768)
     unlike = {
         "activation_function": config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"),
-        "n_inner": inner is not None and inner != 4 * dim,
+        "n_inner": inner is not None and (type(dim) is not int or inner != 4 * dim),
+        "scale_attn_weights": config.get("scale_attn_weights", True) is not True,
         "scale_attn_by_inverse_layer_idx": bool(config.get("scale_attn_by_inverse_layer_idx")),
         "layer_norm_epsilon": config.get("layer_norm_epsilon", EPS) != EPS,
         "tie_word_embeddings": config.get("tie_word_embeddings", True) is False,
     }
     if bad := [name for name, is_unlike in unlike.items() if is_unlike]:
         raise BadInput(f"{source} has {bad[0]} = {config.get(bad[0])!r}, which this GPT-2 has not: use a plain gpt2")
+    usual = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    sizes = {name: config.get(name, value) for name, value in usual.items()}
+    for name, value in sizes.items():
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise BadInput(f"{source} has {name} = {str(value)[:40]!r}, which is no size: save the model again")
     return Shape(
-        layers=config.get("n_layer", 12),
-        dim=dim,
-        heads=config.get("n_head", 12),
-        context=config.get("n_positions", 1024),
-        vocab=config.get("vocab_size", 50257),
+        layers=sizes["n_layer"],
+        dim=sizes["n_embd"],
+        heads=sizes["n_head"],
+        context=sizes["n_positions"],
+        vocab=sizes["vocab_size"],
     )
 
 
@@ -102,7 +110,7 @@ def load(model: Gpt2, folder: Path) -> None:
 
 
 def save(model: Gpt2, folder: Path) -> None:
-    """As `GPT2LMHeadModel.from_pretrained` reads it."""
+    """Save the model as `GPT2LMHeadModel.from_pretrained` reads it."""
     shape, safetensors = model.shape, _safetensors()
     weights = {}
     for name, parameter in model.named_parameters():

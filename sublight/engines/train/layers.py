@@ -111,7 +111,7 @@ def _fused(*backends: SDPBackend) -> Attend:
 
 
 def _ours(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """As `sublight.why` says; with dropout PyTorch's, whose random numbers a checkpoint saves."""
+    """Our attention where `sublight.why` says so; with dropout PyTorch's, whose random numbers a checkpoint saves."""
     if dropout:
         return _torch(q, k, v, dropout)
     found: Tensor = our_attention(q, k, v, causal=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -40,7 +41,7 @@ class Log:
 
     @classmethod
     def silent(cls) -> Log:
-        """For a process that leaves writing to another."""
+        """A log that writes nothing, for a process that leaves writing to another."""
         found = cls.__new__(cls)
         found.path, found._file = Path(os.devnull), open(os.devnull, "a", encoding="utf-8")  # noqa: SIM115
         return found
@@ -53,4 +54,5 @@ class Log:
             raise BadInput(f"cannot write {self.path}: {error.strerror}") from None
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take `add` has told
+            self._file.close()

@@ -96,6 +96,7 @@ class Trainer:
         self.update: Any = self._updated()
         self.batches = Ahead(Order(data.train, settings.context, settings.seed), settings.batch, device)
         self.step, self.held_out_loss, self.best = 0, math.nan, Best()
+        self.saved_step = -1  # that a checkpoint of this process's own, or the one it goes on from, is of
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.stop_wanted = False
@@ -126,7 +127,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.update.optimizer.load_state_dict(state["optimizer"])
         checkpoint.restore_random(state["random"])
-        self.step = state["step"]
+        self.step = self.saved_step = state["step"]
         if state["position"] != self.position:
             raise BadInput(
                 f"{self.run.folder}: the checkpoint's data position does not fit run.json; do not edit either"
@@ -181,11 +182,8 @@ class Trainer:
         self._clock.stop()
         tokens_per_s = len(rows) * self.settings.tokens_per_step / max(self._clock.since_s, 1e-9)
         for step, loss, norm, lr in rows:
-            if not math.isfinite(loss):
-                raise BadInput(
-                    f"the loss of step {step} is {loss}: lower --lr (now {self.settings.lr:g}); "
-                    f"the last checkpoint in {self.run.checkpoints} is sound"
-                )
+            self._check_finite(loss, f"loss of step {step}")
+            self._check_finite(norm, f"gradients' norm in step {step}")
             row = {"step": step, "loss": loss, "lr": lr, "grad_norm": norm, "tokens_per_s": round(tokens_per_s, 1)}
             self.log.add(row)
             self.first_loss, self.last_loss = loss if self.first_loss is None else self.first_loss, loss
@@ -203,13 +201,17 @@ class Trainer:
                 )
             )
 
+    def _check_finite(self, value: float, what: str) -> None:
+        if not math.isfinite(value):
+            raise BadInput(f"the {what} is {value}: start again with a lower --lr (now {self.settings.lr:g})")
+
     def whole_model(self) -> Gpt2 | None:
-        """To sample from and to save."""
+        """The whole model, to sample from and to save."""
         return self.model
 
     @property
     def tokens_per_s(self) -> float:
-        """Of this process's steps, evaluations left out; 0 before the first."""
+        """Tokens a second over this process's steps, without evaluations; 0 before the first step."""
         done = self.step - self.first_step
         return done * self.settings.tokens_per_step / self._clock.spent_s if self._clock.spent_s else 0.0
 
@@ -234,6 +236,7 @@ class Trainer:
             count += len(batch)
         self._train_mode(True)
         self.held_out_loss = total / count
+        self._check_finite(self.held_out_loss, f"loss of held-out text after {self.step} steps")
         self.log.add({"step": self.step, "held_out_loss": self.held_out_loss})
         if self.held_out_loss < self.best.loss:
             self.best = Best(loss=self.held_out_loss, step=self.step)
@@ -243,14 +246,17 @@ class Trainer:
 
     def _keep_best(self) -> None:
         """The weights that know held-out text best: a model that sees its text often unlearns that again."""
-        checkpoint.save_file(self.model.state_dict(), self.run.best)
+        checkpoint.save_file({"step": self.step, "model": self.model.state_dict()}, self.run.best)
 
     def best_model(self) -> Gpt2 | None:
-        """Where held-out text was known better before the last step: the model as it was then."""
-        if self.best.step == self.step or not self.run.best.exists():
+        """The model as it was when it knew held-out text best, if that was before the last step."""
+        if self.best.step == self.step:
+            return None
+        state = checkpoint.load_file(self.run.best, self.best.step)
+        if state is None:  # of a later step, from which a process that was killed left no checkpoint
             return None
         found = Gpt2(self.run.shape, mode="eager", attention="naive")
-        found.load_state_dict(torch.load(self.run.best, map_location="cpu", weights_only=True))
+        found.load_state_dict(state["model"])
         return found
 
     def _loss_of(self, batch: torch.Tensor) -> float:
@@ -262,7 +268,7 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint, once for each step; what is logged is never behind it."""
         self._read_losses()
-        if self.step in checkpoint.steps(self.run.checkpoints):
+        if self.step == self.saved_step:  # a file of this step may lie there that could not be read
             return
         state: dict[str, Any] = {
             "step": self.step,
@@ -272,4 +278,5 @@ class Trainer:
             "random": checkpoint.random_states(),
         }
         checkpoint.save(state, self.run.checkpoints, self.step)
+        self.saved_step = self.step
         self._clock.restart()

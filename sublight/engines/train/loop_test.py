@@ -18,6 +18,7 @@ import torch
 from sublight import correct
 from sublight.engines.train import checkpoint, log
 from sublight.engines.train.fakes import tiny_trainer
+from sublight.engines.train.loop import Best
 from sublight.engines.train.sample import sample
 from sublight.errors import BadInput
 
@@ -218,3 +219,65 @@ def test_on_a_gpu_a_deterministic_run_goes_on_bit_for_bit(tmp_path: Path, monkey
         assert_same_end(broken, whole)
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_written_anew(whole: Path, tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.watch = lambda now: setattr(trainer, "stop_wanted", now.step >= 14)
+    trainer.train()
+    newest = checkpoint.path_of(tmp_path / "checkpoints", 14)
+    newest.write_bytes(newest.read_bytes()[:1000])
+    again = tiny_trainer(tmp_path)
+    assert again.step == 7
+    again.watch = lambda now: setattr(again, "stop_wanted", now.step >= 16)
+    again.train()
+    assert checkpoint.load_file(newest, 14) is not None
+    tiny_trainer(tmp_path).train()
+    assert curve(tmp_path) == curve(whole)
+
+
+@pytest.mark.parametrize("left", ["a later step's", "half of it"])
+def test_the_best_weights_are_those_of_the_step_that_is_told(tmp_path: Path, left: str) -> None:
+    """A process that was killed may have left better ones, from behind its last checkpoint."""
+    trainer = tiny_trainer(tmp_path, steps=12)
+    trainer.train()
+    trainer.best = Best(loss=0.0, step=10)
+    trainer.step = 12
+    trainer.run.best.unlink()
+    weights = {name: x + 1 for name, x in trainer.model.state_dict().items()}
+    checkpoint.save_file({"step": 10, "model": weights}, trainer.run.best)
+    best = trainer.best_model()
+    assert best is not None and torch.equal(best.tokens, trainer.model.tokens + 1)
+    if left == "half of it":
+        trainer.run.best.write_bytes(trainer.run.best.read_bytes()[:1000])
+    else:
+        checkpoint.save_file({"step": 11, "model": weights}, trainer.run.best)
+    assert trainer.best_model() is None
+
+
+def test_held_out_text_that_gives_no_number_is_said(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.model.tokens.data.fill_(float("nan"))
+    with pytest.raises(BadInput, match="held-out text after 0 steps is nan: start again with a lower --lr"):
+        trainer.train()
+
+
+def test_a_full_disk_that_torch_alone_notices_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any, file: Any) -> None:
+        file.write(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 161856 vs 161744")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(BadInput, match="is the disk full"):
+        checkpoint.save_file({}, tmp_path / "step-00000001.pt")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_log_on_a_full_disk_ends_in_a_line(tmp_path: Path) -> None:
+    made = log.Log(tmp_path / log.NAME, from_step=0)
+    made.close()
+    made._file = open("/dev/full", "a")  # noqa: SIM115
+    with pytest.raises(BadInput, match="No space left"):
+        made.add({"step": 0})
+    made.close()  # which tries to write what is left

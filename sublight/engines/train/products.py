@@ -78,7 +78,7 @@ def _biased(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _sum_over_rows(x: Tensor) -> Tensor:
-    """By cuBLAS: on an H200 two and a half times as fast as PyTorch's sum over 32768 rows of 768."""
+    """The sum over rows by cuBLAS: on an H200 2.5 times as fast as PyTorch's sum over 32768 rows of 768."""
     return x.T @ _ones(x.shape[0], x.dtype, x.device)
 
 

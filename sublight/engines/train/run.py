@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,7 +40,7 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """Weights alone."""
+        """The file with the best weights, without the optimizer's state."""
         return self.checkpoints / "best.pt"
 
     @property
@@ -54,6 +58,23 @@ def opened(folder: Path) -> Run:
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{path} is damaged: start again with another --out") from None
     return Run(folder=folder, shape=shape, settings=settings, weights=data.get("weights", ""))
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else trains there meanwhile: two would write over each other's log and checkpoints. The system lets go of
+    the lock when this process ends, whatever ends it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"another process trains in {folder}: wait for it, or end it, and --resume then") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def new_folder(words: str) -> Path:

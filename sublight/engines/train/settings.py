@@ -11,6 +11,7 @@ from sublight.engines.train.layers import ATTENTIONS, MODES, Attention, Mode
 from sublight.engines.train.shape import Shape
 from sublight.errors import BadInput, one_of
 
+MOST_LR = 1e6  # what is far beyond any that trains; AdamW multiplies by it in fp32
 LEAST_LR = 0.1  # of the highest: where the cosine ends
 WARMUP = 0.05  # of all steps
 GPT2_LR, GPT2_DIM = 6e-4, 768
@@ -50,7 +51,7 @@ class Settings:
         for name in ("steps", "batch", "accumulate", "context", "eval_every", "eval_batches", "save_every", "threads"):
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name.replace('_', '-')} {getattr(self, name)}: give 1 or more")
-        if not 0 < self.lr < math.inf:
+        if not 0 < self.lr <= MOST_LR:
             raise BadInput(f"--lr {self.lr}: give a number above 0, as in --lr 1e-3")
         if not 0 <= self.dropout < 1 or not self.clip >= 0 or not self.weight_decay >= 0:
             raise BadInput(

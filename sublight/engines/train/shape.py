@@ -27,7 +27,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Of all tables, the tied output head once.
+        """The number of parameters, the tied output head counted once.
 
         >>> Shape(layers=12, dim=768, heads=12, context=1024, vocab=50257).parameters
         124439808
@@ -53,7 +53,7 @@ def by_size(name: str, *, context: int, vocab: int) -> Shape:
 
 
 def by_depth(depth: int, *, context: int, vocab: int) -> Shape:
-    """As deep as told, 64 wide for each layer, a head for each 64: depth 12 is GPT-2.
+    """A model of this depth, 64 wide for each layer, with a head for each 64: depth 12 is GPT-2.
 
     >>> by_depth(12, context=1024, vocab=50257) == by_size("gpt2", context=1024, vocab=50257)
     True

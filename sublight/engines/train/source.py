@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".cu", ".js", ".ts", ".html", ".css", ".json", ".tex")
 PASSED_OVER = ("site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "encodings")
@@ -41,6 +41,7 @@ def files(path: Path | None) -> Iterator[Path]:
         found = (file for file in sorted(path.rglob("*")) if file.suffix in SUFFIXES and file.is_file())
         yield from (file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts))
     elif path.exists():
+        refuse_device(path)
         yield path
     else:
         raise BadInput(

@@ -95,7 +95,7 @@ class Update:
             self.products = products.tune(rows, self.shape.dim, self.shape.vocab, dtype, device)
 
     def __call__(self, batch: torch.Tensor, lr: float) -> Result:
-        """Of a batch in parts, (parts, sequences, context + 1)."""
+        """Do a step on a batch in parts, (parts, sequences, context + 1)."""
         if isinstance(self.lr, torch.Tensor):
             self.lr.fill_(lr)
         else:
@@ -105,7 +105,7 @@ class Update:
         return self._run(batch)
 
     def why_no_graph(self) -> str:
-        """Where steps should be a graph and are not; else empty."""
+        """Why steps are not a graph although they should be; else empty."""
         if self.graph is None:
             return ""
         report = self.graph.report()

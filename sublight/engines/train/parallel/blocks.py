@@ -25,7 +25,7 @@ class SplitBlock(Block):
 
 @torch.no_grad()
 def interleave(block: Block) -> None:
-    """From all queries, all keys, all values to each head's three: any number of ranks then cuts between heads."""
+    """Reorder all queries, keys and values to the three of each head: then any number of ranks cuts between heads."""
     for x in (block.qkv.weight, block.qkv.bias):
         x.copy_(x.unflatten(0, (3, block.heads, -1)).transpose(0, 1).flatten(0, 2).clone())
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from sublight.engines.train import checkpoint
@@ -17,11 +18,12 @@ from sublight.engines.train.parallel.ranks import Ranks
 from sublight.errors import BadInput
 
 KEPT = checkpoint.KEPT
+FAILED = (Exception, CheckpointException)  # PyTorch's, of what any rank met, is no Exception
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # what belongs to a weight goes by its name, on any rank
 
 
 def steps(folder: Path) -> list[int]:
-    """Of the checkpoints that are whole, oldest first."""
+    """The steps of the checkpoints that are whole, oldest first."""
     return sorted(int(each.name[5:]) for each in folder.glob("step-*") if each.is_dir() and each.name[5:].isdecimal())
 
 
@@ -39,9 +41,10 @@ def save(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, step
     state = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(step)}
     try:
         state_dict_saver.save(state, checkpoint_id=str(part))
-    except Exception as error:
+    except FAILED as error:
         raise BadInput(f"cannot write {part}: {_last_line(error)}; the checkpoint before it is whole") from None
     if ranks.is_first:
+        shutil.rmtree(path_of(folder, step), ignore_errors=True)  # one that could not be read
         part.rename(path_of(folder, step))
         for old in steps(folder)[:-KEPT]:
             shutil.rmtree(path_of(folder, old), ignore_errors=True)
@@ -57,7 +60,7 @@ def load(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank
         try:
             state_dict_loader.load(state, checkpoint_id=str(path_of(folder, step)))
             is_read = int(state["step"]) == step
-        except Exception:  # whatever is wrong with it, the one before it may be right
+        except FAILED:  # whatever is wrong with it, the one before it may be right
             is_read = False
         if not ranks.any(not is_read):
             set_state_dict(
@@ -69,5 +72,5 @@ def load(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank
     return None
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]

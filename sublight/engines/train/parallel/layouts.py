@@ -179,7 +179,7 @@ LAYOUTS: dict[str, type[Ddp] | type[Fsdp] | type[Tp] | type[Pp]] = {"ddp": Ddp, 
 
 
 def _most_parts(batch: int, stages: int) -> int:
-    """As many as there are stages, if that divides the batch: fewer leave stages idle."""
+    """The number of parts: as many as stages, if that divides the batch, since fewer leave stages idle."""
     return next(parts for parts in range(min(stages, batch), 0, -1) if batch % parts == 0)
 
 

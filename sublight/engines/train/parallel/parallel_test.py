@@ -5,8 +5,11 @@ The rule is `correct`'s: over twelve steps no loss is further from float64's tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +24,9 @@ import torch
 from sublight import correct
 from sublight.engines.train import data, log
 from sublight.engines.train.loop import Trainer
-from sublight.engines.train.parallel import fakes
+from sublight.engines.train.parallel import checkpoint, fakes
+from sublight.engines.train.parallel.ranks import joined
+from sublight.errors import BadInput
 
 ROOT = Path(__file__).parents[4]
 MOST_S = 300  # processes start slowly on a busy machine
@@ -48,9 +53,12 @@ def started(folder: Path, how: str, ranks: int, *words: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Below those that the system hands out: another test's connection could take one of them before rank 0 does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def losses(folder: Path) -> torch.Tensor:
@@ -69,10 +77,9 @@ def alone(folder: Path, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
+def known(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
     """One process's losses, in fp32 and in fp64."""
     folder = tmp_path_factory.mktemp("alone")
-    torch.set_num_threads(1)
     return alone(folder / "32", torch.float32), alone(folder / "64", torch.float64)
 
 
@@ -105,6 +112,28 @@ def test_a_rank_that_dies_is_reported_and_another_number_goes_on(
     assert max(row["step"] for row in log.read(tmp_path / log.NAME)) >= 4
     started(tmp_path, how, 4, "12")
     assert_as_alone(tmp_path, known)
+
+
+def test_a_checkpoint_that_cannot_be_read_gives_way_and_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in {**meeting, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # PyTorch's own, which names the rank, would stay behind
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    with joined("cpu") as ranks:
+        for step in (1, 2):
+            checkpoint.save(module, optimizer, tmp_path, step, ranks)
+        (tmp_path / "step-00000002" / "__0_0.distcp").write_bytes(b"half of it")
+        assert checkpoint.load(module, optimizer, tmp_path, ranks) == 1
+        checkpoint.save(module, optimizer, tmp_path, 2, ranks)
+        assert checkpoint.load(module, optimizer, tmp_path, ranks) == 2
+        (tmp_path / "step-00000003.part").write_text("no folder, so nothing can be written into it")
+        monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(BadInput, match="cannot write"):
+            checkpoint.save(module, optimizer, tmp_path, 3, ranks)
 
 
 def test_a_wrong_share_would_be_seen(known: tuple[torch.Tensor, torch.Tensor]) -> None:

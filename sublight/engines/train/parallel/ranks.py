@@ -71,7 +71,7 @@ def is_about_another(error: RuntimeError) -> bool:
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """As one of the processes that torchrun has started, until the block ends."""
+    """Inside, this process is one of those that torchrun has started."""
     rank, world, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     on_gpu = device == "cuda"
     if on_gpu and local >= torch.cuda.device_count():

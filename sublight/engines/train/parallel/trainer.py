@@ -93,7 +93,9 @@ class SharedTrainer(Trainer):
         return log
 
     def _restore(self) -> None:
-        self.step = checkpoint.load(self.layout.module, self.update.optimizer, self.run.checkpoints, self.ranks) or 0
+        found = checkpoint.load(self.layout.module, self.update.optimizer, self.run.checkpoints, self.ranks)
+        if found is not None:
+            self.step = self.saved_step = found
 
     def _is_over(self) -> bool:
         return self.ranks.any(super()._is_over())
@@ -115,9 +117,10 @@ class SharedTrainer(Trainer):
 
     def save(self) -> None:
         self._read_losses()
-        if self.step in self.ranks.first_does(lambda: checkpoint.steps(self.run.checkpoints)):
+        if self.step == self.saved_step:
             return
         checkpoint.save(self.layout.module, self.update.optimizer, self.run.checkpoints, self.step, self.ranks)
+        self.saved_step = self.step
         self._clock.restart()
 
     def whole_model(self) -> Gpt2 | None:

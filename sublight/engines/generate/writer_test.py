@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
-from sublight.engines.serve.writer import Writer
+from sublight.engines.generate.writer import Writer
 
 
 class Bytes:
@@ -58,3 +58,40 @@ def test_bytes_that_are_no_character_do_not_wait_forever() -> None:
 def test_a_text_that_ends_in_half_a_character_ends_with_it() -> None:
     pieces, _ = write([*b"ok", *"é".encode()[:1]], [])
     assert "".join(pieces) == "ok\ufffd" and pieces[-1] == "\ufffd"
+
+
+class Sentences:
+    """As Llama 2's: words begin with their space, a text's first word loses it, special tokens are silent."""
+
+    words = ("<s>", " The", " sky", " is", " blue", ".", " ", "!")
+
+    def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.words[token] for token in ids if token).removeprefix(" ")
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "text"),
+    [
+        ([], [1, 2], "The sky"),
+        ([1, 2, 3], [4, 5], " blue."),  # a prompt's text goes on
+        ([1, 2, 3], [5, 7], ".!"),
+        ([], [1, 0, 2, 0, 0, 3], "The sky is"),  # a special token between two words
+        ([0], [0, 4, 6, 6, 4], "blue   blue"),
+        ([], [1, *[0] * 40, 2], "The sky"),
+    ],
+)
+def test_words_keep_their_spaces(before: list[int], tokens: list[int], text: str) -> None:
+    writer, pieces = Writer(Sentences(), (), before), []
+    for token in tokens:
+        writer.add(token)
+        pieces.append(writer.take())
+    assert "".join([*pieces, writer.end()]) == text
+    assert text.startswith(pieces[0])
+
+
+def test_a_prompt_that_ends_in_half_a_character_is_left_out() -> None:
+    writer = Writer(Bytes(), (), [*b"ab", 0xC3])
+    assert [writer.add(token) or writer.take() for token in b"cd"] == ["c", "d"]

@@ -1,0 +1,109 @@
+"""A config.json that is broken is refused in a line; a key that it leaves out is what Hugging Face takes it for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublight.engines.generate import config as configs
+from sublight.engines.generate.rope import Llama3
+from sublight.errors import BadInput
+
+ROPE = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SIZES: dict[str, Any] = {
+    **{"model_type": "llama", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "rope_parameters": ROPE},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"vocab_size": None}, "has no vocab_size"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers '2', which is not a whole number"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers '-1'"),
+        ({"max_position_embeddings": 1e308}, "max_position_embeddings"),
+        ({"num_attention_heads": 33}, "head_dim '0'"),
+        ({"num_key_value_heads": 3}, "4 heads of 8 for 3 of keys"),
+        ({"head_dim": 7}, "4 heads of 7"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps 'nan', which is not a number above 0"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings 'false', which is not true or false"),
+        ({"eos_token_id": {"a": 1}}, "eos_token_id"),
+        ({"rope_parameters": [1]}, "rope_parameters '[1]', which is not an object"),
+        ({"rope_parameters": {**ROPE, "factor": None}}, "has no factor"),
+        ({"rope_parameters": {**ROPE, "high_freq_factor": 1}}, "low_freq_factor 1, which is not below"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta '-1'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 32}}, "beta_fast 32, which is not"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}}, "rope_theta of at most 1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": "awq"}, "quantization_config 'awq', which is not an object"),
+    ],
+)
+def test_what_is_broken_is_named(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **changes}))
+    with pytest.raises(BadInput) as error:
+        configs.read(tmp_path)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("words", ["[1]", "null", '"llama"', "[" * 100_000])
+def test_a_file_that_holds_no_object_is_refused(words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(words)
+    with pytest.raises(BadInput, match="is no JSON"):
+        configs.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", configs.TYPES)
+def test_keys_left_out_are_hugging_faces(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    data = {**SIZES, "model_type": kind, "num_attention_heads": 32, "hidden_size": 256}
+    theirs, ours = transformers.AutoConfig.for_model(**data), configs.of_json(data, "here")
+    found = (ours.longest, ours.kv_heads, ours.window, ours.ends, ours.eps)
+    ends = () if theirs.eos_token_id is None else (theirs.eos_token_id,)
+    window = theirs.sliding_window if kind == "mistral" else None
+    expected = (theirs.max_position_embeddings, theirs.num_key_value_heads, window, ends, theirs.rms_norm_eps)
+    assert found == expected
+    original = theirs.rope_parameters["original_max_position_embeddings"]
+    assert ours.scaling == Llama3(factor=2.0, low=1.0, high=4.0, original=original)
+    assert ours.head_dim == (128 if kind == "qwen3" else 8)
+
+
+KINDS = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {**ROPE, "original_max_position_embeddings": 64},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn, not rounded": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                          "truncate": False},
+    "yarn of deepseek": {"rope_type": "yarn", "factor": 40.0, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7,
+                         "mscale_all_dim": 1.1, "original_max_position_embeddings": 64},
+    "yarn, amplitude given": {"rope_type": "yarn", "factor": 0.5, "attention_factor": 1.25},
+    "an old file's": {"type": "linear", "factor": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", KINDS.values(), ids=list(KINDS))
+def test_frequencies_are_hugging_faces(rope: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    key = "rope_parameters" if "rope_type" in rope else "rope_scaling"
+    data = {**SIZES, "hidden_size": 128, "max_position_embeddings": 512, "rope_theta": 5e3, "rope_parameters": None}
+    theirs = LlamaConfig(**{**data, key: dict(rope)})
+    kind = theirs.rope_parameters["rope_type"]
+    frequencies, amplitude = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu")
+    ours = configs.of_json({**data, key: rope}, "here")
+    assert ours.frequencies() == pytest.approx(frequencies.tolist(), rel=1e-5) and ours.theta == 5e3
+    assert ours.amplitude == pytest.approx(amplitude)
+    assert ours.frequencies() != pytest.approx([5e3 ** (-2 * pair / 32) for pair in range(16)], rel=1e-2)
+
+
+def test_yarn_lengthens_a_model_whose_positions_are_the_first_trainings() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for positions, longest in ((64, 256), (512, 512)):
+        data = {**SIZES, "max_position_embeddings": positions, "rope_parameters": rope}
+        assert configs.of_json(data, "here").longest == longest
