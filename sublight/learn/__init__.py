@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sublight.learn.notebook import check
+    from sublight.learn.notebook import check, hint, show, solution
 
-__all__ = ["check"]
+__all__ = ["check", "hint", "show", "solution"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "check":
+    if name not in __all__:
         raise AttributeError(f"module 'sublight.learn' has no attribute {name!r}")
-    from sublight.learn.notebook import check
+    from sublight.learn import notebook
 
-    return check
+    return getattr(notebook, name)

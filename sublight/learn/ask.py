@@ -39,7 +39,7 @@ _RULES = {
 
 
 def prompt_of(exercise: Exercise, text: Text, source: str, verdict: Verdict | None, *, question: str, note: str) -> str:
-    """As Markdown; `note` says why there is no verdict, where there is none."""
+    """The prompt as Markdown; `note` says why there is no verdict, where there is none."""
     role = _ROLE + _RULES[exercise.kind]
     parts = [role if text.language == "en" else f"{role} Please answer in {LANGUAGES[text.language]}."]
     if question:
@@ -145,7 +145,7 @@ def answer_of(address: Address, prompt: str) -> Iterator[str]:
 
 
 def _pieces(response: Any) -> Iterator[str]:
-    """Of a stream of events, or of one JSON object where a server does not stream."""
+    """The answer's pieces, from a stream of events, or from one JSON object where a server does not stream."""
     if "json" in response.headers.get("Content-Type", ""):
         yield _content(response.read(LINE_BYTES), "message")
         return

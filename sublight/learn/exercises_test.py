@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from decimal import Decimal
 from pathlib import Path
 
@@ -67,6 +68,15 @@ def test_texts_are_whole_and_hints_are_true(exercise: Exercise, file: Path) -> N
         assert f"`{name}`" in text.sections["task"]
         assert isinstance(right, int) or f'"{right}"' in text.sections["task"]
     assert f"`{exercise.signature}`" in text.page
+    drawn = [
+        line for section in text.sections.values() for block in FENCED.findall(section) for line in block.split("\n")
+    ]
+    assert [line for line in drawn if columns(line) > 78] == []  # a terminal of 80 would break it
+
+
+def columns(words: str) -> int:
+    """That a terminal takes for them: a Chinese character takes two."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in words)
 
 
 @pytest.mark.parametrize("exercise", [each for each in EXERCISES if each.goal], ids=lambda each: each.name)

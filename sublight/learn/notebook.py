@@ -1,17 +1,19 @@
-"""`sublight.learn.check(add)` in a notebook: the same check, shown as a small page."""
+"""`sublight.learn.check(add)` in a notebook: the same check, shown as a small page; and the pages of an exercise."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sublight import units
+from sublight.errors import BadInput
 from sublight.learn.exercises import find
 from sublight.learn.progress import Progress
 from sublight.learn.source import source_of
 from sublight.learn.target import target
+from sublight.learn.texts import HINTS, text_of
 from sublight.learn.verdict import Verdict
 
 
@@ -20,8 +22,8 @@ def check(function: Callable[..., Any], *, exercise: str = "", gpu: str = "") ->
     from sublight.learn.grade.check import check as grade
     from sublight.learn.grade.crew import Crew
 
-    chosen = find(exercise or function.__name__)
     source = source_of(function)
+    chosen = find(exercise or function.__name__)
     if function.__name__ != chosen.name:
         source += f"\n\ndef {chosen.signature}:\n    return {function.__name__}({chosen.signature.partition('(')[2]}\n"
     with Crew() as crew:
@@ -30,8 +32,43 @@ def check(function: Callable[..., Any], *, exercise: str = "", gpu: str = "") ->
     return replace(verdict, drawn_by=page)
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Markdown, which a notebook draws."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
+
+def show(name: str, *, lang: str = "en") -> Pages:
+    """An exercise's page, and the code to begin with."""
+    exercise = find(name)
+    code = f"```{'cpp' if exercise.kind == 'cuda' else 'python'}\n{exercise.starter()}```"
+    return Pages(f"{text_of(exercise, lang).page}\n\n{code}")
+
+
+def hint(name: str, *, lang: str = "en") -> Pages:
+    """One hint more, of three."""
+    exercise = find(name)
+    return Pages(text_of(exercise, lang).hint(Progress().show_hint(exercise.name, HINTS)))
+
+
+def solution(name: str, *, lang: str = "en", anyway: bool = False) -> Pages:
+    """The solution, explained; after passing, or with `anyway`."""
+    exercise = find(name)
+    if not anyway and not Progress().state(exercise.name).has_passed:
+        raise BadInput(f"{name} has not passed yet: hint({name!r}) helps on, anyway=True shows it")
+    code = f"```{'cpp' if exercise.kind == 'cuda' else 'python'}\n{exercise.solution()}```"
+    return Pages(f"{code}\n\n{text_of(exercise, lang).explanation}")
+
+
 def page(verdict: Verdict) -> str:
-    """As HTML; what the learner wrote is shown as text."""
+    """The verdict as HTML; the learner's own words are shown as text, never as markup."""
     color = "#2e7d32" if verdict.has_passed else "#b26a00" if verdict.is_right else "#b3261e"
     rows = [f'<p style="color:{color};font-weight:600">{html.escape(verdict.sentence)}</p>']
     for fault in verdict.faults:
@@ -39,18 +76,20 @@ def page(verdict: Verdict) -> str:
         case = f' <span style="opacity:.7">({html.escape(fault.case)})</span>' if fault.case else ""
         rows.append(f"<p>{place}{html.escape(fault.text)}{case}</p>")
     if verdict.kernels:
-        rows.append("<table><tr><th>kernel<th>registers<th>occupancy<th>sectors/ideal<th>programs<th>at best</tr>")
+        headings = ("kernel", "registers", "spilled", "occupancy", "sectors/ideal", "programs", "at best")
+        rows.append(f"<table><tr>{''.join(f'<th>{heading}' for heading in headings)}</tr>")
         for each in verdict.kernels:
             sectors = f"{each.sectors / each.ideal_sectors:.2f}" if each.ideal_sectors else "–"
-            cells = (each.name, each.registers, units.percent(each.occupancy), sectors, each.programs)
-            rows.append(
-                "<tr>"
-                + "".join(
-                    f'<td style="padding-right:1em">{html.escape(str(cell))}'
-                    for cell in (*cells, units.text(each.seconds, "s"))
-                )
-            )
-        rows.append('</table><p style="opacity:.7">read off the compiled code: a bound, not a measurement</p>')
+            best = "–" if verdict.is_unknown(each) else units.text(each.seconds, "s")
+            spilled, occupancy = units.text(each.spill_bytes, "B"), units.percent(each.occupancy)
+            cells = (each.name, each.registers, spilled, occupancy, sectors, f"{each.programs:,}", best)
+            row = "".join(f'<td style="padding-right:1em">{html.escape(str(cell))}' for cell in cells)
+            rows.append(f"<tr>{row}</tr>")
+        least, floor = units.text(verdict.least_bytes, "B"), units.text(verdict.floor_s, "s")
+        words = f"on {verdict.gpu} at {verdict.goal_case}: {least} must move, which takes {floor}"
+        bound = "read off the compiled code: a bound, not a measurement"
+        rows.append(f'</table><p>{html.escape(words)}</p><p style="opacity:.7">{bound}</p>')
+    rows += [f'<p style="opacity:.7">{html.escape(note)}</p>' for note in verdict.notes]
     if verdict.printed.strip():
         rows.append(f"<pre>{html.escape(verdict.printed)}</pre>")
     return f'<div class="sublight-learn">{"".join(rows)}</div>'

@@ -41,7 +41,7 @@ def next_one(states: Mapping[str, State], goals: Sequence[DatedGoal] = ()) -> Ex
 
 
 def share(exercise: Exercise, state: State) -> float:
-    """Of one exercise: 1 once it has passed; before, the best fraction so far over the goal's."""
+    """How far one exercise is: 1 once it has passed; before, the best fraction so far over the goal's."""
     if state.has_passed:
         return 1.0
     best = max((each.fraction or 0.0 for each in state.attempts), default=0.0)

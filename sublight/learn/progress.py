@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
+from sublight.learn.exercises import CUDA_EXERCISES, EXERCISES
 from sublight.learn.verdict import Verdict
 
 VERSION = 1
@@ -21,6 +23,8 @@ _TABLES = {
     "hints": "exercise TEXT, level INTEGER, at TEXT",
     "goals": "exercise TEXT, due TEXT, at TEXT",
 }
+
+_KINDS: dict[str, Any] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +116,19 @@ class Progress:
             return connection.execute("DELETE FROM goals WHERE exercise = ?", (exercise,)).rowcount > 0
 
     def goals(self) -> list[DatedGoal]:
-        """By date, those without one last."""
+        """By date, those without one last. Of exercises that are not here, as a newer version may have, none."""
         with self._open() as connection:
             rows = connection.execute("SELECT exercise, due FROM goals ORDER BY due = '', due, at").fetchall()
-        return [DatedGoal(exercise=str(name), due=str(due)) for name, due in rows]
+        known = {each.name for each in (*EXERCISES, *CUDA_EXERCISES)}
+        return [DatedGoal(exercise=name, due=due) for name, due in rows if name in known]
 
     def states(self) -> dict[str, State]:
-        """By exercise; one that was never tried is not there."""
+        """The state of each exercise that was ever tried."""
         attempts: dict[str, list[Attempt]] = {}
         with self._open() as connection:
             for name, at, passed, fraction in connection.execute(
-                "SELECT exercise, at, passed, fraction FROM attempts ORDER BY at"
+                "SELECT exercise, at, passed, CASE typeof(fraction) WHEN 'real' THEN fraction END FROM attempts "
+                "WHERE typeof(exercise) = 'text' AND typeof(at) = 'text' ORDER BY at"
             ):
                 attempts.setdefault(name, []).append(Attempt(at=at, passed=bool(passed), fraction=fraction))
             hints = dict(connection.execute("SELECT exercise, MAX(level) FROM hints GROUP BY exercise").fetchall())
@@ -142,12 +148,13 @@ class Progress:
 
     def merge(self, file: Path) -> int:
         """Add what another file holds and this one does not; how many rows were new."""
+        refuse_device(file)
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             if data["sublight_learn"] != VERSION:
                 raise BadInput(f"{file} is of version {data['sublight_learn']}, this is {VERSION}: update sublight")
             rows = {name: [tuple(row) for row in data[name]] for name in _TABLES}
-            if any(len(row) != len(_TABLES[name].split(", ")) for name in _TABLES for row in rows[name]):
+            if not all(_fits(name, row) for name in _TABLES for row in rows[name]):
                 raise ValueError
         except BadInput:
             raise
@@ -165,6 +172,31 @@ class Progress:
                 new = [row for row in dict.fromkeys(rows[name]) if row not in there]
                 connection.executemany(f"INSERT OR IGNORE INTO {name} VALUES ({marks})", new)
             return connection.total_changes - before
+
+
+def _fits(table: str, row: tuple[Any, ...]) -> bool:
+    """Whether a row that a file holds is one of this table's.
+
+    >>> _fits("goals", ("copy", "2027-01-31", "2026-01-01T00:00:00")), _fits("goals", ("copy", "soon", ""))
+    (True, False)
+    """
+    columns = [column.split() for column in _TABLES[table].split(", ")]
+    if len(row) != len(columns):
+        return False
+    try:
+        for column, value in zip(columns, row, strict=True):
+            name, kind = column
+            if value is None and name == "fraction":
+                continue
+            if not isinstance(value, _KINDS[kind]) or (kind == "REAL" and not 0 <= value < math.inf):
+                return False
+            if name == "at":
+                datetime.datetime.fromisoformat(value)
+            elif name == "due" and value:
+                datetime.date.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_due(words: str) -> str:

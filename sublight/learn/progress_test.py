@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,15 @@ from sublight.learn.progress import Attempt, DatedGoal, Progress, State, parse_d
 from sublight.learn.verdict import Fault, KernelFigures, Verdict
 
 PASSED = State(attempts=(Attempt(at="", passed=True, fraction=0.95),))
+
+
+WHEN = "2026-01-01T00:00:00+00:00"
+
+
+def of_rows(**rows: list[object]) -> str:
+    """An exported file with one row in the tables that are named."""
+    tables = {name: [rows[name]] if name in rows else [] for name in ("attempts", "hints", "goals")}
+    return json.dumps({"sublight_learn": 1, **tables})
 
 
 def verdict(name: str, *, passed: bool, seconds: float = 2.0) -> Verdict:
@@ -65,6 +76,11 @@ def test_exported_and_imported(tmp_path: Path) -> None:
         ("", "holds no progress"),
         ("[1]", "holds no progress"),
         ('{"sublight_learn": 1, "attempts": [[1]], "hints": [], "goals": []}', "holds no progress"),
+        (of_rows(attempts=["copy", WHEN, 1, 1, {"a": 1}, "h200", ""]), "holds no progress"),
+        (of_rows(attempts=["copy", WHEN, 1, 1, float("nan"), "h200", ""]), "holds no progress"),
+        (of_rows(attempts=["copy", "yesterday", 1, 1, 0.5, "h200", ""]), "holds no progress"),
+        (of_rows(hints=["copy", "many", WHEN]), "holds no progress"),
+        (of_rows(goals=["copy", "soon", WHEN]), "holds no progress"),
         ('{"sublight_learn": 2}', "version 2"),
     ],
 )
@@ -75,11 +91,28 @@ def test_files_that_are_none(tmp_path: Path, words: str, reason: str) -> None:
         Progress(tmp_path / "learn.sqlite").merge(file)
 
 
+def test_a_goal_that_only_a_newer_version_knows_is_no_goal_here(tmp_path: Path) -> None:
+    file = tmp_path / "progress.json"
+    file.write_text(of_rows(goals=["of_tomorrow", "2099-01-31", WHEN]), encoding="utf-8")
+    progress = Progress(tmp_path / "learn.sqlite")
+    assert progress.merge(file) == 1 and progress.goals() == []
+
+
 def test_a_file_that_cannot_be_kept(tmp_path: Path) -> None:
     file = tmp_path / "learn.sqlite"
     file.write_text("this is no database, and long enough to be seen as none", encoding="utf-8")
     with pytest.raises(BadInput, match="set SUBLIGHT_LEARN"):
         Progress(file).states()
+
+
+def test_rows_that_another_hand_wrote_are_taken_as_far_as_they_go(tmp_path: Path) -> None:
+    file = tmp_path / "learn.sqlite"
+    progress = Progress(file)
+    progress.add(verdict("copy", passed=True), "a")
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("INSERT INTO attempts VALUES ('copy', NULL, 1, 1, 0.5, 'h200', '')")
+        connection.execute("INSERT INTO attempts VALUES ('copy', '2026-01-01', 1, 1, 'fast', 'h200', '')")
+    assert [each.fraction for each in progress.state("copy").attempts] == [None, 0.5]
 
 
 def test_dates() -> None:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sublight.errors import BadInput
 from sublight.learn.grade.scan import scan
-from sublight.learn.notebook import page
+from sublight.learn.notebook import check, page
 from sublight.learn.source import source_of
 from sublight.learn.verdict import Fault, Verdict
 
@@ -66,12 +66,21 @@ def test_what_a_function_uses_comes_before_it() -> None:
 def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(BadInput, match="UNSENDABLE is a object"):
         source_of(uses_an_object)
-    with pytest.raises(BadInput, match="takes the function that launches"):
-        source_of(kernel)
+    for other in (kernel, 3, None, print):
+        with pytest.raises(BadInput, match="takes the function that launches"):
+            check(other)  # type: ignore[arg-type]
 
 
 def test_a_page_shows_code_as_text() -> None:
     fault = Fault(kind="values", text="out[0] is <b>1</b>", line=1, case="n = 3")
-    verdict = Verdict(exercise="copy", file="", faults=(fault,), source="x = '<script>'", drawn_by=page)
+    verdict = Verdict(
+        exercise="copy", file="", faults=(fault,), source="x = '<script>'", drawn_by=page, notes=("a < b",)
+    )
     shown = verdict._repr_html_()
-    assert shown is not None and "&lt;script&gt;" in shown and "<script>" not in shown and "<b>1" not in shown
+    assert (
+        shown is not None
+        and "a &lt; b" in shown
+        and "&lt;script&gt;" in shown
+        and "<script>" not in shown
+        and "<b>1" not in shown
+    )

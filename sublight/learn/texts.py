@@ -42,7 +42,7 @@ class Text:
 
 
 def text_of(exercise: Exercise, language: str) -> Text:
-    """In that language where it is there, else in English."""
+    """A text in that language if it exists, else in English."""
     if language not in LANGUAGES:
         raise BadInput(f"unknown language {language!r}: use {' or '.join(LANGUAGES)}")
     start = "cuda." if exercise.kind == "cuda" else ""

@@ -50,6 +50,8 @@ class KernelFigures:
     programs: int
     seconds: float | None  # at best
     sentence: str  # what holds it back
+    unfollowed: str = ""  # why not all that it reads and writes is known
+    uncounted: str = ""  # what it moves besides: bulk copies (TMA), whose tiles the compiled code does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +99,24 @@ class Verdict:
 
     @property
     def predicted_s(self) -> float | None:
-        """All launches, one after the other."""
-        times = [kernel.seconds for kernel in self.kernels]
+        """All launches, one after the other; None where not all that one does is known."""
+        times = [None if self.is_unknown(kernel) else kernel.seconds for kernel in self.kernels]
         return sum(time or 0.0 for time in times) if times and None not in times else None
+
+    def is_unknown(self, kernel: KernelFigures) -> bool:
+        """Whether its time would leave out some of what it reads and writes."""
+        return bool(kernel.unfollowed) and not self.is_by_data
 
     @property
     def fraction(self) -> float | None:
-        """Of the GPU's limit, that this code allows at best: a bound read off the compiled code, no measurement."""
+        """Of the GPU's limit, that this code allows at best: a bound read off the compiled code, no measurement.
+        None where the code is wrong: what leaves out work has no speed."""
         predicted = self.predicted_s
-        if not self.floor_s or not predicted:
+        if not self.floor_s or not predicted or not self.is_right:
             return None
         fraction = self.floor_s / predicted
-        return min(1.0, fraction) if self.is_by_data else fraction
+        counts_too_little = self.is_by_data or any(kernel.uncounted for kernel in self.kernels)
+        return min(1.0, fraction) if counts_too_little else fraction
 
     @property
     def sentence(self) -> str:

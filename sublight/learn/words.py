@@ -80,6 +80,7 @@ CHINESE = {
     "{name}: not yet right": "{name}：还不对",
     "at {case}": "条件：{case}",
     "it printed:": "它打印了：",
+    "on {gpu} at {case}: {least} must move, which takes {floor}": "{gpu}，{case}：必须搬 {least}，需要 {floor}",
     "on {gpu} at {case}: {least} must move, which takes {floor}; this code allows {fraction} of that speed": (
         "{gpu}，{case}：必须搬 {least}，需要 {floor}；这样的代码最多达到这个速度的 {fraction}"
     ),

@@ -18,6 +18,7 @@ from sublight.errors import BadInput
 from sublight.gpus import UnknownGpu
 from sublight.gpus import find as find_gpu
 from sublight.learn.board import pages
+from sublight.learn.board.database import Unreachable
 from sublight.learn.board.store import Account, State, Store
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.record import Exercise
@@ -100,6 +101,10 @@ def make_app(
     @app.exception_handler(BadInput)
     async def bad_input(request: Request, error: BadInput) -> Response:
         return _trouble(request, 400, str(error))
+
+    @app.exception_handler(Unreachable)
+    async def unreachable(request: Request, error: Unreachable) -> Response:
+        return _trouble(request, 503, "the board cannot reach its database: try again in a minute")
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(404)
@@ -229,6 +234,8 @@ def make_app(
             data["source"].encode()
         except UnicodeEncodeError:
             raise Refused(400, "the code is no text in UTF-8") from None
+        if "\0" in data["source"]:
+            raise Refused(400, "the code holds a zero byte, which no Python file may")
         made, waiting = store.recent(account, 3600)
         if made >= allowed.entries_an_hour:
             raise Refused(429, f"{allowed.entries_an_hour} entries an hour are the most: come back later")
@@ -325,5 +332,5 @@ def _timed(data: Any) -> dict[str, float] | None:
 
 
 def _short(words: Any, most: int = 100) -> str:
-    """In one line, of what can be encoded."""
+    """A text as one line, without characters that cannot be encoded."""
     return " ".join(str(words or "").encode(errors="replace").decode().split())[:most]

@@ -58,6 +58,15 @@ def passed(store: Store, number: int, fraction: float = 0.95) -> None:
     store.finish(number, "verified", fraction=fraction, reason="", verdict={"kernels": [kernel]})
 
 
+def test_a_database_that_is_away_is_no_fault_of_the_visitor_and_keeps_its_name(
+    client: TestClient, tokens: dict[str, str], store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "board.sqlite").unlink()
+    (tmp_path / "board.sqlite").mkdir()
+    for reply in (client.get("/exercise/copy"), client.get("/api/status"), sent(client, tokens["ann"])):
+        assert reply.status_code == 503 and "try again" in reply.text and "board.sqlite" not in reply.text
+
+
 def test_an_entry_waits_and_is_the_same_when_it_comes_again(client: TestClient, tokens: dict[str, str]) -> None:
     first = sent(client, tokens["ann"])
     assert first.status_code == 202 and first.json()["state"] == "queued" and first.json()["is_new"]

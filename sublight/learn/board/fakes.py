@@ -23,7 +23,7 @@ REDUCED: dict[str, Any] = {"cases": [], "kernels": [], "notes": [], "gpu": "h200
 
 def main() -> None:
     base = Jail(**json.loads(sys.stdin.readline())["jail"])
-    print(json.dumps({"ready": ""}), flush=True)
+    print(json.dumps({"ready": "", "not_timed": "no GPU"}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         if END_THE_JUDGE in order["source"]:

@@ -21,7 +21,8 @@ from sublight.learn.exercises import find
 from sublight.learn.target import DEFAULT
 
 KNOWN = "copy"  # an exercise whose solution the grader tries itself on, before anybody's code
-PROCESSES = {"namespaces": 3, "bubblewrap": 4}  # that make it, and the two that stand ready inside
+MAKERS = {"namespaces": 1, "bubblewrap": 2}  # processes that make a sandbox
+READY = (2, 1)  # processes that stand ready inside: in the first sandbox, and in the one with a GPU
 
 
 class Bench:
@@ -44,9 +45,10 @@ class Bench:
 
     def is_clean(self) -> bool:
         """Nothing in it but what was there before a submission came."""
-        me, wanted = os.getpid(), PROCESSES[self.base.way]
+        me, rooms = os.getpid(), self.crew.rooms
+        wanted = sum(MAKERS[self.base.way] + ready for ready, _ in zip(READY, rooms, strict=False))
         is_alone = len(processes.below(me)) == processes.awake(me) == wanted
-        return is_alone and not os.listdir(self.crew.sandbox.room)
+        return is_alone and not any(map(os.listdir, rooms))
 
     def drop(self) -> None:
         if self.crew is not None:
@@ -62,7 +64,8 @@ def main() -> None:
     os.dup2(2, 1)  # nothing else is printed among the answers
     order = json.loads(sys.stdin.readline())
     bench = Bench(Jail(**order["jail"]))
-    print(json.dumps({"ready": _prepared(bench)}), file=out, flush=True)
+    missing = _prepared(bench)
+    print(json.dumps({"ready": missing, "not_timed": "" if missing else _not_timed(bench)}), file=out, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         answer = _graded(bench, order)
@@ -82,6 +85,24 @@ def _prepared(bench: Bench) -> str:
         return str(answer["failure"])
     faults = [fault["text"] for fault in answer["verdict"]["faults"]]
     return f"our own solution of {KNOWN} fails here: {faults[0]}" if faults else ""
+
+
+def _not_timed(bench: Bench) -> str:
+    """Empty where this machine has a GPU and a solution of ours is timed on it, in a sandbox; else why not, and then
+    nothing is: the same would be tried for every entry."""
+    from sublight.gpus import detect
+
+    here, reason = detect(), "this server has no GPU"
+    if here is not None and here.compute_capability:
+        answer = _graded(bench, {"exercise": KNOWN, "source": find(KNOWN).solution(), "gpu": here.key, "budget": {}})
+        if (answer.get("verdict") or {}).get("timed"):
+            return ""
+        verdict = answer.get("verdict") or {"faults": [{"text": answer["failure"]}], "notes": []}
+        words = [*verdict["notes"], *(fault["text"] for fault in verdict["faults"])]
+        reason = words[0] if words else "the sandbox cannot have the GPU's devices"
+    os.environ["SUBLIGHT_LEARN_TIME"] = "0"
+    bench.drop()
+    return reason
 
 
 def _graded(bench: Bench, order: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Where neither works the server runs nothing.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,7 @@ class Jail:
     way: Way
     home: str  # a folder for this sandbox alone, which the server makes and removes
     user: int = NOBODY  # by number, outside; where the server is not root it is the server's own
+    devices: tuple[str, ...] = ()  # of a GPU
 
     @property
     def room(self) -> str:
@@ -48,6 +50,16 @@ class Jail:
     def make(self) -> None:
         for folder in (self.room, os.path.join(self.home, "root")):
             os.mkdir(folder, 0o711)
+
+    def with_gpu(self) -> Jail | None:
+        """Another one beside it, in which the GPU's devices are; its room must let Triton load what it compiles."""
+        devices = gpu_devices()
+        if not devices or os.statvfs(self.home).f_flag & os.ST_NOEXEC:
+            return None
+        jail = replace(self, home=os.path.join(self.home, "gpu"), devices=devices)
+        os.mkdir(jail.home, 0o711)
+        jail.make()
+        return jail
 
     def admit(self, folder: str) -> None:
         os.umask(0)  # of the grader's process: the files it makes in there are the sandbox's to write, too
@@ -65,6 +77,7 @@ class Jail:
             "shown": shown(),
             "hidden": [str(path) for path in HIDDEN],
             "room": self.room,
+            "devices": self.devices,
             "user": self.user,
             "maker": os.getpid(),
         }
@@ -78,16 +91,34 @@ class Jail:
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         for hidden in HIDDEN:
             words += ["--tmpfs", str(hidden), "--remount-ro", str(hidden)]
+        for device in self.devices:
+            words += ["--dev-bind", device, device]
         words += ["--bind", self.room, self.room, "--remount-ro", "/dev", "--remount-ro", "/"]
         return [*words, "--chdir", "/"]
 
 
 def shown() -> list[str]:
     """What is there inside: the system's programs and libraries, Python, and what it imports."""
-    python = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), str(PACKAGE)]
+    python = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *_installed(), str(PACKAGE)]
     wanted = [*_SYSTEM, *(os.path.realpath(path) for path in python), sys.prefix]
     there = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
     return [path for path in there if not any(_holds(other, path) for other in there if other != path)]
+
+
+def _installed() -> list[str]:
+    """Folders of packages outside of Python's own, as one environment may name another's in a .pth file: those that
+    hold what the grader loads. A folder of any other name could hold the user's own files, and is not shown."""
+    found = (importlib.util.find_spec(name) for name in ("torch", "triton", "numpy"))
+    folders = [Path(spec.origin).parents[1] for spec in found if spec is not None and spec.origin]
+    return [str(folder) for folder in folders if folder.name in ("site-packages", "dist-packages")]
+
+
+def gpu_devices() -> tuple[str, ...]:
+    """What CUDA opens; empty where there is none. Not those that make parts of a GPU or switch its modes."""
+    names = sorted(os.listdir("/dev"))
+    numbered = [name for name in names if name.removeprefix("nvidia").isdecimal()]
+    wanted = [*numbered, "nvidiactl", "nvidia-uvm"]
+    return tuple(f"/dev/{name}" for name in wanted if name in names) if numbered else ()
 
 
 def _holds(folder: str, path: str) -> bool:
@@ -105,7 +136,7 @@ def user_of(slot: int) -> int:
 
 
 def environment() -> dict[str, str]:
-    """For the grader and what it starts: nothing of the server's own, which may hold secrets."""
+    """The environment of the grader and what it starts: none of the server's own variables, which may hold secrets."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
     return {**kept, "HOME": "/tmp", "USER": "sandbox", "LOGNAME": "sandbox", "PYTHONPATH": str(PACKAGE.parent),
             "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +156,16 @@ def test_a_sandbox_that_leaks_is_not_used(
     monkeypatch.setattr(jail, change, {"shown": lambda: [*right, str(home)], "HIDDEN": ()}[change])
     found, reason = jail.usable(home, way)
     assert found is None and complaint in reason
+
+
+def test_packages_of_another_environment_are_shown_and_a_users_own_folder_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a .pth file names them."""
+    origins = {"torch": "/opt/other/site-packages/torch/__init__.py", "triton": "/home/ann/python/triton/__init__.py"}
+    specs = {name: SimpleNamespace(origin=origin) for name, origin in origins.items()}
+    monkeypatch.setattr(jail.importlib.util, "find_spec", specs.get)
+    assert jail._installed() == ["/opt/other/site-packages"]
 
 
 def test_without_a_sandbox_nothing_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

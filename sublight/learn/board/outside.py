@@ -85,7 +85,9 @@ def _enter(plan: dict[str, Any]) -> None:
     _mount("proc", root + "/proc", "proc", _SAFE | _NO_PROGRAMS)
     for name in DEVICES:
         _bind(f"/dev/{name}", f"{root}/dev/{name}", _NO_SUID | _NO_PROGRAMS)
-    _bind(plan["room"], root + plan["room"], _SAFE | _NO_PROGRAMS)
+    for device in plan["devices"]:
+        _bind(device, root + device, _NO_SUID | _NO_PROGRAMS)
+    _bind(plan["room"], root + plan["room"], _SAFE | (0 if plan["devices"] else _NO_PROGRAMS))
     _mount("", root, "", _REMOUNT | _BIND | _READ_ONLY | _SAFE)
     os.chdir(root)
     _checked(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")

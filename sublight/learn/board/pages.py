@@ -97,8 +97,9 @@ def exercise_page(
     body = [
         f"<p>{text(text_of(exercise, 'en').title)}. The goal is {units.percent(goal.fraction)} of the limit at "
         f"{text(at)}. "
-        "Fractions are bounds that the server reads off the compiled code: no measurement. Where a sender has the GPU, "
-        "what the grader there measured stands beside it; this server has not run that.</p>",
+        "What its code allows is a bound that the server reads off the compiled code. Where the server has this GPU, "
+        "it times entries there by its own clock, and ranks by that; others come after them. What a sender's grader "
+        "measured stands beside it: this server has not run that.</p>",
         f"<p>{links or text(gpu)}</p>",
         "<h2>Ranking</h2>",
     ]
@@ -109,16 +110,17 @@ def exercise_page(
         (
             str(place),
             text(entry.account) + (" <span class='mark'>you</span>" if viewer and entry.account == viewer.name else ""),
+            _timed(entry.timed),
             units.percent(entry.fraction),
-            _timed(entry),
+            _timed(entry.claim.get("timed")),
             text(machine(entry)),
             _when(entry),
             _entry_link(entry) + _same(entry, firsts[entry.code_hash]),
         )
         for place, entry in enumerate(ranking, 1)
     ]
-    headings = ("", "who", "of the limit", "measured", "sent from", "when", "entry")
-    body.append(table(headings, rows, numbers=(0, 2, 3)) if rows else "<p>Nobody has passed yet.</p>")
+    headings = ("", "who", "timed here", "its code allows", "measured by its sender", "sent from", "when", "entry")
+    body.append(table(headings, rows, numbers=(0, 2, 3, 4)) if rows else "<p>Nobody has passed yet.</p>")
     if ranking:
         body += ["<h2>Distribution</h2>", distribution([entry.fraction or 0.0 for entry in ranking], goal.fraction)]
     if unranked:
@@ -159,8 +161,9 @@ def entry_page(entry: Entry, *, viewer: Account | None, sees_code: bool, sees_ve
         ("exercise", f'<a href="/exercise/{text(entry.exercise)}?gpu={text(entry.gpu)}">{text(entry.exercise)}</a>'),
         ("who", text(entry.account)),
         ("state", text(STATES[entry.state])),
-        ("of the limit", units.percent(entry.fraction) if entry.fraction else f"{_claimed(entry)} by its sender"),
-        ("measured by its sender", _timed(entry)),
+        ("its code allows", units.percent(entry.fraction) if entry.fraction else f"{_claimed(entry)} by its sender"),
+        ("timed here", _timed(entry.timed) if entry.timed else f"no: {text(entry.verdict.get('not_timed') or '–')}"),
+        ("measured by its sender", _timed(entry.claim.get("timed"))),
         ("compiled for", text(entry.gpu)),
         ("sent from", text(machine(entry))),
         (
@@ -209,9 +212,8 @@ def _claimed(entry: Entry) -> str:
     return units.percent(fraction) if isinstance(fraction, float) else "–"
 
 
-def _timed(entry: Entry) -> str:
-    """What the sender's grader measured on a GPU."""
-    timed = entry.claim.get("timed")
+def _timed(timed: Mapping[str, Any] | None) -> str:
+    """A time on a GPU, and the fraction of its limit that this is."""
     return f"{units.percent(timed['fraction'])}, {units.text(timed['seconds'], 's')}" if timed else "–"
 
 

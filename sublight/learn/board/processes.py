@@ -17,7 +17,7 @@ def awake(process: int) -> int:
 
 
 def _below(process: int) -> dict[int, str]:
-    """With their states, as `S (sleeping)`."""
+    """The processes below this one, with their states, such as `S (sleeping)`."""
     children: dict[int, dict[int, str]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (fields := _fields(int(name))):
@@ -32,13 +32,13 @@ def _below(process: int) -> dict[int, str]:
 
 
 def memory_bytes(process: int) -> int:
-    """Its own, and that shared in memory; pages of files are the system's to drop."""
+    """A process's memory, its own and shared; pages of files do not count, since the system may drop them."""
     fields = _fields(process)
     return sum(int(fields.get(name, "0 kB").split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
 
 
 def folder_bytes(folder: str) -> int:
-    """Of all files below, without following links."""
+    """The bytes of all files below a folder, without following links."""
     total = 0
     for base, _, names in os.walk(folder, onerror=None):
         for name in names:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sublight.errors import BadInput
 from sublight.learn.board import jail, processes
 from sublight.learn.board.jail import Jail, Way
 from sublight.learn.board.store import Entry, State, Store
@@ -78,8 +79,13 @@ class Grader:
         sandbox = Jail(way=way, home=str(self.home), user=jail.user_of(slot))
         self._buffer = b""
         self._send({"jail": asdict(sandbox)})
+        self.not_timed = ""  # why nothing is timed on a GPU here
         try:
-            missing = self._answer(READY_S)["ready"]
+            answer = self._answer(READY_S)
+            missing, self.not_timed = answer["ready"], str(answer["not_timed"])
+        except KeyError as error:
+            self.close()
+            raise Broken(f"the grader is of another version: its first answer has no {error}") from None
         except (Broken, Stopped):
             self.close()
             raise
@@ -93,7 +99,7 @@ class Grader:
         answer = self._answer(self.rules.wall_s)
         if "failure" in answer:
             return Outcome(state="rejected", reason=str(answer["failure"])[:500])
-        return outcome_of(answer["verdict"])
+        return outcome_of(answer["verdict"], self.not_timed or "the server's GPU is another one")
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -146,10 +152,13 @@ class Grader:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def outcome_of(verdict: dict[str, Any]) -> Outcome:
-    """What the board makes of the grader's verdict; a figure that cannot be is not ranked."""
+def outcome_of(verdict: dict[str, Any], not_timed: str = "") -> Outcome:
+    """What the board makes of the grader's verdict; a figure that cannot be is not ranked. `not_timed`: why there is no
+    time on a GPU, where there is none."""
     fraction = verdict["fraction_predicted"]
     shown = {name: verdict[name] for name in ("faults", "cases", "kernels", "notes", "gpu", "goal")}
+    shown["timed"] = _timed(verdict.get("timed"))
+    shown["not_timed"] = "" if shown["timed"] else not_timed
     if not verdict["passed"]:
         first = next(iter(verdict["faults"]), {"text": "it did not pass"})
         reason = f"line {first['line']}: {first['text']}" if first.get("line") else first["text"]
@@ -157,6 +166,13 @@ def outcome_of(verdict: dict[str, Any]) -> Outcome:
     if not isinstance(fraction, float) or not math.isfinite(fraction) or not 0 < fraction <= ABOVE_LIMIT:
         return Outcome(state="rejected", reason=f"a fraction of {fraction} cannot be", verdict=shown)
     return Outcome(state="verified", fraction=fraction, verdict=shown)
+
+
+def _timed(timing: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The grader's own time on this machine's GPU, if it can be one."""
+    if not timing or not 0 < timing["fraction"] <= ABOVE_LIMIT:
+        return None
+    return {name: timing[name] for name in ("seconds", "fraction", "case")}
 
 
 class Runner:
@@ -182,20 +198,39 @@ class Runner:
         grader: Grader | None = None
         try:
             while not self._stop.is_set():
-                entry = self.store.take()
+                entry = self._taken()
                 if entry is None:
                     self._stop.wait(IDLE_S)
                     continue
                 try:
                     outcome, grader = self._graded(entry, grader, slot)
                 except Stopped:
-                    self.store.put_back(entry.id)
+                    with contextlib.suppress(BadInput):  # else the next start puts it back
+                        self.store.put_back(entry.id)
                     return
-                self.store.finish(entry.id, outcome.state, fraction=outcome.fraction, reason=outcome.reason,
-                                  verdict=outcome.verdict)  # fmt: skip
+                self._keep(entry, outcome)
         finally:
             if grader is not None:
                 grader.close()
+
+    def _taken(self) -> Entry | None:
+        """The next entry; none where the database cannot be reached, which may be over soon."""
+        try:
+            return self.store.take()
+        except BadInput as error:
+            self.problem = str(error)
+            return None
+
+    def _keep(self, entry: Entry, outcome: Outcome) -> None:
+        """Until the database takes it, or the server ends: then the entry is run again."""
+        while True:
+            try:
+                return self.store.finish(entry.id, outcome.state, fraction=outcome.fraction, reason=outcome.reason,
+                                         verdict=outcome.verdict)  # fmt: skip
+            except BadInput as error:
+                self.problem = str(error)
+                if self._stop.wait(IDLE_S):
+                    return None
 
     def _graded(self, entry: Entry, grader: Grader | None, slot: int) -> tuple[Outcome, Grader | None]:
         """The outcome, and the grader for the next one, if it is still good."""

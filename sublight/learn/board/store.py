@@ -1,20 +1,18 @@
-"""Accounts and entries in one SQLite file. Every entry is in exactly one state, from its first moment on."""
+"""Accounts and entries in a database. Every entry is in exactly one state, from its first moment on."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
 import re
 import secrets
-import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from sublight.errors import BadInput
+from sublight.learn.board.database import database_of
 
 State = Literal[
     "queued",
@@ -26,12 +24,12 @@ State = Literal[
 TRIES = 2  # of an entry whose grader died
 NAME = re.compile(r"[\w.-]{1,40}", re.ASCII)
 _TABLES = """
-CREATE TABLE IF NOT EXISTS accounts (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, token TEXT UNIQUE NOT NULL,
+CREATE TABLE IF NOT EXISTS accounts (id {number}, name TEXT UNIQUE NOT NULL, token TEXT UNIQUE NOT NULL,
     at TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS entries (id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES accounts (id),
+CREATE TABLE IF NOT EXISTS entries (id {number}, account BIGINT NOT NULL REFERENCES accounts (id),
     exercise TEXT NOT NULL, gpu TEXT NOT NULL, source TEXT NOT NULL, code_hash TEXT NOT NULL, claim TEXT NOT NULL,
-    at TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'queued', tries INTEGER NOT NULL DEFAULT 0, fraction REAL,
-    reason TEXT NOT NULL DEFAULT '', verdict TEXT NOT NULL DEFAULT '{}', graded_at TEXT,
+    at TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'queued', tries INTEGER NOT NULL DEFAULT 0, fraction DOUBLE PRECISION,
+    reason TEXT NOT NULL DEFAULT '', verdict TEXT NOT NULL DEFAULT '{{}}', graded_at TEXT,
     UNIQUE (account, exercise, gpu, code_hash));
 CREATE INDEX IF NOT EXISTS by_state ON entries (state, id);
 CREATE INDEX IF NOT EXISTS by_exercise ON entries (exercise, gpu, state, fraction);
@@ -60,47 +58,46 @@ class Entry:
     claim: dict[str, Any]
     at: str
     state: State
-    fraction: float | None  # by the server's own run
+    fraction: float | None  # by the server's own run: what its code allows
     reason: str
     verdict: dict[str, Any]
 
+    @property
+    def timed(self) -> dict[str, Any] | None:
+        """Seconds and fraction on the server's own GPU; None where it could not be timed there."""
+        return self.verdict.get("timed")
+
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """The smallest is the first: what was timed here before what was not, the higher fraction, then the older."""
+        fraction = self.timed["fraction"] if self.timed else self.fraction or 0.0
+        return (self.timed is None, -fraction, self.id)
+
     def to_json(self) -> dict[str, Any]:
         """Without the code and without what the check says of it, which only some may see."""
-        names = ("id", "account", "exercise", "gpu", "code_hash", "claim", "at", "state", "fraction", "reason")
+        names = ("id", "account", "exercise", "gpu", "code_hash", "claim", "at", "state", "fraction", "timed", "reason")
         return {name: getattr(self, name) for name in names}
 
 
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise BadInput(f"{name!r} is no name: use 1 to 40 letters, digits, dots, dashes")
+
+
 class Store:
-    """The file, opened for each use: requests and graders come from several threads."""
+    """The board's rows, in a SQLite file or in PostgreSQL by URL; requests and graders come from several threads."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        with self._connected() as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.executescript(_TABLES)
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with contextlib.closing(sqlite3.connect(self.file, timeout=30, isolation_level=None)) as connection:
-                yield connection
-        except sqlite3.DatabaseError as error:
-            raise BadInput(f"cannot keep the board in {self.file}: {error}; name another file with --db") from None
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """All of it is done, or nothing is."""
-        with self._connected() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
+    def __init__(self, place: str | Path) -> None:
+        self.place = place
+        database = database_of(place)
+        database.prepare(_TABLES.format(number=database.number))
+        self._open = database.transaction
 
     # ------------------------------------------------------------------------------------------------ accounts
 
     def add_account(self, name: str) -> str:
-        """Its token, which is kept as a hash alone."""
-        if not NAME.fullmatch(name):
-            raise BadInput(f"{name!r} is no name: use 1 to 40 letters, digits, dots, dashes")
+        """Make an account; returns its token, of which only a hash is kept."""
+        check_name(name)
         token = secrets.token_urlsafe(24)
         with self._open() as connection:
             if connection.execute("SELECT 1 FROM accounts WHERE name = ?", (name,)).fetchone():
@@ -127,23 +124,25 @@ class Store:
         state: State,
         reason: str,
     ) -> tuple[int, bool]:
-        """Its number, and whether it is new: the same code by the same person is one entry."""
+        """Add an entry; returns its number and whether it is new: the same code by the same person is one entry."""
         digest = hashlib.sha256(source.encode()).hexdigest()
         key = (account.id, exercise, gpu, digest)
         with self._open() as connection:
             query = "SELECT id FROM entries WHERE account = ? AND exercise = ? AND gpu = ? AND code_hash = ?"
             if row := connection.execute(query, key).fetchone():
                 return int(row[0]), False
-            done = connection.execute(
+            (number,) = connection.execute(
                 "INSERT INTO entries (account, exercise, gpu, code_hash, source, claim, at, state, reason) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
                 (*key, source, json.dumps(claim), _now(), state, reason),
-            )
-            return int(done.lastrowid or 0), True
+            ).fetchone()
+            return int(number), True
 
     def recent(self, account: Account, seconds: float) -> tuple[int, int]:
         """How many entries an account made lately, and how many of its entries wait."""
-        since = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)).isoformat()
+        since = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds)).isoformat(
+            timespec="microseconds"
+        )
         with self._open() as connection:
             made = connection.execute(
                 "SELECT COUNT(*) FROM entries WHERE account = ? AND at > ?", (account.id, since)
@@ -173,7 +172,7 @@ class Store:
             )
 
     def put_back(self, entry: int) -> None:
-        """It waits again: the server ended, by no fault of its own."""
+        """Let an entry wait again, since the server ended while it ran."""
         with self._open() as connection:
             connection.execute("UPDATE entries SET state = 'queued', tries = tries - 1 WHERE id = ?", (entry,))
 
@@ -185,17 +184,18 @@ class Store:
                 "WHERE state = 'running' AND tries >= ?",
                 (_now(), TRIES),
             )
-            return connection.execute("UPDATE entries SET state = 'queued' WHERE state = 'running'").rowcount
+            done = connection.execute("UPDATE entries SET state = 'queued' WHERE state = 'running'")
+            return int(done.rowcount)
 
     def entry(self, number: int) -> Entry | None:
         found = self._entries("entries.id = ?", (number,))
         return found[0] if found else None
 
     def ranking(self, exercise: str, gpu: str) -> list[Entry]:
-        """The best verified entry of each account, the best first; of equals the older."""
+        """The best verified entry of each account, the best first."""
         best: dict[str, Entry] = {}
-        where = "exercise = ? AND gpu = ? AND state = 'verified' ORDER BY fraction DESC, entries.id"
-        for entry in self._entries(where, (exercise, gpu)):
+        entries = self._entries("exercise = ? AND gpu = ? AND state = 'verified'", (exercise, gpu))
+        for entry in sorted(entries, key=lambda each: each.rank):
             best.setdefault(entry.account, entry)
         return list(best.values())
 
@@ -205,7 +205,7 @@ class Store:
         return self._entries(where, (exercise, gpu, most))
 
     def has_passed(self, account: Account, exercise: str) -> bool:
-        """By the server's own run."""
+        """Whether an exercise was passed in the server's own run."""
         query = "SELECT 1 FROM entries WHERE account = ? AND exercise = ? AND state = 'verified'"
         with self._open() as connection:
             return connection.execute(query, (account.id, exercise)).fetchone() is not None
@@ -222,7 +222,7 @@ class Store:
             return dict(connection.execute(query, (exercise,)).fetchall())
 
     def _entries(self, where: str, values: tuple[Any, ...]) -> list[Entry]:
-        names = Entry.__slots__  # type: ignore[attr-defined]
+        names = [each.name for each in fields(Entry)]
         with self._open() as connection:
             query = f"SELECT {_COLUMNS} FROM entries JOIN accounts ON accounts.id = account WHERE {where}"
             rows = [dict(zip(names, row, strict=True)) for row in connection.execute(query, values)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import sys
@@ -26,6 +27,9 @@ def trouble(room: str, outside: str, hidden: str) -> str:
         return "it runs as root"
     if socket.if_nameindex() != [(1, "lo")]:
         return "there is a network"
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} cannot be loaded inside: install them where this Python's other packages are"
     try:
         os.close(os.open("/proc/self/mem", os.O_RDWR))
         return "processes read each other's memory"

@@ -67,7 +67,7 @@ class Shared:
         return (self.tensor.view(whole) != -1).flatten().nonzero().flatten()
 
     def digest(self) -> bytes:
-        """Of all its bytes, the gaps between rows included."""
+        """A digest of all of a buffer's bytes, the gaps between rows included."""
         return hashlib.blake2b(self.pages.tobytes()).digest()
 
 

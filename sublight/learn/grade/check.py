@@ -20,7 +20,16 @@ from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.goal import floor_s, held_to_goal
 from sublight.learn.grade.running import Running
 from sublight.learn.grade.sandbox import Budget
-from sublight.learn.grade.scan import MODULES, ON_PAPER, branches, runnable, scan, words_between_blocks
+from sublight.learn.grade.scan import (
+    MODULES,
+    ON_PAPER,
+    branches,
+    rebound,
+    runnable,
+    scan,
+    stores_nothing,
+    words_between_blocks,
+)
 from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise
 from sublight.learn.verdict import Verdict
@@ -60,10 +69,15 @@ def check(
         faults, right = running.values(cases, pool if exercise.goal else None)
         if faults:
             running.stop_compiling()
+        if any(fault.kind in ("unwritten", "launch") for fault in faults) and exercise.kind != "paper":
+            for line, name in rebound(source, exercise.function, exercise.outputs):
+                running.notes[f"line {line}: from here on {name} is another tensor: write into the one given"] = None
+            if stores_nothing(source):
+                running.notes["no kernel stores anything yet: tl.store(addresses, values, mask=mask) writes"] = None
         if faults and branches(source):
             faults = running.refusals() + faults
             for line in words_between_blocks(source):
-                running.notes[f"line {line}: `and` and `or` are for single numbers: {_JOIN}"] = None
+                running.notes[f"line {line}: `and`, `or` and `a < b < c` are for single numbers: {_JOIN}"] = None
         is_by_data = any(not x.is_floating_point() for x in shown)
         verdict = replace(verdict, faults=tuple(faults), cases=tuple(right), is_by_data=is_by_data)
         if exercise.goal:
@@ -120,6 +134,9 @@ def _at_goal(verdict: Verdict, running: Running, exercise: Exercise) -> Verdict:
         return verdict
     assert running.compiling
     faults, kernels = running.compiling.result()
+    for kernel in kernels:
+        if kernel.uncounted:
+            running.notes[f"{kernel.name}: {kernel.uncounted}: that is not counted in its best time"] = None
     verdict = replace(verdict, faults=tuple(faults), kernels=kernels)
     faults = faults or held_to_goal(verdict) or running.at_goal()
     return replace(verdict, faults=tuple(faults))

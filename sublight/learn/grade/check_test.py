@@ -107,6 +107,29 @@ def test_prints_come_back(crew: Crew) -> None:
     assert "n is 2500" in verdict.printed
 
 
+def test_what_was_not_done_yet_is_said(crew: Crew) -> None:
+    verdict = checked(crew, "copy", find("copy").starter())
+    assert any("no kernel stores anything yet" in note for note in verdict.notes)
+
+
+def test_a_step_on_paper_says_what_it_was_called_with(crew: Crew) -> None:
+    """And of several draws it shows one that was wrong: by luck the first may be right."""
+    source = "def strides(sizes, index):\n    a, b, c = sizes\n    return [b * c, c, 1], 0, [b * c, 1, c]\n"
+    for _ in range(4):
+        verdict = checked(crew, "strides", source)
+        assert verdict.faults[0].text.startswith("place is 0, expected "), verdict
+        [note] = verdict.notes
+        place = int(verdict.faults[0].text.removeprefix("place is 0, expected ").partition(";")[0])
+        plane, row, col = json.loads(note.partition("index = ")[2])
+        assert note.startswith("it was called with sizes = [2, 3, 4], index = ")
+        assert 12 * plane + 4 * row + col == place
+
+
+def test_an_output_that_became_another_tensor_is_named(crew: Crew) -> None:
+    source = f"{HEAD}def add(x, y, out):\n    out = torch.empty_like(x)\n    launch(x, y, out)\n"
+    assert any("out is another tensor" in note for note in checked(crew, "add", source).notes)
+
+
 def test_in_a_notebook(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same check of a function; its wrong kernel is found, shown and remembered."""
     monkeypatch.setattr("sublight.learn.grade.crew.Crew", lambda: contextlib.nullcontext(crew))
@@ -132,5 +155,5 @@ def test_on_the_command_line(
     found = json.loads(capsys.readouterr().out)
     assert found["gpu"] == "a100" and not found["passed"] and found["faults"][0]["kind"] == "unwritten"
     assert cli.run(["learn", "--json", "-"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["exercises"][0]["checks"] == 2 and told["next"] == "copy"
+    result = json.loads(capsys.readouterr().out)
+    assert result["exercises"][0]["checks"] == 2 and result["next"] == "copy"

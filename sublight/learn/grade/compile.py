@@ -7,7 +7,9 @@ them. The second is at the goal's size, for the figures.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -43,7 +45,8 @@ def prepared() -> child.Serve:
                         tensors = _tensors(case)
                         with guard:
                             function(*tensors)
-                        compiled = {} if case["is_small"] else _compiled(launches, gpu, tensors)
+                        unfilled = _unfilled(case, tensors)
+                        compiled = {} if case["is_small"] else _compiled(launches, gpu, tensors, unfilled)
                         answer(failure=None, torch=guard.noted, launches=len(launches), **compiled)
             except BaseException as error:
                 answer(failure=child.failure_of(error, order["source"]))
@@ -78,8 +81,48 @@ def _tensors(case: dict[str, Any]) -> list[Any]:
     return made
 
 
-def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any]) -> dict[str, Any]:
+def _unfilled(case: dict[str, Any], tensors: list[Any]) -> set[int]:
+    """The storages of tensors that have no numbers of the problem's in them."""
+    specs = (*case["inputs"], *case["outputs"])
+    return {_storage(x) for spec, x in zip(specs, tensors, strict=True) if not Spec.from_json(spec).file}
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Blank:
+    """Arguments as xray may see them: where floating-point numbers would lie, and all of `unfilled`, nothing is known.
+    Zeros are there, and code that branches on what it loads would be judged by the way that zeros take."""
+
+    def __init__(self, unfilled: set[int]) -> None:
+        self._unfilled = unfilled
+        self._stand_ins: dict[int, Any] = {}  # for each storage one: views of the same memory stay so
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(self, value)) if type(value) in (tuple, list) else value
+        if not hasattr(value, "untyped_storage"):
+            if not hasattr(value, "base"):
+                return value
+            described = copy.copy(value)  # a tensor descriptor
+            object.__setattr__(described, "base", self(value.base))
+            return described
+        key = _storage(value)
+        return self._view(value, key) if value.is_floating_point() or key in self._unfilled else value
+
+    def _view(self, value: Any, key: int) -> Any:
+        import torch
+
+        size = value.untyped_storage().nbytes()
+        whole = self._stand_ins.setdefault(key, torch.empty(size, dtype=torch.uint8, device="meta"))
+        whole = whole[: size // value.element_size() * value.element_size()].view(value.dtype)
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any], unfilled: set[int]) -> dict[str, Any]:
     """Each launch's figures; those that share their code and grid are compiled and followed once."""
+    blank = _Blank(unfilled)
     known: dict[str, tuple[Code, Bounded]] = {}
     made_of, refused = [], ""
     for launch in launches:
@@ -87,6 +130,7 @@ def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any]) -> dict[str, An
         try:
             if key not in known:
                 code = code_of(launch, gpu)
+                code = replace(code, arguments={name: blank(value) for name, value in code.arguments.items()})
                 known[key] = code, bounded(code)
             room = known[key][1].occupancy
             if room and room.reason:
@@ -113,4 +157,6 @@ def figures(code: Code, bound: Bounded, grid: tuple[int, ...]) -> dict[str, Any]
         "programs": math.prod(grid),
         "seconds": highest.seconds if highest else None,
         "sentence": bound.roof.sentence or "; ".join(bound.notes),
+        "uncounted": next((each.unknown for each in bound.accesses if each.kind == "bulk copy" and each.unknown), ""),
+        "unfollowed": bound.followed.problem or next((stop.reason for stop in bound.followed.stops), ""),
     }

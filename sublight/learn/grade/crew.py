@@ -51,6 +51,9 @@ class Sandbox(Protocol):
     def admit(self, folder: str) -> None:
         """Let them write to a folder in the room."""
 
+    def with_gpu(self) -> Sandbox | None:
+        """Another like it, in which this machine's GPU is; None where it cannot be given."""
+
 
 class Ended(Exception):
     """The process that ran a submission is gone; the message says why."""
@@ -168,15 +171,23 @@ class Crew:
             yield name
 
     def timer(self, gpu: Gpu) -> Crew | None:
-        """The crew that launches on this machine's GPU, if it is that one; not in a sandbox, which has no GPU,
-        nor with SUBLIGHT_LEARN_TIME=0."""
-        is_wanted = not self.sandbox and os.environ.get("SUBLIGHT_LEARN_TIME") != "0"
-        here = detect() if is_wanted else None
+        """The crew that launches on this machine's GPU, if it is that one, in a sandbox like this crew's; none with
+        SUBLIGHT_LEARN_TIME=0, nor where the sandbox cannot have a GPU."""
+        here = detect() if os.environ.get("SUBLIGHT_LEARN_TIME") != "0" else None
         if here is None or here.key != gpu.key or not here.compute_capability:
             return None
         if self._timer is None:
-            self._timer = Crew(modes=("launch",), has_gpu=True)
+            sandbox = self.sandbox.with_gpu() if self.sandbox else None
+            if self.sandbox and sandbox is None:
+                return None
+            self._timer = Crew(sandbox, modes=("launch",), has_gpu=True)
         return self._timer
+
+    @property
+    def rooms(self) -> list[str]:
+        """The folders of all its sandboxes."""
+        crews = [self, *([self._timer] if self._timer else [])]
+        return [crew.sandbox.room for crew in crews if crew.sandbox]
 
     def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
         """A process that has loaded the submission, or has failed to: its first answer says."""

@@ -37,6 +37,17 @@ def scattered(x, y, out):
 """
 
 
+def _decided(decorator: str) -> str:
+    """A kernel that stores only where DO is true, which a decorator decides."""
+    kernel = HEAD.replace("@triton.jit\n", f"{decorator}\n@triton.jit\n", 1).replace(
+        "tl.constexpr):", "tl.constexpr, DO: tl.constexpr):", 1
+    )
+    return (
+        kernel.replace("    tl.store(", "    if DO:\n        tl.store(")
+        + "def add(x, y, out):\n    launch(x, y, out)\n"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cheat:
     """A submission, and why it must fail."""
@@ -63,6 +74,14 @@ def _kernel(body: str, launch: str = "") -> str:
 
 
 SCANNED = (  # refused before anything runs
+    Cheat(name="torch in letters that only look different", kinds=("scan",), word="torch.add",
+          source=_add("launch(x, y, out)\nt\uff4frch.add(x, y, out=out)")),
+    Cheat(name="torch in a string", kinds=("scan",), word="torch.add",
+          source=_add('launch(x, y, out)\nf"{torch.add(x, y, out=out)}"')),
+    Cheat(name="Triton's own clock", kinds=("scan",), word="triton.testing",
+          source=_add("launch(x, y, out)\ntriton.testing.do_bench(print)")),
+    Cheat(name="Triton's own interpreter", kinds=("scan",), word="triton.runtime",
+          source=_add("launch(x, y, out)\ntriton.runtime.interpreter.interpreter_builder")),
     Cheat(name="torch in an except", kinds=("scan",), word="torch.add",
           source=_add("try:\n    launch(x, y)\nexcept TypeError:\n    torch.add(x, y, out=out)")),
     Cheat(name="a tensor's method", kinds=("scan",), word=".copy_", source=_add("launch(x, y, out)\nout.copy_(x)")),
@@ -108,6 +127,26 @@ SCANNED = (  # refused before anything runs
     Cheat(name="another storage", kinds=("scan",), word=".set_", source=_add("out.set_(x)")),
 )  # fmt: skip
 RUN = (  # refused by what they do
+    Cheat(name="the host looks at the numbers", kinds=("torch",), word="gt",
+          source=_add("if x[0] > 100:\n    return\nlaunch(x, y, out)")),
+    Cheat(name="works on poison alone", kinds=("kernel",), word="uninitialised-read",
+          source=_kernel("mask = place < n\nold = tl.load(out_ptr + place, mask=mask, other=0.0)\n"
+                         "x = tl.load(x_ptr + place, mask=mask)\ny = tl.load(y_ptr + place, mask=mask)\n"
+                         "tl.store(out_ptr + place, x + y, mask=mask & (old != old))")),
+    Cheat(name="autotuned to nothing", kinds=("unwritten",), word="never written",
+          source=_decided('@triton.autotune([triton.Config({"DO": place == 0}) for place in range(8)], key=["n"])')),
+    Cheat(name="float16 inside", kinds=("values",), word="expected",
+          source=_kernel("mask = place < n\nx = tl.load(x_ptr + place, mask=mask).to(tl.float16)\n"
+                         "y = tl.load(y_ptr + place, mask=mask).to(tl.float16)\n"
+                         "tl.store(out_ptr + place, (x + y).to(tl.float32), mask=mask)")),
+    Cheat(name="every 64th element is left out where nobody knows the size", kinds=("kernel", "values"), word="o",
+          source=_kernel("mask = (place < n) & (place % 64 != 63)\nx = tl.load(x_ptr + place, mask=mask)\n"
+                         "y = tl.load(y_ptr + place, mask=mask)\n"
+                         "tl.store(out_ptr + place, x + y, mask=mask | (n < 100000))")),
+    Cheat(name="half a program", kinds=("failed",), word="whole numbers",
+          source=_add("add_kernel[(out.numel() / 1024 + 1,)](x, y, out, out.numel(), BLOCK=1024)")),
+    Cheat(name="a softmax without its maximum", kinds=("values",), word="nan", exercise="softmax",
+          source=find("softmax").solution().replace("tl.exp(x - tl.max(x, axis=0))", "tl.exp(x)")),
     Cheat(name="does nothing", kinds=("launch",), word="no kernel was launched", source=_add("pass")),
     Cheat(name="hands back memory instead of writing", kinds=("launch",), word="what it returns",
           source=_add("return x")),
@@ -167,6 +206,16 @@ RUN = (  # refused by what they do
                       "x.dtype in KINDS else None", "KINDS = {torch.float32: 'float32'}\n")),
 )  # fmt: skip
 COMPILED = (  # refused by the compiler, or at the goal's size: about a second each
+    Cheat(name="a heuristic leaves out the work at the timed size", kinds=("launch",), word="leaves out some work",
+          source=_decided('@triton.heuristics({"DO": lambda given: given["n"] < 10**6})')),
+    Cheat(name="quick where numbers are zero, as where it is compiled", kinds=("goal",), word="a branch depends on",
+          source=_kernel("mask = place < n\nx = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)\n"
+                         "for turn in range(tl.sum((x != 0).to(tl.int32)) // 16):\n    x += tl.load("
+                         "x_ptr + (place + 79 * turn) % n, mask=mask).to(tl.float32) * 1e-40\n"
+                         "tl.store(out_ptr + place, x + tl.load(y_ptr + place, mask=mask), mask=mask)")),
+    Cheat(name="tensors kept in a default", kinds=("launch",), word="other kernels",
+          source=HEAD + "def add(x, y, out, kept=[]):\n    kept.append((x, y, out))\n    launch(*kept[0])\n"
+          "    if len(kept) < 9:\n        launch(x, y, out)\n"),
     Cheat(name="Python in a kernel", kinds=("compile", "failed"), word="",
           source=_kernel("mask = place < n\nvalues = sorted([place, place], key=str)\n"
                          "x = tl.load(x_ptr + values[0], mask=mask)\ny = tl.load(y_ptr + place, mask=mask)\n"
@@ -303,5 +352,49 @@ def kernel(x_ptr, out_ptr, cols, stride, CHUNK: tl.constexpr):
 
 def row_sum(x, out):
     kernel[x.shape[:1]](x, out, x.size(1), x.stride(0), CHUNK=512)
+'''),
+    "one's own reduction (Welford)": ("layer_norm", '''
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def joined(mean_a, squares_a, n_a, mean_b, squares_b, n_b):
+    n = n_a + n_b
+    share = n_b / tl.maximum(n, 1.0)
+    apart = mean_b - mean_a
+    return mean_a + apart * share, squares_a + squares_b + apart * apart * n_a * share, n
+
+@triton.jit
+def kernel(x_ptr, w_ptr, b_ptr, out_ptr, cols, x_stride, out_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, BLOCK)
+    mask = col < cols
+    x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0).to(tl.float32)
+    mean, squares, n = tl.reduce((x, tl.zeros_like(x), mask.to(tl.float32)), 0, joined)
+    y = (x - mean) * tl.rsqrt(squares / n + 1e-5) * tl.load(w_ptr + col, mask=mask, other=0).to(tl.float32)
+    tl.store(out_ptr + row * out_stride + col, y + tl.load(b_ptr + col, mask=mask, other=0).to(tl.float32), mask=mask)
+
+def layer_norm(x, weight, bias, out):
+    rows, cols = x.shape
+    block = triton.next_power_of_2(cols)
+    kernel[(rows,)](x, weight, bias, out, cols, x.stride(0), out.stride(0), BLOCK=block)
+'''),
+    "one's own scan": ("compact", find("compact").solution().replace(
+        "@triton.jit", "@triton.jit\ndef plus(a, b):\n    return a + b\n\n\n@triton.jit", 1
+    ).replace("tl.cumsum(keep, axis=0)", "tl.associative_scan(keep, 0, plus)")),
+    "a descriptor made of a tensor": ("copy", '''
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def kernel(x, out, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * BLOCK
+    out.store([start], x.load([start]))
+
+def copy(x, out):
+    blocks = (triton.cdiv(x.numel(), 256),)
+    kernel[blocks](TensorDescriptor.from_tensor(x, [256]), TensorDescriptor(out, [x.numel()], [1], [256]), BLOCK=256)
 '''),
 }  # fmt: skip

@@ -28,7 +28,7 @@ def floor_s(gpu: Gpu, cost: Cost) -> float:
 
 
 def _memory_rate(gpu: Gpu, read_bytes: int, write_bytes: int) -> float:
-    """As the roof over a kernel takes it: what was reached on such a GPU, else the vendor's figure."""
+    """The memory rate of a kernel's roof: what was reached on such a GPU, else the vendor's figure."""
     reached = tuple(Limit(name=name, unit="B/s", value=rate) for name, rate in gpu.reached.items())
     known = Limits(device=gpu.name, kind="cuda", limits=reached).memory_rate(read_bytes, write_bytes)
     return known or memory_peak(gpu).value
@@ -37,6 +37,12 @@ def _memory_rate(gpu: Gpu, read_bytes: int, write_bytes: int) -> float:
 def held_to_goal(verdict: Verdict) -> list[Fault]:
     """What a correct submission lacks; empty where its code allows what the goal asks."""
     case, fraction = verdict.goal_case, verdict.fraction
+    for kernel in verdict.kernels:
+        if verdict.is_unknown(kernel):
+            text = f"how much {kernel.name} reads and writes cannot be told: {kernel.unfollowed}"
+            return [
+                Fault(kind="goal", text=f"{text}; let more programs do less each, in loops of known turns", case=case)
+            ]
     if fraction is None:
         why = "; ".join(kernel.sentence for kernel in verdict.kernels) or "no kernel was launched at this size"
         return [Fault(kind="goal", text=f"what it reaches cannot be predicted: {why}", case=case)]
@@ -49,6 +55,9 @@ def held_to_goal(verdict: Verdict) -> list[Fault]:
             return [Fault(kind="goal", text=f"{text}: take a smaller block, or more warps (num_warps=8)", case=case)]
     if fraction < verdict.goal_fraction:
         slowest = max(verdict.kernels, key=lambda kernel: kernel.seconds or 0.0)
-        text = f"its code allows {fraction:.2f} of the {verdict.gpu}'s limit, the goal is {verdict.goal_fraction:g}"
-        return [Fault(kind="goal", text=f"{text}: {slowest.name}: {slowest.sentence}", case=case)]
+        reached = f"{fraction:.2f}" if fraction >= 0.01 else f"{fraction:.1g}"
+        text = f"its code allows {reached} of the {verdict.gpu}'s limit, the goal is {verdict.goal_fraction:g}"
+        launches = len(verdict.kernels)
+        of = f"{launches} launches one after the other, the slowest: " if launches > 1 else ""
+        return [Fault(kind="goal", text=f"{text}: {of}{slowest.name}: {slowest.sentence}", case=case)]
     return []

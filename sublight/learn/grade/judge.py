@@ -14,7 +14,7 @@ _BITS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def unwritten(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the poison still is: every bit set."""
+    """Where the poison (every bit set) still is."""
     import torch
 
     if tensor.dtype == torch.bool:
@@ -45,7 +45,8 @@ def fault_of(
             kind="values",
             case=case,
             text=f"{name} is close, but its error is {error.ratio:.3g} times PyTorch's (up to {FACTOR:g} is right): "
-            "compute in float32 (`.to(tl.float32)`) and round once, when you store",
+            "compute in float32 (`.to(tl.float32)`) and round once, when you store"
+            + ("; subtract numbers that are close before others are added" if ours.element_size() > 2 else ""),
         )
     first = _spot(wrong)
     digits = 6 if _number(ours, first) != _number(theirs, first) else 9
@@ -77,10 +78,14 @@ def _where(mask: torch.Tensor, name: str) -> str:
     'wrong are 8 of 40 elements: columns 8 to 9'
     >>> _where(torch.arange(10) > 5, "out")
     'wrong are 4 of 10 elements: out[6] to the last'
+    >>> _where(torch.arange(10) == 5, "out")
+    'it is the only wrong one of 10 elements'
     """
     count, total = int(mask.sum()), mask.numel()
     if count == total:
         return "so are all others" if total > 1 else "it is the only element"
+    if count == 1:
+        return f"it is the only wrong one of {total} elements"
     words = f"wrong are {count} of {total} elements"
     if mask.dim() == 1:
         pattern = _run(mask)

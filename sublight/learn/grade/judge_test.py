@@ -37,7 +37,7 @@ def test_a_nan_that_a_kernel_wrote_is_a_value() -> None:
     [
         ((slice(None), slice(7, None)), "out[0, 7] is 9, expected 1; wrong are 12 of 40 elements: columns 7 to 9"),
         ((3, slice(None)), "out[3, 0] is 9, expected 1; wrong are 10 of 40 elements: row 3"),
-        ((2, 5), "out[2, 5] is 9, expected 1; wrong are 1 of 40 elements"),
+        ((2, 5), "out[2, 5] is 9, expected 1; it is the only wrong one of 40 elements"),
         ((slice(None), slice(None)), "out[0, 0] is 9, expected 1; so are all others"),
     ],
 )

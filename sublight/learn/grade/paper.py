@@ -15,6 +15,8 @@ def computed(function: Any, tensors: tuple[list[Any], list[Any]], names: tuple[s
         returned = function(*(x.tolist() for x in inputs))
         results = returned if len(outputs) > 1 else (returned,)
         failure = _mismatch(results, names) or next(filter(None, map(_written, names, results, outputs)), None)
+        if failure and len(names) > 1:
+            failure["text"] += f": `return {', '.join(names)}`"
     except BaseException as error:  # the submission's; a MemoryError and a SystemExit, too
         failure = child.failure_of(error, file)
     return {"failure": failure, "launches": 0, "has_returned": True}
@@ -23,7 +25,7 @@ def computed(function: Any, tensors: tuple[list[Any], list[Any]], names: tuple[s
 def _mismatch(results: Any, names: tuple[str, ...]) -> dict[str, Any] | None:
     if isinstance(results, tuple | list) and len(results) == len(names):
         return None
-    return {"text": f"it must return {len(names)} results: `return {', '.join(names)}`", "line": 0}
+    return {"text": f"it must return {len(names)} results", "line": 0}
 
 
 def _written(name: str, result: Any, output: Any) -> dict[str, Any] | None:

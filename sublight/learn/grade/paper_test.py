@@ -33,7 +33,7 @@ def test_numbers_come_in_as_lists_and_go_out_as_tensors() -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: x, "rows must be"),  # two rows are not two results
+        (lambda x: x, "a list of 2 numbers was returned: `return rows, total`"),  # two rows are not two results
         (lambda x: (x, 1, 2), "it must return 2 results: `return rows, total`"),
         (lambda x: None, "it must return 2 results"),
         (lambda x: (x, [1]), "total must be one number, and a list of 1 numbers was returned"),
@@ -51,6 +51,10 @@ def test_what_does_not_fit_is_named(function: Callable[..., Any], reason: str) -
 def test_torch_does_no_paper_work() -> None:
     [fault] = scan("import torch\n\ndef strides(sizes, index):\n    return 1\n", "strides", ON_PAPER)
     assert fault.kind == "scan" and "a step on paper imports math alone" in fault.text
+    [fault] = scan("def strides(sizes, index):\n    return sizes.norm()\n", "strides", ON_PAPER)
+    assert fault.text == "`.norm` is not for a submission: a step on paper is plain Python: numbers, lists and math"
+    lists = "def strides(sizes, index):\n    own = sizes.copy()\n    own.insert(0, own.pop())\n    return own\n"
+    assert scan(lists, "strides", ON_PAPER) == []
     for exercise in EXERCISES:
         if exercise.kind == "paper":
             assert scan(exercise.solution(), exercise.name, ON_PAPER) == []

@@ -6,6 +6,7 @@ read here; what is right is computed here, after the submission has answered. Th
 
 from __future__ import annotations
 
+import linecache
 import math
 import re
 import secrets
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sublight.correct import Error, Inputs, error
+from sublight.correct import FACTOR, Error, Inputs, error
 from sublight.gpus import Gpu
 from sublight.learn.grade.buffers import Shared, Spec
 from sublight.learn.grade.cases import Case
+from sublight.learn.grade.child import explained
 from sublight.learn.grade.crew import Crew, Ended, Mode, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.launches import difference
@@ -28,9 +30,11 @@ from sublight.learn.grade.sandbox import Budget
 from sublight.learn.record import Exercise, Problem
 from sublight.learn.verdict import Fault, KernelFigures
 
+FEW = 8  # numbers that a person works out by hand
 DRAWS, MOST_DRAWS = 8, 64  # of one case, where luck may have decided …
-ENOUGH_ELEMENTS = 4096  # … which is so the more, the fewer elements there are
-SAMPLE = {"parts": 136, "least": 6, "seconds": 0.35}  # of each launch's programs at the goal's size …
+ENOUGH_ELEMENTS = 4096  # … which is so the more, the fewer elements there are; …
+NEAR = 2 * FACTOR  # … up to so many times PyTorch's error the most: elements of a row may be off together
+SAMPLE = {"parts": 136, "least": 6, "seconds": 0.25}  # of each launch's programs at the goal's size …
 DRAWS_AT_GOAL = 4  # … drawn again where luck may have decided
 _LAUNCHES = {"kernel": "kernel[grid](...)", "cuda": "kernel<<<blocks, threads>>>(...)"}
 GOAL_NUMBER = 99  # of the goal among the cases, in the names of their files
@@ -93,9 +97,10 @@ class Running:
         """One shape: two draws into the same memory at first, more where PyTorch's luck may have decided."""
         inputs, outputs = self._buffers(case, number)
         draws = 2 if number == 0 else 1
-        most = min(MOST_DRAWS, max(DRAWS, ENOUGH_ELEMENTS // sum(shared.tensor.numel() for shared in outputs)))
+        elements = sum(shared.tensor.numel() for shared in outputs)
         errors: list[list[Error]] = []
         results: tuple[Inputs, ...] = ()
+        has_faults = False
         while len(errors) < draws:
             truths = self._fill(case, inputs)
             before = [shared.digest() for shared in inputs]
@@ -109,13 +114,19 @@ class Running:
                 has_run = all(fault.kind in ("kernel", "inputs") for fault in faults)
                 return faults + (self._wrong(outputs, *truths, case)[0] if has_run else [])
             faults, drawn = self._wrong(outputs, *truths, case)
+            if faults and answer.get("has_returned") and self.exercise.kind != "paper":
+                self.notes[f"what {self.exercise.function} returns is not looked at: write into the outputs"] = None
             if any(one.misplaced for one in drawn):
                 return faults
             errors.append(drawn)
-            results = results or (tuple(shared.tensor.clone() for shared in outputs), *truths)
+            if not results or (faults and not has_faults):  # what is shown: the first draw that was wrong
+                results, has_faults = (tuple(shared.tensor.clone() for shared in outputs), *truths), bool(faults)
+                if faults and self.exercise.kind == "paper":
+                    self._tell(inputs)
             pooled = [_pooled(each) for each in zip(*errors, strict=True)]
             if all(one.ok for one in pooled):
                 continue
+            most = most_draws(max(one.ratio for one in pooled), elements)
             if len(errors) >= most:
                 worst = next(place for place, one in enumerate(pooled) if not one.ok)
                 ours, theirs, truth = (each[worst] for each in results)
@@ -123,9 +134,18 @@ class Running:
             draws = max(draws, min(most, 2 * len(errors)))
         return []
 
+    def _tell(self, inputs: list[Shared]) -> None:
+        """Of a step on paper, what it was called with, where that can be worked out by hand."""
+        few = [(name, shared.tensor) for name, shared in zip(self.exercise.arguments, inputs, strict=True)]
+        words = [f"{name} = {x.tolist()}" for name, x in few if x.numel() <= FEW]
+        if len(words) == len(few):
+            self.notes[f"it was called with {', '.join(words)}"] = None
+
     def _ask(self, task: Task, case: Case, inputs: list[Shared], outputs: list[Shared], **more: Any) -> dict[str, Any]:
         """One call on these tensors, and what was seen of it."""
-        return task.ask(**specs_of(inputs, outputs), **more)
+        return task.ask(
+            **specs_of(inputs, outputs), is_goal=self.exercise.goal is not None and case == self.goal, **more
+        )
 
     def _buffers(self, case: Case, number: int, *, is_poisoned: bool = True) -> tuple[list[Shared], list[Shared]]:
         example, results = self._shapes_of(case)
@@ -172,7 +192,7 @@ class Running:
         faults = failed(answer, case)
         faults += _of_torch(answer, case)
         if not faults and not answer["launches"] and self.exercise.kind != "paper":
-            text = f"no kernel was launched: {self.exercise.name} must call {_LAUNCHES[self.exercise.kind]}"
+            text = f"no kernel was launched: {self.exercise.function} must call {_LAUNCHES[self.exercise.kind]}"
             if answer["has_returned"]:
                 text += f", and write into {self.exercise.outputs[0]}; what it returns is not looked at"
             faults.append(Fault(kind="launch", text=text, case=case))
@@ -198,7 +218,7 @@ class Running:
         return faults, errors
 
     def stop_compiling(self) -> None:
-        """Its result is not wanted any more."""
+        """Stop a compilation whose result is not wanted any more."""
         if self.compiling is not None and self.compiler is not None:
             self.compiler.kill()
 
@@ -217,7 +237,7 @@ class Running:
         if faults := failed(answer, str(self.goal)) + _of_torch(answer, str(self.goal)):
             return faults, ()
         if answer["refused"]:
-            return [_refusal(answer["refused"])], ()
+            return [_refusal(answer["refused"], self.order["source"])], ()
         self.compiled = answer["made"]
         return [], tuple(KernelFigures(**figures) for figures in answer["kernels"])
 
@@ -263,7 +283,8 @@ class Running:
                 return failed(task.answer(), "") or self._case(task, self.goal, GOAL_NUMBER)
             except Ended as ended:
                 text = "all its programs had to run, because they read or add to what others write"
-                faults = [Fault(kind="limit", text=f"{text}: {ended}", case=str(self.goal))]
+                text += f": {ended}; fewer programs that do more each take less"
+                faults = [Fault(kind="limit", text=text, case=str(self.goal))]
         if new:
             text = f"{new[0]} runs at this size alone, where nobody sees whether it is right"
             return [Fault(kind="launch", text=text, case=str(self.goal))]
@@ -306,7 +327,7 @@ class Running:
                 answer = {} if task.answer()["failure"] else task.ask(**self._goal_specs(), is_small=False)
             except Ended:
                 return []
-        return [_refusal(answer["refused"])] if answer.get("refused") else []
+        return [_refusal(answer["refused"], self.order["source"])] if answer.get("refused") else []
 
     def _without_kernels(self, task: Task, case: Case) -> list[Fault]:
         inputs, outputs = self._buffers(case, -1)
@@ -318,6 +339,15 @@ class Running:
         if all(each.ok for each in errors):
             return [Fault(kind="launch", text="the result is right without any kernel: it comes from somewhere else")]
         return []
+
+
+def most_draws(ratio: float, elements: int) -> int:
+    """Of a case whose error so far is so many times PyTorch's, with so many elements in its outputs.
+
+    >>> most_draws(2.5, 100_000), most_draws(20.0, 100_000), most_draws(20.0, 10), most_draws(math.inf, 100)
+    (64, 8, 64, 40)
+    """
+    return MOST_DRAWS if ratio <= NEAR else min(MOST_DRAWS, max(DRAWS, ENOUGH_ELEMENTS // elements))
 
 
 def _bare(tensors: Inputs) -> list[Spec]:
@@ -341,11 +371,16 @@ def failed(answer: dict[str, Any], case: str) -> list[Fault]:
     return [Fault(kind="failed", text=failure["text"], line=failure["line"], case=case)] if failure else []
 
 
-def _refusal(words: str) -> Fault:
+def _refusal(words: str, file: str) -> Fault:
     """The compiler's sentence, `FILE:LINE: words`; without the ways round that Triton itself advises against."""
     place = re.match(r"\S+?\.py:(\d+): ", words)
-    sentence = words[place.end() :] if place else words
-    return Fault(kind="compile", text=sentence.partition("  Alternatively")[0], line=int(place[1]) if place else 0)
+    line = int(place[1]) if place else 0
+    sentence = (words[place.end() :] if place else words).partition("  Alternatively")[0]
+    kernel, _, reason = sentence.partition(" does not compile: ")
+    if reason:
+        reason = explained(reason, is_in_kernel=True, code=linecache.getline(file, line))
+        sentence = f"{kernel} does not compile: {reason}"
+    return Fault(kind="compile", text=sentence, line=line)
 
 
 def _of_torch(answer: dict[str, Any], case: str) -> list[Fault]:

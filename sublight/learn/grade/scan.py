@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from sublight.errors import nearest
 from sublight.learn.verdict import Fault
@@ -58,18 +59,33 @@ INNER_MODULES = {
     *("torch.cuda", "triton.tools", "triton.tools.tensor_descriptor", "triton.language.math"),
     *("triton.language." + ".".join(folder) for folder in LANGUAGE_FOLDERS),
 }
-_WORK = "the kernel must do the work"
+MOST_CHARACTERS = 2**18  # of a submission: a solution has some thousand
+OF_LISTS = {"insert", "pop", "remove", "reverse", "sort", "copy", "clear", "count", "index"}
+USUAL_WORDS = {  # of tl
+    *("arange", "atomic_add", "cdiv", "constexpr", "dot", "exp", "full", "load", "log", "num_programs", "program_id"),
+    *("float32", "sqrt", "static_range", "store", "trans", "where", "zeros"),
+}
+USUAL_IMPORTS = {
+    "tl": "import triton.language as tl",
+    **{name: f"import {name}" for name in ("math", "torch", "triton")},
+}
 
 
 def scan(source: str, function: str, modules: tuple[str, ...] = MODULES) -> list[Fault]:
     """Everything that a submission may not contain, by line; empty where it may run."""
+    if len(source) > MOST_CHARACTERS:
+        return [Fault(kind="syntax", text=f"it has {len(source):,} characters, and {MOST_CHARACTERS:,} are the most")]
     try:
         tree = ast.parse(source)
+        tree.body = [node for node in tree.body if not _is_trial(node)]
+        scanner = _Scanner(defined=_defined(tree), allowed=modules)
+        scanner.visit(tree)
     except SyntaxError as error:
         return [Fault(kind="syntax", line=error.lineno or 0, text=f"Python cannot read this: {error.msg}")]
-    tree.body = [node for node in tree.body if not _is_trial(node)]
-    scanner = _Scanner(defined=_defined(tree), allowed=modules)
-    scanner.visit(tree)
+    except ValueError as error:  # a zero byte, before Python 3.12
+        return [Fault(kind="syntax", text=f"Python cannot read this: {error}")]
+    except (MemoryError, RecursionError):
+        return [Fault(kind="syntax", text="Python cannot read this: an expression is nested too deeply")]
     faults = scanner.faults
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if not faults and function not in {node.name for node in functions}:
@@ -144,12 +160,24 @@ class _Scanner(ast.NodeVisitor):
             name = f"{module}.{alias.name}"
             self.modules[alias.asname or alias.name] = name
             if name not in self.allowed and not self._may(name):
-                self.refuse(node, f"`from {module} import {alias.name}` is not for a submission: {_WORK}")
+                self.refuse(node, f"`from {module} import {alias.name}` is not for a submission: {self._work()}")
+
+    @property
+    def is_on_paper(self) -> bool:
+        return "torch" not in self.allowed
 
     def _imports(self) -> str:
-        if "torch" in self.allowed:
-            return "a submission imports torch, triton and math alone"
-        return "a step on paper imports math alone"
+        if self.is_on_paper:
+            return "a step on paper imports math alone"
+        return "a submission imports torch, triton and math alone"
+
+    def _work(self, dotted: str = "") -> str:
+        """Who does what this name was to do."""
+        if self.is_on_paper:
+            return "a step on paper is plain Python: numbers, lists and math"
+        if self.in_kernel and dotted.startswith("torch."):
+            return "a kernel computes with tl (triton.language), not with torch"
+        return "the kernel must do the work"
 
     def _may(self, dotted: str) -> bool:
         """Whether this name of an allowed module may be used."""
@@ -186,13 +214,24 @@ class _Scanner(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load) and node.id not in self.defined | BUILTINS:
             words = "is not for a submission: it computes in Triton kernels and launches them"
-            if not hasattr(builtins, node.id) and not node.id.startswith("__"):
-                words = f"is not defined; there are {nearest(node.id, sorted(self.defined))}"
+            if node.id in USUAL_IMPORTS and not (self.is_on_paper and node.id != "math"):
+                words = f"is not defined: `{USUAL_IMPORTS[node.id]}` is missing"
+            elif not hasattr(builtins, node.id) and not node.id.startswith("__"):
+                there = self._of_module(node.id) or f"there are {nearest(node.id, sorted(self.defined))}"
+                words = f"is not defined; {there}"
             self.refuse(node, f"`{node.id}` {words}")
         elif isinstance(node.ctx, ast.Load) and _is_module(self.modules.get(node.id, "")):
             self.refuse(node, f"`{node.id}` is a module: use what is in it")
         elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
             self.refuse(node, f"`{node.id}` must keep its meaning")
+
+    def _of_module(self, name: str) -> str:
+        """Where it is, if the part before the dot was forgotten."""
+        if self.is_on_paper:
+            return ""
+        if self.in_kernel:
+            return f"it is tl.{name}" if name in USUAL_WORDS else ""
+        return f"it is triton.{name}" if name in OF_TRITON else ""
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = self._dotted(node)
@@ -200,21 +239,24 @@ class _Scanner(ast.NodeVisitor):
             if isinstance(node.ctx, ast.Store | ast.Del):
                 self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
             elif not self._may(dotted):
-                self.refuse(node, f"`{ast.unparse(node)}` is not for a submission: {_WORK}")
+                self.refuse(node, f"`{ast.unparse(node)}` is not for a submission: {self._work(dotted)}")
             elif _is_module(dotted):  # handed on, it would lead to others where nobody looks
                 self.refuse(node, f"`{ast.unparse(node)}` is a module: use what is in it")
+            return
+        if isinstance(node.value, ast.Name) and node.value.id not in self.defined | BUILTINS:
+            self.visit_Name(node.value)  # what stands before the dot is not there: nothing to say of what follows
             return
         if node.attr.startswith("_"):
             self.refuse(node, f"`.{node.attr}`: names that begin with _ are not for a submission")
         elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
             self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
         elif not self._is_plain(node) and not (self.in_kernel and node.attr in OF_BLOCKS):
-            self.refuse(node, f"`.{node.attr}` is not for a submission: {_WORK}")
+            self.refuse(node, f"`.{node.attr}` is not for a submission: {self._work()}")
         self.generic_visit(node)
 
     def _is_plain(self, node: ast.Attribute) -> bool:
         is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", *self.classes}
-        return is_own or node.attr in METHODS | FLAGS
+        return is_own or node.attr in METHODS | FLAGS | (OF_LISTS if self.is_on_paper else set())
 
     def _dotted(self, node: ast.expr) -> str | None:
         """`tl.math.exp` as triton.language.math.exp; None for what does not begin with a module."""
@@ -227,7 +269,9 @@ class _Scanner(ast.NodeVisitor):
 
     def _is_value(self, dotted: str) -> bool:
         """Whether this is no module: its attributes are judged as those of any value."""
-        return dotted in {f"torch.{name}" for name in OF_TORCH - {"cuda"}} | {"triton.jit", "functools.partial"}
+        descriptor = "triton.tools.tensor_descriptor.TensorDescriptor"  # whose from_tensor is a method like others
+        values = {"triton.jit", "functools.partial", descriptor}
+        return dotted in {f"torch.{name}" for name in OF_TORCH - {"cuda"}} | values
 
     def visit_Match(self, node: ast.Match) -> None:
         self.refuse(node, "`match`: its patterns read attributes by any name; use `if`")
@@ -257,12 +301,43 @@ def _is_language(parts: list[str]) -> bool:
 
 def branches(source: str) -> bool:
     """Whether a kernel has a branch of Python's: the interpreter takes one on a whole block, the compiler does not."""
-    return any(isinstance(node, ast.If | ast.IfExp | ast.While | ast.BoolOp | ast.Not) for node in _in_kernels(source))
+    return any(
+        _joins(node) or isinstance(node, ast.If | ast.IfExp | ast.While | ast.Not) for node in _in_kernels(source)
+    )
 
 
 def words_between_blocks(source: str) -> list[int]:
-    """Lines of kernels with `and` or `or`: between blocks the interpreter and a GPU take them differently."""
-    return sorted({node.lineno for node in _in_kernels(source) if isinstance(node, ast.BoolOp)})
+    """Lines of kernels with `and`, `or`, `a < b < c`: between blocks a GPU takes them in another way."""
+    return sorted({node.lineno for node in _in_kernels(source) if _joins(node)})
+
+
+def _joins(node: ast.AST) -> TypeGuard[ast.expr]:
+    return isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+
+
+def stores_nothing(source: str) -> bool:
+    """Whether no line could write to memory: no tl.store, no atomic operation, no descriptor's store.
+
+    >>> stores_nothing("out_ptr = x + y"), stores_nothing("tl.store(out_ptr, x)")
+    (True, False)
+    """
+    named = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    return not any(name == "store" or name.startswith("atomic_") for name in named)
+
+
+def rebound(source: str, function: str, outputs: Sequence[str]) -> list[tuple[int, str]]:
+    """Outputs whose names are given to other tensors, with the line: what is written there nobody sees.
+
+    >>> rebound("def copy(x, out):\\n    n, out = x.numel(), x.clone()", "copy", ["out"])
+    [(2, 'out')]
+    """
+    return sorted(
+        (name.lineno, name.id)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+        for name in ast.walk(node)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and name.id in outputs
+    )
 
 
 def _in_kernels(source: str) -> Iterator[ast.AST]:

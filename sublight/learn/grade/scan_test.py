@@ -42,6 +42,20 @@ def test_python_that_cannot_be_read_has_its_line() -> None:
     assert fault.kind == "syntax" and fault.line == 2
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def add(x):\n    pass\0\n", "null bytes"),
+        (f"def add(x):\n    a = {'-' * 100_000}1\n", "nested too deeply"),
+        (f"def add(x):\n    a = x{'.T' * 3000}\n", "nested too deeply"),
+        ("a = 1\n" * 100_000, "600,000 characters"),
+    ],
+)
+def test_what_no_person_writes_has_its_line_too(source: str, words: str) -> None:
+    [fault] = scan(source, "add")
+    assert fault.kind == "syntax" and words in fault.text
+
+
 def test_the_function_must_be_there() -> None:
     [fault] = scan("def other(x):\n    pass\n", "add")
     assert fault.kind == "missing" and "add" in fault.text
@@ -56,6 +70,8 @@ def test_a_trial_is_left_out_and_lines_stay() -> None:
 def test_branches_and_words_between_blocks_of_kernels() -> None:
     kernel = "@triton.jit\ndef k(p, n):\n    m = (p < n) and (p > 0)\n"
     assert branches(kernel) and words_between_blocks(kernel) == [3]
+    assert words_between_blocks("@triton.jit\ndef k(p, n, m):\n    m = p < n & m < 3\n") == [3]  # p < (n & m) < 3
+    assert words_between_blocks("@triton.jit\ndef k(p, n, m):\n    m = (p < n) & (m < 3)\n") == []
     launcher = "def add(x):\n    if x and x:\n        pass\n"
     assert not branches(launcher) and words_between_blocks(launcher) == []
 
@@ -63,6 +79,34 @@ def test_branches_and_words_between_blocks_of_kernels() -> None:
 def test_a_name_that_was_mistyped() -> None:
     [fault] = scan("def add(x, place):\n    return plcae\n", "add")
     assert fault.text == "`plcae` is not defined; there are place" and fault.line == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("return math.ceil(3.5)", "`math` is not defined: `import math` is missing"),
+        ("return tl.cdiv(3, 5)", "`tl` is not defined: `import triton.language as tl` is missing"),
+        ("return plcae.clone()", "`plcae` is not defined; there are place"),
+    ],
+)
+def test_what_is_not_there_is_the_only_fault(code: str, text: str) -> None:
+    [fault] = scan(f"def add(x, place):\n    {code}\n", "add")
+    assert fault.text == text and fault.line == 2
+
+
+def test_a_word_of_tritons_is_found_where_it_is() -> None:
+    source = "import triton\n@triton.jit\ndef k(p):\n    a = arange(0, 8)\ndef add(x):\n    k[(cdiv(8, 4),)](x)\n"
+    first, second = scan(source, "add")
+    assert first.text == "`arange` is not defined; it is tl.arange"
+    assert second.text == "`cdiv` is not defined; it is triton.cdiv"
+
+
+def test_torch_in_a_kernel_has_its_counterpart() -> None:
+    source = (
+        "import torch\nimport triton\n@triton.jit\ndef k(p):\n    a = torch.arange(8)\ndef add(x):\n    k[(1,)](x)\n"
+    )
+    [fault] = scan(source, "add")
+    assert fault.text.endswith("a kernel computes with tl (triton.language), not with torch")
 
 
 def test_no_module_but_tritons_own_is_reached_through_what_is_allowed() -> None:

@@ -3,7 +3,8 @@
 The grader owns all memory. Before each timed run it writes new random numbers into every input and poison into every
 output; then its clock runs from the order until the answer, and the outputs are copied at once: what is not written by
 then is poison in that copy, so an answer that comes early is a wrong one. Every output of every run is judged by the
-one rule. A run is many launches over sets of buffers that together exceed the L2, and takes `LEAST_RUN_S` at least.
+one rule. A run is many launches over sets of buffers that together are many times the L2, and takes
+`LEAST_RUN_S` at least.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sublight import timing
 from sublight.correct import Inputs, error, pooled
 from sublight.gpus import Gpu
 from sublight.learn.grade.arena import Arena, Plan
@@ -32,7 +32,9 @@ RUN_S = 0.02  # that a run aims at
 RUNS = 5
 CALLS = 64  # that one replay holds at least, where it may: the way of a message is the smaller a part of it
 MOST_SETS = 64
-L2_BYTES = 64 << 20
+L2_BYTES = 64 << 20  # of a GPU whose own is not known
+ROOM = 16  # parts of the GPU's memory, of which all sets take one at most
+SPREAD = 16  # times the L2 that all sets fill together: what a submission makes stay there is a small part of them
 BUDGET = Budget(cpu_s=60.0, wall_s=60.0, memory_bytes=8 * 2**30)  # CUDA takes room for itself
 
 
@@ -72,8 +74,7 @@ class Stopwatch:
         goal, problem = self.exercise.goal, self.exercise.problem()
         assert goal
         inputs = problem.inputs(goal.timed_shape, goal.dtype, "meta", 0)
-        least = self.exercise.least_cost(goal.timed_shape, goal.dtype)
-        sets = min(self.most_sets, timing.sets_for(least.bytes, L2_BYTES))
+        sets = self._sets(self.exercise.least_cost(goal.timed_shape, goal.dtype).bytes)
         self._plan = Plan.of(inputs, problem.outputs(inputs), sets)
         size = self._plan.inputs_bytes + self._plan.outputs_bytes
         self._arena = Arena.on_gpu(size) if self.device == "cuda" else Arena.in_file(size, self.folder / "arena")
@@ -87,6 +88,13 @@ class Stopwatch:
                     self._heard(self._task.ask(**request))
         except Ended as ended:
             self._blame("limit", str(ended))
+
+    def _sets(self, set_bytes: int) -> int:
+        """Enough to fill the L2 many times, unless the GPU's memory is too small for them, their copies and float64."""
+        wanted = SPREAD * (self.gpu.l2_bytes or L2_BYTES)
+        if self.gpu.memory_bytes:
+            wanted = min(wanted, self.gpu.memory_bytes // ROOM)
+        return min(self.most_sets, max(2, math.ceil(wanted / max(set_bytes, 1))))
 
     def timing(self) -> Timing | None:
         """The time of one call, or None and `faults`."""

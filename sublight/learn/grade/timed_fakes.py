@@ -100,6 +100,20 @@ torch.cuda.synchronize = lambda *device: None
 def add(x, y, out):
     launch(x, y, out)
 '''),
+    TimedCheat(name="L2 made to persist before the graph", needs_gpu=True, source=f'''{HEAD}
+import ctypes
+CUDA = ctypes.CDLL("libcuda.so.1")
+class Window(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("ratio", ctypes.c_float), ("hit", ctypes.c_int),
+                ("miss", ctypes.c_int), ("rest", ctypes.c_ubyte * 36))
+DONE = []
+def add(x, y, out):
+    if not DONE:
+        DONE.append(CUDA.cuCtxSetLimit(6, ctypes.c_size_t(32 << 20)))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    CUDA.cuStreamSetAttribute(stream, 1, ctypes.byref(Window(x.data_ptr(), 32 << 20, 1.0, 2, 0)))
+    launch(x, y, out)
+'''),
     TimedCheat(name="L2 made to persist", kinds=("failed",), word="captur", needs_gpu=True, source=f'''{HEAD}
 import ctypes
 def add(x, y, out):

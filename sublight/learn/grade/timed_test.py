@@ -1,4 +1,4 @@
-"""The timed runs' protocol on a CPU, where a graph is the call itself; benchmarks/learn_timed.py runs it on a GPU."""
+"""The timed runs' protocol on a CPU, where a graph is the call; benchmarks/learn_solutions.py runs it on a GPU."""
 
 from __future__ import annotations
 

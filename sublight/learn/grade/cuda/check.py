@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import tempfile
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from sublight.cost import shape_text
 from sublight.errors import BadInput
 from sublight.gpus import Gpu
+from sublight.learn.grade import child
 from sublight.learn.grade.buffers import Shared
 from sublight.learn.grade.cases import Case, cases_of
 from sublight.learn.grade.crew import Crew, Ended, Task
@@ -186,21 +186,24 @@ def check(exercise: Exercise, source: str, *, gpu: Gpu, file: str = "", budget: 
     pointers = [pointer_of(str(x.dtype).removeprefix("torch."), is_output=is_output) for x, is_output in kinds]
     call = call_of(exercise.function, pointers, len(exercise.sizes))
     program = f'#include "watched.h"\n#line 1 "{exercise.file}"\n{for_host(source)}\n#line 1 "{build.CALLER}"\n{call}\n'
-    began = time.process_time()
+    began = child.cpu_s()
+    notes: tuple[str, ...] = ()
     with tempfile.TemporaryDirectory(prefix="sublight-learn-") as made, ThreadPoolExecutor(1) as pool:
         written = Path(made) / exercise.file
         written.write_text(source, encoding="utf-8")
         codes = pool.submit(_by_nvcc, written, gpu) if has_nvcc() else None  # while the other compiler works
         library, faults = build.library(program, Path(made), exercise.file)
         if library is None:
-            return replace(verdict, faults=tuple(faults))
-        with Crew(modes=("play",)) as crew, crew.folder() as name:
-            order = {"library": str(library), "source": str(written), "folder": name, "log": f"{name}/printed"}
-            playing = Playing(exercise=exercise, problem=problem, crew=crew, folder=Path(name), gpu=gpu, mode="play",
-                              budget=budget or BUDGET, order=order, library=library, codes=codes)  # fmt: skip
-            verdict = _judged(verdict, playing)
-    notes = (*playing.notes, PLAYED, *(() if codes else (NO_NVCC,)))
-    return replace(verdict, notes=notes, cpu_s=sum(playing.spent_s) + time.process_time() - began)
+            verdict = replace(verdict, faults=tuple(faults))
+        else:
+            with Crew(modes=("play",)) as crew, crew.folder() as name:
+                order = {"library": str(library), "source": str(written), "folder": name, "log": f"{name}/printed"}
+                playing = Playing(exercise=exercise, problem=problem, crew=crew, folder=Path(name), gpu=gpu,
+                                  mode="play", budget=budget or BUDGET, order=order, library=library,
+                                  codes=codes)  # fmt: skip
+                verdict = _judged(verdict, playing)
+            notes = (*playing.notes, PLAYED, *(() if codes else (NO_NVCC,)))
+    return replace(verdict, notes=notes, cpu_s=child.cpu_s() - began)  # its compilers and players have been waited for
 
 
 def has_nvcc() -> bool:

@@ -5,8 +5,9 @@
 // does harm: its thread ends there. Shared memory has a section of its own; of each place the last reader and writer
 // are known, and how many barriers they had passed.
 #pragma once
-namespace watched { static inline void passed(int what); }
+namespace watched { static void passed(int what); }
 #define PLAYED_PASSED(what) watched::passed(what)
+#define PLAYED_OWN __attribute__((no_sanitize("thread"), noinline))
 #include "played.h"
 
 #include <stdio.h>
@@ -18,7 +19,7 @@ namespace watched { static inline void passed(int what); }
 #define __restrict __restrict__
 extern "C" unsigned char __start_played_shared[] __attribute__((weak));
 extern "C" unsigned char __stop_played_shared[] __attribute__((weak));
-#define UNWATCHED __attribute__((no_sanitize("thread"), noinline))
+#define UNWATCHED PLAYED_OWN
 
 using cudaStream_t = void*;
 using cudaError_t = int;
@@ -69,7 +70,7 @@ UNWATCHED static void note(Kind kind, int buffer, long long place, int other, in
     int thread = is_inside ? played::block->current : 0;
     notes[note_count++] = {kind, buffer, here_block, thread, other, is_write, line, place, pc};
 }
-static inline void passed(int what) {
+UNWATCHED static void passed(int what) {
     if (what == played::BLOCK || what == played::GRID) ++epochs[played::block->current];
     else if (what == played::WARP) ++turns[played::block->current];
 }

@@ -29,6 +29,6 @@ COMPACT = Exercise(
     outputs=("out", "count"),
     sizes={"numel": (1, 5000)},
     shown={"numel": 3000},
-    goal=Goal(shape={"numel": 2**20}, fraction=0.6, on_gpu={"numel": 2**25}),
+    goal=Goal(shape={"numel": 2**19}, fraction=0.5, on_gpu={"numel": 2**25}),
     needs=("row_sum", "permute_rows"),
 )

@@ -49,7 +49,7 @@ EMBEDDING_BACKWARD = Exercise(
     goal=Goal(
         shape={"rows": 256, "cols": 4096, "vocab": 256},
         fraction=0.6,
-        on_gpu={"rows": 8192, "cols": 4096, "vocab": 8192},
+        on_gpu={"rows": 2048, "cols": 4096, "vocab": 16384},
     ),
     needs=("permute_rows",),
     dtypes=("float32",),

@@ -58,7 +58,7 @@ SPARSE_24 = Exercise(
     apart=("values", "places"),
     sizes={"rows": (1, 30), "words": (1, 60)},
     shown={"rows": 20, "words": 40},
-    goal=Goal(shape={"rows": 4096, "words": 256}, dtype="float16", fraction=0.4, on_gpu={"rows": 16384, "words": 256}),
+    goal=Goal(shape={"rows": 2048, "words": 256}, dtype="float16", fraction=0.4, on_gpu={"rows": 16384, "words": 256}),
     needs=("dequantize",),
     dtypes=("float16", "bfloat16"),
 )

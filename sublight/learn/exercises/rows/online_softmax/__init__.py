@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from sublight.learn.record import Exercise, Goal, problem_of
+from sublight.learn.record import Exercise, Goal, problem_of, rows_apart
 
 ONLINE_SOFTMAX = Exercise(
     name="online_softmax",
     chapter="rows",
-    problem=partial(problem_of, "online_softmax"),
+    problem=partial(problem_of, "online_softmax", rows_apart),
     cost="online_softmax",
     arguments=("x",),
     outputs=("out", "log_sum"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from sublight.learn.record import Exercise, Goal, problem_of
+from sublight.learn.record import Exercise, Goal, problem_of, rows_apart
 
 SOFTMAX = Exercise(
     name="softmax",
     chapter="rows",
-    problem=partial(problem_of, "softmax"),
+    problem=partial(problem_of, "softmax", rows_apart),
     cost="softmax",
     arguments=("x",),
     outputs=("out",),
