@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sublight import units
-from sublight.health.ask import MISMATCH, REASONS
+from sublight.health.ask import MISMATCH, NEEDS_ROOT, REASONS, is_failing
 from sublight.health.processes import ELSEWHERE
 from sublight.health.record import GpuState, Host, Process, Snapshot, Unavailable, Versions, known
 
@@ -54,14 +54,14 @@ class Problem:
 
 
 def problems(snapshot: Snapshot) -> tuple[Problem, ...]:
-    """Of the whole machine, the gravest first."""
+    """The whole machine's problems, the gravest first."""
     found = [each for gpu in snapshot.gpus for each in of_gpu(gpu)]
     found += [*of_driver(dict(snapshot.without)), *of_versions(snapshot.versions), *of_host(snapshot.host)]
     return tuple(sorted(found, key=lambda problem: problem.weight != "wrong"))
 
 
 def of_gpu(gpu: GpuState) -> tuple[Problem, ...]:
-    """Of one GPU; of one that is lost nothing else can be said."""
+    """One GPU's problems; for a lost GPU that alone, since nothing else is known."""
     rules: tuple[Callable[[GpuState], Iterator[Problem]], ...]
     rules = (_lost,) if gpu.lost else (_clocks, _power_limit, _link, _nvlink, _pages, _ecc, _xids, _shared)
     return tuple(problem for rule in rules for problem in rule(gpu))
@@ -74,11 +74,13 @@ def wrong_with(gpu: GpuState | None) -> list[str]:
 
 
 def of_driver(without: Mapping[str, str]) -> tuple[Problem, ...]:
-    """A driver renewed under its running kernel module sees no GPU; one that is not there is no problem."""
+    """One that gives no answer shows no GPU: nothing is known to be well. One that is not there is no problem."""
     reason = without.get("NVIDIA", "")
-    if reason != REASONS[MISMATCH]:
+    if not is_failing(reason):
         return ()
-    return (Problem(kind="driver", where="driver", words=reason, fix="reboot, or load the new module"),)
+    fixes = {REASONS[MISMATCH]: "reboot, or load the new module", REASONS[NEEDS_ROOT]: "run it as root"}
+    fix = fixes.get(reason, "look for its reason in dmesg, and reboot")
+    return (Problem(kind="driver", where="driver", words=f"gives no answer: {reason}", fix=fix),)
 
 
 def of_versions(versions: Versions) -> tuple[Problem, ...]:
@@ -205,11 +207,13 @@ def _xids(gpu: GpuState) -> Iterator[Problem]:
 def _shared(gpu: GpuState) -> Iterator[Problem]:
     """One line however many: who they are, `top` shows."""
     if running := others(gpu):
-        used = sum(known(each.used_bytes) or 0 for each in running)
+        sizes = [size for each in running if (size := known(each.used_bytes)) is not None]
+        least = "at least " if len(sizes) < len(running) else ""
+        used = f"; {least}{units.text(sum(sizes), 'B')}" if sizes else ""
         names = [f"{each.pid} {_short(each)}".strip() for each in running[:2]]
         more = f" and {len(running) - 2} more" if len(running) > 2 else ""
         many = "another process" if len(running) == 1 else f"{len(running)} other processes"
-        yield _problem(gpu, "shared", f"{many} on it ({', '.join(names)}{more}; {units.text(used, 'B')})")
+        yield _problem(gpu, "shared", f"{many} on it ({', '.join(names)}{more}{used})")
 
 
 def _short(process: Process) -> str:

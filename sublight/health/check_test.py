@@ -104,6 +104,34 @@ def test_a_gpu_lost_in_the_middle_keeps_its_name_and_says_only_that() -> None:
     assert gpu.power.power_w == Unavailable("the GPU is lost") and gpu.processes == Unavailable("the GPU is lost")
 
 
+def test_a_gpu_that_was_lost_before_is_named_and_hides_no_other() -> None:
+    gone = {name: {"error": 15} for name in fakes.answers()}
+    unreached = fakes.by_hand(WELL, WELL, WELL)
+    for at, error in ((1, 15), (2, 4)):  # what NVML answers for one that fell off the bus, and for one not to be seen
+        unreached._answers[f"nvmlDeviceGetHandleByIndex [{at}]"][0] = {"error": error}
+    for nvml, indices in ((fakes.by_hand(WELL, gone), [0, 1]), (unreached, [0, 1])):
+        state = read.Reader(nvml=nvml, sleep=lambda _: None).read()
+        assert [gpu.index for gpu in state.gpus] == indices and not state.gpus[0].lost
+        assert [problem.line.split(";")[0] for problem in wrong(state)] == ["GPU 1: the GPU is lost"]
+
+
+@pytest.mark.parametrize("error", [2, 4, 15, 999])
+def test_a_driver_that_gives_no_answer_is_not_well(error: int) -> None:
+    state = snapshot(WELL, system={"nvmlInit": {"error": error}})
+    assert state.gpus == () and [problem.kind for problem in wrong(state)] == ["driver"]
+
+
+def test_memory_that_the_driver_does_not_tell_is_no_zero() -> None:
+    for sizes, words in (
+        ((None,), "on it (1000000000)"),
+        ((None, 2 * 10**9), "at least 2.00 GB)"),
+        ((10**9,), "; 1.00 GB)"),
+    ):
+        running = [fakes.process(10**9 + at, size) for at, size in enumerate(sizes)]
+        (problem,) = wrong(snapshot({"nvmlDeviceGetComputeRunningProcesses": running}))
+        assert words in problem.line, problem.line
+
+
 def test_what_the_driver_does_not_support_is_unavailable_and_never_zero() -> None:
     nothing = {name: {"error": 3} for name in fakes.answers() if name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetName")}
     state = snapshot(nothing, system={'nvmlGpmMetricsGet "metrics"': {"error": 3}})
@@ -225,8 +253,8 @@ def test_what_a_recorder_wrote_replays_alike(tmp_path: Path) -> None:
     """Through the recorder, a file and the replay, every look is what it was."""
     changing = {"nvmlDeviceGetPowerUsage": fakes.InTurn((100_000, 200_000, 300_000))}
     recorder = fakes.Recorder(fakes.by_hand(changing, WELL))
-    told = read.Reader(nvml=recorder, sleep=lambda _: None)
-    first = [told.read().gpus for _ in range(3)]
+    result = read.Reader(nvml=recorder, sleep=lambda _: None)
+    first = [result.read().gpus for _ in range(3)]
     assert [gpus[0].power.power_w for gpus in first] == [100.0, 200.0, 300.0]
     recorder.write(tmp_path / "driver.json", "by hand")
     text = (tmp_path / "driver.json").read_text()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sublight import nvml as driver
 from sublight.health import processes, xids
-from sublight.health.ask import GONE, NOT_SUPPORTED, REASONS, ask
+from sublight.health.ask import GONE, NEEDS_ROOT, NOT_SUPPORTED, REASONS, ask
 from sublight.health.record import (
     Activity,
     Clocks,
@@ -57,17 +57,21 @@ class Reader:
     """Reads all GPUs again and again; GPM counts from one reading to the next."""
 
     def __init__(self, nvml: Any, handles: list[Any] | None = None) -> None:
-        """`handles`: these GPUs alone, and once: nothing is counted. Raises NVML's error where there is no driver."""
+        """`handles`: these GPUs alone, and once: nothing is counted. Raises NVML's error where there is no driver.
+
+        A GPU that the driver counts and does not reach is lost; one that this user may not see is left out."""
         self._nvml = nvml
         nvml.nvmlInit()
         counts = handles is None
         if handles is None:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
-        self._gpus = [_Gpu(nvml, handle, counts=counts) for handle in handles]
+            count = nvml.nvmlDeviceGetCount()
+            handles = [ask(nvml, functools.partial(_handle, at=at)) for at in range(count)]
+        hidden = Unavailable(REASONS[NEEDS_ROOT])
+        self._gpus = [_Gpu(nvml, one, at, counts=counts) for at, one in enumerate(handles) if one != hidden]
         self._events = self._watch() if counts else Unavailable("not watched")
 
     def versions(self) -> Versions:
-        """Of the driver alone."""
+        """The driver's own versions."""
         cuda = ask(self._nvml, lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion()))
         return Versions(
             driver=ask(self._nvml, lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
@@ -85,7 +89,7 @@ class Reader:
 
         def register(nvml: Any) -> Any:
             events = nvml.nvmlEventSetCreate()
-            for gpu in self._gpus:
+            for gpu in (gpu for gpu in self._gpus if not isinstance(gpu.handle, Unavailable)):
                 nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, events)
             return events
 
@@ -103,10 +107,16 @@ class Reader:
                     gpu.events.append(Xid(number=int(event.eventData)))
 
 
+def _handle(nvml: Any, at: int) -> Any:
+    return nvml.nvmlDeviceGetHandleByIndex(at)
+
+
 class _Gpu:
-    def __init__(self, nvml: Any, handle: Any, *, counts: bool) -> None:
+    def __init__(self, nvml: Any, handle: Any, at: int, *, counts: bool) -> None:
+        """`handle`: NVML's, or why there is none."""
         self._nvml, self.handle = nvml, handle
-        self._index = known(self._ask(lambda nvml, handle: int(nvml.nvmlDeviceGetIndex(handle)))) or 0
+        index = self._ask(lambda nvml, handle: int(nvml.nvmlDeviceGetIndex(handle)))
+        self._index = at if isinstance(index, Unavailable) else index
         self.events: list[Xid] = []
         self.uuid = known(self._ask(_uuid)) or ""
         self._name = known(self._ask(lambda nvml, handle: str(nvml.nvmlDeviceGetName(handle)))) or "unknown GPU"
@@ -135,9 +145,12 @@ class _Gpu:
             xids_from=sources,
         )
         reasons = [value.reason for _, value in leaves(state) if isinstance(value, Unavailable)]
-        return replace(state, lost=next((reason for reason in reasons if reason in GONE), ""))
+        unreached = self.handle.reason if isinstance(self.handle, Unavailable) else ""
+        return replace(state, lost=next((reason for reason in reasons if reason in GONE), unreached))
 
     def _ask(self, question: Callable[[Any, Any], _T]) -> _T | Unavailable:
+        if isinstance(self.handle, Unavailable):
+            return self.handle
         return ask(self._nvml, lambda nvml: question(nvml, self.handle))
 
     def _activity(self) -> Activity:
@@ -344,7 +357,7 @@ def _memory_temperature(nvml: Any, handle: Any) -> float:
 
 
 def _nvlinks(nvml: Any, handle: Any) -> list[bool]:
-    """Of each link, whether it is up; a GPU has as many as answer."""
+    """Whether each link is up; a GPU has as many links as answer."""
     links: list[bool] = []
     for at in range(nvml.NVML_NVLINK_MAX_LINKS):
         state = ask(nvml, lambda nvml, at=at: bool(nvml.nvmlDeviceGetNvLinkState(handle, at)))  # type: ignore[misc]

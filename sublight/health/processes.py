@@ -19,7 +19,7 @@ _CONTAINERS = (  # what stands in a line of /proc/PID/cgroup -> what a person ca
 
 
 def command(pid: int) -> Words:
-    """Its command line, or its name where it has none."""
+    """A process's command line, or its name where it has none."""
     try:
         words = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         return words or (PROC / str(pid) / "comm").read_text().strip()
@@ -30,7 +30,7 @@ def command(pid: int) -> Words:
 
 
 def container(pid: int) -> Words:
-    """Its container's kind and number; empty where it runs in none."""
+    """The kind and number of a process's container; empty where it runs in none."""
     try:
         return container_in((PROC / str(pid) / "cgroup").read_text())
     except PermissionError:

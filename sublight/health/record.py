@@ -203,7 +203,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """Of what must fit together."""
+    """Versions of what must fit together: driver, CUDA, torch."""
 
     driver: Words = UNREAD
     driver_cuda: Words = UNREAD  # the newest CUDA that the driver runs: 12.8

@@ -32,7 +32,7 @@ _CARD = re.compile(r"card\d+")
 
 
 def read(vendor: Vendor, first_index: int = 0) -> tuple[GpuState, ...] | Unavailable:
-    """Its GPUs, or why none is seen."""
+    """This vendor's GPUs, or why none is seen."""
     if not CARDS.exists():
         return Unavailable(f"no {CARDS}: this system does not show GPUs there")
     cards = [card for card in sorted(CARDS.iterdir()) if _CARD.fullmatch(card.name)]
@@ -145,7 +145,7 @@ def _first(*paths: Path, scale: float) -> Number:
 
 
 def _generation(path: Path) -> Any:
-    """From "16.0 GT/s PCIe"."""
+    """The PCIe generation, from a text such as "16.0 GT/s PCIe"."""
     words = _text(path)
     if words is None:
         return Unavailable(f"the kernel shows no {path.name} of it")

@@ -15,7 +15,7 @@ from sublight.pyprof.recorder import Options
 
 def run_code(code: CodeType, names: dict[str, Any], options: Options, *, command: str) -> tuple[PythonProfile, Any]:
     """The profile, and what the code raised (None where nothing): the caller decides what becomes of it."""
-    one = recorder.make(options, program=code.co_filename)
+    one = recorder.make(options, program=(code.co_filename,))
     one.abandon()  # what an earlier cell left
     error: BaseException | None = None
     began_s, began_cpu_s = time.perf_counter(), time.process_time()

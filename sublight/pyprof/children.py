@@ -61,7 +61,7 @@ class Following:
             os.unsetenv("PYTHONPATH")
 
     def begin_child(self, own: Recorder) -> None:
-        """In the child: record until it ends, whichever way."""
+        """Called in a forked child: record until the child ends, whichever way."""
         self.recorder, self._is_child = own, True
         (self.folder / f"{os.getpid()}.began").touch()
         exit_now = os._exit
@@ -75,6 +75,17 @@ class Following:
         if (module := native.module()) is not None:
             module.before_termination(self.write)
         own.start()
+
+    def pause(self) -> None:
+        """Before a fork no thread of ours runs: Python would warn of it."""
+        self.recorder.pause()
+        if (module := native.module()) is not None:
+            module.termination_pause()
+
+    def resume(self) -> None:
+        self.recorder.resume()
+        if (module := native.module()) is not None:
+            module.termination_resume()
 
     def write(self) -> None:
         """Once: what this child has recorded so far. Whoever comes second waits: the process ends behind it."""
@@ -99,12 +110,15 @@ def compact(process: PythonProcess) -> PythonProcess:
 
 def _before_fork() -> None:
     if Following.current is not None:
-        Following.current.recorder.pause()
+        Following.current.pause()
 
 
 def _after_fork() -> None:
-    if Following.current is not None:
-        Following.current.recorder.resume()
+    following = Following.current
+    if following is not None and (module := native.module()) is not None:
+        module.after_fork(following.resume, __file__)
+    elif following is not None:
+        following.resume()
 
 
 def _forked() -> None:
@@ -124,7 +138,7 @@ def _forked() -> None:
 
 
 def begin_spawned(settings: str, paths: str) -> None:
-    """In a started child, before its program."""
+    """Called in a started child before its program runs."""
     data = json.loads(settings)
     folder = Path(data.pop("folder"))
     options = Options(**data)
@@ -186,7 +200,7 @@ def gather(folder: Path) -> tuple[list[PythonProcess], list[str]]:
     if running:
         notes.append(f"{running} of its processes still run{'s' * (running == 1)}: not in here")
     if silent:
-        notes.append(f"{silent} of its processes ended without a word (killed?): not in here")
+        notes.append(f"{silent} of its processes ended without a word (killed, or an old Python): not in here")
     return found, notes
 
 

@@ -9,6 +9,7 @@ ENTRIES = (  # whose frames call the program
     str(Path(__file__).parents[1] / "trace" / "capture" / "script.py"),
     str(Path(__file__).with_name("block.py")),
 )
+BEHIND = str(Path(__file__).parents[1] / "trace" / "capture" / "interrupt.py")  # which they call when it is over
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 

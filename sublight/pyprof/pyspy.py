@@ -21,6 +21,7 @@ from sublight.sampling import Frame, Row, Samples
 
 MISSING = "py-spy is not installed: pip install py-spy"
 _THREAD = re.compile(r'^(?:Process (\d+) )?Thread (\S+?)(?: "(.*)")?$')
+_HEADING = re.compile(r'thread \(|process \d+:"')  # what py-spy puts above a stack
 LONGEST_S = 10**6
 
 
@@ -116,7 +117,7 @@ def processes(data: dict[str, Any], pid: int, command: str) -> list[PythonProces
         Frame(str(one.get("file") or ""), str(one["name"]), int(one.get("line") or 0), 0)
         for one in data["shared"]["frames"]
     )
-    names_thread = {at for at, frame in enumerate(frames) if not frame.file and frame.function.startswith("thread (")}
+    no_function = {at for at, frame in enumerate(frames) if not frame.file and _HEADING.match(frame.function)}
     rows: dict[int, list[Row]] = {}
     names: dict[int, list[str]] = {}
     stacks: dict[tuple[int, ...], int] = {}
@@ -130,7 +131,7 @@ def processes(data: dict[str, Any], pid: int, command: str) -> list[PythonProces
         for stack, weight in zip(profile["samples"], profile["weights"], strict=True):
             wall_ns = round(weight * 1e9)
             at_ns += wall_ns
-            kept = tuple(frame for frame in stack if frame not in names_thread)
+            kept = tuple(frame for frame in stack if frame not in no_function)
             if not kept:
                 continue
             number = stacks.setdefault(kept, len(stacks))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
 from sublight.sampling import UNKNOWN, Frame, Row, Samples
 
 FORMAT = "sublight pyprof 1"
@@ -117,7 +117,8 @@ class PythonProfile:
 
 
 def read(path: str) -> PythonProfile:
-    """One line where it cannot be read."""
+    """A profile that --json wrote; one line where it cannot be read."""
+    refuse_device(path)
     try:
         return PythonProfile.from_json(json.loads(Path(path).read_bytes()))
     except FileNotFoundError:

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from sublight import sampling
 from sublight.pyprof import native
-from sublight.pyprof.ours import ENTRIES, is_ours
+from sublight.pyprof.ours import BEHIND, ENTRIES, is_ours
 from sublight.pyprof.record import Mode, PythonProcess
 from sublight.pyprof.tracer import Tracer
 from sublight.sampling import MANY, UNKNOWN, Frame, Row, Sampler, Samples, line_before
 
 SWITCH_S = 0.0005  # that Python may keep its lock from a sampler in Python: a look that comes late sees a later line
+DEEPEST = 1000  # frames that the C sampler keeps of a stack, from the inside (sampler.c)
+DEEPER = Frame("", "cut: the frames outside of these", 0)
 _BOOTSTRAP = ("Thread._bootstrap", "Thread._bootstrap_inner", "_run_code", "_run_module_code", "run_module")
 
 
@@ -41,8 +44,10 @@ class Recorder(Protocol):
     def abandon(self) -> None: ...
 
 
-def make(options: Options, *, program: str = "", say: Callable[[str], None] = lambda line: None) -> Recorder:
-    """`program`: its file, where the recorder starts before it does."""
+def make(
+    options: Options, *, program: tuple[str, ...] = (), say: Callable[[str], None] = lambda line: None
+) -> Recorder:
+    """`program`: its files, where the recorder starts before it does."""
     module = native.module(say)
     if options.mode != "sample":
         timed = options.mode == "trace"
@@ -180,7 +185,7 @@ class PythonLooks:
             pid=os.getpid(),
             parent=os.getppid(),
             command=this_command(),
-            samples=without_ours(samples),
+            samples=without_ours(samples, deepest=sampling.DEEPEST),
             looks=len({row.time_ns for row in samples.rows}),
             how=f"sampler in Python ({native.Native.reason}): a look costs more, and waits are not told apart",
         )
@@ -199,12 +204,19 @@ class PythonLooks:
         self._sampler = Sampler(hz=self._hz)
 
 
-def without_ours(samples: Samples) -> Samples:
-    """Less the frames that called the program, and what a thread begins with; looks that saw nothing else go."""
+def without_ours(samples: Samples, *, deepest: int = DEEPEST) -> Samples:
+    """Less the frames that called the program, and what a thread begins with; looks that saw nothing else go.
+
+    A stack of as many frames as a look keeps may have had more: `DEEPER` stands for what called them."""
     cut = [_cut(tuple(samples.frames[number] for number in stack), stack) for stack in samples.stacks]
+    deeper = len(samples.frames)
+    cut = [
+        (deeper, *left) if left and len(whole) >= deepest else left
+        for whole, left in zip(samples.stacks, cut, strict=True)
+    ]
     rows = tuple(row for row in samples.rows if cut[row.stack])
     return Samples(
-        frames=samples.frames,
+        frames=(*samples.frames, DEEPER) if any(deeper in stack for stack in cut) else samples.frames,
         stacks=tuple(stack or (0,) for stack in cut) if samples.frames else (),
         threads=samples.threads,
         labels=samples.labels,
@@ -223,7 +235,8 @@ def _cut(frames: tuple[Frame, ...], stack: tuple[int, ...]) -> tuple[int, ...]:
     last = len(frames)
     while last > first and is_ours(frames[last - 1].file):  # the recorder itself, as it stops
         last -= 1
-    is_ours_alone = not first and last < len(frames)  # before the program, or behind it
+    is_behind = first < len(frames) and frames[first].file == BEHIND
+    is_ours_alone = is_behind or (not first and last < len(frames))  # before the program, or behind it
     return () if is_ours_alone else stack[first:last]
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import sublight
 from sublight.pyprof import native, recorder
-from sublight.pyprof.ours import ENTRIES
+from sublight.pyprof.ours import BEHIND, ENTRIES
 from sublight.pyprof.record import PythonProcess, PythonProfile
 from sublight.pyprof.recorder import NativeLooks, Options, PythonLooks, RawRow, Recorder, without_ours
 from sublight.pyprof.tables import Split, tables
@@ -136,6 +142,47 @@ def test_a_recorder_starts_again() -> None:
     assert sees_something()
 
 
+CROWDED = """
+import json, os, subprocess, sys, time
+from sublight.pyprof import recorder
+from sublight.pyprof.recorder import Options
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+try:
+    time.sleep(0.3)
+    one = recorder.make(Options(hz=100))
+    one.start()
+    began_s, end_s = time.monotonic(), time.thread_time() + 0.4
+    while time.thread_time() < end_s:
+        sum(range(1000))
+    waited_s = time.monotonic() - began_s
+    seen = one.stop()
+finally:
+    for other in others:
+        other.kill()
+        other.wait()
+rows = [row for row in seen.samples.rows if row.thread == 0]
+seen_s, seen_cpu_s = sum(row.wall_ns for row in rows) * 1e-9, sum(row.cpu_ns for row in rows) * 1e-9
+print(json.dumps([waited_s, seen.looks, seen_s, seen_cpu_s]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="pins processes to a core")
+def test_looks_count_time_on_a_core_where_many_wait_for_it() -> None:
+    """By the clock there would be five times as many for each second that the program runs, each at the same cost."""
+    if native.module() is None:
+        pytest.skip(f"the C part was not built: {native.Native.reason}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(sublight.__file__).parents[1])}
+    command = [sys.executable, "-c", CROWDED]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    wall_s, looks, seen_s, seen_cpu_s = json.loads(ran.stdout)
+    assert wall_s > 1.2, "the others were to take most of the core"
+    most = 15 + 1.3 * 100 * max(0.4, wall_s / 8)  # at most eight times as long between two
+    assert 15 <= looks <= most, f"{looks} looks at 100 Hz for 0.4 s on a core, of {wall_s:.1f} s"
+    assert seen_s == pytest.approx(wall_s, rel=0.2, abs=0.2), "no time is lost by it"
+    assert seen_cpu_s == pytest.approx(0.4, rel=0.2)
+
+
 def test_ours_are_cut_off_the_stacks() -> None:
     frames = (
         Frame("/usr/lib/python3.11/cli.py", "main", 1, 1),
@@ -148,3 +195,18 @@ def test_ours_are_cut_off_the_stacks() -> None:
     rows = tuple(Row(1, 0, number, 1, 1) for number in range(6))
     found = without_ours(Samples(frames=frames, stacks=stacks, threads=("main",), labels=("",), rows=rows))
     assert [found.stacks[row.stack] for row in found.rows] == [(2,), (2,), (2,)]
+
+
+def test_what_is_cut_from_a_deep_stack_is_named() -> None:
+    frames, stacks = (Frame("x.py", "f", 1), Frame("x.py", "g", 2)), ((0, 1, 0), (0, 1))
+    rows = tuple(Row(10, 0, number, 1, 1) for number in range(2))
+    samples = Samples(frames=frames, stacks=stacks, threads=("main",), labels=("",), rows=rows)
+    found = without_ours(samples, deepest=3)
+    assert [frame.function for frame in found.stack(rows[0])] == [recorder.DEEPER.function, "f", "g", "f"]
+    assert [frame.function for frame in found.stack(rows[1])] == ["f", "g"]
+
+
+def test_what_we_do_behind_the_program_is_not_its_time() -> None:
+    frames = (Frame(ENTRIES[0], "run", 1), Frame(BEHIND, "Interrupts.hold", 2), Frame("signal.py", "getsignal", 3))
+    samples = Samples(frames=frames, stacks=((0, 1, 2),), threads=("main",), labels=("",), rows=(Row(10, 0, 0, 1, 1),))
+    assert not without_ours(samples).rows

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter, process_time  # as they are now: a program may put its own in their place
 
+from sublight.errors import BadInput
 from sublight.pyprof import children, recorder
 from sublight.pyprof.record import PythonProfile
 from sublight.pyprof.recorder import Options, Recorder
@@ -32,7 +35,7 @@ class _Run:
 
     def finish(self, exit_code: int, *notes: str) -> PythonProfile:
         self.is_over = True
-        wall_s, cpu_s = time.perf_counter() - self.began_s, time.process_time() - self.began_cpu_s
+        wall_s, cpu_s = perf_counter() - self.began_s, process_time() - self.began_cpu_s
         self.following.end()
         process = children.compact(self.own.stop())
         others, missing = children.gather(self.folder)
@@ -58,17 +61,30 @@ def run(
     interrupts: Interrupts,
 ) -> int:
     """The program's exit status; `report` gets the profile, in this process alone, when the program has ended."""
-    own = recorder.make(options, program=target.file, say=say)
+    own = recorder.make(options, program=target.files, say=say)
     folder = Path(tempfile.mkdtemp(prefix="sublight-pyprof-"))
     following = children.Following(options, folder, own)
     one, process = _Run(target, options, folder, own, following), os.getpid()
+
+    deepest = sys.getrecursionlimit()
+
+    def end(exit_code: int, *notes: str) -> None:
+        sys.setrecursionlimit(max(deepest, sys.getrecursionlimit()))  # the program may have lowered it
+        try:
+            report(one.finish(exit_code, *notes))
+        except BadInput:  # a file that cannot be written is the user's to mend
+            raise
+        except (OSError, ValueError, RecursionError, MemoryError) as error:  # all that the program left us to work with
+            say(f"no report: {type(error).__name__}: {error}")
+        finally:
+            with contextlib.suppress(OSError):
+                children.remove(folder)
 
     def leave(words: str, exit_code: int = 0) -> None:
         """The program ends without coming back: the report is made before."""
         if not one.is_over:
             say(words)
-            report(one.finish(exit_code, words))
-            children.remove(folder)
+            end(exit_code, words)
 
     def leave_by_exit(status: int) -> None:
         leave("the program ends by os._exit: what it would have done at its exit is not done", status)
@@ -77,7 +93,7 @@ def run(
         leave(f"the program becomes {name} by exec: the profile ends here")
 
     with script.watching_exit(leave_by_exit, first=own.hold), children.watching_exec(leave_by_exec):
-        one.began_s, one.began_cpu_s = time.perf_counter(), time.process_time()
+        one.began_s, one.began_cpu_s = perf_counter(), process_time()
         following.begin()
         own.start()
         ended = script.run(target, interrupts)
@@ -87,9 +103,5 @@ def run(
             return ended.exit_code
         if one.is_over:  # it was to become another program, and could not
             return ended.exit_code
-        profile = one.finish(ended.exit_code, *(["interrupted"] if ended.interrupted else []))
-    try:
-        report(profile)
-    finally:
-        children.remove(folder)
+    end(ended.exit_code, *(["interrupted"] if ended.interrupted else []))
     return ended.exit_code

@@ -71,7 +71,7 @@ class Figure:
 
     @property
     def line(self) -> int:
-        """Where most of its own time goes; else where it begins."""
+        """The line that takes most of a function's own time; else its first line."""
         return max(self.lines, key=self.lines.__getitem__) if self.lines else self.frame.line
 
 
@@ -187,7 +187,7 @@ def _of_calls(profile: PythonProfile) -> Tables:
 
 
 def _outermost(thread: ThreadCalls) -> list[bool]:
-    """Of each node, whether no node above it is of the same function: only those add to the function's total."""
+    """Whether no node above a node is of the same function: only such nodes add to the function's total."""
     below: list[list[int]] = [[] for _ in thread.nodes]
     for at, node in enumerate(thread.nodes[1:], 1):
         below[node.parent].append(at)

@@ -102,7 +102,7 @@ def _host_timer(name: str, clock: Clock, measures: str, use: str) -> Timer:
 
 
 def cost_s(clock: Clock, *, wall: Clock = time.perf_counter) -> float:
-    """Of one reading: the fastest of some counts, less the loop around it."""
+    """The cost of one reading: the fastest of several counts, less the loop's own time."""
     best_s = empty_s = float("inf")
     for _ in range(TURNS):
         began_s = wall()

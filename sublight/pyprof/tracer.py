@@ -22,16 +22,17 @@ from sublight.sampling import Frame
 COST = "each call takes some 15 times as long"
 TOOLS = (3, 4, 2, 5)  # free ones of sys.monitoring; 2 is cProfile's
 _CLOCKS = Path("/sys/devices/system/clocksource/clocksource0/available_clocksource")
+_AT_FORKS = str(Path(__file__).with_name("children.py"))
 _Node = tuple[int, int, int, int, int]  # parent, function, calls, resumes, total
 _Threads = Sequence[tuple[str | None, int, Sequence[_Node], int]]  # name, number, nodes, lost
 _SUSPENDS = 0x20 | 0x80 | 0x200  # a code object's flags: generator, coroutine, asynchronous generator
 
 
 class Tracer:
-    """Counts from `start` to `stop`; with a `program`, the main thread from that file's first frame to its end."""
+    """Counts from `start` to `stop`; with a `program`, the main thread inside the frames of its files alone."""
 
-    def __init__(self, module: Any, *, timed: bool, builtins: bool, events: int, program: str = "") -> None:
-        self._module, self._timed, self._builtins, self._events, self._file = module, timed, builtins, events, program
+    def __init__(self, module: Any, *, timed: bool, builtins: bool, events: int, program: tuple[str, ...] = ()) -> None:
+        self._module, self._timed, self._builtins, self._events, self._files = module, timed, builtins, events, program
         self._in_python = InPython(timed=timed, builtins=builtins, program=program) if module is None else None
         self._tool = -1
         self._hook: Any = None
@@ -42,7 +43,7 @@ class Tracer:
             self._in_python.begin(self._at_begin())
         else:
             how = (self._timed, self._builtins, self._events, _has_counter(), _running_threads())
-            self._module.trace_start(*how, self._file, self._at_begin())
+            self._module.trace_start(*how, self._files, self._at_begin())
         if sys.version_info >= (3, 12):
             self._watch()
             return
@@ -58,14 +59,16 @@ class Tracer:
     def stop(self) -> PythonProcess:
         if sys.version_info >= (3, 12):
             self._unwatch()
-        elif self._in_python is not None:
-            self.taken_away = _is_main() and sys.getprofile() != self._hook  # equal, not the same: a bound method
-            sys.setprofile(None)
-            threading.setprofile(None)
         else:
-            self.taken_away = _is_main() and not self._module.trace_has_hook()
-            self._module.trace_hook(False)
+            self.taken_away = threading.getprofile() != self._hook  # equal, not the same: a bound method
             threading.setprofile(None)
+            if self._in_python is not None:
+                self.taken_away |= _is_main() and sys.getprofile() != self._hook
+                sys.setprofile(None)
+            else:
+                self._module.trace_stop()
+                self.taken_away |= self._module.trace_was_taken_away()
+                self._module.trace_hook(False)
         source = self._in_python or self._module
         source.trace_stop()
         threads, functions, events, wall_ns = source.trace_seen()
@@ -175,13 +178,17 @@ def calls_of(threads: _Threads, functions: Sequence[Any], events: Sequence[tuple
 
 
 def _program(nodes: Sequence[_Node], frames: Sequence[Frame]) -> dict[int, int]:
-    """The nodes that are the program's, by their new numbers; in a forked child, and where `os._exit` ends the program,
-    the last calls are ours."""
+    """The nodes that are the program's, by their new numbers. Ours are the last ones in a forked child, and those that
+    stand where the program forks or calls `os._exit`."""
     kept = {0: 0}
     for at, (parent, function, *_) in enumerate(nodes):
+        if not at or parent not in kept:  # the first is the root
+            continue
         frame = frames[function]
-        ours = is_ours(frame.file) and (parent == 0 or frame.function.endswith("<locals>._exit"))
-        if at and parent in kept and not ours and not frame.function.startswith(f"{native.NAME}."):
+        ours = is_ours(frame.file) and (
+            parent == 0 or frame.file == _AT_FORKS or frame.function.endswith("<locals>._exit")
+        )
+        if not ours and not frame.function.startswith(f"{native.NAME}."):
             kept[at] = len(kept)
     return kept
 
@@ -195,10 +202,10 @@ def _frame(function: Any) -> Frame:
 class InPython:
     """The same as the C part gives, in Python: a call takes some 15 times as long."""
 
-    def __init__(self, *, timed: bool, builtins: bool, program: str = "") -> None:
-        self._timed, self._builtins, self._file = timed, builtins, program
+    def __init__(self, *, timed: bool, builtins: bool, program: tuple[str, ...] = ()) -> None:
+        self._timed, self._builtins, self._files = timed, builtins, program
         self._program: Any = None
-        self._main = (threading.get_ident(), "before" if program else "inside")
+        self._main, self._inside = threading.get_ident(), not program
         self._at_begin: Any = None
         self._local = threading.local()
         self._threads: list[dict[str, Any]] = []
@@ -251,21 +258,18 @@ class InPython:
 
     def _begins(self, thing: Any) -> bool:
         """Whether a call counts, though the program does not run in the main thread: of another; or it begins now."""
-        ident, stands = self._main
-        if threading.get_ident() != ident:
+        if threading.get_ident() != self._main:
             return True
-        if stands == "after" or not isinstance(thing, CodeType):
-            return False
-        if (thing.co_filename, thing.co_name) != (self._file, "<module>"):
+        if not isinstance(thing, CodeType) or thing.co_name != "<module>" or thing.co_filename not in self._files:
             return False
         self._program = thing
         if self._at_begin is not None:
             self._at_begin(thing)
-        self._main = (ident, "inside")
+        self._inside = True
         return True
 
     def _enter(self, thing: Any, resumed: bool) -> None:
-        if not self._on or (self._main[1] != "inside" and not self._begins(thing)):
+        if not self._on or (not self._inside and not self._begins(thing)):
             return
         thread = getattr(self._local, "thread", None)
         if thread is None:
@@ -287,7 +291,7 @@ class InPython:
 
     def _leave(self, thing: Any = None) -> None:
         if thing is self._program is not None:
-            self._main = (self._main[0], "after")
+            self._inside = False
         thread = getattr(self._local, "thread", None)
         if self._on and thread is not None and thread["open"]:
             node, start_ns = thread["open"].pop()

@@ -216,7 +216,7 @@ def test_the_main_thread_counts_from_the_program_to_its_end(tmp_path: Any) -> No
     file.write_text("len('x')\nabs(-1)\n")
     for kind in ("c", "python"):
         for timed in (True, False):
-            tracer = Tracer(module(kind), timed=timed, builtins=True, events=0, program=str(file))
+            tracer = Tracer(module(kind), timed=timed, builtins=True, events=0, program=(str(file),))
             code = compile(file.read_text(), str(file), "exec")
             tracer.start()
             len("before")
@@ -247,3 +247,38 @@ def test_what_we_do_at_os_exit_is_not_the_programs() -> None:
     assert [(node.function, node.calls) for node in thread.nodes[1:]] == [(0, 1), (2, 1)], (
         "the program's own getpid stays"
     )
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring is nobody's to take away")
+def test_a_profile_function_of_the_programs_is_noticed() -> None:
+    def in_a_thread(job: Any) -> None:
+        thread = threading.Thread(target=job)
+        thread.start()
+        thread.join()
+
+    takers: dict[str, Any] = {
+        "nobody": lambda: in_a_thread(leaf),
+        "a thread": lambda: in_a_thread(lambda: sys.setprofile(None)),
+        "all threads to come": lambda: threading.setprofile(None),
+        "the main thread": lambda: sys.setprofile(None),
+    }
+    for kind in ("c", "python"):
+        for name, taker in takers.items():
+            if (kind, name) == ("python", "a thread"):
+                continue  # only the C part sees that
+            tracer = Tracer(module(kind), timed=True, builtins=True, events=0)
+            tracer.start()
+            taker()
+            tracer.stop()
+            assert tracer.taken_away == (name != "nobody"), (kind, name)
+
+
+def test_calls_that_hold_those_that_are_kept_are_kept() -> None:
+    tracer = Tracer(module("c"), timed=True, builtins=False, events=10)
+    tracer.start()
+    job()
+    calls = tracer.stop().calls
+    assert calls is not None
+    (thread,) = calls.threads
+    names = Counter(calls.functions[thread.nodes[event.node].function].function for event in calls.events)
+    assert names == {"leaf": 10, "job": 1}, "the tenth leaf ends before job does"

@@ -67,7 +67,7 @@ class ThreadTree:
 
 
 def trees(profile: PythonProfile) -> list[ThreadTree]:
-    """Those in which something was seen, the busiest first after the main thread."""
+    """The threads' trees in which something was seen: the main thread's, then the busiest first."""
     began_ns = min(
         (process.samples.rows[0].time_ns - process.samples.rows[0].wall_ns
          for process in profile.processes if process.samples and process.samples.rows),

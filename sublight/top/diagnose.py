@@ -281,7 +281,7 @@ class Copy:
 
 
 def _how_many(launch: Callable[[], Any]) -> int:
-    """That fill a batch."""
+    """How many calls fill a batch."""
     import torch
 
     launch()
@@ -301,7 +301,7 @@ def gpu_loads() -> tuple[Load, ...]:
 
 
 def gpu_name() -> str:
-    """As torch names cuda:0."""
+    """The name that torch gives to cuda:0."""
     import torch
 
     return str(torch.cuda.get_device_name(0))

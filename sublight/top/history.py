@@ -10,7 +10,7 @@ LOOKS = 120
 
 
 class History:
-    """Of each GPU and of the host, by the names of the record's innermost fields."""
+    """The last values of each GPU and of the host, under the names of the record's innermost fields."""
 
     def __init__(self, looks: int = LOOKS) -> None:
         self._rows: deque[dict[tuple[str, str], float]] = deque(maxlen=looks)

@@ -113,7 +113,11 @@ def server(words: str, look: Callable[[], Snapshot]) -> ThreadingHTTPServer:
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def do_HEAD(self) -> None:  # what asks whether a service is there asks so
+            self.do_GET()
 
         def log_message(self, format: str, *arguments: Any) -> None:
             """A line a scrape would fill the terminal."""

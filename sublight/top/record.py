@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
 from sublight.health.record import Snapshot, from_json, to_json
 
 HEAD = {"format": "sublight top", "version": 1}
@@ -36,6 +36,7 @@ class Writer:
 
 def read(path: Path) -> list[Snapshot]:
     """All of a session; a last line that was cut off is left out."""
+    refuse_device(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -57,7 +58,7 @@ def _snapshots(path: Path, lines: list[str]) -> Iterator[Snapshot]:
                     raise ValueError("another format")
                 continue
             yield from_json(Snapshot, data)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number == len(lines) > 1 and isinstance(error, json.JSONDecodeError):
                 return  # whoever wrote it was stopped in the middle of a line
             if number == 1:

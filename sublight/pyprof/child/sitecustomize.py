@@ -1,14 +1,15 @@
 """Begins the profile of a child that was started, not forked; then the `sitecustomize` that this one stands before.
 
-It runs in whatever Python the program starts, so it takes nothing for granted and lets nothing of itself fail aloud.
+It runs in whatever Python the program starts, Python 2 included, so it takes nothing for granted and lets nothing of
+itself fail aloud.
 """
 
-import contextlib
+# mypy: allow-untyped-defs, allow-untyped-calls
 import os
 import sys
 
 
-def _begin() -> None:
+def _begin():
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != folder]
     settings = os.environ.pop("SUBLIGHT_PYPROF", "")
@@ -18,18 +19,40 @@ def _begin() -> None:
         os.environ["PYTHONPATH"] = rest
     else:
         os.environ.pop("PYTHONPATH", None)
-    if settings and sys.version_info >= (3, 11):
-        package = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
-        sys.path.append(package)
+    if not settings:
+        return
+    if sys.version_info < (3, 11):  # noqa: UP036
+        _say_that_it_began(settings)
+        return
+    package = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
+    sys.path.append(package)
+    try:
+        from sublight.pyprof import children
+
+        children.begin_spawned(settings, paths)
+    except Exception:
+        _say_that_it_began(settings)
+    finally:
+        sys.path.remove(package)
+
+
+def _say_that_it_began(settings):
+    """The parent counts it among those that it knows nothing of."""
+    import json
+
+    folder = json.loads(settings)["folder"]
+    if os.path.isdir(folder):
+        open(os.path.join(folder, "%d.began" % os.getpid()), "w").close()  # noqa: UP031
+
+
+def _next():
+    if sys.version_info < (3, 4):  # noqa: UP036
+        ours = sys.modules.pop("sitecustomize")
         try:
-            from sublight.pyprof import children
-
-            children.begin_spawned(settings, paths)
-        finally:
-            sys.path.remove(package)
-
-
-def _next() -> None:
+            import sitecustomize  # noqa: F401
+        except ImportError:
+            sys.modules["sitecustomize"] = ours
+        return
     import importlib.machinery
     import importlib.util
 
@@ -40,6 +63,8 @@ def _next() -> None:
         spec.loader.exec_module(module)
 
 
-with contextlib.suppress(Exception):  # the child runs as without us; the parent says that it was not followed
+try:  # noqa: SIM105
     _begin()
+except Exception:  # the child runs as without us
+    pass
 _next()

@@ -20,7 +20,7 @@ from sublight.backend import native
 
 NAME = "sublight_pyprof"
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("sampler.c", "tracer.c", "breaker.c", "ending.c", "module.c")
+    Path(__file__).with_name(name) for name in ("sampler.c", "waits.c", "tracer.c", "breaker.c", "ending.c", "module.c")
 )
 HEADER = Path(__file__).with_name("native.h")
 BUILD_S = 120.0
@@ -81,7 +81,7 @@ def command(out: Path) -> list[str]:
 
 @functools.cache
 def file_of() -> Path:
-    """Where the built module lies: one for each Python and version of the sources."""
+    """The path of the built module: one for each Python and version of the sources."""
     texts = [file.read_text(encoding="utf-8") for file in (*SOURCES, HEADER)]
     digest = hashlib.sha256("\0".join([sys.version, os.uname().machine, *texts]).encode()).hexdigest()[:16]
     return native.cache_folder() / f"{NAME}-{digest}.so"

@@ -8,18 +8,19 @@
 #include "native.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#define DEEPEST 200       /* frames of a stack that are kept, from the inside */
+#define DEEPEST 1000      /* frames of a stack that are kept, from the inside; as many as Python lets a program have by default */
 #define MOST_STACKS 50000 /* distinct ones; those that come later are counted as stack 0 */
+#define MOST_PLACES 10000000 /* in all of them: 160 MB */
 #define MOST_ROWS 400000  /* after that only every other look is made, then every fourth */
+#define LONGEST 8         /* a look may be as many times later than asked for where the main thread waits for a core */
+#define SMALL_PART 10
 #define WAITS 10          /* a thread that ran for less than 1 - 1/WAITS of the time has waited: ask the system why */
-#define RUNTIME_BYTES (1 << 20) /* of CPython's own data, in which its lock lies */
 
 typedef struct { PyCodeObject *code; int instruction; } Place;
 typedef struct { uint64_t hash; int depth; Place *places; } Stack;
@@ -27,22 +28,21 @@ typedef struct { int64_t time, wall, cpu, core, look, late; int32_t thread, stac
 typedef struct { uint64_t id; long tid; int64_t cpu, delay; int64_t seen; int syscall_fd, sched_fd; unsigned long ident; PyObject *name; } Thread;
 
 static struct {
-    Stack *stacks; int stack_count, stack_room; int *slots; int slot_count;
+    Stack *stacks; int stack_count, stack_room; int *slots; int slot_count; size_t places;
     Row *rows; size_t row_count, row_room, drained;
     Thread *threads; int thread_count, thread_room;
-    pthread_t ticker;
+    pthread_t ticker; long ticker_tid;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     atomic_int running, asked;   /* asked: a look is due in the main thread, by this number */
     int due, every, paused;
-    int64_t period, last, late, looks, main_cpu, spent, ticker_cpu; /* spent: CPU time of looks in the main thread */
+    int64_t period, slept, last, late, looks, main_cpu, spent, ticker_cpu; /* spent: CPU time of looks in the main thread */
     Thread main;                 /* for the ticker's questions; `threads` is the look's */
     PyThreadState *own;          /* the ticker's */
     PyInterpreterState *interpreter;
 } S;
 
 static PyObject *active; /* threading's threads, by ident */
-extern char _PyRuntime[] __attribute__((weak));
 
 static int64_t now_of(clockid_t clock) {
     struct timespec t;
@@ -51,40 +51,9 @@ static int64_t now_of(clockid_t clock) {
 
 static clockid_t cpu_clock(long tid) { return ((~(clockid_t)tid) << 3) | 6; } /* the kernel's: a thread that ended is an error */
 
-static int open_of(long tid, const char *name) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/task/%ld/%s", tid, name);
-    return open(path, O_RDONLY | O_CLOEXEC);
-}
+static int64_t delay_of(Thread *t) { return core_delay(t->tid, &t->sched_fd); }
 
-/* ns that the thread was ready to run, and had no core; -1 where the system does not tell */
-static int64_t delay_of(Thread *t) {
-    char text[128];
-    long long ran, waited;
-    if (t->sched_fd == -2) t->sched_fd = open_of(t->tid, "schedstat");
-    if (t->sched_fd < 0) return -1;
-    ssize_t n = pread(t->sched_fd, text, sizeof text - 1, 0);
-    if (n <= 0) return -1;
-    text[n] = 0;
-    return sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : -1;
-}
-
-enum { UNKNOWN = -1, ELSEWHERE, LOCK, READY };
-
-/* What the thread does now: it waits for the interpreter's LOCK, waits ELSEWHERE, or is READY to run, or runs */
-static int state_of(Thread *t) {
-    char text[256];
-    long number;
-    unsigned long address;
-    if (t->syscall_fd == -2) t->syscall_fd = open_of(t->tid, "syscall");
-    if (t->syscall_fd < 0) return UNKNOWN;
-    ssize_t n = pread(t->syscall_fd, text, sizeof text - 1, 0);
-    if (n <= 0) return UNKNOWN;
-    text[n] = 0;
-    if (sscanf(text, "%ld %lx", &number, &address) != 2) return READY; /* "running" */
-    uintptr_t base = (uintptr_t)_PyRuntime;
-    return base && address >= base && address < base + RUNTIME_BYTES ? LOCK : ELSEWHERE;
-}
+static int state_of(Thread *t) { return thread_state(t->tid, &t->syscall_fd); }
 
 static Thread *thread_of(PyThreadState *state) {
     for (int i = S.thread_count - 1; i >= 0; i--)
@@ -135,7 +104,7 @@ static int stack_of(Place *places, int depth) {
         Stack *s = &S.stacks[S.slots[at]];
         if (s->hash == hash && s->depth == depth && !memcmp(s->places, places, depth * sizeof(Place))) return S.slots[at];
     }
-    if (S.stack_count >= MOST_STACKS) return 0;
+    if (S.stack_count >= MOST_STACKS || S.places + depth > MOST_PLACES) return 0;
     if (S.stack_count == S.stack_room) {
         int room = S.stack_room ? 2 * S.stack_room : 1024;
         Stack *more = realloc(S.stacks, room * sizeof(Stack));
@@ -148,6 +117,7 @@ static int stack_of(Place *places, int depth) {
     for (int i = 0; i < depth; i++) Py_INCREF(kept[i].code); /* else another could get the same address */
     S.stacks[S.stack_count] = (Stack){hash, depth, kept};
     S.slots[at] = S.stack_count;
+    S.places += depth;
     return S.stack_count++;
 }
 
@@ -178,8 +148,8 @@ static int add_row(Row row) {
     return 0;
 }
 
-/* With the interpreter's lock held. Errors of the program that is looked at are left alone. */
-static void look(void) {
+/* With the interpreter's lock held, in the thread `here`. Errors of the program that is looked at are left alone. */
+static void look(long here) {
     Place places[DEEPEST];
     int64_t now = now_of(CLOCK_MONOTONIC), wall = now - S.last;
     S.last = now;
@@ -201,7 +171,7 @@ static void look(void) {
                 int64_t delay = delay_of(t);
                 row.core = t->delay >= 0 && delay >= 0 ? delay - t->delay : -1;
                 if (row.core > wall - ran) row.core = wall - ran;
-                row.state = state_of(t);
+                row.state = t->tid == here ? READY : state_of(t); /* it runs this very look */
                 t->delay = delay;
             } else {
                 row.core = 0, row.state = READY;
@@ -224,7 +194,7 @@ static int pending(void *number) {
     if (atomic_load(&S.running) && atomic_compare_exchange_strong(&S.asked, &wanted, 0)) {
         int64_t before = now_of(CLOCK_THREAD_CPUTIME_ID);
         S.late = 0;
-        look();
+        look(S.main.tid);
         S.spent += now_of(CLOCK_THREAD_CPUTIME_ID) - before;
     }
     return 0;
@@ -239,18 +209,41 @@ static int sleep_until(int64_t due) {
     return atomic_load(&S.running);
 }
 
+/* Until the next look: the period that was asked for, in time that the main thread has a core. Where it waits for one most
+   of the time, looks by the clock would be many for each second that it runs, and see where they saw it before. A look's
+   time is its last stack's: it is a small part of the time since the thread slept, so that a sleep gets little of it. */
+static int64_t next_period(int64_t now, int64_t cpu, int64_t period) {
+    int64_t wall = now - S.main.seen, ran = cpu - S.main.cpu, waited = 0;
+    S.main.seen = now, S.main.cpu = cpu;
+    if (ran < wall / 2) {
+        int64_t delay = delay_of(&S.main);
+        if (S.main.delay >= 0 && delay >= 0) waited = delay - S.main.delay;
+        S.main.delay = delay;
+        if (waited + ran < wall / 2) {
+            if (state_of(&S.main) == READY) return period; /* it still waits: the system adds a wait when it ends */
+            S.slept = now;
+        }
+    }
+    int64_t wanted = S.period * (1.0 + (double)waited / (double)(ran + 1)), most = (now - S.slept) / SMALL_PART;
+    if (most > LONGEST * S.period) most = LONGEST * S.period;
+    if (wanted > most) wanted = most;
+    return wanted > S.period ? wanted : S.period;
+}
+
 static void *tick(void *unused) {
-    int64_t due = now_of(CLOCK_MONOTONIC), turn = 0, asked_at = 0;
+    int64_t due = now_of(CLOCK_MONOTONIC), turn = 0, asked_at = 0, period = S.period;
+    S.ticker_tid = syscall(SYS_gettid);
     PyGILState_STATE state = PyGILState_Ensure();
     S.own = PyThreadState_Get();
     PyEval_SaveThread();
     while (atomic_load(&S.running)) {
         int64_t now = now_of(CLOCK_MONOTONIC);
-        due = due + S.period > now ? due + S.period : now + S.period / 2; /* a look that came late is not made up for */
+        due = due + period > now ? due + period : now + period / 2; /* a look that came late is not made up for */
         if (!sleep_until(due)) break;
         if (++turn % S.every) continue;
-        int64_t ran = now_of(cpu_clock(S.main.tid)) - S.main_cpu, looks = S.looks;
+        int64_t cpu = now_of(cpu_clock(S.main.tid)), ran = cpu - S.main_cpu, looks = S.looks;
         int outstanding = atomic_load(&S.asked);
+        period = next_period(now_of(CLOCK_MONOTONIC), cpu, period);
         if (outstanding && ran < asked_at + S.period / 2 && state_of(&S.main) == READY) continue; /* it has no core */
         if (!outstanding && ran > S.period / 5) {
             if (++S.due > 0x3fffffff) S.due = 1;
@@ -264,7 +257,7 @@ static void *tick(void *unused) {
         S.late = now_of(CLOCK_MONOTONIC) - before;
         if (atomic_load(&S.running) && S.looks == looks) { /* else the main thread has looked meanwhile */
             atomic_store(&S.asked, 0);
-            look();
+            look(S.ticker_tid);
         }
         PyEval_SaveThread();
     }
@@ -296,7 +289,7 @@ static int end_ticker(void) {
     atomic_store(&S.running, 0);
     pthread_cond_signal(&S.wake);
     pthread_mutex_unlock(&S.mutex);
-    pthread_join(S.ticker, NULL);
+    join_thread(S.ticker, S.ticker_tid);
     Py_END_ALLOW_THREADS
     return 1;
 }
@@ -313,21 +306,22 @@ PyObject *sampler_start(PyObject *self, PyObject *args) {
     if (!S.every) S.every = 1;
     if (!S.stack_count) stack_of(NULL, 0); /* stack 0: too many different ones */
     S.interpreter = PyThreadState_GetInterpreter(PyThreadState_Get());
-    S.main = (Thread){.tid = getpid(), .syscall_fd = -2, .sched_fd = -2};
-    S.last = now_of(CLOCK_MONOTONIC);
-    S.main_cpu = now_of(cpu_clock(S.main.tid));
+    S.last = S.slept = now_of(CLOCK_MONOTONIC);
+    S.main_cpu = now_of(cpu_clock(getpid()));
+    S.main = (Thread){.tid = getpid(), .cpu = S.main_cpu, .seen = S.last, .delay = -1, .syscall_fd = -2, .sched_fd = -2};
     for (int i = 0; i < S.thread_count; i++) S.threads[i].cpu = S.threads[i].delay = S.threads[i].seen = -1;
     for (PyThreadState *state = PyInterpreterState_ThreadHead(S.interpreter); state; state = PyThreadState_Next(state))
         if ((long)state->native_thread_id == S.main.tid) thread_of(state); /* it is the first, whoever began before us */
-    look(); /* the clocks' first reading */
+    look(syscall(SYS_gettid)); /* the clocks' first reading */
     errno = begin_ticker();
     if (errno) return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
 }
 
 PyObject *sampler_stop(PyObject *self, PyObject *unused) {
-    if (end_ticker()) {
-        look(); /* the time since the last look is somebody's, too */
+    if (end_ticker() || S.paused) {
+        S.paused = 0;
+        look(syscall(SYS_gettid)); /* the time since the last look is somebody's, too */
         for (int i = 0; i < S.thread_count; i++) close_files(&S.threads[i]);
         close_files(&S.main);
     }
@@ -336,7 +330,7 @@ PyObject *sampler_stop(PyObject *self, PyObject *unused) {
 
 /* Around a fork: Python warns of one beside threads, and it is safer without. */
 PyObject *sampler_pause(PyObject *self, PyObject *unused) {
-    S.paused = end_ticker();
+    S.paused |= end_ticker();
     Py_RETURN_NONE;
 }
 
