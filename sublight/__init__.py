@@ -12,14 +12,14 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = (  # of sublight.api
+_FUNCTIONS = (  # names in sublight.api
     *("bench_ops", "explain", "graph", "measure", "measure_limits", "patch", "patched"),
     *("load_ipython_extension", "load_quantized", "predict_module", "profile", "quantize", "range"),
     *("save_quantized", "sparsify", "step", "unpatch", "why"),
 )
 _OPS_FOLDER = Path(__file__).parent / "ops"
 _OP_NAME = re.compile(r'^[A-Z0-9_]+ = Op\(\n    name="(\w+)"', re.MULTILINE)
-_ELSEWHERE = {  # what is no op with a record, by its module
+_ELSEWHERE = {  # name -> its module, for what has no op record
     "AdamW": "sublight.ops.adamw.optimizer",
     "MoE": "sublight.ops.moe.layer",
     "decode_mxfp4": "sublight.ops.matmul.codebooks",
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_ELSEWHERE[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(f"sublight.{name}")
-    elif _is_op(name):  # asked of the folder, not of OPS: a mistyped name must not cost an import of torch
+    elif _is_op(name):  # by the folder's files, not by OPS: a mistyped name must not cost an import of torch
         value = importlib.import_module("sublight.ops").find(name).call
     else:
         raise AttributeError(f"module 'sublight' has no attribute {name!r}")

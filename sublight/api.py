@@ -48,14 +48,14 @@ __all__ = [
 
 
 def why(op: str | Op, *args: Any, **options: Any) -> Plan | EinsumPlan:
-    """Which implementation `op` runs for these arguments, and the reason; of `einsum` the path and each step's cost."""
+    """Which implementation `op` runs for these arguments, and why; for `einsum` the path and each step's cost."""
     from sublight import ops
     from sublight.ops.matmul import einsum
 
     if op == "einsum":
         return einsum.plan(*args, **options)
-    found = ops.find(op) if isinstance(op, str) else op
-    return found.plan(*args, **options)
+    record = ops.find(op) if isinstance(op, str) else op
+    return record.plan(*args, **options)
 
 
 def measure_limits(*, device: Kind | None = None, quick: bool = False, only: Iterable[str] = ()) -> Limits:
@@ -76,7 +76,7 @@ def bench_ops(*names: str, device: Kind | None = None, shapes: Sequence[str] = (
 
 
 def explain(trace: str | Path | Trace, *, gpu: str = "", limits: str = "") -> Explanation:
-    """What `sublight explain` says of a trace: a file, a folder with one a rank, or what `profile` gave."""
+    """Explain a trace as `sublight explain` does: a file, a folder with one file a rank, or what `profile` captured."""
     from sublight.diagnose.explain import explain as explain_traces
     from sublight.report.explain import page as explain_page
     from sublight.trace.load import load
@@ -109,9 +109,13 @@ def patch(
     from sublight.report.draw import console
 
     if isinstance(target, torch.optim.Optimizer):
+        if any(each is not None for each in (batch, verify, measure, only)):
+            raise BadInput("an optimizer is patched as it is: batch, verify, measure and only are for a model")
         found = optimizer.patch_optimizer(target)
     else:
         names = tuple(rule.name for rule in RULES)
+        if not isinstance(only, Iterable | None):
+            raise BadInput(f"only={only!r}: a list of rules, such as ['norm', 'mlp']")
         chosen = names if only is None else [one_of("rule", name, names) for name in only]
         rules = tuple(rule for rule in RULES if rule.name in chosen)
         found = patching.patch(target, batch, verify=verify, measure=measure, rules=rules)
@@ -132,7 +136,7 @@ def predict_module(module: Any, *args: Any, gpu: str = "h100", train: bool = Fal
 
 
 def unpatch(target: Any) -> int:
-    """Undo `patch`, `quantize` and `sparsify`; how many modules (or optimizers) had something of ours."""
+    """Undo `patch`, `quantize` and `sparsify`; returns how many modules (or optimizers) were restored."""
     import torch
 
     from sublight.fix.patch import model as patching
@@ -200,28 +204,28 @@ def sparsify(
 
 
 def save_quantized(model: Any, file: str | Path) -> None:
-    """All of a model with packed or sparse layers, as one safetensors file."""
+    """Save a whole model with packed or sparse layers as one safetensors file."""
     from sublight.fix.quantize import files
 
     files.save(model, file)
 
 
 def load_quantized(model: Any, file: str | Path) -> int:
-    """Such a file into a model of its kind that is not packed; how many layers are packed now."""
+    """Load a file of `save_quantized` into an unpacked model of its kind; returns how many layers are packed now."""
     from sublight.fix.quantize import files
 
     return files.load(model, file)
 
 
 def patched(model: Any, batch: Any = None) -> AbstractContextManager[Patch]:
-    """`with sublight.patched(model):` patched inside the block, as it was after it."""
+    """`with sublight.patched(model):` the model is patched inside the block, and afterwards as it was before."""
     from sublight.fix.patch import model as patching
 
     return patching.patched(model, batch)
 
 
 def graph(target: Any, **options: Any) -> Any:
-    """Calls of a function or module replayed as CUDA graphs, one for each shape; see sublight.fix.graph.callable."""
+    """Replay a function's or module's calls as CUDA graphs, one for each shape; see sublight.fix.graph.callable."""
     from sublight.fix.graph.callable import graph as capture
 
     return capture(target, **options)
@@ -231,7 +235,7 @@ class Profile(_Profile):
     """A profiled block that explains itself; a notebook shows its report."""
 
     def __enter__(self) -> Profile:
-        self.__dict__.pop("explanation", None)  # a block that is profiled again is explained again
+        self.__dict__.pop("explanation", None)  # a block that is profiled again needs a new explanation
         super().__enter__()
         return self
 

@@ -33,15 +33,15 @@ SIDES = {  # one case of so many is drawn, and one of three tests that have no c
 DEAR = {  # one test of so many
     **{"fix/cure/run_test": 4, "cli/explain_fix_test": 4, "cli/interrupt_test": 6, "train/parallel/parallel_test": 14},
 }
-COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # once a file: whole files are drawn …
-EVERY_TIME = ("xray/compile_test",)  # … but this, which says whether any kernel has changed
+COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # drawn by whole files …
+EVERY_TIME = ("xray/compile_test",)  # … but this one runs every time: it says whether any kernel has changed
 GPU_TEST_S = 30.0  # on a GPU as many cases of a test are drawn as take so long there …
 CASE_S = 1.0  # … by the seconds of its `gpu_seconds` mark, or by these
-DEAR_S = 3.0  # a test whose cases take longer has no room for each op and data type: other tests have them all
+DEAR_S = 3.0  # a test whose cases take longer need not draw every op and data type: other tests cover them
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, as its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job, and its children
 os.environ["SUBLIGHT_LEARN_TIME"] = "0"  # other tests use the GPU at the same time: a time would say nothing
 os.environ["SUBLIGHT_CHECK"] = "1"  # every explanation that a test makes is held against itself
 
@@ -54,7 +54,7 @@ def _commit() -> str:
         return "no commit"
 
 
-os.environ.setdefault("SUBLIGHT_DRAW", _commit())  # workers are started with it
+os.environ.setdefault("SUBLIGHT_DRAW", _commit())  # pytest's workers inherit it, and so draw the same cases
 
 
 def pytest_report_header() -> str:
@@ -84,7 +84,7 @@ def _is_drawn(item: pytest.Item) -> bool:
 
 
 def case_s(item: pytest.Item) -> float:
-    """What a case of this test takes on an H200, about."""
+    """About how many seconds a case of this test takes on an H200."""
     mark = item.get_closest_marker("gpu_seconds")
     return float(mark.args[0]) if mark else CASE_S
 
@@ -115,7 +115,7 @@ def _parameters(item: pytest.Item) -> dict[str, object]:
 
 
 def _value(value: object) -> str:
-    """As the same text in every process: an op's or a function's name, else what it prints."""
+    """A parameter's value as text that is the same in every process: an op's or a function's name, else its repr."""
     return str(getattr(value, "name", None) or getattr(value, "__name__", None) or value)
 
 
@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A machine that has only so long runs what it has time for, and says what it had none for."""
+    """Skip what is left once a machine's time is up, and say so."""
     until = item.get_closest_marker("until")
     if until and time.time() > until.args[0]:
         pytest.skip("no time left on this machine")
@@ -166,6 +166,6 @@ def kernels_take_small_calls() -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same numbers every time: the error rule compares with PyTorch's luck, too."""
+    """Seed PyTorch's random numbers: the error rule compares ours with PyTorch's error, which varies with the draw."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Sequence
 
 MOST_NAMES = 8  # in one line of an error
@@ -10,6 +12,21 @@ MOST_NAMES = 8  # in one line of an error
 
 class BadInput(ValueError):
     """What the user asked for cannot be done; the message says what was wrong and what to do, in one line."""
+
+
+def refuse_device(path: str | os.PathLike[str]) -> None:
+    """A device may have no end, as /dev/zero has none: it is refused before it is read whole.
+
+    >>> refuse_device(os.devnull)
+    Traceback (most recent call last):
+    sublight.errors.BadInput: /dev/null is a device, not a file: name a file
+    """
+    try:
+        is_device = stat.S_ISCHR(os.stat(path).st_mode)
+    except (OSError, ValueError):  # reading it will say what is wrong
+        return
+    if is_device:
+        raise BadInput(f"{path} is a device, not a file: name a file")
 
 
 def nearest(word: str, known: list[str]) -> str:

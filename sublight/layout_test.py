@@ -244,6 +244,14 @@ def test_peaks_live_in_the_table_alone() -> None:
     assert {file for file, each in facts_of_all().items() if each.peaks} == made_up
 
 
+def test_no_decorator_loads_torch_compile() -> None:
+    """`@torch.compiler.disable` and its like import torch._dynamo, a second or more of every process's first call:
+    `private.disable_dynamo` and `constant_when_compiled` (`backend/state.py`) do not."""
+    loads = re.compile(r"^\s*@torch\.(?:compiler|_dynamo)\.", re.MULTILINE)
+    assert loads.search("    @torch.compiler.disable\n") and not loads.search("@private.disable_dynamo\n")
+    assert not [path.name for path in sources() if loads.search(path.read_text(encoding="utf-8"))]
+
+
 def test_the_checker_finds_a_peak() -> None:
     assert facts("PEAK = 989.4e12\nTERA = 1e12").peaks == ("989400000000000.0",)
 
@@ -257,7 +265,22 @@ def test_the_checker_finds_an_untyped_function() -> None:
     assert facts(source).untyped == ("f", "g")
 
 
-LEFT_OUT = re.compile(r"(_test|conftest|fakes?)$")  # of a wheel
+LEFT_OUT = re.compile(r"(_test|conftest|fakes?|trials)$")  # a wheel does not hold modules with these endings
+ON_THEIR_OWN = {  # modules that no other module imports, and what they are for
+    "__main__": "python -m sublight",
+    "extensions/transformer/step": "docs/cuda.md: a GPT-2 step to call",
+    "fix/attention/paged_cache": "docs/attention.md: a cache for Hugging Face's generate()",
+    "fix/prune": "examples/lottery_ticket.py",
+    "learn/grade/interpret": "a process of its own, by its file",
+    "learn/grade/launch": "a process of its own, by its file",
+    "ops/attention/features": "prints a table of docs/attention.md",
+    "predict/fit_low_bits": "benchmarks/predict_fit.py",
+    "pyprof/child/sitecustomize": "Python imports it by its name",
+    "report/draw/shares": "examples/lottery_ticket.py",
+    "report/ladders": "make docs",
+    "report/pictures": "make docs",
+    "xray/amd": "make check-compile-amd",
+}
 
 
 def test_wheels_hold_no_tests_and_no_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +304,33 @@ def test_nothing_that_is_installed_needs_what_is_left_out() -> None:
     installed = [path for path in sources() if not LEFT_OUT.search(path.stem)]
     wrong = {str(path): left_out_modules(path.read_text(encoding="utf-8")) for path in installed}
     assert {file: names for file, names in wrong.items() if names} == {}
+
+
+def imported_by_none(sources_of: Mapping[str, str]) -> set[str]:
+    """The modules (path without .py -> source) that no other one imports, or names in a text to start it by."""
+    used: set[str] = set()
+    for path, source in sources_of.items():
+        imports = facts(source).imports
+        names = {*imports, *(name.rpartition(".")[0] for name in imports), *re.findall(r"sublight(?:\.\w+)+", source)}
+        used |= {name.removeprefix("sublight.").replace(".", "/") for name in names} - {path}
+    return sources_of.keys() - used
+
+
+def test_every_module_is_imported_or_has_a_reason_to_stand_alone() -> None:
+    """Else only tests use it, and it belongs out of wheels; or nobody does, and it goes."""
+    installed = {
+        str(path.relative_to(PACKAGE).with_suffix("")): path.read_text(encoding="utf-8")
+        for path in sources()
+        if path.name != "__init__.py" and not LEFT_OUT.search(path.stem) and "exercises" not in path.parts
+    }
+    packages = {str(path): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("__init__.py")}
+    alone = imported_by_none({**packages, **installed}) & installed.keys()
+    assert alone == ON_THEIR_OWN.keys()
+
+
+def test_the_checker_finds_a_module_that_nobody_imports() -> None:
+    of_two = {"a": "from sublight.b import f", "b": "def f(): ...", "c": "import sublight.c", "d": "run('sublight.e')"}
+    assert imported_by_none({**of_two, "e": ""}) == {"a", "c", "d"}
 
 
 def test_the_checker_finds_what_is_left_out() -> None:

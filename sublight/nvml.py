@@ -4,6 +4,7 @@ clock, throttling and energy. None where NVML is not there. How well it is: `sub
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-THROTTLE = {  # bit of NVML's clocks-event reasons -> what a person calls it
+LIBRARY = "libnvidia-ml.so.1"
+THROTTLE = {  # bit of NVML's clocks-event reasons -> its name in plain words
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x20: "software thermal",
@@ -38,14 +40,28 @@ class Health:
     name: str = ""
 
 
+def _has_driver() -> bool:
+    """Whether NVML's own library is here. pynvml opens the same one, and its import takes longer than a small trace's
+    reading. Other systems than Linux keep it elsewhere: there pynvml looks."""
+    if not sys.platform.startswith("linux") or "pynvml" in sys.modules:
+        return True
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 @functools.cache
 def _handle(uuid: str = "") -> tuple[Any, Any] | None:
     """NVML and the handle of the GPU of this UUID, else of the one that CUDA counts as its first."""
+    if not _has_driver():
+        return None
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, or no driver: both mean that nothing can be asked
+    except Exception:  # not installed, or a driver that does not answer: both mean that nothing can be asked
         return None
     try:
         return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid or _first_uuid(pynvml))
@@ -63,7 +79,7 @@ def _first_uuid(pynvml: Any) -> str:
     handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
     uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if visible.startswith(("GPU-", "MIG-")):  # maybe only the first letters of it
+    if visible.startswith(("GPU-", "MIG-")):  # CUDA accepts a UUID's first letters, too
         return next((uuid for uuid in uuids if uuid.startswith(visible)), visible)
     names = {str(pynvml.nvmlDeviceGetName(handle)) for handle in handles}
     if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -74,7 +90,7 @@ def _first_uuid(pynvml: Any) -> str:
 
 
 def _uuid_in_use() -> str:
-    """Of cuda:0, where this process uses CUDA through torch already; empty where it does not."""
+    """The UUID of cuda:0 if this process already uses CUDA through torch; else empty."""
     torch = sys.modules.get("torch")
     try:
         return f"GPU-{torch.cuda.get_device_properties(0).uuid}" if torch and torch.cuda.is_initialized() else ""
@@ -88,10 +104,10 @@ def handle() -> tuple[Any, Any] | None:
 
 
 def _ask(question: Callable[[Any, Any], _T]) -> _T | None:
-    found = handle()
-    if found is None:
+    pair = handle()
+    if pair is None:
         return None
-    pynvml, gpu = found
+    pynvml, gpu = pair
     try:
         return question(pynvml, gpu)
     except pynvml.NVMLError:

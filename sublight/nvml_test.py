@@ -149,3 +149,14 @@ def test_a_gpu_says_how_it_is() -> None:
     state = nvml.state()
     assert state is not None and 100 < state.clock_mhz < 5000
     assert (nvml.energy_j() or 0) > 0
+
+
+def test_without_the_drivers_library_pynvml_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import takes longer than a small trace's reading."""
+    monkeypatch.setattr(nvml, "LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    nvml._handle.cache_clear()
+    try:
+        assert nvml.handle() is None and "pynvml" not in sys.modules
+    finally:
+        nvml._handle.cache_clear()

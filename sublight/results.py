@@ -11,15 +11,16 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from sublight.cost import Cost, Shape, shape_text
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
 
-UNWELL = "unwell"  # in a limit's detail: what was wrong with the GPU meanwhile
+BUSY = "busy"  # key in a limit's detail: share of the processors that other programs used meanwhile
+UNWELL = "unwell"  # key in a limit's detail: what was wrong with the GPU meanwhile
 TOO_GOOD = 1.02  # a fraction of the limit above this means that the cost or the limit is wrong
 
 
@@ -191,12 +192,12 @@ class Result:
     bytes: int = 0
     flops: float = 0.0
     note: str = ""
-    commit: str = ""  # that it was measured at, where that is not its run's
+    commit: str = ""  # the commit of this row, where it is another than the run's
     unavailable: str | None = None
 
     @property
     def fraction(self) -> float | None:
-        """Of the limit; above 1.02 the cost or the limit is wrong."""
+        """The share of the limit reached; above 1.02 the cost or the limit is wrong."""
         return self.floor_s / self.median_s if self.floor_s and self.median_s else None
 
     @property
@@ -281,6 +282,13 @@ def write_json(data: Any, path: Path) -> None:
 
 
 def write_file(content: str | bytes, path: Path) -> None:
+    """Write a whole file or nothing, as `writing` does."""
+    with writing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
     """A temporary file beside the target, then a rename: nobody finds half a file.
 
     A link's target is written, and what is no regular file (/dev/null, a pipe) is written to, never replaced.
@@ -288,7 +296,8 @@ def write_file(content: str | bytes, path: Path) -> None:
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         try:
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            with path.open("wb") as file:
+                yield file
         except OSError as error:
             raise BadInput(f"cannot write {path}: {error.strerror}; name another file") from None
         return
@@ -299,7 +308,7 @@ def write_file(content: str | bytes, path: Path) -> None:
         raise BadInput(f"cannot write {path}: {error.strerror}; name another file") from None
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
@@ -309,20 +318,24 @@ def write_file(content: str | bytes, path: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """A results file; one clear line where it is missing or is not one."""
+    """Read a results file; a `BadInput` of one line where it is missing or is no results file."""
+    refuse_device(path)
     try:
         return Run.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"{path} is not a results file: make one with `sublight bench --json FILE`") from None
 
 
 def read_limits_file(path: Path) -> Limits:
-    """A file that the user named; one clear line where it is missing or is not one, and it stays where it is."""
+    """Read limits from a file that the user named; a `BadInput` where that fails, and the file is left as it is."""
+    refuse_device(path)
     try:
         return Limits.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}; `sublight limits --json FILE` makes one") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"{path} is not a file of limits: make one with `sublight limits --json FILE`") from None
 
 
@@ -332,7 +345,7 @@ def read_limits(path: Path) -> Limits | None:
         return Limits.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         with contextlib.suppress(OSError):  # a folder that cannot be written is not the reader's problem
             path.rename(path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}"))
         return None

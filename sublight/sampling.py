@@ -19,7 +19,7 @@ from typing import Any
 DEEPEST = 200  # frames of a stack that are kept, from the inside
 MOST_ROWS = 200_000  # after that only every other look is made, then every fourth, …
 MOST_STACKS = 50_000  # distinct ones; a program that has more is sampled on, and those count as MANY
-WAITS = 0.1  # of the time since the last look: a thread that ran for less has waited
+WAITS = 0.1  # a thread that ran for less than this share of the time since the last look has waited
 UNKNOWN = -1
 
 
@@ -87,7 +87,7 @@ class Samples:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Samples:
-        """ValueError where it is no such thing, or points outside of itself."""
+        """Read samples from JSON; ValueError where they are none, or hold an index that is out of range."""
         try:
             frames = [Frame(str(file), str(name), int(line), int(at)) for file, name, line, at in data["frames"]]
             samples = cls(
@@ -119,7 +119,7 @@ def _point_into(things: tuple[Any, ...], numbers: Iterable[int]) -> None:
 
 @dataclass(slots=True)
 class _Table:
-    """Things, each once, by number."""
+    """Numbers distinct values in the order in which they first come."""
 
     numbers: dict[Any, int] = field(default_factory=dict)
 
@@ -146,14 +146,14 @@ class Sampler:
         self.switch_s = 0.0  # how long Python may keep the lock from us, while we look; 0 leaves that as it is
         self._switch_before_s = self._switch_set_s = 0.0
         self.label = ""
-        self._lock = threading.Lock()  # held while the sampler is to go on: to wait for it is to sleep, and to be woken
+        self._lock = threading.Lock()  # held from start to stop; the sampler's thread sleeps by waiting for it
         self._thread: threading.Thread | None = None
         self._frames, self._stacks, self._labels = _Table(), _Table(), _Table()
         self._threads: dict[int, int] = {}  # by ident
         self._names: list[str] = []
-        self._known: dict[tuple[int, ...], int] = {}  # a stack as code and instruction, by number
-        self._kept: dict[int, Any] = {}  # the code objects in those: else another could get the same address
-        self._clocks: dict[int, tuple[int, int]] = {}  # by ident: its CPU clock, and what that last said
+        self._known: dict[tuple[int, ...], int] = {}  # code and instruction of each frame -> the stack's number
+        self._kept: dict[int, Any] = {}  # code objects of `_known`, alive: a freed one's address could be reused
+        self._clocks: dict[int, tuple[int, int]] = {}  # a thread's ident -> its CPU clock and the last reading
         self._rows: list[tuple[int, ...]] = []  # a Row costs ten times what a tuple does: they are made at the end
         self._last_ns = 0
         self._look_ns = 0
@@ -179,7 +179,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> Samples:
-        """What was seen since the first start."""
+        """Stop; returns all samples since the first start."""
         thread, self._thread = self._thread, None
         self._switch_as_before()
         if thread is not None:
@@ -193,7 +193,7 @@ class Sampler:
         self._switch_as_before()
 
     def _switch_as_before(self) -> None:
-        """Unless the program has set it meanwhile."""
+        """Restore Python's switch interval, unless the program has set another meanwhile."""
         if self._switch_before_s and sys.getswitchinterval() == self._switch_set_s:
             sys.setswitchinterval(self._switch_before_s)
         self._switch_before_s = 0.0
@@ -278,7 +278,7 @@ class Sampler:
         try:
             clock, before_ns = self._clocks.get(ident) or (time.pthread_getcpuclockid(ident), UNKNOWN)
             now_ns = time.clock_gettime_ns(clock)
-        except (AttributeError, OSError):  # not on this system; or the thread has just ended
+        except (AttributeError, OSError):  # this system has no such clock, or the thread has just ended
             self._clocks.pop(ident, None)
             return UNKNOWN
         self._clocks[ident] = (clock, now_ns)

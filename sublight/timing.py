@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     import torch
 
 Thunk = Callable[[], Any]  # a call with its tensors bound: what is timed
-RELATIVE_ERROR = 0.005  # stop when the standard error of the mean is this small a share of it
+RELATIVE_ERROR = 0.005  # stop when the mean's standard error is at most this share of the mean
 MIN_SAMPLES = 10
 MAX_SAMPLES = 1000
-REPLAY_S = 2e-3  # a replay takes this long, so that its own start (some µs) does not count
+REPLAY_S = 2e-3  # a replay is made this long, so that starting it (some µs) does not count
 MAX_NODES = 2048  # launches in one graph
 CPU_SAMPLE_S = 1e-3
+TURN_S = 1e-3
 CALLS = 200  # launches that a GPU's queue takes without making the caller wait
 ENERGY_SPAN_S = 0.3  # NVML's energy counter moves in steps of up to 100 ms
 
@@ -50,21 +51,31 @@ def measure(
 
 def call_seconds(call: Thunk, *, device: str, time_limit_s: float = 0.05) -> float:
     """What one eager call costs its caller: wall time with Python, launches not waited for one by one."""
-    synchronize = _synchronize(device)
-    for _ in range(3):
-        call()
+    return calls_in_turns([call], device=device, time_limit_s=time_limit_s)[0]
 
-    def sample() -> float:
+
+def calls_in_turns(calls: Sequence[Thunk], *, device: str, time_limit_s: float = 0.05) -> list[float]:
+    """`call_seconds` of each. Calls take turns of a millisecond: a host that is busy for a while slows them all, and no
+    queue of launches is full at the end of a turn, which would make a caller wait for the device."""
+    synchronize = _synchronize(device)
+    for call in calls:
+        for _ in range(3):
+            call()
+
+    def turn(call: Thunk) -> float:
         synchronize()
         rounds, begin = 0, time.perf_counter()
-        while rounds < CALLS and (rounds < 2 or time.perf_counter() - begin < time_limit_s / 4):
+        while rounds < CALLS and (rounds < 2 or time.perf_counter() - begin < TURN_S):
             call()
             rounds += 1
         return (time.perf_counter() - begin) / rounds  # before the synchronize: what is queued is the device's time
 
-    seconds = statistics.median(collect(sample, time_limit_s))
+    turns: list[list[float]] = []
+    begin = time.perf_counter()
+    while len(turns) < 3 or (len(turns) < MAX_SAMPLES and time.perf_counter() - begin < time_limit_s * len(calls)):
+        turns.append([turn(call) for call in calls])
     synchronize()
-    return seconds
+    return [statistics.median(times_s) for times_s in zip(*turns, strict=True)]
 
 
 def kernels_of(call: Thunk, *, device: str) -> tuple[str, ...]:
@@ -86,7 +97,7 @@ def _cuda_kernels(call: Thunk) -> tuple[str, ...]:
 
 
 def _cpu_operators(call: Thunk) -> tuple[str, ...]:
-    call()  # so that what is made on first use is not listed
+    call()  # once before, so that kernels of a first use are not listed
     names: list[str] = []
 
     class Listen(private.TorchDispatchMode):
@@ -203,7 +214,7 @@ def _on_gpu(thunks: list[Thunk], time_limit_s: float, keep_outputs: bool) -> Sam
 
 @functools.cache
 def side_stream() -> torch.cuda.Stream:
-    """One for all measurements: the allocator keeps memory apart by stream, and capture forbids the default one."""
+    """One stream for all measurements: the allocator keeps a pool for each, and the default one cannot be captured."""
     import torch
 
     return torch.cuda.Stream()

@@ -118,6 +118,22 @@ def test_call_seconds_does_not_count_the_first_calls(clock: Clock) -> None:
     assert call_seconds(call, device="cpu") == pytest.approx(1e-6)
 
 
+def test_a_host_that_slows_down_slows_all_calls_that_take_turns(clock: Clock) -> None:
+    """One after the other, the second call would look three times as dear as the first."""
+
+    def call() -> None:
+        clock.now += 1e-5 if clock.now < 0.04 else 3e-5
+
+    first, second = timing.calls_in_turns([call, call], device="cpu", time_limit_s=0.05)
+    assert first == pytest.approx(second)
+
+
+def test_each_of_the_calls_in_turns_has_its_own_time(clock: Clock) -> None:
+    calls = [clock.passing(seconds) for seconds in (5e-6, 1.0, 2e-5)]
+    assert timing.calls_in_turns(calls, device="cpu") == pytest.approx([5e-6, 1.0, 2e-5])
+    assert timing.calls_in_turns([], device="cpu") == []
+
+
 def test_what_ran_is_named() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(64, 64)

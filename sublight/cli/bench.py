@@ -1,4 +1,4 @@
-"""What `sublight bench` does: parse what is asked for, measure it, or renew the table of tiles."""
+"""What `sublight bench` does: parse the request, measure it, or renew the table of tiles."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def measure(
     directions: Sequence[str],
     quick: bool,
 ) -> tuple[Run, bool]:
-    """The run, and whether it was interrupted. A name like cuda:matmul is a ladder of CUDA C++ kernels."""
+    """Measure; also tells whether that was interrupted. A name like cuda:matmul is a ladder of CUDA C++ kernels."""
     from sublight import ops
     from sublight.limits.run import this_machine
     from sublight.report.draw import console
 
     steps = [case for name in names if is_ladder(name) for case in _steps(name, shapes, dtypes, quick)]
-    if steps and (given := [*against, *directions]):
-        raise BadInput(f"{given[0]} is not for ladders, whose steps are all timed, forward: leave it out")
+    if steps and (useless := [*against, *directions]):
+        raise BadInput(f"{useless[0]} is not for ladders, whose steps are all timed, forward: leave it out")
     chosen = [ops.find(name) for name in names if not is_ladder(name)] or ([] if steps else ops.OPS)
     for op in chosen if shapes else ():
         for words in shapes:
@@ -93,7 +93,7 @@ def _steps(name: str, shapes: Sequence[str], dtypes: Sequence[str], quick: bool)
 def _ladder_rows(
     steps: Sequence[Any], machine: Any, limits: Any, quick: bool, progress: Any
 ) -> tuple[list[Result], bool]:
-    """A row for PyTorch, for our op that computes the same, and for each step; and whether Ctrl-C cut them short."""
+    """Rows for PyTorch, our op that computes the same, and each step; and whether Ctrl-C cut them short."""
     from sublight import ops
     from sublight.cost import shape_text
     from sublight.extensions import timed
@@ -133,7 +133,7 @@ def tune(json: str) -> None:
 
 
 def of_ops(run: Run, names: Iterable[str]) -> Run:
-    """The rows of these ops, or all."""
+    """The run with the rows of these ops alone, or with all rows where no op is named."""
     known = list(dict.fromkeys(row.op for row in run.rows))
     wanted = [one_of("op in that file", name.removeprefix("cuda:"), known) for name in names] or known
     return dataclasses.replace(run, rows=tuple(row for row in run.rows if row.op in wanted))

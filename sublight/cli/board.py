@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,13 +15,15 @@ from typing import Any
 
 from sublight.cli import output
 from sublight.errors import BadInput
-from sublight.learn.board.store import Store
+from sublight.learn.board.database import is_url
+from sublight.learn.board.store import Store, check_name
 
 MOST_GRADERS = 64
 LOOK_S = 0.5
 
 
 def add_account(db: str, name: str, json: str) -> None:
+    check_name(name)  # before there is a file
     token = _store(db).add_account(name)
     words = f"{name}'s token, which is not shown again: {token}"
     output.show(words, {"name": name, "token": token}, json, whole_lines=True)
@@ -28,17 +31,25 @@ def add_account(db: str, name: str, json: str) -> None:
 
 def serve(db: str, *, host: str, port: int, graders: int, is_open: bool, sandbox: str) -> None:
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
-        from sublight.learn.board.app import make_app
+        from sublight.learn.board import app  # noqa: F401
     except ImportError:
         raise BadInput("this needs FastAPI and uvicorn: pip install 'sublight[board]'") from None
-    from sublight.learn.board import jail
-    from sublight.learn.board.runner import Runner
-
     if not 1 <= graders <= MOST_GRADERS:
         raise BadInput(f"--graders {graders}: give 1 to {MOST_GRADERS}")
-    store, listener = _store(db), _listener(host, port)
+    with contextlib.closing(_listener(host, port)) as listener:  # first: a refused address leaves no file
+        _serve(_store(db), listener, host, graders=graders, is_open=is_open, sandbox=sandbox)
+
+
+def _serve(store: Store, listener: socket.socket, host: str, *, graders: int, is_open: bool, sandbox: str) -> None:
+    """Serve the board's pages, and run its entries where a sandbox works, until a signal ends it."""
+    import uvicorn
+
+    from sublight.learn.board import jail
+    from sublight.learn.board.app import make_app
+    from sublight.learn.board.runner import Runner
+
     home, stop = _home(), _stop_by_signal()
     runner: Runner | None = None
     try:
@@ -61,20 +72,25 @@ def serve(db: str, *, host: str, port: int, graders: int, is_open: bool, sandbox
     finally:
         if runner is not None:
             runner.stop()
-        listener.close()
         shutil.rmtree(home, ignore_errors=True)
 
 
 def _home() -> Path:
-    """A folder for sandboxes, in memory where that can be; other users may go through it."""
-    room = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    """A folder for sandboxes, in memory where possible; other users may pass through it. Where there is a GPU, Triton
+    must be able to load from it what it compiles."""
+    from sublight.learn.board.jail import gpu_devices
+
+    is_in_memory = os.access("/dev/shm", os.W_OK)
+    if is_in_memory and gpu_devices():
+        is_in_memory = not os.statvfs("/dev/shm").f_flag & os.ST_NOEXEC
+    room = "/dev/shm" if is_in_memory else None
     home = Path(tempfile.mkdtemp(prefix="sublight-board-", dir=room))
     home.chmod(0o711)
     return home
 
 
 def _stop_by_signal() -> threading.Event:
-    """Set by Ctrl-C, and by whoever ends services."""
+    """An event that Ctrl-C or SIGTERM sets."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -82,7 +98,7 @@ def _stop_by_signal() -> threading.Event:
 
 
 def why_not_graded() -> str:
-    """What the grader needs and is not installed; found without loading it."""
+    """Which packages of the grader are not installed, found without importing them; empty where none is missing."""
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "triton") if find_spec(name) is None]
@@ -92,6 +108,8 @@ def why_not_graded() -> str:
 def _store(db: str) -> Store:
     from sublight.learn.board import jail
 
+    if is_url(db):  # a database server is out of a sandbox's reach, which has no network
+        return Store(db)
     file = Path(db).expanduser().resolve()
     if jail.is_shown(file):
         raise BadInput(f"--db {db}: code in a sandbox could read it there; name a file outside of Python's folders")
@@ -110,7 +128,7 @@ def _listener(host: str, port: int) -> Any:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(128)  # whoever reads the address may connect at once
+        listener.listen(128)  # from here on clients may connect, before the address is printed
     except (OSError, OverflowError) as error:
         raise BadInput(f"cannot listen on {host}, port {port}: {error}; use --host and --port") from None
     return listener

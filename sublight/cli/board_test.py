@@ -49,6 +49,7 @@ def test_bad_words(
     monkeypatch.chdir(tmp_path)
     assert cli.run(["board", *words]) == 2
     assert complaint in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "a board that was refused left its file"
 
 
 def test_it_serves_says_that_it_runs_nothing_and_puts_all_away(
@@ -64,12 +65,12 @@ def test_it_serves_says_that_it_runs_nothing_and_puts_all_away(
     options = {"host": "127.0.0.1", "port": 0, "graders": 1, "is_open": False, "sandbox": ""}
     serving = threading.Thread(target=cli_board.serve, args=(db,), kwargs=options)
     serving.start()
-    told = ""
-    while "http" not in told and serving.is_alive():
+    result = ""
+    while "http" not in result and serving.is_alive():
         time.sleep(0.02)
-        told += capsys.readouterr().err
-    assert "no code is run: no sandbox can be had here (none is allowed)" in told
-    address = told.split()[1].rstrip(";")
+        result += capsys.readouterr().err
+    assert "no code is run: no sandbox can be had here (none is allowed)" in result
+    address = result.split()[1].rstrip(";")
     with urllib.request.urlopen(f"{address}/api/status", timeout=30) as reply:
         assert not json.loads(reply.read())["runs_code"]
     stop.set()

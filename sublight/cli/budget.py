@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublight import units
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
 
 if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
@@ -25,16 +25,16 @@ _HOW = "--budget takes a time, 50ms, or a factor and an earlier report, 1.1x BAS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The longest step that is allowed, and the report that it comes from where it is a factor."""
+    """The longest step that is allowed; where that is a factor of another report's, also that report's figures."""
 
     step_s: float
-    base: str = ""  # its file
+    base: str = ""  # the other report's file
     base_step_s: float = 0.0
-    breakdown: Mapping[str, float] = field(default_factory=dict)  # of the base
+    breakdown: Mapping[str, float] = field(default_factory=dict)  # the base's parts of a step
     device: str = ""
 
     def check(self, explanation: Explanation | None) -> tuple[int, str]:
-        """The exit status, and why in one line."""
+        """The exit status for this explanation, and why in one line."""
         if explanation is None:
             return OVER, "over budget: there is no report, so no step was seen to keep it"
         if self.device and self.device != explanation.device:
@@ -53,7 +53,7 @@ class Budget:
         return OVER, f"over budget: a step takes {step}, {more} more than {allowed}: {self._why(explanation)}"
 
     def _why(self, explanation: Explanation) -> str:
-        """The part of the step that grew most; without a base, the verdict."""
+        """Why the step is too long: the part that grew most since the base; without a base, the verdict."""
         from sublight.diagnose.record import BREAKDOWN
 
         grown = {name: explanation.breakdown[name] - self.breakdown.get(name, 0.0) for name in BREAKDOWN}
@@ -86,7 +86,7 @@ def parse(text: str, words: Sequence[str]) -> tuple[Budget | None, list[str]]:
     match = _FACTOR.fullmatch(text.strip())
     if not match or not (factor := float(match["factor"])) > 0:
         raise BadInput(f"{text!r} is no budget: {_HOW}")
-    meant = left[:1] if len(left) > 1 and left[0].endswith(".json") else []  # though it is not there, or no report
+    meant = left[:1] if len(left) > 1 and left[0].endswith(".json") else []  # a missing file, too
     file = match["file"] or next(iter([*filter(_is_report, left[:2]), *meant]), "")
     if not file:
         raise BadInput(f"{text!r} of what? {_HOW}, which sublight explain --json BASE.json writes")
@@ -96,7 +96,7 @@ def parse(text: str, words: Sequence[str]) -> tuple[Budget | None, list[str]]:
 
 
 def _is_report(word: str) -> bool:
-    """By its head: a trace may be of any size."""
+    """Whether a file is a report of ours, by its beginning: a trace may be of any size."""
     try:
         with open(word, "rb") as file:
             head = file.read(1 << 16)
@@ -106,11 +106,12 @@ def _is_report(word: str) -> bool:
 
 
 def _of_report(factor: float, file: str) -> Budget:
+    refuse_device(file)
     try:
         data = json.loads(Path(file).read_bytes())
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror}; {_HOW}") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
         data = None
     step_s = data.get("step_s") if isinstance(data, dict) else None
     if not isinstance(step_s, int | float) or not math.isfinite(step_s) or step_s <= 0:

@@ -1,4 +1,4 @@
-"""What `sublight demo` does: list, run one or all, or show what a GPU showed before."""
+"""What `sublight demo` does: list the demonstrations, run one or all, or show a GPU's recorded figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_all(name: str, json: str, html: str) -> None:
     if name:
         raise BadInput(f"--all runs every demo: leave out {name!r}, or --all")
     with console.progress("demos") as progress, cli_output.stdout_kept():
-        found: Record = run.record(run.run_all(progress), bench.commit())
+        record: Record = run.record(run.run_all(progress), bench.commit())
     if html:
-        page.write(report.document(found), Path(html))
-    cli_output.show(report.whole(found), found.to_json(), json)
+        page.write(report.document(record), Path(html))
+    cli_output.show(report.whole(record), record.to_json(), json)

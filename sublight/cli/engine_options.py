@@ -1,4 +1,4 @@
-"""What `generate` and `serve` are told of a model and of the engine that runs it: said once, for both."""
+"""The options of the model and of the engine that `generate` and `serve` share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(metavar="FOLDER", help="With config.json, *.safetensors, tokenizer.json.")]
 Batch = Annotated[int, typer.Option(metavar="N", help="Texts at a time, at most.")]
 Chunk = Annotated[int, typer.Option(metavar="N", help="Tokens of a step: longer prompts are cut.")]
-Cache = Annotated[int, typer.Option(metavar="N", help="Tokens that the cache holds; as many as needed unless told.")]
+Cache = Annotated[int, typer.Option(metavar="N", help="Tokens that the cache holds; default: as many as needed.")]
 Mode = Annotated[str, typer.Option(metavar="NAME", help="ours or eager.")]
-Dtype = Annotated[str, typer.Option(metavar="TYPE", help="bf16 on a GPU, fp32 on a CPU, unless told.")]
-Weights = Annotated[str, typer.Option(metavar="WAY", help="Pack them: int4, int8, fp8, w4a16, w8a8 …")]
+Dtype = Annotated[str, typer.Option(metavar="TYPE", help="Default: bf16 on a GPU, fp32 on a CPU.")]
+Weights = Annotated[str, typer.Option(metavar="WAY", help="Pack them: int4, int8, fp8 …; int4+head: the head, too.")]
 Graphs = Annotated[bool, typer.Option(help="Replay decoding as CUDA graphs.")]
 
 
@@ -38,7 +38,7 @@ class EngineOptions:
         return Path(self.model)
 
     def build(self, *, cache: int = 0, longest: int = 0) -> Engine:
-        """`cache` counts where no --cache was given; `longest` is a text's tokens. Weights are read last."""
+        """The engine; weights are read last. `cache`: its tokens without --cache; `longest`: tokens of one text."""
         from sublight.cli.train import device_named
         from sublight.engines.generate.build import Build, build
 

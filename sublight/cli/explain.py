@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.cli import output as cli_output
-from sublight.cli.explain_output import Wanted, report, status
+from sublight.cli.explain_output import NOT_WRITTEN, Wanted, report, status
 from sublight.errors import BadInput
 from sublight.trace.load import is_trace
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
-    """Explain a script, a module or a trace; gives the exit status, which is the script's own."""
+    """Explain a script, a module or a trace; returns the exit status, for a script its own."""
     if not module and not words:
         raise BadInput(
             "name a script or a trace: sublight explain train.py -- its args, or sublight explain trace.json.gz"
@@ -24,7 +24,7 @@ def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if not module:
         _check_target(Path(words[0]))
     if module or not is_trace(Path(words[0])):
-        from sublight.cli.explain_script import explain_script  # with the recorder, which a trace does not need
+        from sublight.cli.explain_script import explain_script  # imports the recorder, which a trace does not need
 
         return explain_script(words, module, wanted)
     if len(words) > 1:
@@ -34,8 +34,8 @@ def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if wanted.fix:
         raise BadInput("a trace cannot be run again with its cures: --fix takes a script")
     explanation = _of_file(words[0], wanted)
-    report(explanation, wanted, name=words[0])
-    return status(explanation, wanted)
+    is_whole = report(explanation, wanted, name=words[0])
+    return status(explanation, wanted) or (0 if is_whole else NOT_WRITTEN)
 
 
 def _check_target(path: Path) -> None:
@@ -54,8 +54,8 @@ def diff(words: Sequence[str], module: str, wanted: Wanted) -> None:
 
     if wanted.trace or wanted.html or wanted.perfetto or wanted.fix or wanted.budget:
         raise BadInput("--diff compares in the terminal: leave out --trace, --html, --perfetto, --fix and --budget")
-    found = compare(*(_of_file(word, wanted) for word in words))
-    cli_output.show(explain_diff.page(found), found.to_json(), wanted.json)
+    difference = compare(*(_of_file(word, wanted) for word in words))
+    cli_output.show(explain_diff.page(difference), difference.to_json(), wanted.json)
 
 
 def _of_file(name: str, wanted: Wanted) -> Explanation:

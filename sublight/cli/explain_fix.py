@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Trying:
-    """The trials of one command: agreed to at the start, made after the first run."""
+    """The trials of one command: the user agrees before the script runs, they are made after it."""
 
     def __init__(self, target: str, args: tuple[str, ...], *, is_module: bool, wanted: Wanted) -> None:
         self._target, self._args, self._is_module, self._wanted = target, args, is_module, wanted
         self._began_s = 0.0
 
     def agree(self) -> None:
-        """One text that says what will happen, and a question; BadInput where it is not answered with yes."""
+        """Say what will be run, and ask; BadInput unless the answer is yes."""
         from sublight import nvml
         from sublight.diagnose.cures import most_runs
         from sublight.fix.cure import landlock
@@ -71,7 +71,7 @@ class Trying:
             print(f"  {line}", file=sys.stderr, flush=True)
 
     def make(self, explanation: Explanation, rebased: Callable[[float], Explanation]) -> Fixed:
-        """The trials of what was found."""
+        """Try the cures of the explanation's findings."""
         from sublight.diagnose import cures
         from sublight.fix.cure.record import Fixed
         from sublight.fix.cure.run import Rerun, limit_after
@@ -86,7 +86,7 @@ class Trying:
 
 
 def _time(seconds: float) -> str:
-    """As people say it.
+    """A time in the words people use.
 
     >>> _time(90), _time(120), _time(3600)
     ('90 s', '2 min', '1 h')

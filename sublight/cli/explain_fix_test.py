@@ -175,3 +175,27 @@ def test_the_diff_applies_as_it_is_printed_and_as_it_is_written(
     assert text.endswith("\n") and out.endswith(text), "whole, as it is, at the end of what is printed"
     subprocess.run([git, "apply", "fix.patch"], cwd=here, check=True)
     assert "foreach=False, fused=True)" in script.read_text()
+
+
+def test_a_diff_that_could_not_be_written_is_a_status(
+    say: Say,  # noqa: F811
+    here: Path,  # noqa: F811
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script.write_text(UNFUSED.replace("sys.exit(3)\n", ""))
+    edit = Edit(kind="argument", file=str(script), line=5, text="fused=True", call="AdamW")
+    (here / "gone").mkdir()
+
+    def run(self: Rerun, names: Sequence[str] = (), *, diff: str = "") -> Outcome:
+        if (here / "gone").is_dir():  # and a file stands where the folder was
+            (here / "gone").rmdir()
+            (here / "gone").touch()
+        did = dict.fromkeys(names, "words")
+        return Outcome(
+            step_s=5e-3 if did or diff else 10e-3, figures=(1.0,), figures_of="losses", did=did, edits=(edit,)
+        )
+
+    monkeypatch.setattr(Rerun, "run", run)
+    status, out, err = say("--limits", "limits.json", "--write", "gone/fix.patch", "--fix", "--yes", "train.py")
+    assert status == 2 and "gone/fix.patch" in err and "fused=True" in out, "the report is there, the file is not"

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
     from sublight.fix.cure.record import Fixed
 
+NOT_WRITTEN = 2  # the exit status where a file that was asked for could not be written, and nothing else went wrong
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixOptions:
     """The options of --fix."""
 
-    yes: bool = False  # without asking
-    limit_s: float | None = None  # of a run; None: from the first run's time
+    yes: bool = False  # do not ask before the first run
+    limit_s: float | None = None  # for each run; None: derived from the first run's time
     write: str = ""  # a file for the diff
-    exclude: tuple[str, ...] = ()  # from the scratch copy
-    allow: tuple[str, ...] = ()  # where runs may write beside it
+    exclude: tuple[str, ...] = ()  # names that the scratch copy leaves out
+    allow: tuple[str, ...] = ()  # folders outside the scratch copy that runs may write to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +47,12 @@ class Wanted:
     budget: Budget | None = None  # how long a step may take
     fix: bool = False  # also run the script again with each cure
     fix_options: FixOptions = field(default_factory=lambda: FixOptions())
-    rank: Rank | None = None  # of several that torchrun started
-    folder: str = field(default_factory=os.getcwd)  # where the user is; a script may go elsewhere
+    rank: Rank | None = None  # this process among those that torchrun started
+    folder: str = field(default_factory=os.getcwd)  # the user's working folder; a script may change its own
 
 
 def written(name: str, write: Callable[[Path], None]) -> list[str]:
-    """Write a file where one is wanted; what goes wrong costs that file, not the report, and comes back as a line."""
+    """Write a file if one is wanted. A failure costs that file alone, not the report, and is returned as a line."""
     try:
         if name:
             write(Path(name))
@@ -61,8 +63,11 @@ def written(name: str, write: Callable[[Path], None]) -> list[str]:
 
 def report(
     explanation: Explanation, wanted: Wanted, *, name: str, fixed: Fixed | None = None, lost: Sequence[str] = ()
-) -> None:
-    """The files that are wanted, then the terminal; a file that could not be written is named behind the report."""
+) -> bool:
+    """The files that are wanted, then the terminal; a file that could not be written is named behind the report.
+
+    Whether all that were asked for are there; the page comes unasked, too.
+    """
     from sublight.report.explain import fix as explain_fix
     from sublight.report.explain import page as explain_page
     from sublight.report.explain import perfetto
@@ -81,31 +86,31 @@ def report(
     if wanted.budget is not None:
         data = {**data, "budget": wanted.budget.to_json(explanation)}
     cli_output.show(shown, data, wanted.json)
-    if fixed is not None:
-        _give_diff(fixed, wanted)
+    no_diff = _give_diff(fixed, wanted) if fixed else []
     if page and not no_page and wanted.json != "-":
         say(f"report: {os.path.relpath(page, wanted.folder)}")
     for line in (*lost, *no_page, *no_tracks):
         say(line)
+    return not (lost or no_diff or no_tracks or (wanted.html and no_page))
 
 
-def _give_diff(fixed: Fixed, wanted: Wanted) -> None:
-    """To the terminal as it is, and to the file that was asked for."""
+def _give_diff(fixed: Fixed, wanted: Wanted) -> list[str]:
+    """Print the diff, and write it to the file that was asked for; returns why that could not be written."""
     from sublight.report.explain import fix as explain_fix
     from sublight.results import write_file
 
     if fixed.diff and wanted.json != "-":
         print(explain_fix.diff_text(fixed), end="", flush=True)
-    if wanted.fix_options.write:
-        name = os.path.relpath(wanted.fix_options.write, wanted.folder)
-        lost = written(
-            wanted.fix_options.write if fixed.diff else "", lambda file: write_file(fixed.diff.encode(), file)
-        )
-        say(lost[0] if lost else f"diff: {name}" if fixed.diff else f"no diff came out: {name} was not written")
+    if not wanted.fix_options.write:
+        return []
+    name = os.path.relpath(wanted.fix_options.write, wanted.folder)
+    lost = written(wanted.fix_options.write if fixed.diff else "", lambda file: write_file(fixed.diff.encode(), file))
+    say(lost[0] if lost else f"diff: {name}" if fixed.diff else f"no diff came out: {name} was not written")
+    return lost
 
 
 def status(explanation: Explanation | None, wanted: Wanted) -> int:
-    """Whether the budget was kept, as an exit status; says so."""
+    """The exit status of the budget; prints whether it was kept."""
     if wanted.budget is None:
         return 0
     code, reason = wanted.budget.check(explanation)
@@ -114,7 +119,7 @@ def status(explanation: Explanation | None, wanted: Wanted) -> int:
 
 
 def report_of_rank(explanation: Explanation, wanted: Wanted, rank: Rank, *, name: str, lost: Sequence[str]) -> None:
-    """Its files; the terminal belongs to the report of all ranks."""
+    """Write this rank's files; the terminal is for the joint report of all ranks."""
     from sublight.cli import ranks as cli_ranks
     from sublight.report.explain import page as explain_page
     from sublight.report.explain import perfetto
@@ -140,7 +145,7 @@ def stem(name: str) -> str:
 
 
 def progress_line() -> Callable[[str], None]:
-    """Writes a line that the next one replaces; nothing where stderr is not a terminal."""
+    """A function that writes a line which the next one replaces; it writes nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         return lambda line: None
 
@@ -153,4 +158,5 @@ def progress_line() -> Callable[[str], None]:
 
 
 def say(line: str) -> None:
-    print(f"sublight: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # a script may have closed it
+        print(f"sublight: {line}", file=sys.stderr, flush=True)

@@ -12,18 +12,18 @@ from sublight.diagnose import fakes
 from sublight.results import write_json
 
 TRAIN = """\
-import torch
+import time, torch
 net, x = torch.nn.Linear(16, 16), torch.randn(8, 16)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
-def lengths(rows):
+def lengths(end):
     found = []
-    for row in rows:
-        found.append(row + 1)
+    while time.perf_counter() < end:
+        found.append(len(found) + 1)
     return found
 
 for step in range(40):
-    lengths(range(80_000))
+    lengths(time.perf_counter() + 0.01)  # as long on any machine: its samples are few
     net(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublight.cli import ranks as cli_ranks
-from sublight.cli.explain_output import Wanted, progress_line, report, report_of_rank, say, status, written
+from sublight.cli.explain_output import NOT_WRITTEN, Wanted, progress_line, report, report_of_rank, say, status, written
 from sublight.cli.ranks import Rank
 from sublight.errors import BadInput
 
@@ -33,7 +33,7 @@ NEEDED = {  # what the floors of a model's ops ask for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What is run, and how it is called in the report."""
+    """The script or module to run, and its name in the report."""
 
     target: str
     args: tuple[str, ...]
@@ -49,13 +49,14 @@ class Script:
 
 
 class Work:
-    """What is under way and must not be left behind."""
+    """What a run has started and must not leave behind."""
 
     def __init__(self, rank: Rank | None) -> None:
         self.folder: Folder | None = None
         self.child: subprocess.Popen[bytes] | None = None
         self.rank = rank
-        self.trying: Trying | None = None  # with --fix
+        self.trying: Trying | None = None  # the trials of --fix
+        self.is_whole = True  # the report was written, with every file that was asked for
 
     def drop(self) -> None:
         if self.child is not None:
@@ -68,7 +69,7 @@ class Work:
 
 
 def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
-    """Run a script or a module; gives its exit status."""
+    """Run and explain a script or a module; returns its exit status."""
     from sublight.trace.capture.interrupt import INTERRUPTED, GivenUp, Interrupts
 
     script = Script(target=module or words[0], args=tuple(words if module else words[1:]), is_module=bool(module))
@@ -80,8 +81,10 @@ def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
         _prepare(script, wanted, work)
         captured = _run(script, wanted, work, interrupts)
         explanation = _report_of_script(captured, script, wanted, work)
-        judged = wanted.rank is None or wanted.rank.is_first  # rank 0's report is the one of all
-        return captured.exit_code or (status(explanation, wanted) if judged else 0)
+        judged = wanted.rank is None or wanted.rank.is_first  # the budget is judged once, by rank 0's joint report
+        if own := captured.exit_code or (status(explanation, wanted) if judged else 0):
+            return own
+        return 0 if work.is_whole else NOT_WRITTEN
     except GivenUp:
         say(GIVEN_UP)
         return INTERRUPTED
@@ -91,7 +94,7 @@ def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
 
 
 def _prepare(script: Script, wanted: Wanted, work: Work) -> None:
-    """What can be wrong is looked for before a second is spent."""
+    """Check all options and files before the script runs."""
     from sublight import gpus
     from sublight.results import read_limits_file
     from sublight.trace.capture import script as capture_script
@@ -120,7 +123,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
     from sublight.trace.capture import profile as capture
     from sublight.trace.capture.interrupt import GivenUp
 
-    speaks = wanted.rank is None or wanted.rank.is_first  # one of many, for all
+    speaks = wanted.rank is None or wanted.rank.is_first  # of several ranks the first alone prints
     tell = say if speaks else lambda line: None
     tell(
         f"running {script.name}: some of its first steps are watched, then it goes on alone; "
@@ -131,7 +134,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
             stack.enter_context(_stdout_for_json())
 
         def leave(captured: Captured) -> None:
-            """The script calls os._exit: nothing comes after."""
+            """Called in place of os._exit, after which nothing runs: report first."""
             stack.close()
             try:
                 _report_of_script(captured, script, wanted, work)
@@ -157,7 +160,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
 
 
 def _report_of_script(captured: Captured, script: Script, wanted: Wanted, work: Work) -> Explanation | None:
-    """What the report shows; None where nothing was captured."""
+    """The explanation that the report shows; None where no step was captured."""
     from sublight.diagnose.explain import explain as explain_traces
 
     rank = wanted.rank
@@ -168,7 +171,7 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted, work: 
         return None
     kept = cli_ranks.name_of(wanted.trace, rank.number) if rank else wanted.trace
     lost = written(kept, lambda file: _keep(captured.trace_file, file))
-    captured = replace(captured, trace=replace(captured.trace, source=kept or NOT_KEPT))  # its folder is removed
+    captured = replace(captured, trace=replace(captured.trace, source=kept or NOT_KEPT))  # not in a folder that goes
     assert captured.trace is not None
     trace = captured.trace
 
@@ -184,17 +187,17 @@ def _report_of_script(captured: Captured, script: Script, wanted: Wanted, work: 
             explanation, lambda step_s: of_steps({"unprofiled_total_s": step_s, "unprofiled_steps": 1})
         )
     if rank is None:
-        report(explanation, wanted, name=script.name, fixed=fixed, lost=lost)
+        work.is_whole = report(explanation, wanted, name=script.name, fixed=fixed, lost=lost)
         return explanation
     report_of_rank(explanation, wanted, rank, name=script.name, lost=lost)
     if rank.is_first:
         explanation = _of_all_ranks(captured, wanted, rank, script)
-        report(explanation, replace(wanted, perfetto=""), name=script.name)
+        work.is_whole = report(explanation, replace(wanted, perfetto=""), name=script.name)
     return explanation
 
 
 def _of_all_ranks(captured: Captured, wanted: Wanted, rank: Rank, script: Script) -> Explanation:
-    """Rank 0's steps, held against those of the others."""
+    """Explain rank 0's steps beside those of the other ranks."""
     from sublight.diagnose.explain import explain as explain_traces
     from sublight.trace.read import chrome
 
@@ -222,7 +225,7 @@ def _of_all_ranks(captured: Captured, wanted: Wanted, rank: Rank, script: Script
 
 @contextlib.contextmanager
 def _stdout_for_json() -> Iterator[None]:
-    """What the script prints goes to stderr, its children's words too: stdout is for the JSON alone."""
+    """Send what the script and its children print to stderr: stdout is for the JSON alone."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -236,14 +239,14 @@ def _stdout_for_json() -> Iterator[None]:
 
 
 def _measure_limits(work: Work) -> None:
-    """Once a machine, in a process of its own: the script must find CUDA untouched, and the device free."""
+    """Measure the limits in a process of its own, once a machine: the script must find CUDA untouched, the GPU free."""
     from sublight import bench, nvml
     from sublight.limits import run
 
     health = nvml.health()
     if health is None:
         machine = run.this_machine("cpu")
-    else:  # the cache is named by what NVML says; torch would wake the GPU
+    else:  # NVML names the cache's file: asking torch would start CUDA
         machine = run.Machine(kind="cuda", device="", uuid=health.uuid, driver=health.driver, gpu=None)
     if bench.missing_limits(machine, NEEDED[machine.kind]):
         say("measuring this machine's limits, once: some 10 s")

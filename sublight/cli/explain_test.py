@@ -16,6 +16,7 @@ from sublight.cli import explain_output
 from sublight.cli import main as cli
 from sublight.diagnose import fakes as machine
 from sublight.diagnose.record import BREAKDOWN
+from sublight.errors import BadInput
 from sublight.results import write_json
 from sublight.trace.read import chrome_fakes
 
@@ -262,7 +263,7 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
         (("--diff", "small.json", "small.json", "--html", "x.html"), "--html"),
         (("small.json", "--gpu", "h2000"), "h2000"),
         (("small.json", "--limits", "small.json"), "not a file of limits"),
-        (("small.json", "--limits", "gone.json"), "not a file of limits"),
+        (("small.json", "--limits", "gone.json"), "gone.json: No such file"),
         (("small.json", "--trace", "kept.json"), "--trace"),
         (("small.json", "--fix"), "--fix takes a script"),
         (("--diff", "small.json", "small.json", "--fix"), "--fix"),
@@ -316,3 +317,20 @@ def test_options_are_checked_before_the_script_runs(say: Say, here: Path, words:
     status, out, err = say(*words, "train.py")
     assert status == 2 and not out and len(err.splitlines()) == 1
     assert files(here) == {"train.py"}
+
+
+@pytest.mark.parametrize(("option", "status"), [("--html", 2), ("--perfetto", 2), ("--json", 0)])
+def test_a_file_that_could_not_be_written_is_a_status(
+    say: Say, here: Path, monkeypatch: pytest.MonkeyPatch, option: str, status: int
+) -> None:
+    """The report comes all the same; a page that nobody asked for costs nothing."""
+
+    def is_full(*_: object) -> None:
+        raise BadInput("cannot write file: No space left on device")
+
+    write(here / "small.json")
+    monkeypatch.setattr("sublight.report.explain.page.write", is_full)
+    monkeypatch.setattr("sublight.report.explain.perfetto.write", is_full)
+    got, out, err = say("--gpu", "h200", "small.json", option, "file")
+    assert got == status and "sublight: cannot write file: No space left on device" in err
+    assert "step" in out

@@ -1,23 +1,26 @@
-"""What `sublight generate` is asked, taken apart: the model, the prompts, how tokens are chosen; and what it shows."""
+"""What `sublight generate` does: checks model, prompts and sampling options, generates, and shows the texts."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublight.cli import output
 from sublight.cli.engine_options import EngineOptions
-from sublight.errors import BadInput
+from sublight.errors import BadInput, refuse_device
 
 if TYPE_CHECKING:
     from sublight.engines.generate.engine import Engine
     from sublight.engines.generate.engine import Request as TextRequest
     from sublight.engines.generate.sampling import Sampling
     from sublight.engines.generate.vocabulary import Vocabulary
+    from sublight.report.draw.console import Progress
+
+SHOWN_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,10 @@ def command(request: Request) -> None:
     from sublight.report import generate as report
     from sublight.report.draw import console
 
+    if not all(request.stop):
+        raise BadInput("--stop '' would end every text at once: give the text to end before, or leave it out")
+    if request.most_new < 1:
+        raise BadInput(f"--max-new {request.most_new}: give 1 or more")
     output.check_writable(request.json)
     output.check_apart((request.json,), (request.file,))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
@@ -64,38 +71,53 @@ def command(request: Request) -> None:
         frequency=request.frequency,
     )
     texts = texts_of(request)
-    requests = [request_of(text, words, how, config.ends, request) for text in texts]
+    requests = [  # a seed each: else one prompt, given twice, would be drawn twice alike
+        request_of(text, words, replace(how, seed=(how.seed + place) % 2**63), config.ends, request)
+        for place, text in enumerate(texts)
+    ]
     engine = engine_of(requests, request.engine)
-    begin, count = time.perf_counter(), 0
+    begin = time.perf_counter()
     with console.progress("generate") as show:
-        for _, _ in engine.run(requests):
-            count += 1
-            if show:
-                done = sum(bool(each.finish) for each in requests)
-                show(f"{count} tokens", done, len(requests))
+        count = run(engine, requests, show)
+    took_s = time.perf_counter() - begin
     document = {
         "model": str(folder),
         "texts": [
             {
                 "prompt": text,
-                "text": cut(words.decode(each.new), request.stop),
+                "text": text_of(each, words, request.stop),
                 "tokens": each.new,
                 "finish": each.finish,
             }
             for text, each in zip(texts, requests, strict=True)
         ],
         "new_tokens": count,
-        "tokens_per_s": count / (time.perf_counter() - begin),
+        "tokens_per_s": count / took_s,
     }
     output.show(report.page(document), document, request.json)
 
 
+def run(engine: Engine, requests: Sequence[TextRequest], show: Progress | None) -> int:
+    """Every text to its end; the number of new tokens. Drawing takes longer than a step of a small model."""
+    count, ended, spared, next_s = 0, 0, 0, 0.0  # spared: tokens of texts that ended before their most
+    most = sum(each.most_new for each in requests)
+    for request, _ in engine.run(requests):
+        count += 1
+        if request.finish:
+            ended, spared = ended + 1, spared + request.most_new - len(request.new)
+        if show and (now := time.perf_counter()) >= next_s:
+            show(f"{ended} of {len(requests)} texts, tokens", count + spared, most)
+            next_s = now + SHOWN_EVERY_S
+    return count
+
+
 def texts_of(request: Request) -> list[str]:
-    """Of --prompt and of the file, a line each."""
+    """The prompts: those of --prompt, and the lines of the file."""
     texts = list(request.prompts)
     if request.file:
+        refuse_device(request.file)
         try:
-            lines = Path(request.file).read_text(encoding="utf-8").splitlines()
+            lines = Path(request.file).read_text(encoding="utf-8").split("\n")  # not splitlines: a form feed is text
         except OSError as error:
             raise BadInput(f"cannot read {request.file}: {error.strerror}; name a text with a prompt a line") from None
         except UnicodeDecodeError:
@@ -108,30 +130,30 @@ def texts_of(request: Request) -> list[str]:
 
 def request_of(text: str, words: Vocabulary, how: Sampling, ends: Sequence[int], request: Request) -> TextRequest:
     from sublight.engines.generate.engine import Request as TextRequest
+    from sublight.engines.generate.writer import Writer
 
-    def is_stopped(new: list[int]) -> bool:
-        made = words.decode(new)
-        return any(stop in made for stop in request.stop)
-
-    stopping: Callable[[list[int]], bool] | None = is_stopped if request.stop else None
     prompt = list(words.encode(text))
+    writer = Writer(words, request.stop, prompt)
+    stopping: Callable[[list[int]], bool] | None = (lambda new: writer.add(new[-1])) if request.stop else None
     return TextRequest(prompt, request.most_new, how, frozenset(ends), stopping)
 
 
+def text_of(request: TextRequest, words: Vocabulary, stops: Sequence[str]) -> str:
+    """What goes on behind the prompt, up to a stop word, or a token that ends a text."""
+    from sublight.engines.generate.writer import Writer
+
+    writer = Writer(words, stops, request.prompt)
+    for token in request.new:
+        if token in request.ends or writer.add(token):
+            break
+    return writer.end()
+
+
 def engine_of(requests: Sequence[TextRequest], options: EngineOptions) -> Engine:
-    """With a cache for what was asked."""
+    """The engine, with a cache large enough for these prompts."""
     from sublight.engines.generate.engine import PAGE
 
     longest = max(len(each.prompt) + each.most_new for each in requests)
     most = max(1, options.batch)
     needed = sum(sorted(-(-(len(each.prompt) + each.most_new) // PAGE) for each in requests)[-most:])
     return options.build(cache=needed * PAGE, longest=longest)
-
-
-def cut(text: str, stops: Sequence[str]) -> str:
-    """What stands before the first stop word.
-
-    >>> cut("one two three", ["three", "two"])
-    'one '
-    """
-    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]

@@ -24,7 +24,7 @@ from sublight.report import roadmap
 from sublight.results import write_file
 
 FOLDER = Path("learn")
-LOOK_S = 0.3  # between two looks at a file that is watched
+LOOK_S = 0.3  # `watch` looks at the file so often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Request:
 
 
 def command(request: Request) -> int:
-    """The exit status: 1 where a check has not passed."""
+    """Run one of learn's words; the exit status is 1 where a check has not passed."""
     if request.what in {each.name for each in (*EXERCISES, *CUDA_EXERCISES)} and not request.name:
         request = replace(request, what="show", name=request.what)  # `sublight learn copy`
     if request.anyway and request.what not in ("solution", "submit"):
@@ -78,7 +78,7 @@ def _map(request: Request) -> int:
 
 
 def _chosen(request: Request) -> Exercise:
-    """The one that is named; else the one whose file was changed last."""
+    """The exercise that is named; else the one whose file was changed last."""
     if _is_file(request.name):
         name = Path(request.name).name.removesuffix(".py")
         if name not in {each.name for each in (*EXERCISES, *CUDA_EXERCISES)}:
@@ -105,7 +105,7 @@ def _file(request: Request, exercise: Exercise) -> Path:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a file is named, not an exercise: add.cu alone is one."""
+    """Whether a word names a file, not an exercise: add.cu, say, without a folder."""
     return name.endswith(".py") or (name.endswith(CUDA) and Path(name).name != name)
 
 
@@ -135,7 +135,7 @@ def _start(request: Request) -> int:
     if is_new:
         try:
             FOLDER.mkdir(exist_ok=True)
-            with file.open("x", encoding="utf-8") as target:  # never over what is there
+            with file.open("x", encoding="utf-8") as target:  # "x": an existing file is never overwritten
                 target.write(exercise.starter())
         except OSError as error:
             words = "cannot write {file}: {error}; go to a folder of your own"
@@ -184,7 +184,7 @@ def _watch(request: Request) -> int:
     with Crew() as crew:
         try:
             while not passed:
-                source = _read(file, request.lang) if file.is_file() else seen  # an editor may be replacing it just now
+                source = _read(file, request.lang) if file.is_file() else seen  # gone: an editor replaces it just now
                 if source == seen or not source:
                     time.sleep(LOOK_S)
                     continue
@@ -220,7 +220,7 @@ def _solution(request: Request) -> int:
 
 
 def _ask(request: Request) -> int:
-    """The prompt goes to the address that the environment names, unless there is none, or a file is named."""
+    """Send the prompt to SUBLIGHT_ASK_URL; print it where that is not set, write it where --out names a file."""
     from rich.text import Text as RichText
 
     from sublight.learn import ask
@@ -238,7 +238,7 @@ def _ask(request: Request) -> int:
         gpu = target(request.gpu)
         with Crew() as crew:
             verdict = _checked(exercise, source, file, crew, gpu)
-    except (BadInput, ModuleNotFoundError) as error:  # no Linux, no Triton: the question can be asked all the same
+    except (BadInput, ModuleNotFoundError) as error:  # no Linux or Triton: ask without a verdict
         note = f"it could not be checked here: {error}"
     text = text_of(exercise, request.lang)
     prompt = ask.prompt_of(exercise, text, source, verdict, question=request.question, note=note)
@@ -262,7 +262,7 @@ def _ask(request: Request) -> int:
 
 
 def _submit(request: Request) -> int:
-    """What has passed here goes to the board; 1 where it has not passed there."""
+    """Submit what has passed here to the board; the exit status is 1 where it has not passed there."""
     from sublight.learn.grade.crew import Crew
     from sublight.learn.submit import board_of
     from sublight.learn.target import target

@@ -61,8 +61,8 @@ def test_start_without_a_name_begins_what_is_next(say: Say) -> None:
 
 
 def test_hints_come_one_by_one(say: Say) -> None:
-    told = [json.loads(say("hint", "copy", "--json", "-")[1])["hint"] for _ in range(4)]
-    assert told == [1, 2, 3, 3]
+    result = [json.loads(say("hint", "copy", "--json", "-")[1])["hint"] for _ in range(4)]
+    assert result == [1, 2, 3, 3]
     assert "that was the last hint" in say("hint", "copy")[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typer.core import TyperGroup
 
 from sublight import __version__
 from sublight.cli.options import INTERRUPTED, bare_threads
+from sublight.cli.output import drop_stdout
 from sublight.cli.start import command_for
 from sublight.cli.verbs import (
     bench,
@@ -36,7 +38,9 @@ from sublight.cli.verbs import (
 )
 
 USAGE = 2
-UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries, or of the installed one
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of merely asking whether a file with such a name exists
+UsageError: Any = typer.BadParameter.__mro__[1]  # from the click that typer bundles, or from the installed one
 
 VERBS: dict[str, dict[Callable[..., Any], str]] = {  # section -> verb -> its line in the help
     "Measure": {
@@ -99,7 +103,7 @@ app = typer.Typer(
     cls=Verbs,
     help="Nothing on a GPU runs faster than its memory and tensor cores allow. sublight measures that limit, explains"
     " what runs below it, fixes it, proves the gain, and teaches how.",
-    rich_markup_mode=None,  # the plain help is out in half the time, and reads as well
+    rich_markup_mode=None,  # without rich the help takes half the time, and reads as well
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -107,7 +111,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"sublight {__version__}")
+        print(f"sublight {__version__}", flush=True)
         raise typer.Exit
 
 
@@ -126,10 +130,10 @@ for _verbs in VERBS.values():
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The exit status; what the user did wrong is one line on stderr, never a traceback."""
+    """Run the command; returns the exit status. A user's mistake is one line on stderr, never a traceback."""
     from sublight.errors import BadInput
     from sublight.gpus import UnknownFigure, UnknownGpu
-    from sublight.trace.capture.profile import set_up_profiler
+    from sublight.trace.capture.settings import set_up_profiler
 
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["xray"]:
@@ -153,8 +157,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"this needs {package}, which is not installed: pip install 'sublight[torch]'")
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", INTERRUPTED)
+    except OSError as error:
+        if error.errno in NO_NAMES:
+            return _complain(f"{str(error.filename)[:80]}: {error.strerror}; name another file")
+        if error.errno not in NO_ROOM or error.filename:
+            raise
+        drop_stdout()  # usually stdout itself is a file on the full disk
+        return _complain(f"cannot write what was found: {error.strerror}")
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; naming it would import torch
+        if type(error).__name__ != "OutOfMemoryError":  # by name, to import no torch
             raise
         return _complain("the GPU's memory is full: `nvidia-smi` shows who holds it; stop that, or use --device cpu")
     return int(status or 0)

@@ -178,58 +178,11 @@ def test_every_verb_has_json(verb: str, say: Say) -> None:
     assert "--json" in say(verb, "--help")[1]
 
 
-# ------------------------------------------------------------------------------------------------ limits
-
-
-@pytest.fixture
-def fake_limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stands in for the measurement, and keeps what it was asked."""
-    asked: dict[str, Any] = {}
-
-    def run(**given: Any) -> Any:
-        asked.update(given)
-        return fakes.limits()
-
-    monkeypatch.setattr(limits_run, "run", run)
-    return asked
-
-
-def test_limits_passes_on_what_was_asked(say: Say, fake_limits: dict[str, Any]) -> None:
-    status, out, _ = say("limits", "--quick", "--only", "hbm_copy,hbm_read", "--only", "disk", "--device", "cpu")
-    assert status == 0
-    assert fake_limits == {
-        "kind": "cpu",
-        "quick": True,
-        "only": ["hbm_copy", "hbm_read", "disk"],
-        "progress": None,  # stderr is no terminal here
-    }
-    assert "throttled (power cap)" in out
-
-
-def test_limits_json_has_the_agreed_shape(say: Say, fake_limits: dict[str, Any]) -> None:
-    data = json.loads(say("limits", "--json", "-")[1])
-    assert data["device"] == "NVIDIA <H200>"
-    wanted = {"name", "value", "unit", "spec", "fraction_of_spec", "verdict", "unavailable"}
-    assert all(wanted <= set(limit) for limit in data["limits"])
-
-
-def test_limits_interrupted_shows_what_there_is(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    part = dataclasses.replace(fakes.limits(), source="measured in part: interrupted after 3 of 9")
-    monkeypatch.setattr(limits_run, "run", lambda **_: part)
-    status, out, _ = say("limits")
-    assert status == 130
-    assert "interrupted after 3 of 9" in out
-    assert "hbm_read" in out
-
-
-def test_limits_page(say: Say, fake_limits: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "limits.html"
-    assert say("limits", "--html", str(path))[0] == 0
-    page = path.read_text()
-    assert "NVIDIA &lt;H200&gt;" in page
-    assert "<H200>" not in page
+@pytest.mark.parametrize("verb", [verb.__name__ for verbs in cli.VERBS.values() for verb in verbs])
+def test_a_verbs_help_names_words_without_python_types(verb: str, say: Say) -> None:
+    status, out, _ = say(verb, "--help")
+    assert status == 0 and out.startswith(f"Usage: sublight {verb} [OPTIONS]")
+    assert "[[" not in out and "<str>" not in out and "list[" not in out
 
 
 # ------------------------------------------------------------------------------------------------ bench
@@ -330,11 +283,19 @@ BAD = [
     (["bench", "--from", "nowhere.json"], "cannot read nowhere.json"),
     (["bench", "--compare", __file__], "is not a results file"),
     (["doctor", "now"], "unexpected extra argument"),
+    *(
+        ([*words, os.devnull], f"{os.devnull} is a device, not a file: name a file")  # as /dev/zero, which has no end
+        for words in (["bench", "--from"], ["top", "--replay"], ["learn", "import"], ["train"])
+    ),
+    (["explain", f"{'x' * 300}.json"], "File name too long; name another file"),
+    (["memory", "x.pickle", "--html", "x.pickle"], "is named twice"),
+    (["memory", f"{'x' * 300}.pickle"], "File name too long; name another file"),
+    (["limits", "--html", f"{'x' * 300}.html"], "File name too long; name another file"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("words", "message"), BAD, ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else ""
 )
 def test_bad_input_is_one_line_and_status_2(words: list[str], message: str, say: Say) -> None:
     status, out, err = say(*words)
@@ -342,11 +303,6 @@ def test_bad_input_is_one_line_and_status_2(words: list[str], message: str, say:
     assert err.startswith("sublight: ")
     assert err.count("\n") == 1
     assert message in err
-
-
-def test_people_say_gpu(say: Say, fake_limits: dict[str, Any]) -> None:
-    assert say("limits", "--device", "GPU")[0] == 0
-    assert fake_limits["kind"] == "cuda"
 
 
 def test_from_refuses_what_asks_for_a_measurement(say: Say, results_file: Path) -> None:
@@ -388,20 +344,36 @@ def test_a_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.run(["limits"])
 
 
-@pytest.mark.parametrize("words", [["gpus"], ["gpus", "--json", "-"]])
-def test_a_closed_pipe_is_silent(words: list[str]) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
+def written_to(stdout: int, words: list[str]) -> tuple[int, str]:
+    """The command's status and its stderr; stdout is buffered, as a user's is."""
     done = subprocess.run(
         [sys.executable, "-m", "sublight", *words],
-        stdout=writer,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         timeout=60,
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", [["gpus"], ["gpus", "--json", "-"]])
+def test_a_closed_pipe_is_silent(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert written_to(writer, words) == (141, "")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["gpus"], ["gpus", "--json", "-"], ["--version"], ["--help"]])
+def test_a_full_disk_under_stdout_is_a_line(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        status, err = written_to(full.fileno(), words)
+    assert (status, err) == (2, "sublight: cannot write what was found: No space left on device\n")
 
 
 def test_complaints_are_one_line() -> None:

@@ -23,7 +23,7 @@ _INSTRUCTIONS = (
 
 
 def serve(allow_run: list[str], pages: str, limit: str) -> None:
-    """Until the assistant hangs up."""
+    """Serve until the assistant closes the connection."""
     tools = Tools(allowed=tuple(map(_folder, allow_run)), pages=_pages(pages), limit_s=_seconds(limit))
     server = server_of(tools)
     if sys.stdin.isatty():
@@ -46,7 +46,7 @@ def server_of(tools: Tools) -> MCPServer[Any]:
 
 
 def _as_tool(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the assistant did wrong is a line for it to read, no traceback in the server's log."""
+    """The function as a tool whose BadInput is a line for the assistant, not a traceback in the server's log."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(function)

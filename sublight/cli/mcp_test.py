@@ -13,6 +13,7 @@ import pytest
 from sublight.cli import main as cli
 from sublight.cli.mcp_tools import TOOLS, Tools
 from sublight.errors import BadInput
+from sublight.learn.exercises import find
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,6 +111,25 @@ def test_a_check_without_leave_only_reads(tools: Tools, ran: list[list[str]], tm
     found = call(tools.learn_check(str(file)))
     assert not ran and not found["passed"] and "--allow-run" in found["not_run"]
     assert found["faults"][0]["line"] == 1 and "import os" in found["faults"][0]["text"]
+
+
+def test_without_leave_each_kind_of_exercise_is_read_as_what_it_is(
+    tools: Tools, ran: list[list[str]], tmp_path: Path
+) -> None:
+    for name, file in (("add.cu", "add.cu"), ("strides", "strides.py"), ("add", "add.py")):
+        path = tmp_path / "others" / file
+        path.write_text(find(name).solution())
+        found = call(tools.learn_check(str(path)))
+        assert not ran and found["exercise"] == name and found["faults"] == [] and Path(found["page"]).is_file()
+    paper = tmp_path / "others" / "strides.py"
+    paper.write_text("import torch\ndef strides(sizes, index):\n    pass\n")
+    assert "a step on paper" in call(tools.learn_check(str(paper)))["faults"][0]["text"]
+
+
+def test_no_op_is_not_every_op(tools: Tools, ran: list[list[str]]) -> None:
+    with pytest.raises(BadInput, match="ops is empty"):
+        call(tools.bench([]))
+    assert not ran
 
 
 def test_what_takes_too_long_ends_with_all_it_started(tools: Tools, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 
 from sublight import units
 from sublight.errors import BadInput
-from sublight.learn.record import Exercise
+from sublight.learn.record import CUDA, Exercise
 
 TOOLS = ("limits", "explain", "bench", "why", "xray", "predict", "learn_check")
-MAY_RUN = ("explain", "xray", "learn_check")  # a user's code, where the user allows it
-WITHOUT_RUNNING = (".ptx", ".cubin")  # that xray reads
-ENTRIES = 40  # of a list in a result; the whole is in the file
+MAY_RUN = ("explain", "xray", "learn_check")  # tools that may run a user's code, where the user allows it
+WITHOUT_RUNNING = (".ptx", ".cubin")  # files that xray reads without running anything
+ENTRIES = 40  # a list in a result is cut to so many; the file has all
 FINDINGS, PLACES = 5, 3
 _GPU = ("key", "name", "compute_capability", "sms", "memory_bytes", "memory_bytes_per_s", "l2_bytes", "peak_flops",
         "pcie_bytes_per_s", "nvlink_bytes_per_s", "power_w", "reached")  # fmt: skip
@@ -42,7 +42,7 @@ class Tools:
     allowed: tuple[Path, ...]  # folders whose code may run
     pages: Path
     limit_s: float
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time: two would time each other
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one run at a time: two would slow each other
 
     async def limits(self, gpu: str = "", measure: bool = False) -> dict[str, Any]:
         """What a GPU or this machine can do: bandwidths, FLOP rates, latencies.
@@ -53,8 +53,8 @@ class Tools:
         if gpu:
             known = await self._verb("gpus", [_plain("gpu", gpu)])
             return {**_only(known["rows"][0], _GPU), **_files(known)}
-        found = await self._verb("limits", ["--quick" if measure else "--kept"], page="--html")
-        found["limits"] = [
+        result = await self._verb("limits", ["--quick" if measure else "--kept"], page="--html")
+        result["limits"] = [
             {
                 "name": each["name"],
                 "value": each["value"],
@@ -62,9 +62,9 @@ class Tools:
                 "of_spec": each["fraction_of_spec"],
                 "unavailable": each["unavailable"],
             }
-            for each in found["limits"]
+            for each in result["limits"]
         ]
-        return found
+        return result
 
     async def explain(
         self, target: str, args: list[str] | None = None, gpu: str = "", steps: int = 4
@@ -83,15 +83,15 @@ class Tools:
             words += ["--", *(args or [])]
         elif args:
             raise BadInput(f"{target} is a trace, which takes no args: leave them out")
-        found = await self._verb("explain", words, page="--html")
+        result = await self._verb("explain", words, page="--html")
         findings = [
             {
                 **{name: each[name] for name in ("id", "title", "saving_s", "evidence", "fix")},
                 "places": each["places"][:PLACES],
             }
-            for each in found["findings"][:FINDINGS]
+            for each in result["findings"][:FINDINGS]
         ]
-        return {**_only(found, _STEP), "findings": findings, **_files(found)}
+        return {**_only(result, _STEP), "findings": findings, **_files(result)}
 
     async def bench(
         self, ops: list[str], shape: str = "", dtype: str = "", device: str = "", results: str = ""
@@ -103,12 +103,14 @@ class Tools:
         """
         options = {"shape": shape, "dtype": dtype, "device": device, "from": str(_existing(results)) if results else ""}
         words = [f"--{name}={value}" for name, value in options.items() if value]
+        if not ops and not results:
+            raise BadInput("ops is empty: name those to time, such as softmax; all of them take long")
         if not results:
             words.append("--quick")
-        found = await self._verb("bench", [*words, "--", *ops], page="--plot")
-        rows = [_only(row, _ROW) for row in found["rows"]]
+        result = await self._verb("bench", [*words, "--", *ops], page="--plot")
+        rows = [_only(row, _ROW) for row in result["rows"]]
         shown = {"rows": rows[:ENTRIES], **({"left_out": len(rows) - ENTRIES} if len(rows) > ENTRIES else {})}
-        return {**_only(found, ("gpu", "driver", "torch", "triton", "commit", "date")), **shown, **_files(found)}
+        return {**_only(result, ("gpu", "driver", "torch", "triton", "commit", "date")), **shown, **_files(result)}
 
     async def why(self, op: str, shape: str = "", dtype: str = "bf16", gpu: str = "") -> dict[str, Any]:
         """Which kernel a call of an op gets at this shape on a GPU, which need not be here, and the reason."""
@@ -143,8 +145,8 @@ class Tools:
         elif "/" in target or Path(target.partition(":")[0]).suffix:
             raise BadInput(f"there is no file {target.partition(':')[0]!r}: name one, or an op such as softmax")
         words += [*(["--record"] if record else []), target, *(["--", *args] if args else [])]
-        found = await self._verb("xray", words, page="--html")
-        return {"kernels": [_only(kernel, _KERNEL) for kernel in found["kernels"][:ENTRIES]], **_files(found)}
+        result = await self._verb("xray", words, page="--html")
+        return {"kernels": [_only(kernel, _KERNEL) for kernel in result["kernels"][:ENTRIES]], **_files(result)}
 
     async def predict(
         self, model: str, gpu: str = "h200", batch: str = "1", context: str = "", mode: str = "", weights: str = ""
@@ -155,10 +157,10 @@ class Tools:
         """
         options = {"gpu": gpu, "batch": batch, "context": context, "mode": mode, "weights": weights}
         words = [f"--{name}={value}" for name, value in options.items() if value]
-        found = await self._verb("predict", [*words, "--", model], page="--html")
-        rows = [{name: row[name] for name in row if name != "ops"} for row in found["predictions"]]
+        result = await self._verb("predict", [*words, "--", model], page="--html")
+        rows = [{name: row[name] for name in row if name != "ops"} for row in result["predictions"]]
         shown = {"predictions": rows[:ENTRIES], **({"left_out": len(rows) - ENTRIES} if len(rows) > ENTRIES else {})}
-        return {"model": found["model"], "precision": found["precision"], **shown, **_files(found)}
+        return {"model": result["model"], "precision": result["precision"], **shown, **_files(result)}
 
     async def learn_check(self, file: str, exercise: str = "", gpu: str = "") -> dict[str, Any]:
         """Check a learner's kernel (learn/NAME.py): what is wrong and where, or the fraction of a GPU's limit.
@@ -169,31 +171,32 @@ class Tools:
         from sublight.learn.exercises import find
 
         path = _existing(file)
-        chosen = find(exercise or path.stem)
-        if chosen.name != path.stem:
+        named = path.name if path.suffix == CUDA else path.stem
+        chosen = find(exercise or named)
+        if chosen.name != named:
             raise BadInput(f"{file} is not named after {chosen.name}: call it {chosen.file}")
         if not self._is_allowed(path):
             return _scanned(path, chosen)
         gpu_words = [f"--gpu={gpu}"] if gpu else []
-        found = await self._verb("learn", [*gpu_words, "--", "check", str(path)])
-        return {**found, "page": str(chosen.folder / "en.md")}
+        result = await self._verb("learn", [*gpu_words, "--", "check", str(path)])
+        return {**result, "page": _page_of(chosen)}
 
     # -------------------------------------------------------------------------------------------- leave, processes
 
     def _is_allowed(self, path: Path) -> bool:
-        """By where it really lies: a link in an allowed folder gives no leave for what it points to."""
+        """Whether a path lies in an allowed folder, links resolved: a link in one does not allow what it points to."""
         return any(path.resolve().is_relative_to(folder) for folder in self.allowed)
 
     def _must_be_allowed(self, path: Path) -> None:
         if not self._is_allowed(path):
-            given = ", ".join(map(str, self.allowed)) or "no folder"
+            folders = ", ".join(map(str, self.allowed)) or "no folder"
             raise BadInput(
-                f"{path} would be run, and the user allows that in {given}: "
+                f"{path} would be run, and the user allows that in {folders}: "
                 f"only the user can, by starting `sublight mcp --allow-run {path.resolve().parent}`"
             )
 
     async def _verb(self, verb: str, words: Sequence[str], *, page: str = "") -> dict[str, Any]:
-        """The JSON of a verb, with the paths of its page and of its data."""
+        """Run a verb; returns its JSON, with the paths of its page and of its data."""
         async with self.turn:
             number = sum(1 for _ in self.pages.glob("*.json")) + 1
             data, html = (self.pages / f"{number:03}-{verb}{ending}" for ending in (".json", ".html"))
@@ -207,7 +210,7 @@ class Tools:
         return {**whole, "page": str(html) if html.is_file() else None, "data": str(data)}
 
     async def _run(self, command: Sequence[str]) -> str:
-        """What it wrote to stderr. It ends with all that it started: at its limit, and when the assistant hangs up."""
+        """Run a process; returns its stderr. It ends with its children at the limit, or when the assistant hangs up."""
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         process = await asyncio.create_subprocess_exec(
@@ -230,16 +233,16 @@ class Tools:
 
 
 def _only(data: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What is there and is not empty."""
+    """The entries of these names that exist and are not empty."""
     return {name: data[name] for name in names if data.get(name) not in (None, "", [], {})}
 
 
-def _files(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in ("page", "data")}
+def _files(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: result[name] for name in ("page", "data")}
 
 
 def _plain(what: str, words: str) -> str:
-    """No option in the place of a name."""
+    """Refuse an option (-x) in the place of a name."""
     if not words or words.startswith("-"):
         raise BadInput(f"{what} {words!r}: name one, without a dash in front")
     return words
@@ -262,19 +265,28 @@ def _file_of(target: str) -> Path | None:
     return None
 
 
+def _page_of(exercise: Exercise) -> str:
+    return str(exercise.folder / ("cuda.en.md" if exercise.kind == "cuda" else "en.md"))
+
+
 def _scanned(path: Path, exercise: Exercise) -> dict[str, Any]:
     """What can be said of a submission without running it."""
-    from sublight.learn.grade.scan import scan
+    from sublight.learn.grade.cuda.translate import scan as scan_cuda
+    from sublight.learn.grade.scan import MODULES, ON_PAPER, scan
 
     try:
-        faults = scan(path.read_text(encoding="utf-8"), exercise.name)
+        source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}; it must be a text file in UTF-8") from None
+    if exercise.kind == "cuda":
+        faults = scan_cuda(source, exercise.function)
+    else:
+        faults = scan(source, exercise.name, ON_PAPER if exercise.kind == "paper" else MODULES)
     return {
         "exercise": exercise.name,
         "file": str(path),
         "passed": False,
         "faults": [{"kind": each.kind, "line": each.line or None, "text": each.text} for each in faults],
         "not_run": f"the user has to allow it: sublight mcp --allow-run {path.resolve().parent}",
-        "page": str(exercise.folder / "en.md"),
+        "page": _page_of(exercise),
     }

@@ -1,4 +1,4 @@
-"""What several verbs share: flags that are spelled once, names that a shell completes, words taken apart."""
+"""What several verbs share: flags, the names that a shell completes, and how lists of words are split."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ INTERRUPTED = 130  # 128 + the signal, as a shell says it
 
 
 def op_names(incomplete: str) -> list[str]:
-    """For the shell: the ops by their files, since asking OPS would cost an import of torch at every Tab."""
+    """Ops for the shell to complete, by their files: OPS would cost an import of torch at every Tab."""
     import sublight
 
     return [name for name in dir(sublight) if name.startswith(incomplete) and sublight._is_op(name)]
 
 
 def learn_words(incomplete: str) -> list[str]:
-    """What `sublight learn` takes first, and the exercises."""
+    """The first words that `sublight learn` takes, and the exercises."""
     from sublight.cli.learn import COMMANDS
     from sublight.learn.exercises import CUDA_EXERCISES, EXERCISES
 
@@ -37,13 +37,13 @@ def gpu_names(incomplete: str) -> list[str]:
 
 
 def gpu_lists(incomplete: str) -> list[str]:
-    """The last of several, which commas part."""
+    """Complete the last of several GPUs with commas between them."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in gpu_names(last)]
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Known models; a shell that is given none offers files."""
+    """Known models to complete; where none fits, the shell offers files."""
     from sublight.predict import config
 
     return [name for name in config.known_names() if name.startswith(incomplete)]
@@ -68,16 +68,16 @@ def like_names(incomplete: str) -> list[str]:
 
 
 def op_and_file_names(incomplete: str) -> list[str]:
-    """A shell that is given names offers no files of its own."""
+    """Ops and files to complete: a shell that gets any names offers no files of its own."""
     import glob
 
-    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-    files = [name for name in found if Path(name).suffix in (".py", ".cu", ".ptx", ".cubin")]
-    return op_names(incomplete) + files + [f"{name}/" for name in found if os.path.isdir(name)]
+    paths = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    files = [name for name in paths if Path(name).suffix in (".py", ".cu", ".ptx", ".cubin")]
+    return op_names(incomplete) + files + [f"{name}/" for name in paths if os.path.isdir(name)]
 
 
 Json = Annotated[str, typer.Option("--json", metavar="FILE|-", help="Write JSON to FILE; - prints JSON alone.")]
-Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="The GPU where there is one, unless told.")]
+Device = Annotated[str, typer.Option(metavar="cuda|cpu", help="Default: the GPU where there is one.")]
 
 
 def bare_threads(words: Sequence[str]) -> list[str]:
@@ -98,11 +98,11 @@ def bare_threads(words: Sequence[str]) -> list[str]:
 
 
 def kind_of(device: str) -> Any:
-    if device.lower() in ("gpu", "rocm"):  # what people call it; torch calls both cuda
+    if device.lower() in ("gpu", "rocm"):  # other names for what torch calls cuda
         return "cuda"
     return one_of("device", device.lower(), ("cuda", "cpu")) if device else None
 
 
 def split(words: Iterable[str] | None) -> list[str]:
-    """Options that take several words take them apart or with commas."""
+    """The words of an option that may be repeated, or hold several words with commas between them."""
     return [part.strip() for word in words or () for part in word.split(",") if part.strip()]

@@ -1,11 +1,11 @@
-"""Where a command's results go: tried before anything is measured, written whole, and never over what is read."""
+"""Where a command's results go: files are tried before anything is measured, written whole, never over an input."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +18,7 @@ BROKEN_PIPE = 141  # 128 + the signal, as a shell says it
 
 
 def check_writable(*names: str) -> None:
-    """Before anything is measured, by trying: a file that cannot be written must not cost the user two minutes."""
+    """Try whether files can be written, before anything is measured: finding out later would cost the user minutes."""
     import tempfile
 
     from sublight.errors import BadInput
@@ -38,7 +38,7 @@ def check_writable(*names: str) -> None:
 
 
 def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
-    """No output over another, or over what is read."""
+    """Refuse two outputs to one file, and an output over an input."""
     from sublight.errors import BadInput
 
     outputs = tuple(outputs)
@@ -51,7 +51,7 @@ def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
 
 
 def say_what_is_passed_over(device: str) -> None:
-    """An accelerator that is here and is not measured must not be taken for the one that is."""
+    """Say which accelerator of this machine is not measured, so that the figures are not taken for its."""
     from sublight.limits.run import passed_over
 
     if not device and (kind := passed_over()):
@@ -67,13 +67,39 @@ def stdout_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed stdout
+            sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
 
 
+@contextlib.contextmanager
+def stdout_again() -> Iterator[Callable[[], None]]:
+    """A function that opens stdout again where a user's script has closed it, or its file descriptor."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # it was closed before us
+        kept = -1
+
+    def open_again() -> None:
+        try:
+            sys.stdout.flush()
+            os.fstat(1)
+        except (OSError, ValueError, AttributeError):
+            if kept >= 0:
+                os.dup2(kept, 1)
+                sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+
+    try:
+        yield open_again
+    finally:
+        if kept >= 0:
+            with contextlib.suppress(OSError):
+                os.close(kept)
+
+
 def stream(pieces: Iterable[str], *, silent: bool) -> str:
-    """Text that comes piece by piece, printed as it comes unless `silent`; all of it."""
+    """Print pieces of text as they come, unless `silent`; returns the whole text."""
     whole = []
     try:
         for piece in pieces:
@@ -99,16 +125,21 @@ def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool 
             print(dumps(data, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
             return
         if json:
-            from sublight.results import write_json  # loads every op's cost
+            from sublight.results import write_json  # here, since it imports every op's cost
 
             write_json(data, Path(json))
         console.stdout().print(renderable, soft_wrap=whole_lines)
         sys.stdout.flush()
-    except (BrokenPipeError, SystemExit):  # rich leaves with SystemExit where the pipe is closed
+    except (BrokenPipeError, SystemExit):  # rich raises SystemExit where the pipe is closed
         _give_up()
 
 
+def drop_stdout() -> None:
+    """Send what is still buffered for stdout to nowhere: Python would fail to flush it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _give_up() -> NoReturn:
-    """Nobody reads stdout any more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+    """End quietly: nobody reads stdout any more."""
+    drop_stdout()
     raise typer.Exit(BROKEN_PIPE) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublight.cli import output as cli_output
-from sublight.cli.explain_output import say, stem, written
+from sublight.cli.explain_output import NOT_WRITTEN, say, stem, written
 from sublight.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Files:
     json: str
 
     def absolute(self) -> Files:
-        """The program may go to another folder."""
+        """The same files by absolute paths: the program may change its working folder."""
         names = ("html", "speedscope", "chrome", "collapsed", "json")
         files = {name: getattr(self, name) for name in names}
         return Files(**{name: os.path.abspath(file) if file not in ("", "-") else file for name, file in files.items()})
@@ -56,7 +56,7 @@ class Wanted:
 
 
 def pyprof(words: Sequence[str], module: str, wanted: Wanted) -> int:
-    """The exit status: the program's own, where one is run."""
+    """Profile a program, or show a profile; returns the exit status, the program's own where one is run."""
     if len(wanted.modes) > 1 and wanted.modes != ("trace", "counts"):
         raise BadInput(f"--{wanted.modes[0]} and --{wanted.modes[1]} exclude each other: choose one")
     if wanted.modes[-1:] not in ((), ("sample",)) and (wanted.pid or wanted.native):
@@ -65,8 +65,8 @@ def pyprof(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if wanted.gpu and other:
         raise BadInput(f"--gpu runs the script under PyTorch's profiler: leave out {' and '.join(other)}, or --gpu")
     cli_output.check_writable(*wanted.files.all())
-    read = [word for word in words if word.endswith(".json")]
-    cli_output.check_apart(wanted.files.all(), read)
+    script = [] if module else words[:1]
+    cli_output.check_apart(wanted.files.all(), [*script, *(word for word in words if word.endswith(".json"))])
     if wanted.diff:
         return _diff(words, module, wanted)
     if wanted.pid:
@@ -92,21 +92,26 @@ def _run(words: Sequence[str], module: str, wanted: Wanted) -> int:
 
     name, args = (module, words) if module else (words[0], words[1:])
     target = script.check(name, args, module=bool(module), needs_torch=False)
+    cli_output.check_apart(wanted.files.all(), target.files)
     mode: Any = wanted.modes[-1] if wanted.modes else "sample"
     options = Options(mode=mode, hz=wanted.rate, builtins=wanted.builtins)
     files, folder = wanted.files.absolute(), os.getcwd()
     interrupts = Interrupts()
     interrupts.begin()
-    with contextlib.ExitStack() as stack:
+    with cli_output.stdout_again() as open_again, contextlib.ExitStack() as stack:
         if files.json == "-":
             stack.enter_context(cli_output.stdout_kept())
 
+        is_whole: list[bool] = []
+
         def report(profile: PythonProfile) -> None:
             stack.close()
-            out(profile, files, folder=folder, name=stem(name), top=wanted.top)
+            open_again()
+            is_whole.append(out(profile, files, folder=folder, name=stem(name), top=wanted.top))
 
         try:
-            return pyprof_run.run(target, options, report=report, say=say, interrupts=interrupts)
+            status = pyprof_run.run(target, options, report=report, say=say, interrupts=interrupts)
+            return status or (0 if all(is_whole) else NOT_WRITTEN)
         except GivenUp:
             say(GIVEN_UP)
             return INTERRUPTED
@@ -114,8 +119,11 @@ def _run(words: Sequence[str], module: str, wanted: Wanted) -> int:
             interrupts.put_back()
 
 
-def out(profile: PythonProfile, files: Files, *, folder: str, name: str, top: int, default_page: bool = True) -> None:
-    """The files that are wanted, then the terminal; a file that could not be written is named behind the report."""
+def out(profile: PythonProfile, files: Files, *, folder: str, name: str, top: int, default_page: bool = True) -> bool:
+    """The files that are wanted, then the terminal; a file that could not be written is named behind the report.
+
+    Whether all that were asked for are there; the page comes unasked, too.
+    """
     from sublight.report.pyprof import formats
     from sublight.report.pyprof import page as pyprof_page
     from sublight.report.pyprof import terminal as report
@@ -123,7 +131,8 @@ def out(profile: PythonProfile, files: Files, *, folder: str, name: str, top: in
     page = files.html
     if default_page and files.json != "-" and not page:
         page = os.path.join(folder, f"pyprof-{name}.html")
-    lost = written(page, lambda file: pyprof_page.write(profile, file))
+    no_page = written(page, lambda file: pyprof_page.write(profile, file))
+    lost: list[str] = []
     writers: tuple[tuple[str, Callable[[PythonProfile, Path], None]], ...] = (
         (files.speedscope, formats.write_speedscope),
         (files.chrome, formats.write_chrome),
@@ -132,10 +141,11 @@ def out(profile: PythonProfile, files: Files, *, folder: str, name: str, top: in
     for file, write in writers:
         lost += written(file, lambda path, write=write: write(profile, path))  # type: ignore[misc]
     cli_output.show(report.page(profile, most=top), profile.to_json(), files.json)
-    if page and not lost and files.json != "-":
+    if page and not no_page and files.json != "-":
         say(f"flame graph: {os.path.relpath(page, folder)}")
-    for line in lost:
+    for line in (*no_page, *lost):
         say(line)
+    return not (lost or (files.html and no_page))
 
 
 def _show_again(words: Sequence[str], wanted: Wanted) -> int:
@@ -144,8 +154,8 @@ def _show_again(words: Sequence[str], wanted: Wanted) -> int:
     if len(words) > 1:
         raise BadInput(f"one profile at a time; to compare two: sublight pyprof --diff {words[0]} {words[1]}")
     profile = record.read(words[0])
-    out(profile, wanted.files, folder=os.getcwd(), name=stem(words[0]), top=wanted.top, default_page=False)
-    return 0
+    is_whole = out(profile, wanted.files, folder=os.getcwd(), name=stem(words[0]), top=wanted.top, default_page=False)
+    return 0 if is_whole else NOT_WRITTEN
 
 
 def _attach(words: Sequence[str], module: str, wanted: Wanted) -> int:
@@ -154,20 +164,23 @@ def _attach(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if words or module:
         raise BadInput("--pid looks at a process that runs: leave the script out")
     profile = pyspy.attach(wanted.pid, hz=wanted.rate, seconds=wanted.seconds, native=wanted.native, say=say)
-    out(profile, wanted.files, folder=os.getcwd(), name=str(wanted.pid), top=wanted.top)
-    return 0
+    is_whole = out(profile, wanted.files, folder=os.getcwd(), name=str(wanted.pid), top=wanted.top)
+    return 0 if is_whole else NOT_WRITTEN
 
 
 def _run_outside(words: Sequence[str], module: str, wanted: Wanted) -> int:
     from sublight.pyprof import pyspy
+    from sublight.trace.capture import script
 
+    target = script.check(module or words[0], (), module=bool(module), needs_torch=False)
+    cli_output.check_apart(wanted.files.all(), target.files)
     files, folder = wanted.files.absolute(), os.getcwd()
     with contextlib.ExitStack() as stack:
         if files.json == "-":
             stack.enter_context(cli_output.stdout_kept())
         profile = pyspy.run([*(["-m", module] if module else []), *words], hz=wanted.rate)
-    out(profile, files, folder=folder, name=stem(module or words[0]), top=wanted.top)
-    return profile.exit_code
+    is_whole = out(profile, files, folder=folder, name=stem(module or words[0]), top=wanted.top)
+    return profile.exit_code or (0 if is_whole else NOT_WRITTEN)
 
 
 def _diff(words: Sequence[str], module: str, wanted: Wanted) -> int:
@@ -180,17 +193,17 @@ def _diff(words: Sequence[str], module: str, wanted: Wanted) -> int:
     if wanted.modes or wanted.pid or wanted.gpu or wanted.native:
         raise BadInput("--diff reads two profiles and runs nothing: leave the other options out")
     before, after = record.read(words[0]), record.read(words[1])
-    found = compare.compare(before, after)
+    comparison = compare.compare(before, after)
     page = wanted.files.html or (f"pyprof-diff-{stem(words[1])}.html" if wanted.files.json != "-" else "")
     lost = written(page, lambda file: pyprof_page.write_two(before, after, file))
-    cli_output.show(report.page(found, most=wanted.top), found.to_json(), wanted.files.json)
+    cli_output.show(report.page(comparison, most=wanted.top), comparison.to_json(), wanted.files.json)
     for line in lost or ([f"flame graph of the differences: {page}"] if page else []):
         say(line)
-    return 0
+    return NOT_WRITTEN if lost and wanted.files.html else 0
 
 
 def _gpu(words: Sequence[str], module: str, wanted: Wanted) -> int:
-    """By the capture of `explain`: a script's, or a trace that was recorded before."""
+    """--gpu: the device's time by line, from a script captured as `explain` does, or from a recorded trace."""
     from sublight.trace import load
 
     if any((wanted.files.html, wanted.files.speedscope, wanted.files.chrome, wanted.files.collapsed)):
@@ -209,7 +222,8 @@ def _gpu_of_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
     from sublight.trace.capture.interrupt import INTERRUPTED, GivenUp, Interrupts
 
     name, args = (module, words) if module else (words[0], words[1:])
-    script.check(name, args, module=bool(module))
+    target = script.check(name, args, module=bool(module))
+    cli_output.check_apart(wanted.files.all(), target.files)
     folder = Folder.make()
     interrupts = Interrupts(folder.remove)
     interrupts.begin()
@@ -242,5 +256,5 @@ def _show_device(trace: Any, wanted: Wanted) -> None:
     from sublight.pyprof import device
     from sublight.report.pyprof import device as report
 
-    found = device.device_profile(trace)
-    cli_output.show(report.page(found, most=wanted.top), found.to_json(), wanted.files.json)
+    profile = device.device_profile(trace)
+    cli_output.show(report.page(profile, most=wanted.top), profile.to_json(), wanted.files.json)

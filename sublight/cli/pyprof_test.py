@@ -41,6 +41,10 @@ import sys, os
 assert os.environ.get("PYTHONPATH") == {path!r}, "the environment stays as it was"
 print(sys.argv, __name__, os.path.basename(__file__), sys.stdin.read(), sys.modules["__main__"].number, flush=True)
 """
+# by its own clock: a fixed number of rounds is over before the first look on a fast machine
+LOOP = (
+    "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: sum(i * i for i in range(30_000))\n"
+)
 ENDS = {
     "status": ("sys.exit(3)", 3, ""),
     "words": ("sys.exit('no luck')", 1, "no luck"),
@@ -48,6 +52,9 @@ ENDS = {
     "_exit": ("os._exit(7)", 7, "the program ends by os._exit"),
     "exec": ("os.execvp('true', ['true'])", 0, "by exec: the profile ends here"),
     "fork": ("os.fork() or sys.exit(0)\nos.wait()", 0, ""),
+    "closed": ("sys.stdout.close()", 0, ""),
+    "shallow": ("sys.setrecursionlimit(60)", 0, ""),
+    "no clock": ("time.perf_counter = lambda: 1.0", 0, ""),
     "interrupt": ("import signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass", 130, ""),
 }
 
@@ -55,7 +62,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_the_program_stays_as_it_is(tmp_path: Path, end: str) -> None:
     code, status, line = ENDS[end]
-    program = "number = 5\n" + OWN.format(path=str(PACKAGE)) + "sum(i * i for i in range(300_000))\n" + code
+    program = "number = 5\n" + OWN.format(path=str(PACKAGE)) + LOOP + code
     mode = "--trace" if end in ("error", "fork") else "--sample"
     ran = pyprof(tmp_path, program, mode, "--json", "out.json", words=("a", "--b"), told="told")
     assert ran.returncode == status, ran.stderr
@@ -63,8 +70,100 @@ def test_the_program_stays_as_it_is(tmp_path: Path, end: str) -> None:
     assert line in ran.stderr and "Functions, by own time" in ran.stdout and ran.stdout.count("Functions,") == 1
     assert (tmp_path / "pyprof-program.html").exists()
     assert "sublight/" not in ran.stderr, "frames of ours are not in the traceback"
+    assert 0.3 < read(str(tmp_path / "out.json")).wall_s < LONGEST_S
     names = {one.frame.function for one in found_in(tmp_path).functions}
     assert "<genexpr>" in names and not any("Looks" in name for name in names)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("option", ["--html", "--collapsed"])
+def test_a_file_that_could_not_be_written_is_a_status(tmp_path: Path, option: str) -> None:
+    ran = pyprof(tmp_path, LOOP, option, "/dev/full")
+    assert ran.returncode == 2 and "cannot write /dev/full: No space left on device" in ran.stderr
+    assert "Functions, by own time" in ran.stdout
+
+
+LATE = """\
+import threading, time
+def late():
+    time.sleep(0.2)
+    inner()
+def inner(): pass
+threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(4)", "raise ValueError", "def f(:"])
+def test_threads_are_waited_for_however_the_script_ends(tmp_path: Path, end: str) -> None:
+    ran = pyprof(tmp_path, LATE + end, "--trace", "--json", "out.json")
+    assert ran.returncode == (4 if "4" in end else 1) and "sublight/" not in ran.stderr, ran.stderr
+    calls = {one.frame.function: one.calls for one in found_in(tmp_path).functions}
+    assert calls.get("inner", 0) == (0 if "def" in end else 1)
+
+
+def test_a_module_brings_its_packages(tmp_path: Path) -> None:
+    """Python imports them first: that is the program's work, and not done before the profile begins."""
+    package = tmp_path / "deep" / "inner"
+    package.mkdir(parents=True)
+    (tmp_path / "deep" / "__init__.py").write_text("import sys\ndef first(): pass\nfirst()\nprint(len(sys.argv))\n")
+    (package / "__init__.py").write_text("def second(): pass\nsecond()\n")
+    (package / "work.py").write_text("def third(): pass\nthird()\nthird()\n")
+    command = [
+        sys.executable,
+        "-m",
+        "sublight",
+        "pyprof",
+        "--trace",
+        "--json",
+        "out.json",
+        "-m",
+        "deep.inner.work",
+        "7",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
+    assert ran.stdout.startswith("2\n"), ran.stderr
+    calls = {one.frame.function: one.calls for one in found_in(tmp_path).functions}
+    assert [calls.get(name) for name in ("first", "second", "third")] == [1, 1, 2]
+    assert "runpy" not in {Path(one.frame.file).stem for one in found_in(tmp_path).functions}
+    (tmp_path / "deep" / "__init__.py").write_text("import not_there\n")
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONGEST_S)
+    assert ran.returncode == 1 and "No module named 'not_there'" in ran.stderr
+
+
+FORKS = """\
+import os
+def child():
+    for number in range(20):
+        os.fork() or os._exit(0)
+        os.wait()
+for number in range(20):
+    if not os.fork():
+        child()
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("mode", ["--sample", "--trace"])
+def test_no_thread_of_ours_stands_beside_a_fork(tmp_path: Path, mode: str) -> None:
+    """Python 3.12 and later warn of threads."""
+    ran = pyprof(tmp_path, FORKS, mode, "--json", "out.json")
+    assert ran.returncode == 0 and "Warning" not in ran.stderr, ran.stderr
+    assert len(read(str(tmp_path / "out.json")).processes) == 421
+    assert {Path(one.frame.file).name for one in found_in(tmp_path).functions} <= {"program.py", ""}
+
+
+def test_a_child_of_an_old_python_is_named(tmp_path: Path) -> None:
+    program = """\
+import os, subprocess, sys
+old = "import sys; sys.version_info = (2, 7); import runpy; runpy.run_path(%r)" % (sys.argv[1],)
+os.putenv("X", "1")
+subprocess.run([sys.executable, "-S", "-c", old], check=True)
+"""
+    site = PACKAGE / "sublight" / "pyprof" / "child" / "sitecustomize.py"
+    ran = pyprof(tmp_path, program, "--json", "out.json", words=(str(site),))
+    assert "1 of its processes ended without a word (killed, or an old Python)" in ran.stdout, (ran.stdout, ran.stderr)
 
 
 CHILDREN = """\
@@ -73,8 +172,11 @@ def job(n):
     total = 0
     for i in range(n): total += i
     return total
+def meet(others):
+    others.wait()  # else one worker may do all while the other starts, and is ended before it can say a word
 if __name__ == "__main__":
-    with multiprocessing.get_context({method!r}).Pool(2) as pool:
+    context = multiprocessing.get_context({method!r})
+    with context.Pool(2, meet, (context.Barrier(2),)) as pool:
         print(sum(pool.map(job, [1_500_000] * 2)))
     program = "import os\\nassert 'SUBLIGHT_PYPROF' not in os.environ\\nsum(range(9))"
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -122,6 +224,9 @@ def run(*words: str) -> int:
     [
         ((), "what shall be profiled"),
         (("missing.py",), "no such script: missing.py"),
+        (("--native", "missing.py"), "no such script: missing.py"),
+        (("-",), "- is not a regular file: save the script to one first"),
+        (("pipe",), "pipe is not a regular file"),
         (("-m", "no_such_module"), "no module named no_such_module"),
         (("missing.json",), "no such file: missing.json"),
         (("bad.json",), "it is not JSON"),
@@ -134,6 +239,9 @@ def run(*words: str) -> int:
         (("--diff", "--trace", "good.json", "good.json"), "leave the other options out"),
         (("good.json", "calls.json"), "one profile at a time"),
         (("good.json", "--json", "good.json"), "named twice"),
+        (("own.py", "--html", "own.py"), "named twice"),
+        (("-m", "own", "--json", "own.py"), "named twice"),
+        (("--gpu", "own.py", "--json", "own.py"), "named twice"),
         (("good.json", "--html", "."), "it is a folder"),
         (("good.json", "--rate", "0"), "--rate"),
         (("good.json", "--lr", "3"), "go after --"),
@@ -153,9 +261,12 @@ def test_bad_input_is_one_line(
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "good.json").write_text(json.dumps(sampled().to_json()))
     (tmp_path / "calls.json").write_text(json.dumps(traced().to_json()))
+    (tmp_path / "own.py").write_text("x = 1\n")
+    os.mkfifo(tmp_path / "pipe")
     assert run(*words) == 2
-    told = capsys.readouterr().err
-    assert line in told and told.count("\n") == 1
+    result = capsys.readouterr().err
+    assert line in result and result.count("\n") == 1
+    assert (tmp_path / "own.py").read_text() == "x = 1\n", "a script is not written over"
 
 
 def test_without_py_spy_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,15 +281,17 @@ def test_what_py_spy_writes_is_read() -> None:
         {"name": "thread (9)"},
         {"name": "main", "file": "x.py", "line": 3},
         {"name": "memcpy", "file": "libc.so"},
+        {"name": 'process 11:"python y.py"'},
     ]
     profiles = [
         {"name": 'Process 9 Thread 0x1 "MainThread"', "samples": [[0, 1], [0, 1, 2], [0]], "weights": [0.01] * 3},
-        {"name": 'Thread 11 ""', "samples": [[1]], "weights": [0.01]},
+        {"name": 'Thread 11 ""', "samples": [[3, 1]], "weights": [0.01]},
     ]
     first, *others = pyspy.processes({"shared": {"frames": frames}, "profiles": profiles}, 9, "python x.py")
     assert others == [] and first.samples is not None
     assert first.samples.threads == ("MainThread", "thread 11") and len(first.samples.rows) == 3
-    assert [frame.function for frame in first.samples.stack(first.samples.rows[1])] == ["main", "memcpy"]
+    stacks = [[frame.function for frame in first.samples.stack(row)] for row in first.samples.rows]
+    assert stacks == [["main"], ["main", "memcpy"], ["main"]]
 
 
 def test_a_profile_is_shown_again_and_compared(

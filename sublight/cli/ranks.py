@@ -21,7 +21,7 @@ from pathlib import Path
 from sublight.trace.capture.folder import is_alive
 
 WAIT_S = 60.0  # for ranks that still run when rank 0 has its own report
-GRACE_S = 5.0  # for ranks of which nothing was heard: they run on another machine, or died at once
+GRACE_S = 5.0  # for ranks that left no sign yet: they run on another machine, or died at once
 LOOK_S = 0.1
 STALE_S = 60.0  # the ranks of one run begin within this time
 ENDINGS = (".json.gz", ".pt.trace.json", ".json", ".html", ".gz")
@@ -34,8 +34,8 @@ class Rank:
 
     number: int
     world: int
-    folder: Path  # where they meet
-    since_s: float = field(default_factory=time.time)  # what is older was left by another run
+    folder: Path  # the folder in which ranks meet
+    since_s: float = field(default_factory=time.time)  # older files are another run's
 
     @property
     def is_first(self) -> bool:
@@ -47,7 +47,7 @@ class Rank:
     def begin(self) -> None:
         """Say that this rank is here."""
         self.folder.mkdir(exist_ok=True)
-        for ending in ("json", "none"):  # of a run that was killed
+        for ending in ("json", "none"):  # left by a run that was killed
             self.file(ending).unlink(missing_ok=True)
         self._put("pid", f"{socket.gethostname()} {os.getpid()}".encode())
 
@@ -61,7 +61,7 @@ class Rank:
                 os.replace(new, self.file("json"))
 
     def wait(self, *, waiting: Callable[[list[int]], None], wait_s: float = WAIT_S) -> dict[int, str]:
-        """Wait for the others; what became of each that left no trace, in words. `waiting`: whom it is for."""
+        """Wait for the other ranks; returns what became of each without a trace. `waiting` gets those still missing."""
         began_s = time.monotonic()
         others = [number for number in range(self.world) if number != self.number]
         while True:
@@ -78,12 +78,12 @@ class Rank:
             time.sleep(LOOK_S)
 
     def traces(self) -> dict[int, Path]:
-        """Those of the other ranks."""
+        """The other ranks' traces."""
         others = (number for number in range(self.world) if number != self.number)
         return {number: self.file("json", number) for number in others if self._state(number) == "ended"}
 
     def remove(self) -> None:
-        """The meeting is over: our own files go by their names, and the folder if nothing else is in it."""
+        """Remove the files of this meeting by name, then the folder if it is empty."""
         with contextlib.suppress(OSError):
             for file in self.folder.iterdir():
                 if _FILE.fullmatch(file.name):
@@ -118,7 +118,7 @@ def _words(state: str, wait_s: float) -> str:
 
 
 def this_rank(folder: str, environment: Mapping[str, str] = os.environ) -> Rank | None:
-    """None where this is the only process. `folder` is where the reports go."""
+    """This process's rank; None where it is the only process. `folder` is where the reports go."""
     try:
         number, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -132,7 +132,7 @@ def this_rank(folder: str, environment: Mapping[str, str] = os.environ) -> Rank 
 
 
 def name_of(file: str, rank: int) -> str:
-    """A rank's own file.
+    """The name of a rank's own file.
 
     >>> name_of("explain-train.html", 1), name_of("runs/a.json.gz", 0), name_of("-", 3)
     ('explain-train.rank1.html', 'runs/a.rank0.json.gz', '-')

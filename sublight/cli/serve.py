@@ -1,4 +1,4 @@
-"""What `sublight serve` is asked, taken apart: everything is checked, and the port taken, before weights are read."""
+"""What `sublight serve` does: checks every option and takes the port before weights are read, then serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublight.errors import BadInput
 if TYPE_CHECKING:
     from sublight.engines.serve.protocol import Served
 
-GRACE_S = 3  # for streams to end, once the server is told to
+GRACE_S = 3  # how long streams may go on once the server must end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ def command(request: Request) -> None:
 
         from sublight.engines.serve.app import app_of
     except ImportError as error:
+        if (error.name or "").startswith("sublight"):  # nothing that could be installed
+            raise
         raise BadInput(f"serve needs {error.name}: pip install 'sublight[serve]'") from None
     from sublight.engines.serve.worker import Worker
 
@@ -48,7 +50,7 @@ def command(request: Request) -> None:
     with taken(request.host, request.port) as listening:
         engine = request.engine.build(longest=request.context)
         room = engine.scheduler.pages.count * engine.scheduler.pages.size
-        served = replace(served, longest=min(served.longest, room))  # a text that the cache does not hold never ends
+        served = replace(served, longest=min(served.longest, room))  # no text may be longer than the cache
 
         workers: list[Worker] = []
 
@@ -58,7 +60,7 @@ def command(request: Request) -> None:
             return made
 
         class Server(uvicorn.Server):
-            """Told to end (Ctrl-C, SIGTERM), it ends what streams; uvicorn alone would wait, then log a traceback."""
+            """Ends open streams on Ctrl-C or SIGTERM; uvicorn alone would wait for them, then log a traceback."""
 
             def handle_exit(self, sig: int, frame: Any) -> None:
                 for each in workers:
@@ -94,7 +96,7 @@ def served_of(request: Request) -> Served:
 
 
 def taken(host: str, port: int) -> socket.socket:
-    """The port, listened to; a line where somebody else has it."""
+    """Listen on the port; a BadInput where another program has it."""
     if not 0 <= port < 65536:
         raise BadInput(f"--port {port}: give a number from 0 to 65535")
     try:
@@ -103,7 +105,7 @@ def taken(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise BadInput(f"--host {host}: {error.strerror or error}") from None
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart it is free at once
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart the port is free at once
         listening.bind(address)
     except OSError as error:
         listening.close()

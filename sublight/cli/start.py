@@ -1,4 +1,4 @@
-"""The command that a line of words needs, and no more: taking every verb apart costs typer as long as a small trace.
+"""Build the command for one line of words, and no more: to inspect every verb takes typer as long as a small trace.
 
 From version 0.29 on typer converts values by pydantic, whose import takes as long again. Nearly all words of ours are
 text that stays text: these are let through, and typer converts the others when one comes.
@@ -13,11 +13,11 @@ from typing import Any
 
 import typer
 
-COMPLETES = "_SUBLIGHT_COMPLETE"  # set by a shell that wants to know all verbs
+COMPLETES = "_SUBLIGHT_COMPLETE"  # set by a shell that completes words: then all verbs are needed
 
 
 def command_for(app: typer.Typer, words: Sequence[str]) -> Any:
-    """`app`, which has a callback, as a command; with one verb only where the first word names it."""
+    """`app`, which has a callback, as a command; with a single verb where the first word names one."""
     named = [verb for verb in app.registered_commands if words and _name(verb) == words[0]]
     if named and COMPLETES not in os.environ:
         app = copy.copy(app)
@@ -33,7 +33,7 @@ def _name(verb: Any) -> str:
 
 
 class _PlainParameters:
-    """In place of a command's `get_params`: parameters that convert only what needs it."""
+    """Replaces a command's `get_params`: its parameters convert only what needs conversion."""
 
     def __init__(self, of_typer: Any) -> None:
         self.of_typer = of_typer
@@ -43,11 +43,17 @@ class _PlainParameters:
         for each in parameters:
             if hasattr(each, "get_runtime_param") and not isinstance(each.get_runtime_param, _Plain):  # typer >= 0.29
                 each.get_runtime_param = _Plain(each.get_runtime_param)
+            if each.param_type_name == "argument" and hasattr(each, "display_type_rich"):  # typer >= 0.29
+                each.display_type_rich = _no_type
         return parameters
 
 
+def _no_type(ctx: Any) -> None:
+    """In the help, an argument's name says more than `<list[str]>` behind it."""
+
+
 class _Plain:
-    """In place of typer's conversion: values that have their type already stay, others go to it."""
+    """Replaces typer's conversion: values that have their type already stay, others are converted by typer."""
 
     def __init__(self, of_typer: Any) -> None:
         self.of_typer = of_typer
@@ -64,7 +70,7 @@ class _Plain:
 
 
 def has_type(value: Any, annotation: Any) -> bool:
-    """Whether a value needs no conversion; numbers that were not read from words are defaults.
+    """Whether a value needs no conversion; a number in place of a word is a default.
 
     >>> has_type("a", str), has_type("4", int), has_type(4, int), has_type(("a", "b"), list[str]), has_type(4, float)
     (True, False, True, True, False)

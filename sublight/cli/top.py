@@ -1,4 +1,4 @@
-"""What `sublight top` does: looks at the machine again and again, or at a recorded one, and hands each look on."""
+"""What `sublight top` does: takes snapshots of this machine, or of a recorded one, and passes each to its outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from sublight.health.record import Snapshot
 
-LEAST_EVERY_S = 0.1  # GPM counts over no less
+LEAST_EVERY_S = 0.1  # NVIDIA's GPM counters need at least this time
+MOST_EVERY_S = 86400.0
 UNWELL = 1  # the exit status of --check
 
 
@@ -28,13 +29,13 @@ class Sink(Protocol):
 
 
 class Keys:
-    """Waits for the next look, or for q; where nobody types, it only waits."""
+    """Waits for the next look, or for the key q; where stdin is no terminal it only waits."""
 
     def __init__(self) -> None:
         self._saved: Any = None
 
     def __enter__(self) -> Keys:
-        with contextlib.suppress(ImportError):  # no terminals of this kind on this system
+        with contextlib.suppress(ImportError):  # a system without termios
             import termios
             import tty
 
@@ -50,7 +51,7 @@ class Keys:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._saved)
 
     def quit_within(self, seconds: float) -> bool:
-        """Whether q was pressed before that time was over."""
+        """Wait so long; True as soon as q is pressed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._saved is None:
@@ -61,12 +62,15 @@ class Keys:
 
 
 def looks(replay: str) -> Iterator[Snapshot]:
-    """This machine without end, or what a file holds."""
+    """Snapshots of this machine without end, or a recorded file's; that is read whole before anything is written."""
     if replay:
         from sublight.top.record import read
 
-        yield from read(Path(replay))
-        return
+        return iter(read(Path(replay)))
+    return _looks_now()
+
+
+def _looks_now() -> Iterator[Snapshot]:
     from sublight.health.read import Reader
 
     reader = Reader()
@@ -75,20 +79,20 @@ def looks(replay: str) -> Iterator[Snapshot]:
 
 
 def sinks(csv: str, record: str) -> list[Sink]:
-    """Where each look goes besides the screen."""
+    """Open the outputs that get each look besides the screen."""
     from sublight.top import record as recorded
     from sublight.top import table
 
-    found: list[Sink] = []
+    opened: list[Sink] = []
     if csv:
-        found.append(table.Writer(csv))
+        opened.append(table.Writer(csv))
     if record:
-        found.append(recorded.Writer(Path(record)))
-    return found
+        opened.append(recorded.Writer(Path(record)))
+    return opened
 
 
 def watch(source: Iterable[Snapshot], into: Iterable[Sink], console: Console | None, keys: Keys, every_s: float) -> int:
-    """Until q, Ctrl-C, or the source's end; how many looks there were. Draws where there is a console."""
+    """Follow until q, Ctrl-C or the end; returns the number of looks. Draws where there is a console."""
     from rich.live import Live
 
     from sublight.report.top import page
@@ -122,7 +126,7 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 def serve(words: str) -> None:
-    """Until Ctrl-C."""
+    """Serve metrics until Ctrl-C."""
     from sublight.health.read import Reader
     from sublight.top import prometheus
 
@@ -135,7 +139,7 @@ def serve(words: str) -> None:
 
 
 def diagnose(json: str) -> None:
-    """Half a minute of load; exits 1 where the GPU is not well."""
+    """--diagnose: half a minute of load and a verdict; exits 1 where the GPU is not well."""
     import typer
 
     from sublight.cli import output
@@ -147,22 +151,22 @@ def diagnose(json: str) -> None:
 
     loads = load.gpu_loads()
     with console.progress("diagnose") as progress:
-        found = load.run(loads, this_gpu, name=load.gpu_name(), progress=progress)
-    output.show(report.diagnosis(found), to_json(found), json)
-    if not found.is_well:
+        diagnosis = load.run(loads, this_gpu, name=load.gpu_name(), progress=progress)
+    output.show(report.diagnosis(diagnosis), to_json(diagnosis), json)
+    if not diagnosis.is_well:
         raise typer.Exit(UNWELL)
 
 
 def refuse_together(**chosen: Any) -> None:
-    """Ways to look that exclude one another."""
-    if len(given := [f"--{name}" for name, value in chosen.items() if value]) > 1:
-        raise BadInput(f"{' and '.join(given)} exclude each other: leave one out")
+    """Refuse options that exclude one another."""
+    if len(flags := [f"--{name}" for name, value in chosen.items() if value]) > 1:
+        raise BadInput(f"{' and '.join(flags)} exclude each other: leave one out")
 
 
 def once(
     source: Iterator[Snapshot], count: int, *, csv: str, record: str, is_check: bool, json: str, replay: str
 ) -> None:
-    """The last of so many looks (of a recorded session, of all), as a page, as problems, or as JSON."""
+    """Show the last of so many looks (of a recorded session: of all) as a page, as problems, or as JSON."""
     import itertools
 
     import typer
@@ -181,9 +185,9 @@ def once(
             sink.add(snapshot)
     for sink in into:
         sink.close()
-    found = problems(snapshot)
-    wrong = [problem for problem in found if problem.weight == "wrong"]
-    data = {**to_json(snapshot), "problems": [to_json(problem) for problem in found]}
+    troubles = problems(snapshot)
+    wrong = [problem for problem in troubles if problem.weight == "wrong"]
+    data = {**to_json(snapshot), "problems": [to_json(problem) for problem in troubles]}
     if is_check:
         output.show(Text("\n".join(report.check_lines(wrong, snapshot))), data, json, whole_lines=True)
     elif json or csv != "-":  # a table on stdout stands there alone
@@ -193,7 +197,7 @@ def once(
 
 
 def follow(source: Iterable[Snapshot], *, csv: str, record: str, every_s: float) -> None:
-    """Look after look, drawn where there is a terminal."""
+    """Show look after look, drawn where there is a terminal."""
     from rich.console import Console
 
     into = sinks(csv, record)
@@ -201,7 +205,7 @@ def follow(source: Iterable[Snapshot], *, csv: str, record: str, every_s: float)
     try:
         with ended_like_ctrl_c():
             count = watch(source, into, console, Keys(), every_s)
-    except BrokenPipeError:  # whoever read --csv - has enough
+    except BrokenPipeError:  # the reader of --csv - has closed the pipe
         return
     finally:
         for sink in into:

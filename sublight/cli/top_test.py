@@ -94,7 +94,9 @@ def test_a_recorded_session_is_shown_checked_and_made_a_table(
     [
         (["--every", "0"], "--every takes 0.1"),
         (["--every", "nan"], "--every takes 0.1"),
-        (["--looks", "-1"], "--looks 1 or more"),
+        (["--every", "1e30"], "at most a day"),
+        (["--looks", "-1"], "--looks takes 1 or more"),
+        (["--looks", str(10**23), "--once"], "--looks takes 1 or more"),
         (["--check", "--once"], "--once and --check exclude"),
         (["--diagnose", "--csv", "x"], "--diagnose and --csv exclude"),
         (["--replay", "/no/such"], "cannot read /no/such"),
@@ -107,6 +109,12 @@ def test_bad_input_is_one_line(words: list[str], part: str, capsys: pytest.Captu
     assert run(["top", *words]) == 2
     error = capsys.readouterr().err
     assert part in error and error.count("\n") == 1
+
+
+def test_a_session_that_cannot_be_read_leaves_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("{}")
+    assert run(["top", "--replay", str(tmp_path / "other"), "--record", str(tmp_path / "new"), "--looks", "1"]) == 2
+    assert not (tmp_path / "new").exists()
 
 
 class Pressed(top.Keys):

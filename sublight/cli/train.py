@@ -1,4 +1,4 @@
-"""What `sublight train` is asked, taken apart: the data, the model, the settings; and what it shows meanwhile."""
+"""What `sublight train` does: finds data, model and settings from the options, trains, and shows how it goes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 QUICK_BYTES = 2_000_000  # of text: what a toy model sees of it in half a minute is less
 QUICK_S = 40.0
 SAMPLE_TOKENS = 160
-SAID_S = 1.0  # until the first rank has said what is wrong: torchrun ends all as soon as one ends
+SAID_S = 1.0  # lets the first rank print its message: torchrun ends all ranks as soon as one ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,8 @@ def command(request: Request) -> None:
     output.check_writable(request.html, request.json)
     output.check_apart((request.html, request.json), (request.data,))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
+    from sublight.engines.train import run as runs
+
     device = device_named(request.device)
     if is_torchrun() or request.parallel:
         status = shared(request, device)
@@ -90,7 +92,8 @@ def command(request: Request) -> None:
             raise BadInput(
                 f"{run.folder} is a run of several processes: resume it by torchrun, with any number of them"
             )
-        status = train(run, data, device, request.prompt, request)
+        with runs.alone(run.folder):
+            status = train(run, data, device, request.prompt, request)
     if status:
         raise typer.Exit(status)
 
@@ -100,7 +103,7 @@ def is_torchrun() -> bool:
 
 
 def shared(request: Request, device: str) -> int:
-    """As one of the processes that torchrun has started; of what is wrong with the request the first tells."""
+    """Join the other processes that torchrun has started; only the first prints what is wrong with the request."""
     try:
         return _shared(request, device)
     except BadInput as error:
@@ -126,21 +129,20 @@ def _shared(request: Request, device: str) -> int:
     from sublight.engines.train import run as runs
     from sublight.engines.train.parallel import ranks as processes
 
-    with processes.joined(device) as ranks:
+    with processes.joined(device) as ranks, contextlib.ExitStack() as held:
         make = resumed if request.resume else partial(started, device=device)
         folder = ranks.first_does(lambda: str(make(request)[0].folder))
-        found = runs.opened(Path(folder))
-        if not found.settings.parallel:
+        run = runs.opened(Path(folder))
+        if not run.settings.parallel:
             raise BadInput(f"{folder} is a run of one process: resume it without torchrun")
+        ranks.first_does(lambda: held.enter_context(runs.alone(run.folder)))
         try:
-            return train(found, data.opened(found.tokens), device, request.prompt, request, ranks)
+            return train(run, data.opened(run.tokens), device, request.prompt, request, ranks)
         except RuntimeError as error:
             if not processes.is_about_another(error):
                 raise
-            command = f"torchrun … -m sublight train --resume --out {folder}"
-            raise BadInput(
-                f"rank {ranks.rank}: another rank is gone; `{command}` goes on from its checkpoint"
-            ) from None
+            again = f"torchrun … -m sublight train --resume --out {folder}"
+            raise BadInput(f"rank {ranks.rank}: another rank is gone; `{again}` goes on from its checkpoint") from None
 
 
 def device_named(words: str) -> str:
@@ -153,7 +155,7 @@ def device_named(words: str) -> str:
 
 
 def resumed(request: Request) -> tuple[Run, Data]:
-    """A run goes on as it began: nothing about it may be told anew."""
+    """The run that a folder's checkpoint continues; options that would change how it began are refused."""
     from sublight.engines.train import data, run
 
     plain = Request()
@@ -168,7 +170,7 @@ def resumed(request: Request) -> tuple[Run, Data]:
 
 
 def started(request: Request, device: str) -> tuple[Run, Data]:
-    """A new run's folder, with all that it needs to be resumed."""
+    """A new run's folder, with everything that resuming needs."""
     from sublight.engines.train import data, huggingface, run
 
     if request.size and request.depth is not None:
@@ -178,28 +180,29 @@ def started(request: Request, device: str) -> tuple[Run, Data]:
     weights = Path(request.weights) if request.weights else None
     shape = huggingface.read_shape(weights) if weights else None
     check_words(request, device)
-    like_it = shape or shape_of(request, device, vocab=1)  # the data gives the vocabulary, which no setting depends on
+    like_it = shape or shape_of(request, device, vocab=1)  # the vocabulary matters to no setting
     settings_of(request, like_it, device).check(like_it)
     folder = run.new_folder(request.out)
     path = Path(request.data) if request.data else None
     quick_bytes = QUICK_BYTES if request.quick else None
-    found = data.prepare(path, tokens_of(request, weights), folder / "tokens", most_bytes=quick_bytes)
-    shape = shape or shape_of(request, device, found.tokenizer.vocab)
-    if found.tokenizer.vocab > shape.vocab:
-        raise BadInput(
-            f"the data has tokens up to {found.tokenizer.vocab - 1}, the model {shape.vocab}: tokenize it alike"
-        )
-    settings = settings_of(request, shape, device)
-    settings.check(shape)
-    found.check(settings.context)
-    found.tokenizer.encode(request.prompt)  # complains before anything is computed
-    new = run.Run(folder=folder, shape=shape, settings=settings, weights=str(weights.resolve()) if weights else "")
-    new.write()
+    with data.taken_back_on_error(folder):
+        found = data.prepare(path, tokens_of(request, weights), folder / "tokens", most_bytes=quick_bytes)
+        shape = shape or shape_of(request, device, found.tokenizer.vocab)
+        if found.tokenizer.vocab > shape.vocab:
+            raise BadInput(
+                f"the data has tokens up to {found.tokenizer.vocab - 1}, the model {shape.vocab}: tokenize it alike"
+            )
+        settings = settings_of(request, shape, device)
+        settings.check(shape)
+        found.check(settings.context)
+        found.tokenizer.encode(request.prompt)  # complains before anything is computed
+        new = run.Run(folder=folder, shape=shape, settings=settings, weights=str(weights.resolve()) if weights else "")
+        new.write()
     return new, found
 
 
 def check_words(request: Request, device: str) -> None:
-    """Names, before text is read."""
+    """Check names among the options before any text is read."""
     from sublight.engines.train import layers, settings, shape
 
     for what, word, known in (
@@ -226,7 +229,7 @@ def tokens_of(request: Request, weights: Path | None) -> str:
         with contextlib.suppress(ImportError):
             import tokenizers  # noqa: F401
 
-            return "bpe:1024"  # a toy model writes words sooner than it learns to spell
+            return "bpe:1024"  # with BPE a toy model writes words before it could have learned to spell
     return request.tokens
 
 
@@ -246,7 +249,7 @@ def shape_of(request: Request, device: str, vocab: int) -> Shape:
 
 
 def settings_of(request: Request, shape: Shape, device: str) -> Any:
-    """What was told, and the rest by the machine."""
+    """The settings: those given as options, the rest chosen for this machine."""
     from sublight.engines.train.settings import WARMUP, Settings, default_lr
     from sublight.limits import busy
 
@@ -289,7 +292,7 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
 
 
 def train(run: Run, data: Data, device: str, prompt: str, request: Request, ranks: Ranks | None = None) -> int:
-    """Runs it, then samples, saves and shows; the exit status. Of several ranks the first shows."""
+    """Train, then sample, save and show; returns the exit status. Of several ranks only the first shows."""
     from sublight.engines.train import limit, log
     from sublight.report import train as report
     from sublight.results import write_file
@@ -340,7 +343,7 @@ def made(run: Run, data: Data, device: str, watch: Any, ranks: Ranks | None) -> 
 
 
 def described(trainer: Trainer, known: ProductLimit | None, device: str, prompt: str) -> dict[str, Any]:
-    """What is known before the first step."""
+    """What the JSON and the page say of the run before its first step."""
     import torch
 
     run, data = trainer.run, trainer.data
@@ -349,7 +352,7 @@ def described(trainer: Trainer, known: ProductLimit | None, device: str, prompt:
         "data": data.name,
         "tokens": data.tokenizer.words,
         "train_tokens": int(data.train.size),
-        "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU with {run.settings.threads} threads",
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU, threads: {run.settings.threads}",
         "parameters": run.shape.parameters,
         "shape": asdict(run.shape),
         "settings": run.settings.to_json(),
@@ -361,7 +364,7 @@ def described(trainer: Trainer, known: ProductLimit | None, device: str, prompt:
 
 
 def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: str) -> dict[str, Any]:
-    """The figures of the end, a sample, and the weights saved."""
+    """The final figures and a sample, after the weights are saved."""
     from sublight.engines.train import huggingface
     from sublight.engines.train.sample import sample
 
@@ -370,7 +373,7 @@ def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: st
     drawn = sample(model, ids, SAMPLE_TOKENS, vocab=tokenizer.vocab, seed=run.settings.seed)
     notes = []
     best = trainer.best_model()
-    with contextlib.suppress(BadInput):  # without safetensors the checkpoint still has the weights
+    try:
         huggingface.save(model, run.folder / "model")
         notes.append(f"weights for Hugging Face: {run.folder / 'model'}")
         if best is not None:
@@ -382,6 +385,8 @@ def finished(document: dict[str, Any], trainer: Trainer, model: Gpt2, prompt: st
             from sublight.results import write_file
 
             write_file(document_of, run.folder / "model" / "tokenizer.json")
+    except BadInput as error:  # no safetensors, or a full disk: the checkpoint still has the weights
+        notes.append(f"no weights for Hugging Face: {error}")
     return document | {
         "step": trainer.step,
         "first_loss": trainer.first_loss,

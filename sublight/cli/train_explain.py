@@ -14,13 +14,13 @@ from sublight.errors import BadInput
 if TYPE_CHECKING:
     from sublight.engines.train.loop import Trainer
 
-WARMUP, TIMED, PROFILED = 1, 3, 3  # steps
+WARMUP, TIMED, PROFILED = 1, 3, 3  # how many steps of each
 MOST_S = 120.0
-SHOWN = 4  # lines of where time goes
+SHOWN = 4  # how many of the largest parts are listed
 
 
 def explained(trainer: Trainer, page: Path) -> list[str]:
-    """Writes the page; gives what it says in some lines."""
+    """Run some steps more and write the page; returns its gist in some lines."""
     from sublight.diagnose.explain import explain
     from sublight.report.explain import page as pages
     from sublight.trace.capture.profile import Profile, step
@@ -34,10 +34,10 @@ def explained(trainer: Trainer, page: Path) -> list[str]:
     if profile.trace is None:
         why = profile.captured.reason if profile.captured is not None else "nothing was recorded"
         raise BadInput(f"--explain: {why}")
-    found = explain([profile.trace], source=f"sublight train, {trainer.run.folder}")
-    pages.write(found, page)
+    report = explain([profile.trace], source=f"sublight train, {trainer.run.folder}")
+    pages.write(report, page)
     by_family: Counter[str] = Counter()
-    for row in found.ops:
+    for row in report.ops:
         by_family[row.family] += row.device_s  # type: ignore[assignment]
-    shares = ", ".join(f"{name} {100 * own_s / found.step_s:.0f} %" for name, own_s in by_family.most_common(SHOWN))
-    return [f"a step of {1e3 * found.step_s:.4g} ms: {shares}", f"where its time goes: {page}"]
+    shares = ", ".join(f"{name} {100 * own_s / report.step_s:.0f} %" for name, own_s in by_family.most_common(SHOWN))
+    return [f"a step of {1e3 * report.step_s:.4g} ms: {shares}", f"where its time goes: {page}"]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from sublight.results import TOO_GOOD
 from sublight.units import text as units_text
 
 if TYPE_CHECKING:
@@ -64,5 +65,6 @@ def words_of(now: Progress, run: Run, known: ProductLimit | None) -> str:
     left = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes}:{seconds:02d}"
     words = f"step {now.step}/{now.steps}  loss {now.loss:.3f}{held_out}  {left} left  {now.tokens_per_s:,.0f} tok/s"
     if known:
-        words += f"  MFU {100 * now.tokens_per_s * run.shape.train_flops_per_token / known.flops_per_s:.0f} %"
-    return f"{words}  {units_text(now.memory_bytes, 'B')}"  # what comes last is cut where the terminal is narrow
+        mfu = now.tokens_per_s * run.shape.train_flops_per_token / known.flops_per_s
+        words += f"  MFU {100 * mfu:.0f} %" if mfu <= TOO_GOOD else "  MFU –, the limit is too low: `sublight limits`"
+    return f"{words}  {units_text(now.memory_bytes, 'B')}"  # memory stands last: a narrow terminal cuts the line's end

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 from sublight.cli import main as cli
+from sublight.cli import train_progress
 from sublight.engines.train.fakes import TEXT
+from sublight.engines.train.limit import ProductLimit
+from sublight.errors import BadInput
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # a run sets its number of threads for its process
 
 Say = Callable[..., tuple[int, str, str]]
 TINY = ("--depth", "1", "--context", "16", "--batch", "2", "--mode", "eager", "--attention", "naive", "--device", "cpu")
@@ -50,6 +57,28 @@ def test_a_run_leaves_all_that_it_promises(say: Say, tmp_path: Path) -> None:
     assert status == 2 and "holds a run" in err
 
 
+def test_two_do_not_train_in_one_folder(say: Say, tmp_path: Path) -> None:
+    """As when torchrun is killed and its processes are not: a log of both would be nobody's."""
+    from sublight.engines.train import run as runs
+
+    assert say("text.txt", *TINY, "--steps", "1", "--out", "here")[0] == 0
+    before = (tmp_path / "here/log.jsonl").read_bytes()
+    with runs.alone(tmp_path / "here"):
+        status, out, err = say("--resume", "--out", "here")
+    assert (status, out) == (2, "") and "another process trains in here" in err and err.count("\n") == 1
+    assert (tmp_path / "here/log.jsonl").read_bytes() == before
+    assert say("--resume", "--out", "here")[0] == 0
+
+
+def test_weights_that_could_not_be_written_are_said(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise BadInput("cannot write model.safetensors: No space left on device")
+
+    monkeypatch.setattr("sublight.engines.train.huggingface.save", full)
+    status, out, err = say("text.txt", *TINY, "--steps", "1")
+    assert status == 0 and "no weights for Hugging Face: cannot write model.safetensors" in " ".join(out.split()), err
+
+
 def test_explain_ends_with_a_page(say: Say, tmp_path: Path) -> None:
     status, out, err = say("text.txt", *TINY, "--steps", "2", "--explain")
     assert status == 0, err
@@ -73,6 +102,7 @@ def test_explain_ends_with_a_page(say: Say, tmp_path: Path) -> None:
         (["text.txt", "--steps", "0"], "--steps 0: give 1 or more"),
         (["text.txt", "--batch", "0"], "--batch 0: give 1 or more"),
         (["text.txt", "--context", "100000"], "too few tokens"),
+        (["text.txt", "--lr", "1e38"], "--lr 1e+38: give a number above 0"),
         (["text.txt", "--lr", "-1"], "--lr -1.0: give a number above 0"),
         (["text.txt", "--time-limit", "soon"], "as in --time-limit 10min"),
         (["text.txt", "--prompt", "ZÄ", "--depth", "1"], "'Z' is not in the data"),
@@ -85,7 +115,15 @@ def test_explain_ends_with_a_page(say: Say, tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_leaves_no_run(say: Say, tmp_path: Path, words: list[str], complaint: str) -> None:
     status, out, err = say(*words)
     assert (status, out) == (2, "") and complaint in err and err.count("\n") == 1
-    assert not list(tmp_path.glob("runs/*/run.json"))
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "nowhere").exists()
+
+
+def test_a_refused_run_leaves_a_folder_as_it_was(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    status, _, err = say("text.txt", "--context", "100000", "--out", "mine")
+    assert status == 2 and "too few tokens" in err
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
 def test_a_setting_that_cannot_be_is_refused_before_text_is_read(say: Say, tmp_path: Path) -> None:
@@ -104,3 +142,14 @@ def test_torchrun_needs_to_know_how(
     monkeypatch.setenv("WORLD_SIZE", "2")
     status, _, err = say(*words)
     assert status == 2 and complaint in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("rate", "words"), [(50.0, "MFU 50 %"), (103.0, "MFU –, the limit is too low")])
+def test_more_than_the_limit_is_no_share(rate: float, words: str) -> None:
+    """A limit that was measured on a busy machine is lower than what a quiet one then does."""
+    now: Any = SimpleNamespace(
+        step=1, steps=2, loss=1.0, held_out_loss=None, left_s=3.0, tokens_per_s=rate, memory_bytes=1
+    )
+    run: Any = SimpleNamespace(shape=SimpleNamespace(train_flops_per_token=1.0))
+    line = train_progress.words_of(now, run, ProductLimit(flops_per_s=100.0, source="measured"))
+    assert words in line and "103 %" not in line

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from sublight.cost import shape_text
+from sublight.errors import BadInput
 
 DEFAULT_GPU = "h200"  # its limits and choices were measured
 
@@ -21,8 +22,12 @@ def planned(name: str, shape_words: str, dtype_words: str, gpu_name: str) -> dic
     dtype = op.parse_dtype(dtype_words)
     here = gpus.detect()
     gpu = gpus.find(gpu_name) if gpu_name else here if here and here.compute_capability else gpus.find(DEFAULT_GPU)
+    try:
+        inputs = op.inputs(shape, dtype, "meta", 0)
+    except (RuntimeError, OverflowError):  # PyTorch counts bytes in 63 bits
+        raise BadInput(f"shape {shape_text(shape)} is too large for a tensor") from None
     with recording(compilable(gpu), gpu):
-        plan = op.plan(*op.inputs(shape, dtype, "meta", 0))
+        plan = op.plan(*inputs)
     return {
         "op": op.name,
         "shape": dict(shape),
@@ -50,10 +55,10 @@ def tile_text(tile: Any) -> str:
     return ", ".join(name if value is True else f"{name} {value}" for name, value, usual in values if value != usual)
 
 
-def page(found: dict[str, Any]) -> str:
-    where = found["gpu"] if found["is_here"] else f"{found['gpu']}, which is not here"
-    lines = [f"{found['op']} {shape_text(found['shape'])} {found['dtype']} on {where}: {found['provider']}"]
-    lines.append(f"  kernel  {found['kernel']}")
-    if found["tile"]:
-        lines.append(f"  tile    {found['tile']}, {'x'.join(map(str, found['grid']))} programs")
-    return "\n".join([*lines, f"  reason  {found['reason']}"])
+def page(plan: dict[str, Any]) -> str:
+    where = plan["gpu"] if plan["is_here"] else f"{plan['gpu']}, which is not here"
+    lines = [f"{plan['op']} {shape_text(plan['shape'])} {plan['dtype']} on {where}: {plan['provider']}"]
+    lines.append(f"  kernel  {plan['kernel']}")
+    if plan["tile"]:
+        lines.append(f"  tile    {plan['tile']}, {'x'.join(map(str, plan['grid']))} programs")
+    return "\n".join([*lines, f"  reason  {plan['reason']}"])

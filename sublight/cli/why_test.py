@@ -33,6 +33,8 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["why", "sofmax"], "did you mean softmax"),
         (["why", "softmax", "--shape", "3"], "does not fit softmax"),
+        (["why", "softmax", "--shape", f"{10**23}x5"], "a size has 63 bits"),
+        (["why", "softmax", "--shape", f"{10**13}x{10**13}"], "is too large for a tensor"),
         (["why", "softmax", "--dtype", "int3"], "int3"),
         (["why", "softmax", "--gpu", "voodoo"], "unknown GPU"),
         (["limits", "--kept", "--quick"], "--kept measures nothing"),

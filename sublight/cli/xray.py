@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "h100"
 DEFAULT_DTYPE = "bf16"
-AFTER = "after:"  # before a constant: for the second of --diff alone
+AFTER = "after:"  # prefix of a constant that is for the second kernel of --diff alone
 EXAMPLE = "sublight xray kernels.py:my_kernel, or an op: sublight xray softmax"
 
 Kind = Literal["op", "python", "binary", "cache"]
 
 
 def _flag(name: str, uses: str, default: Any = "") -> Any:
-    """An option: how it is written, and the kinds of targets and the modes that have a use for it."""
+    """An option: its spelling, and the kinds of targets and the modes that use it."""
     return field(default=default, metadata={"flag": name, "uses": frozenset(uses.split())})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The command's options, each with its flag and what takes it."""
+    """The command's options, each with its flag, and which targets and modes use it."""
 
     target: str
     args: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ FLAGS = {each.metadata["flag"]: each for each in fields(Wanted) if each.metadata
 
 
 def _useless(use: str) -> list[str]:
-    """The flags that this kind of target, or mode, has no use for."""
+    """The flags that this kind of target, or this mode, has no use for."""
     return [name for name, each in FLAGS.items() if use not in each.metadata["uses"]]
 
 
@@ -75,7 +75,7 @@ CALLED: dict[Kind, str] = {
 
 
 def command(wanted: Wanted, *, run: bool, diff: bool) -> int:
-    """The exit status of what is asked for; what has no meaning there is refused before anything runs."""
+    """Do what the options ask, and return the exit status; options that would be ignored are refused first."""
     for name in wanted.gpus:
         gpus.find(name)  # an unknown one is refused here, before torch is loaded
     if run and diff:
@@ -96,7 +96,7 @@ def command(wanted: Wanted, *, run: bool, diff: bool) -> int:
 
 
 def show(wanted: Wanted) -> int:
-    """A page for every kernel that the target names, on every GPU."""
+    """Show a page for every kernel that the target names, on every GPU."""
     from rich.console import Group
 
     from sublight.report.xray import counters as xray_counters
@@ -126,7 +126,7 @@ def show(wanted: Wanted) -> int:
 
 
 def show_lanes(wanted: Wanted) -> int:
-    """Which lane holds which element, of every layout of every kernel that the target names."""
+    """Show which lane holds which element, for every layout of every kernel that the target names."""
     from sublight.report.draw import page as html_page
     from sublight.report.xray import lanes as report
     from sublight.xray.lanes import layouts
@@ -137,28 +137,28 @@ def show_lanes(wanted: Wanted) -> int:
         codes = _codes(wanted, wanted.target, wanted.args)
     if not any(code.ttgir for code in codes):
         return show_reach(codes, wanted)
-    found = [(code, layouts(code.ttgir)) for code in codes]
+    drawn = [(code, layouts(code.ttgir)) for code in codes]
     if wanted.html:
-        html_page.write(report.document(found), Path(wanted.html))
-    cli_output.show(report.page(found, full=wanted.full), report.to_json(found), wanted.json)
+        html_page.write(report.document(drawn), Path(wanted.html))
+    cli_output.show(report.page(drawn, full=wanted.full), report.to_json(drawn), wanted.json)
     return 0
 
 
 def show_reach(codes: Sequence[Code], wanted: Wanted) -> int:
-    """Of kernels without layouts, as CUDA C++ has none: which lane asks for which bytes, from their addresses."""
+    """For kernels without layouts (CUDA C++): which lane asks for which bytes, from their addresses."""
     from sublight.report.draw import page as html_page
     from sublight.report.xray import reach as report
     from sublight.xray.ptx.reach import reaches
 
-    found = [(code, reaches(code)) for code in _with_arguments(codes, wanted)]
+    drawn = [(code, reaches(code)) for code in _with_arguments(codes, wanted)]
     if wanted.html:
-        html_page.write(report.document(found), Path(wanted.html))
-    cli_output.show(report.page(found), report.to_json(found), wanted.json)
+        html_page.write(report.document(drawn), Path(wanted.html))
+    cli_output.show(report.page(drawn), report.to_json(drawn), wanted.json)
     return 0
 
 
 def compare(wanted: Wanted) -> int:
-    """What changed from one kernel to another, or from one constant to another."""
+    """Show what changed from one kernel to another, or from one constant to another."""
     from sublight.report.xray import diff as xray_diff
 
     first = [words for words in wanted.constants if not words.startswith(AFTER)]
@@ -179,33 +179,35 @@ def compare(wanted: Wanted) -> int:
 
 
 def run_script(wanted: Wanted) -> int:
-    """Run a script on the CPU under watch; 1: something is to be mended, 3: it was not run to its end."""
+    """Run a script on the CPU and check its kernels; returns 1 if something is to be mended, 3 if it did not finish."""
     from sublight.xray.sanitize import run as sanitize
 
     if not wanted.target or Path(wanted.target).suffix != ".py":
-        given = f", not {wanted.target}" if wanted.target else ""
-        raise BadInput(f"--run takes a Python script: sublight xray --run script.py{given}")
+        target = f", not {wanted.target}" if wanted.target else ""
+        raise BadInput(f"--run takes a Python script: sublight xray --run script.py{target}")
     with cli_output.stdout_kept():
-        found = sanitize.run(Path(wanted.target), wanted.args, at=sanitize.parse_sizes(wanted.at))
-    from sublight.report.xray import run as xray_run  # the script runs first: this takes as long as a short one
+        report = sanitize.run(Path(wanted.target), wanted.args, at=sanitize.parse_sizes(wanted.at))
+    from sublight.report.xray import run as xray_run  # imported last: that takes as long as a short script runs
 
-    cli_output.show(xray_run.page(found), found.to_json(), wanted.json)
-    return 1 if not found.is_clean else 0 if found.is_whole else 3
+    cli_output.show(xray_run.page(report), report.to_json(), wanted.json)
+    return 1 if not report.is_clean else 0 if report.is_whole else 3
 
 
 def _refuse(what: str, wanted: Wanted, flags: Iterable[str]) -> None:
-    given = [flag for flag in flags if getattr(wanted, FLAGS[flag].name)]
-    if given:
-        raise BadInput(f"{what} takes no {' and no '.join(given)}: leave {'it' if len(given) == 1 else 'them'} out")
+    refused = [flag for flag in flags if getattr(wanted, FLAGS[flag].name)]
+    if refused:
+        raise BadInput(f"{what} takes no {' and no '.join(refused)}: leave {'it' if len(refused) == 1 else 'them'} out")
 
 
 def _pages(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[list[Page], list[Counters]]:
-    """And what was counted of them, with --measure."""
+    """The kernels' pages; with --measure also what was timed and counted."""
     from sublight.report.draw import console
     from sublight.xray.examine import examine
 
     if not target:
         raise BadInput(f"name a kernel: {EXAMPLE}")
+    if wanted.measure and gpus.detect() is None:
+        raise BadInput("--measure needs a GPU, and torch finds none here: `sublight doctor` says why")
     with cli_output.stdout_kept():
         codes = _with_arguments(_codes(wanted, target, args), wanted)
         measured = _measure(codes, wanted) if wanted.measure else {}
@@ -215,18 +217,19 @@ def _pages(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[list[Page]
             if progress:
                 progress(f"{code.name} on {code.gpu.key}", done, len(codes))
             pages.append(_with_time(code, measured[done]) if done in measured else examine(code))
-    return pages, [found.counters for found in measured.values() if found.counters]
+    return pages, [each.counters for each in measured.values() if each.counters]
 
 
 def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]:
     if "triton" not in sys.modules:  # which decides as it loads: half of it this way, half that way would not load
-        os.environ.pop("TRITON_INTERPRET", None)  # kernels must be compiled
+        os.environ.pop("TRITON_INTERPRET", None)  # for xray kernels must be compiled, not interpreted
     from sublight.cost import parse_dtype
     from sublight.xray.inputs.load import load, parted, sides_of
 
     path, _ = parted(target)
     kind = _kind(path)
     _refuse(CALLED[kind], wanted, _useless(kind))
+    _grid(wanted.grid)  # a mistake in it must not cost the time that kernels take to compile
     if args and not wanted.record:
         raise BadInput(f"{args[0]}: one kernel file at a time; a script's arguments go with --record or --run")
     return load(
@@ -247,12 +250,12 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
 
 
 def _kind(path: Path | None) -> Kind:
-    """Of a target's file or folder; without one it is an op."""
+    """The kind of target, by its file or folder; without either it is an op."""
     return "op" if path is None else "cache" if path.is_dir() else "python" if path.suffix == ".py" else "binary"
 
 
 def _gpus(names: Sequence[str], path: Path | None) -> list[gpus.Gpu]:
-    """Those named, else this machine's, else one that many have; what is compiled already says for which it is."""
+    """The GPUs named, else this machine's, else a usual one; a compiled target says itself which GPU it is for."""
     if names:
         return list({gpu.key: gpu for gpu in map(gpus.find, names)}.values())
     if path is not None and path.suffix not in (".py", ".cu", ".ptx"):
@@ -262,7 +265,7 @@ def _gpus(names: Sequence[str], path: Path | None) -> list[gpus.Gpu]:
 
 
 def _with_arguments(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
-    """With the launch's numbers and grid, where the user gives them."""
+    """The codes with the launch's numbers and grid, where the user gives them."""
     numbers, grid = dict(_number(words) for words in wanted.numbers), _grid(wanted.grid)
     for name in numbers:
         if not any(_takes(code, name) for code in codes):
@@ -276,7 +279,7 @@ def _with_arguments(codes: Sequence[Code], wanted: Wanted) -> list[Code]:
 
 
 def _takes(code: Code, name: str) -> bool:
-    """By its name where the source is at hand, else by its place: PTX and cubins keep no names."""
+    """Whether the kernel has this argument: by name if its source is at hand, else by place (PTX keeps no names)."""
     return (
         name in code.signature
         or name in code.constants
@@ -325,8 +328,7 @@ def _measure(codes: Sequence[Code], wanted: Wanted) -> dict[int, Measured]:
     from sublight.xray.counters import measure
 
     here = gpus.detect()
-    if here is None:
-        raise BadInput("--measure needs a GPU, and torch finds none here: `sublight doctor` says why")
+    assert here is not None, "checked before the kernels were compiled"
     mine = {at: code for at, code in enumerate(codes) if code.gpu.key == here.key}
     if not mine:
         raise BadInput(f"--measure runs on {here.key}, the GPU that is here: leave --gpu out, or name that one, too")
@@ -334,13 +336,13 @@ def _measure(codes: Sequence[Code], wanted: Wanted) -> dict[int, Measured]:
 
     script, _ = parted(wanted.target)
     run = (sys.executable, str(script), *wanted.args) if wanted.record else ()
-    found = measure.measure([(code, code.function) for code in mine.values()], command=run)
-    return dict(zip(mine, found, strict=True))
+    measured = measure.measure([(code, code.function) for code in mine.values()], command=run)
+    return dict(zip(mine, measured, strict=True))
 
 
-def _with_time(code: Code, found: Measured) -> Page:
+def _with_time(code: Code, measured: Measured) -> Page:
     from sublight.xray.examine import examine
 
-    page = examine(code, measured_s=found.samples.median_s if found.samples else None)
-    missing = {"not timed": found.no_time, "no counters": found.no_counters}
+    page = examine(code, measured_s=measured.samples.median_s if measured.samples else None)
+    missing = {"not timed": measured.no_time, "no counters": measured.no_counters}
     return dataclasses.replace(page, notes=(*page.notes, *(f"{what}: {why}" for what, why in missing.items() if why)))

@@ -133,8 +133,8 @@ def test_every_option_reaches_the_kernel(say: Say, asked: list[dict[str, Any]]) 
     assert asked[1] | {"signature": "x_ptr:*bf16", "constants": ("N=64", "num_warps=8")} == asked[1]
     assert say("xray", "one.py", "--record", "--", "--steps", "2")[0] == 0
     assert asked[2] | {"record": True, "arguments": ("--steps", "2")} == asked[2]
-    told = ("--threads", "32x8", "--shared", "48KiB", "--nvcc", "-std=c++20 -DN=4")
-    assert say("xray", "k.cu", *told)[0] == say("xray", "k.cubin", "--no-exec")[0] == 0
+    result = ("--threads", "32x8", "--shared", "48KiB", "--nvcc", "-std=c++20 -DN=4")
+    assert say("xray", "k.cu", *result)[0] == say("xray", "k.cubin", "--no-exec")[0] == 0
     assert asked[3]["threads"] == (32, 8) and asked[3]["shared_bytes"] == 48 * 1024
     assert (
         asked[3]["flags"] == ["-std=c++20", "-DN=4"] and asked[3]["gpus"] == ["h100"] and asked[4]["may_run"] is False
@@ -238,6 +238,7 @@ def test_bad_input_is_one_line(
     status, out, err = say("xray", *words)
     assert (status, out) == (2, "")
     assert err.startswith("sublight: ") and err.count("\n") == 1 + err.count("said by the user's file\n")
+    assert not asked or "no such argument" in message  # all else is refused before kernels are loaded or compiled
     assert message in err
 
 
@@ -346,12 +347,12 @@ def test_completion_of_ops_files_and_gpus(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_the_shell_is_told(words: str, expected: str) -> None:
     code = "from sublight.cli import main as cli; cli.main()"
-    told = {
+    result = {
         "COMP_WORDS": f"sublight {words}",
         "COMP_CWORD": str(len(words.split())),
         "_SUBLIGHT_COMPLETE": "complete_bash",
     }
-    assert expected in python(code, **told).stdout.split()
+    assert expected in python(code, **result).stdout.split()
 
 
 def test_help_says_what_runs_code_and_loads_nothing() -> None:

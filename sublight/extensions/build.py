@@ -23,7 +23,8 @@ from sublight.results import write_file
 
 FOLDER = Path(__file__).parent / "kernels"
 TARGETS = (80, 90, 100)
-ONE_GPU = {"matmul_hopper.cu": 90}  # files whose instructions only this GPU has: compiled for sm_90a, and no other
+# Files whose instructions only one GPU has: compiled for sm_90a, and no other; the last counts in a test of `top`.
+ONE_GPU = {"matmul_hopper.cu": 90, "../../top/tensor_duty.cu": 90}
 NVCC_FLAGS = ("-std=c++17", "-cubin", "-Xptxas", "-v")
 HOST_FLAGS = ("-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-x", "c++", "-w", "-pthread")
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_\d+a?'")
@@ -39,11 +40,11 @@ class Usage:
 
     registers: int
     spill_bytes: int
-    shared_bytes: int  # static
+    shared_bytes: int  # static shared memory
 
 
 def nvcc() -> str:
-    """Where CUDA's compiler is: CUDA_HOME, the PATH, or the toolkit's usual folder."""
+    """The path of nvcc: from CUDA_HOME, the PATH, or the toolkit's usual folder."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     places = [str(Path(home) / "bin" / "nvcc")] if home else []
     for place in (*places, "nvcc", "/usr/local/cuda/bin/nvcc"):
@@ -122,7 +123,7 @@ def ptx(source: str, capability: int) -> str:
 
 
 def usages(report: str) -> dict[str, Usage]:
-    """By kernel, from what `ptxas -v` prints.
+    """Each kernel's resources, from what `ptxas -v` prints.
 
     >>> usages('''ptxas info    : Compiling entry function 'add' for 'sm_90'
     ... ptxas info    : Function properties for add
@@ -131,15 +132,15 @@ def usages(report: str) -> dict[str, Usage]:
     {'add': Usage(registers=12, spill_bytes=4, shared_bytes=256)}
     """
     parts = _KERNEL.split(report)[1:]
-    found = {}
+    by_kernel = {}
     for name, words in zip(parts[::2], parts[1::2], strict=True):
         spills, used, shared = _SPILLS.search(words), _USED.search(words), _SHARED.search(words)
         if not (spills and used):
             raise BadInput(f"ptxas does not say what {name} takes: {words.strip().splitlines()[0]!r}")
-        found[name] = Usage(
+        by_kernel[name] = Usage(
             registers=int(used[1]), spill_bytes=int(spills[1]), shared_bytes=int(shared[1]) if shared else 0
         )
-    return found
+    return by_kernel
 
 
 def host_library(source: str, kernels: Sequence[str]) -> Path:
@@ -163,7 +164,7 @@ def _place(source: str, suffix: str, *inputs: str) -> Path:
 
 
 def _run(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise BadInput(complaint(command[0], done.stderr or done.stdout))
     return done.stdout + done.stderr

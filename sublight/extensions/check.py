@@ -22,7 +22,7 @@ def error_of(
         if dtype == "float64" and ladder.truth:
             return [error("output", call(*inputs), yardstick(*inputs), ladder.truth(*inputs))]
         return forward_errors(
-            lambda *given: rung.judged(call(*given)), lambda *given: rung.judged(yardstick(*given)), inputs
+            lambda *tensors: rung.judged(call(*tensors)), lambda *tensors: rung.judged(yardstick(*tensors)), inputs
         )
 
     return settled(draw, ladder.draws, times=times)

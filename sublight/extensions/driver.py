@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-STATIC_SHARED_BYTES = 48 * 1024  # more than this a kernel gets only when it is asked for
+STATIC_SHARED_BYTES = 48 * 1024  # a kernel gets more only after it is allowed to
 
 
 class DriverError(RuntimeError):
@@ -35,7 +35,7 @@ def _library() -> ctypes.CDLL:
 
 
 def checked(result: int, what: str) -> None:
-    """A `DriverError` where a call of the driver returned one."""
+    """Raise a `DriverError` if a driver call returned an error code."""
     if result:
         name = ctypes.c_char_p()
         _library().cuGetErrorName(result, ctypes.byref(name))
@@ -48,7 +48,7 @@ def function(name: str) -> Any:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """The same, called: what it returns is checked."""
+    """Call a function of the driver by its name, and check the code that it returns."""
     checked(function(name)(*arguments), name)
 
 

@@ -45,7 +45,7 @@ class Rung:
     kernels: tuple[str, ...]
     launch: Callable[..., Any]  # (runner, *inputs) -> outputs
     change: str  # what this step changed, and why
-    source: str = ""  # a file of its own, for GPUs that alone have its instructions: it is not played on a CPU
+    source: str = ""  # a file of its own for instructions that only some GPUs have: it is not played on a CPU
     dtypes: tuple[str, ...] = ("float32",)
     why_not: Callable[..., str] = lambda *inputs: ""  # why it does not take these inputs; empty where it does
     yardstick: Call | None = (
@@ -60,7 +60,7 @@ class Ladder:
     """One function, its steps from the plainest on, and everything needed to check and time them."""
 
     name: str
-    source: str  # a file of kernels/
+    source: str  # a file in kernels/
     summary: str
     reference: Call  # PyTorch's own: the yardstick in its data type, the truth in float64
     inputs: Callable[[Shape, str, str, int], Inputs]  # (shape, dtype, device, seed)
@@ -70,11 +70,11 @@ class Ladder:
     rungs: tuple[Rung, ...]
     truth: Call | None = None  # for float64 inputs, which the reference in float64 cannot judge: exact, then rounded
     library: tuple[str, ...] = ()  # all kernels of its source, where several ladders share it
-    draws: int = 1  # of inputs that errors are pooled over: a result of one number needs several
+    draws: int = 1  # draws of inputs that errors are pooled over: a result of one number needs several
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Of its source: a step with a file of its own has its own."""
+        """The kernels of the ladder's source, without those of steps that have a file of their own."""
         return tuple(dict.fromkeys(name for rung in self.rungs if not rung.source for name in rung.kernels))
 
     @property
@@ -87,7 +87,7 @@ class Ladder:
         return tuple(dict.fromkeys(dtype for rung in self.rungs for dtype in rung.dtypes))
 
     def runner(self, x: torch.Tensor, *, reversed: bool = False, source: str = "") -> Runner:
-        """The one for where x is; its kernels are compiled at the first call."""
+        """The runner for x's device; its kernels are compiled at the first call."""
         if x.is_cuda:
             return on_gpu(source or self.source, x.get_device())
         return on_cpu(self.source, self.library or self.kernels, reversed)
@@ -110,7 +110,7 @@ class Ladder:
         return rung.why_not(*inputs)
 
     def call(self, rung: Rung, *, reversed: bool = False) -> Call:
-        """A step as a function of its inputs alone; what it does not take is refused."""
+        """A step as a function of its inputs alone; inputs that it does not take are refused."""
 
         def checked(*inputs: torch.Tensor) -> Any:
             if reason := self.why_not(rung, *inputs):
@@ -146,7 +146,7 @@ def on_cpu(source: str, kernels: tuple[str, ...], reversed: bool) -> OnCpu:
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and begun at a multiple of 16 bytes: what accesses of 16 bytes need."""
+    """The tensor, contiguous and at a multiple of 16 bytes, as accesses of 16 bytes need it."""
     x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
 

@@ -30,7 +30,7 @@ class Compiled:
 
 
 def files() -> tuple[Compiled, ...]:
-    """Each file once: several ladders or demonstrations may share it."""
+    """Every file of kernels once, although several ladders or demonstrations may share it."""
     named: dict[str, list[str]] = {}
     for ladder in LADDERS:
         for rung in ladder.rungs:
@@ -49,12 +49,12 @@ Figures = dict[str, dict[str, Usage]]  # key -> kernel -> what it takes
 
 
 def key_of(source: str, target: int) -> str:
-    given = hashlib.sha256(build.text_of(source).encode()).hexdigest()[:16]
-    return f"{source.removeprefix('../')} sm_{target} {given}"
+    digest = hashlib.sha256(build.text_of(source).encode()).hexdigest()[:16]
+    return f"{source.removeprefix('../')} sm_{target} {digest}"
 
 
 def read(path: Path = FILE) -> tuple[str, Figures]:
-    """nvcc's release, and what it made; of nothing where there is no such file."""
+    """nvcc's release and the figures in the ledger; both empty where there is no such file."""
     if not path.exists():
         return "", {}
     kept = json.loads(path.read_text(encoding="utf-8"))
@@ -78,14 +78,14 @@ def write(release: str, figures: Mapping[str, Mapping[str, Usage]], path: Path =
 
 def problems(file: Compiled, target: int, kernels: Mapping[str, Usage]) -> list[str]:
     """What must not ship: a spill that nothing explains, a kernel that the file lacks or that is not listed."""
-    found = [
+    sentences = [
         f"{name} sm_{target}: spills {used.spill_bytes} bytes a thread"
         for name, used in kernels.items()
         if used.spill_bytes and name not in file.spilling
     ]
-    found += [f"{file.source} sm_{target}: has no {name}" for name in file.kernels if name not in kernels]
-    found += [f"{file.source} sm_{target}: {name} is not listed" for name in kernels if name not in file.kernels]
-    return found
+    sentences += [f"{file.source} sm_{target}: has no {name}" for name in file.kernels if name not in kernels]
+    sentences += [f"{file.source} sm_{target}: {name} is not listed" for name in kernels if name not in file.kernels]
+    return sentences
 
 
 def main() -> None:

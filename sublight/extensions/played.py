@@ -9,7 +9,7 @@ from typing import Any
 from sublight.extensions import build
 from sublight.extensions.driver import pointers_to
 
-MULTIPROCESSORS = 1  # few threads, so that small inputs give each several turns
+MULTIPROCESSORS = 1  # one: few threads, so that in small inputs each takes several turns
 RESIDENT = 3
 
 
@@ -21,7 +21,7 @@ FAULTS = {  # as played.h numbers them
 
 
 class PlayedFault(RuntimeError):
-    """A kernel did what hangs, fails or is undefined on a GPU."""
+    """A kernel did something that on a GPU hangs, fails or is undefined."""
 
 
 class OnCpu:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 THREADS = 256  # as in reduce.cu
 WIDE = 512
-BLOCKS = 4  # of 512 threads, all that a multiprocessor holds
+BLOCKS = 4  # blocks of 512 threads that fill a multiprocessor
 C_TYPES = {"float32": "float", "float64": "double"}
 
 

@@ -11,10 +11,10 @@ from sublight.extensions.ladder import Ladder, Rung, Runner, ceil_div
 if TYPE_CHECKING:
     import torch
 
-PACKS = (1, 2, 4, 8)  # of 16 bytes that a thread holds: the kernels that there are
+PACKS = (1, 2, 4, 8)  # how many packs of 16 bytes a thread holds: there is a kernel for each
 MOST_THREADS = 1024
 MOST_COLS = 4 * max(PACKS) * MOST_THREADS
-MOST_PARTS = 128  # of a row: every block reads what all parts left
+MOST_PARTS = 128  # the most parts of a row: every block reads the results of all of them
 EPS = 1e-5
 COOPERATIVE_THREADS = 512
 

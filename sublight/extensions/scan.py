@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 THREADS = 256  # as in scan.cu and compact.cu
-ITEMS = 16  # a thread
+ITEMS = 16  # elements of a thread
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def _in_tiles(runner: Runner, x: torch.Tensor, *, kernel: str, tile: int) -> tor
     """Scan tiles, scan their sums the same way, add to each tile what stands before it."""
     y = x.new_empty(x.shape)
     tiles = ceil_div(x.numel(), tile)
-    sums = x.new_zeros(4 * ceil_div(tiles, 4))  # as 16-byte accesses want it
+    sums = x.new_zeros(4 * ceil_div(tiles, 4))  # a multiple of 4 floats, for accesses of 16 bytes
     runner.launch(kernel, (tiles,), (THREADS,), x, y, sums, x.numel())
     if tiles > 1:
         scanned = _in_tiles(runner, sums, kernel=kernel, tile=tile)

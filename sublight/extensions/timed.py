@@ -17,12 +17,12 @@ from sublight.results import Limits, Result
 PREFIX = "cuda:"  # cuda:matmul is the ladder, matmul the op
 TIME_LIMIT_S = 0.3
 LARGEST_EXACT = 2**22  # elements whose exact sum a CPU makes in a second
-MOST_SETS = 4  # of inputs
+MOST_SETS = 4  # sets of inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is timed at once: every step of a ladder at a shape."""
+    """A ladder at a shape: all its steps are timed together."""
 
     ladder: Ladder
     shape: Shape
@@ -30,7 +30,7 @@ class Case:
 
 
 def find(name: str, ladders: Sequence[Ladder]) -> Ladder:
-    """By its name with or without `cuda:`."""
+    """The ladder of this name, with or without `cuda:`."""
     names = {ladder.name: ladder for ladder in ladders}
     if ladder := names.get(name.removeprefix(PREFIX)):
         return ladder
@@ -45,13 +45,13 @@ def cases(
     name = f"{PREFIX}{ladder.name}"
     chosen = [parse_dtype(words, ladder.dtypes) for words in dtypes] or list(ladder.shapes)
     own = next(iter(ladder.shapes.values()))[0]
-    given = [parse_shape(words, name, own) for words in shapes]
-    found = [
+    wanted = [parse_shape(words, name, own) for words in shapes]
+    all_cases = [
         Case(ladder=ladder, shape=shape, dtype=dtype)
         for dtype in chosen
-        for shape in given or ladder.shapes.get(dtype, (own,))[: 1 if is_quick else None]
+        for shape in wanted or ladder.shapes.get(dtype, (own,))[: 1 if is_quick else None]
     ]
-    return found[:1] if is_quick and not (given or dtypes) else found
+    return all_cases[:1] if is_quick and not (wanted or dtypes) else all_cases
 
 
 def rows(
@@ -107,7 +107,7 @@ def rows(
         try:
             error = error_at(ladder, rung, shape, dtype, device)
             yield replace(timed(mine, ladder.call(rung)), error=error)
-        except RuntimeError as failure:  # of the driver: the other steps' rows must not be lost with it
+        except RuntimeError as failure:  # an error of the driver must not cost the other steps their rows
             yield replace(mine, unavailable=_reason(failure))
     inputs.clear()
     if device == "cuda":

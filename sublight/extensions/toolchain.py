@@ -42,7 +42,7 @@ class Trouble:
 
 
 def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
-    """Of TORCH_CUDA_ARCH_LIST: an entry that is none, or a list that makes no code for this machine's GPU.
+    """What is wrong with TORCH_CUDA_ARCH_LIST: an unknown entry, or no code for this machine's GPU.
 
     >>> arch_list_trouble("8.0;9.0+PTX", 90) is None, arch_list_trouble("8.0+PTX", 90) is None
     (True, True)
@@ -52,7 +52,7 @@ def arch_list_trouble(words: str, capability: int | None) -> Trouble | None:
     '8.0 8.6 makes no code for this GPU, which is 9.0'
     """
     wanted = f"{capability // 10}.{capability % 10}" if capability else "9.0"
-    codes: list[tuple[int, bool]] = []  # of each entry: the architecture, and whether its PTX is kept
+    codes: list[tuple[int, bool]] = []  # for each entry: the architecture, and whether its PTX is kept
     for entry in re.split(r"[;\s]+", words.strip()):
         name = entry.removesuffix("+PTX")
         if name in NAMES:
@@ -170,18 +170,18 @@ def _cuda_in(version: str) -> str | None:
 
 
 def troubles(tools: Iterable[str]) -> list[Trouble]:
-    """What of these is missing or does not fit: compiler, ninja, cmake, triton, nvcc; PyTorch always."""
-    found = [] if importlib.util.find_spec("torch") else [Trouble(problem="no PyTorch", fix="pip install torch")]
+    """What is missing or does not fit among these tools; PyTorch is always checked."""
+    missing = [] if importlib.util.find_spec("torch") else [Trouble(problem="no PyTorch", fix="pip install torch")]
     for tool in tools:
         if tool == "compiler":
-            found += _complaint_of(build.host_compiler)
+            missing += _complaint_of(build.host_compiler)
         elif tool == "nvcc":
-            found += _nvcc_troubles(torch_cuda())
+            missing += _nvcc_troubles(torch_cuda())
         elif tool == "triton" and not importlib.util.find_spec("triton"):
-            found.append(Trouble(problem="no Triton", fix="pip install triton (Linux)"))
+            missing.append(Trouble(problem="no Triton", fix="pip install triton (Linux)"))
         elif tool in ("ninja", "cmake") and not shutil.which(tool):
-            found.append(Trouble(problem=f"no {tool} on the PATH", fix=f"pip install {tool}"))
-    return found
+            missing.append(Trouble(problem=f"no {tool} on the PATH", fix=f"pip install {tool}"))
+    return missing
 
 
 def _complaint_of(find: Callable[[], str]) -> list[Trouble]:
@@ -194,14 +194,14 @@ def _complaint_of(find: Callable[[], str]) -> list[Trouble]:
 
 
 def _nvcc_troubles(cuda: str | None) -> list[Trouble]:
-    """Of a PyTorch for the CPU nothing is asked: its extensions are built without nvcc."""
+    """What is wrong with nvcc; nothing for a PyTorch for the CPU, which builds extensions without it."""
     if not cuda:
         return []
     if missing := _complaint_of(build.nvcc):
         return missing
     checks = (cuda_trouble(cuda, build.nvcc_release(build.nvcc())), headers_trouble(torch_home(), build.nvcc()))
-    found = [each for each in checks if each]
+    failed = [each for each in checks if each]
     words = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if words and (wrong := arch_list_trouble(words, None)):
-        found.append(Trouble(problem=f"TORCH_CUDA_ARCH_LIST: {wrong.problem}", fix=wrong.fix))
-    return found
+        failed.append(Trouble(problem=f"TORCH_CUDA_ARCH_LIST: {wrong.problem}", fix=wrong.fix))
+    return failed

@@ -1,4 +1,4 @@
-"""How busy others keep this machine's processors: what is measured beside them is no limit of the machine."""
+"""How busy other programs keep this machine's processors: a figure measured beside them is no limit of the machine."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import os
 import time
 from pathlib import Path
 
-BUSY = 0.1  # of this process's processors, used by others: from then on a figure is marked
-QUIET_S = 0.2  # that a look at the machine takes
-MARK = "busy"  # in a limit's detail: the share that others used meanwhile
+BUSY_SHARE = 0.1  # where others use more than this share of our processors, a figure is marked
+QUIET_S = 0.2  # how long `is_quiet` watches the machine
 STAT = Path("/proc/stat")
 
 
 class Watch:
-    """Others' share of the processors since it was made."""
+    """Counts the share of the processors that other programs used since this object was made."""
 
     def __init__(self) -> None:
         self._began_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
 
     def share(self) -> float | None:
-        """From 0 to 1; None where the system does not tell."""
+        """The others' share, from 0 to 1; None where the system does not count CPU time."""
         busy_s, elapsed_s = _busy_s(), time.monotonic() - self._began_s
         if busy_s is None or self._busy_s is None or elapsed_s <= 0:
             return None
@@ -28,28 +27,28 @@ class Watch:
 
 
 def is_quiet() -> bool:
-    """Whether a measurement now would be of the machine alone; takes a moment."""
+    """Whether other programs leave the machine alone just now; takes a moment."""
     watch = Watch()
     time.sleep(QUIET_S)
     share = watch.share()
-    return share is None or share < BUSY
+    return share is None or share < BUSY_SHARE
 
 
 def processors() -> frozenset[int]:
-    """Those that this process may use."""
+    """The numbers of the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def threads() -> int:
-    """That torch uses for an op, unless the script says otherwise."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(given) if given.isdigit() and int(given) > 0 else len(processors())
+    """How many threads torch uses for an op, unless a script sets another number."""
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(setting) if setting.isdigit() and int(setting) > 0 else len(processors())
 
 
 def _busy_s() -> float | None:
-    """CPU time that our processors have given to anybody."""
+    """CPU time that all programs together have had on our processors."""
     try:
         lines = STAT.read_text().splitlines()
     except OSError:

@@ -9,7 +9,7 @@ import pytest
 
 from sublight import bench
 from sublight.limits import busy, run
-from sublight.results import Limit, Limits
+from sublight.results import BUSY, Limit, Limits
 
 
 def stat(path: Path, busy_ticks: int) -> None:
@@ -24,7 +24,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Machine:
 
 
 def keep(machine: run.Machine, value: float, share: float, *, quick: bool = True) -> float | None:
-    detail = {busy.MARK: share} if share else {}
+    detail = {BUSY: share} if share else {}
     limit = Limit(name="host_copy", unit="B/s", value=value, detail=detail)
     limits = Limits(device="made up", kind="cpu", date="2026-11-15", limits=(limit,))
     run._keep(limits, machine.cache_path, quick=quick)
@@ -81,7 +81,7 @@ def test_the_host_is_marked_not_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(busy.Watch, "share", lambda self: 0.5)
     limits = [Limit(name=name, unit="B/s", value=1.0) for name in ("hbm_copy", "launch_eager")]
     assert [bool(limit.detail) for limit in run._marked(limits, "cuda")] == [False, True]
-    assert [limit.detail for limit in run._marked(limits, "cpu")] == [{busy.MARK: 0.5}] * 2
+    assert [limit.detail for limit in run._marked(limits, "cpu")] == [{BUSY: 0.5}] * 2
     monkeypatch.setattr(busy.Watch, "share", lambda self: 0.05)
     assert [limit.detail for limit in run._marked(limits, "cpu")] == [{}, {}]
 

@@ -12,7 +12,7 @@ from sublight.limits.probe import Context, Probe, rate
 from sublight.results import Limit
 
 LINE = 32  # four-byte words in a 128-byte line: a chase takes one word a line
-SHARED_BYTES_PER_CLOCK = 128  # of one multiprocessor, on every NVIDIA GPU since Volta
+SHARED_BYTES_PER_CLOCK = 128  # per multiprocessor, on every NVIDIA GPU since Volta
 FAR_BYTES = 2**29
 STEPS = 4096
 SHARED_STEPS = 20_000
@@ -62,7 +62,7 @@ def _shared(context: Context, sms: int, clock_hz: float | None) -> Iterator[Limi
 
 
 def _ring(extent: int) -> Any:
-    """One random cycle through every line of so many bytes: `ring[i]` is where to go from i."""
+    """One random cycle through every line of a buffer of so many bytes: `ring[i]` is the word to visit after i."""
     import torch
 
     order = torch.randperm(extent // (4 * LINE), device="cuda", dtype=torch.int32)

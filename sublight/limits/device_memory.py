@@ -18,7 +18,7 @@ from sublight.timing import Thunk
 
 BYTES = 2**30
 CURVE_WARPS = (4, 16)
-KNEE = 0.95  # of the best point
+KNEE = 0.95  # share of the best rate from which on a number of programs counts as enough
 
 
 def measure(context: Context) -> Iterator[Limit]:
@@ -61,7 +61,7 @@ def measure(context: Context) -> Iterator[Limit]:
 
 
 def _eager_s(call: Thunk) -> float:
-    """What PyTorch's own operator takes, ten in a row: milliseconds, so launches do not show."""
+    """Time of PyTorch's own operator, ten in a row: together they take milliseconds, so launches do not show."""
     import torch
 
     times_s = []

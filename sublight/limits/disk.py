@@ -30,7 +30,7 @@ SIZE_BYTES, QUICK_SIZE_BYTES = 1 << 30, 128 << 20
 ROUND_BYTES = 32 << 20  # one sample
 BLOCK_BYTES = 4 << 20
 DEPTH = 4  # blocks in flight: one after the other leaves a fast disk idle in between
-TIME_LIMITS = 5  # a disk gets this many times what another figure gets: its cache fills first
+TIME_LIMITS = 5  # a disk gets this many times another figure's time: its cache must fill first
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -49,13 +49,13 @@ class Scratch:
     def write(self, buffer: mmap.mmap, offset: int) -> None:
         view = memoryview(buffer)
         while view:
-            was_direct = self.method == "O_DIRECT"  # another thread may find out first
+            was_direct = self.method == "O_DIRECT"  # another thread may meet the refusal first, and change `method`
             try:
                 done = os.pwrite(self.fd, view, offset)
             except OSError as error:
                 if error.errno != errno.EINVAL or not was_direct:
                     raise
-                self.method = _buffered(self.fd)  # took the flag and refuses its writes
+                self.method = _buffered(self.fd)  # O_DIRECT was accepted by open, and is refused by write
                 continue
             view, offset = view[done:], offset + done
 
@@ -77,7 +77,7 @@ class Scratch:
 
 def _nameless(folder: Path) -> int:
     if hasattr(os, "O_TMPFILE"):
-        with suppress(OSError):  # filesystems that have no such thing
+        with suppress(OSError):  # some filesystems do not support it
             return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     path = folder / f".sublight-{secrets.token_hex(8)}"
     try:
@@ -151,7 +151,7 @@ def _rounds(
         try:
             while moved < size and (not seconds_a_byte or time.perf_counter() < deadline):
                 begin = time.perf_counter()
-                blocks = itertools.count(moved // BLOCK_BYTES)  # each next block goes to whoever is free
+                blocks = itertools.count(moved // BLOCK_BYTES)  # a thread that is free takes the next block
                 last = min(moved + ROUND_BYTES, size) // BLOCK_BYTES
                 work = [pool.submit(_stream, scratch, i, move, blocks, last, deadline) for i in range(DEPTH)]
                 done = sum(future.result() for future in work)
@@ -202,7 +202,7 @@ def scratch_folder() -> Path:
 
 
 def _unfit(folder: Path, size: int) -> str | None:
-    """Why this folder tells nothing of a disk."""
+    """Why a measurement in this folder would not be one of a disk; None where it would."""
     if not folder.is_dir():
         return f"{folder} is not a folder: set SUBLIGHT_DISK=FOLDER"
     kind = filesystem(folder)
@@ -213,7 +213,7 @@ def _unfit(folder: Path, size: int) -> str | None:
 
 
 def _full(size: int, folder: Path) -> str:
-    # twice the file: the last of somebody's disk is not ours to take, even for a moment
+    # room for twice the file: a disk must not be filled to its end, even for a moment
     return f"disk full: needs {units.text(2 * size, 'B')} free in {folder}"
 
 

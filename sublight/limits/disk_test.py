@@ -1,3 +1,5 @@
+"""The disk's probe: every byte is written and read, past the page cache, and nothing is left whatever interrupts it."""
+
 from __future__ import annotations
 
 import errno

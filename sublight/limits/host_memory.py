@@ -35,10 +35,10 @@ from sublight.results import Limit
 KINDS = ("read", "write", "copy", "triad")
 FILL = 0x3F  # as float32 0.747: neither zero nor denormal
 STAGGER_BYTES = 64  # a target some lines further into its page than its source: elsewhere copies were 10 % slower
-ROW = 8192  # of the matrix-vector product: its vector stays in the L1, its rows are several streams
+ROW = 8192  # length of the matrix-vector product's rows: its vector stays in the L1, its rows are several streams
 GRAIN_BYTES = 2 << 20  # a block is whole huge pages, and whole rows
-MOST_BYTES = 8 << 30  # of one array, unless four times the cache is more
-STARTS = 100  # a timed call takes this many times what starting its threads takes
+MOST_BYTES = 8 << 30  # largest array, unless four times the cache is more
+STARTS = 100  # a timed call lasts this many times as long as starting its threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Blocks:
 
 
 class Team:
-    """A thread a place, each in a pool of its own: a block is only ever used by the thread that touched it first."""
+    """One thread a place, each in a pool of its own: a block is only ever used by the thread that touched it first."""
 
     def __init__(self, places: list[set[int]]) -> None:
         self._pools = [ThreadPoolExecutor(1, "memory", initializer=_stay, initargs=(place,)) for place in places]
@@ -84,7 +84,7 @@ class Team:
 
 def _stay(place: set[int]) -> None:
     if hasattr(os, "sched_setaffinity"):
-        with suppress(OSError):  # a core that went away: any other will do
+        with suppress(OSError):  # the core was taken away meanwhile: the thread runs on any other
             os.sched_setaffinity(0, place)  # 0 is this thread, not the process
 
 
@@ -128,7 +128,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def ways(torch: ModuleType | None) -> dict[str, list[Way]]:
-    """By what is moved: every way that this machine has."""
+    """Every way to move bytes that this machine has, by limit: read, write, copy, triad."""
     library = ctypes.CDLL(None)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     memchr = ctypes.CFUNCTYPE(address, address, number, size)(("memchr", library))
@@ -147,7 +147,7 @@ def ways(torch: ModuleType | None) -> dict[str, list[Way]]:
         for start in range(0, blocks.size, 1 << 20):
             ctypes.memmove(blocks.a + start, blocks.b + start, 1 << 20)
 
-    found = {
+    by_limit = {
         "read": [Way(how="memchr", blocks=2, move=scan), Way(how="memcmp", blocks=2, move=compare)],
         "write": [
             Way(how="memset", blocks=1, move=lambda x: ctypes.memset(x.a, FILL, x.size)),
@@ -160,23 +160,23 @@ def ways(torch: ModuleType | None) -> dict[str, list[Way]]:
         "triad": [],
     }
     if torch is None:
-        return found
+        return by_limit
 
     def product(blocks: Blocks) -> None:
-        of = blocks.tensors
+        tensors = blocks.tensors
         for name in ("b", "c"):
-            torch.mv(of[name].view(-1, ROW), of["vector"], out=of["products"])
+            torch.mv(tensors[name].view(-1, ROW), tensors["vector"], out=tensors["products"])
 
     def triad(blocks: Blocks, first: str) -> None:
-        of = blocks.tensors
-        torch.add(of[first], of["c"], alpha=0.5, out=of["a"])
+        tensors = blocks.tensors
+        torch.add(tensors[first], tensors["c"], alpha=0.5, out=tensors["a"])
 
-    found["read"].append(Way(how="torch.mv", blocks=2, move=product))
-    found["triad"] = [
+    by_limit["read"].append(Way(how="torch.mv", blocks=2, move=product))
+    by_limit["triad"] = [
         Way(how="torch.add of two arrays into a third", blocks=3, move=partial(triad, first="b")),
         Way(how="torch.add in place", blocks=3, move=partial(triad, first="a")),
     ]
-    return found
+    return by_limit
 
 
 def _measure(context: Context) -> Iterator[Limit]:
@@ -187,7 +187,7 @@ def _measure(context: Context) -> Iterator[Limit]:
     every = cores()
     known = ways(torch)
     for suffix, places in (("", [{core} for core in every]), ("_1", [set(every)])):
-        small = context.quick or suffix == "_1"  # one core takes seconds for what all do in a moment
+        small = context.quick or suffix == "_1"  # on one core large arrays take seconds
         size = block_bytes(len(places), caches(every), free_memory_bytes(), small=small)
         if isinstance(size, str):
             for kind in KINDS:
@@ -201,7 +201,7 @@ def _measure(context: Context) -> Iterator[Limit]:
 
 @contextmanager
 def _team(places: list[set[int]], torch: ModuleType | None) -> Iterator[Team]:
-    """Threads in which torch works alone: it must not start more of its own in each of them."""
+    """A team in whose threads torch starts no threads of its own."""
     with ExitStack() as stack:
         team = Team(places)
         stack.callback(team.close)
@@ -233,7 +233,7 @@ def _fastest(name: str, candidates: list[Way], team: Team, parts: list[Blocks], 
 
     samples = timing.measure(partial(team.run, work), device="cpu", time_limit_s=time_limit_s)
     detail: dict[str, object] = {"how": best.how, "threads": len(team), "array_bytes": total, "bytes": amount}
-    detail["best"] = amount * passes / min(samples.times_s)  # STREAM prints this one; the limit is the median
+    detail["best"] = amount * passes / min(samples.times_s)  # STREAM prints the best pass; our limit is the median
     if others := {how: value for how, value in tried.items() if how != best.how}:
         detail["others"] = others
     return rate(name, "B/s", amount * passes, samples, detail=detail)
@@ -273,17 +273,17 @@ def block_bytes(threads: int, cache_bytes: list[int], free_bytes: int, *, small:
     return size // threads // GRAIN_BYTES * GRAIN_BYTES
 
 
-def caches(of: list[int]) -> list[int]:
+def caches(used: list[int]) -> list[int]:
     """The sizes of the last-level caches that these cores share; empty where the system does not say."""
-    found: dict[str, int] = {}
-    for core in of:
+    sizes: dict[str, int] = {}
+    for core in used:
         with suppress(OSError, ValueError):
             levels = Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index[0-9]")
             last = max(levels, key=lambda path: int((path / "level").read_text()))
-            found[(last / "shared_cpu_list").read_text()] = units.parse_quantity(
+            sizes[(last / "shared_cpu_list").read_text()] = units.parse_quantity(
                 (last / "size").read_text().strip() + "i"  # "49152K" is binary
             )
-    return list(found.values())
+    return list(sizes.values())
 
 
 def free_memory_bytes() -> int:

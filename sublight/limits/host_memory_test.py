@@ -1,3 +1,5 @@
+"""The host's memory: each way moves every byte it is counted for, and reaches what compiled C reaches."""
+
 from __future__ import annotations
 
 import ctypes

@@ -41,7 +41,7 @@ def measure(context: Context) -> Iterator[Limit]:
 
 
 def _wait(how: str) -> tuple[float, float]:
-    """Seconds that starting and waiting added to the device's own, and processor seconds that the wait burned."""
+    """Wall seconds that starting and waiting took beyond the device's own time, and CPU seconds of the wait."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=how == "block")

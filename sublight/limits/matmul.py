@@ -20,7 +20,7 @@ KINDS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 GPU_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 8192, 16384), (6144, 8448, 8192), (16384, 8192, 4096))
 QUICK_GPU_SHAPES = ((8192, 8192, 8192), (6144, 8448, 8192))
 CPU_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048))
-SLOW = {"fp32": 4, "fp64": 4}  # dividing the shape: these rates need no larger problem
+SLOW = {"fp32": 4, "fp64": 4}  # sizes are divided by this: at these low rates smaller problems fill a GPU
 
 
 def measure(context: Context) -> Iterator[Limit]:
@@ -90,7 +90,7 @@ def _product(kind: str, shape: tuple[int, int, int], device: str) -> Callable[[]
 
 @contextlib.contextmanager
 def _tf32(on: bool) -> Iterator[None]:
-    """TF32 products on or off, and back as it was."""
+    """Turn TF32 products on or off inside the block; afterwards the setting is as before."""
     import torch
 
     was = torch.backends.cuda.matmul.allow_tf32

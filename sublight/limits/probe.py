@@ -22,7 +22,7 @@ class Context:
 
     @property
     def time_limit_s(self) -> float:
-        """For one figure; a figure that settles earlier stops earlier."""
+        """The longest that one figure may take; it ends earlier once it has settled."""
         return 0.15 if self.quick else 0.6
 
 
@@ -32,16 +32,16 @@ class Probe:
 
     name: str  # the family: "device memory"
     names: tuple[str, ...]  # the limits that it yields
-    kinds: tuple[Kind, ...]  # where it makes sense
+    kinds: tuple[Kind, ...]  # the devices that it can measure
     measure: Callable[[Context], Iterator[Limit]]
-    gpu_only: tuple[str, ...] = ()  # those of its limits that a CPU does not have
+    gpu_only: tuple[str, ...] = ()  # limits among `names` that a CPU does not have
 
     def names_on(self, kind: Kind) -> tuple[str, ...]:
         return tuple(name for name in self.names if kind == "cuda" or name not in self.gpu_only)
 
 
 def rate(name: str, unit: str, amount: float, samples: Samples, **rest: object) -> Limit:
-    """The limit that moving or computing `amount` in the sampled time amounts to."""
+    """A limit as a rate: `amount` moved or computed, divided by the sampled time."""
     median_s = samples.median_s
     return Limit(
         name=name,

@@ -21,7 +21,7 @@ from sublight.health.record import GpuState
 from sublight.limits import LIMITS, busy
 from sublight.limits.probe import Context, Kind, Probe
 from sublight.limits.verdict import judge
-from sublight.results import UNWELL, Limit, Limits, read_limits, write_json
+from sublight.results import BUSY, UNWELL, Limit, Limits, read_limits, write_json
 
 ROOM_BYTES = 5 * 10**9  # three buffers of a gigabyte, and what torch and the driver take
 Progress = Callable[[str, int, int], None]  # what is being measured, how many are done, of how many
@@ -39,7 +39,7 @@ class Machine:
 
     @property
     def cache_bytes(self) -> int:
-        """Of its last cache; where that is not known, as much as most have."""
+        """Bytes of the device's last-level cache; a usual size where that is not known."""
         return self.gpu.l2_bytes if self.gpu and self.gpu.l2_bytes else 32 * 2**20
 
     @property
@@ -49,7 +49,7 @@ class Machine:
 
 
 def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Machine:
-    """The GPU where there is one, else the CPU; `kind` insists on one of them. `threads`: that a CPU's op runs on, as
+    """The GPU where there is one, else the CPU; `kind` insists on one of them. `threads`: how many a CPU's op uses, as
     torch would by itself unless given.
     """
     gpu = None if kind == "cpu" else gpus.detect()
@@ -67,14 +67,14 @@ def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Mac
 
 
 def passed_over() -> str:
-    """What torch could use here, and nothing of ours measures: "xpu" of Intel's GPUs; empty where there is no such."""
+    """An accelerator here that torch could use and we do not measure, such as "xpu" (Intel's GPUs); else empty."""
     try:
         import torch
 
-        found = torch.accelerator.current_accelerator()
+        accelerator = torch.accelerator.current_accelerator()
     except (ImportError, AttributeError, RuntimeError):  # an old torch knows no accelerators, a broken driver fails
         return ""
-    return "" if found is None or found.type in ("cuda", "cpu") else found.type
+    return "" if accelerator is None or accelerator.type in ("cuda", "cpu") else accelerator.type
 
 
 def machine_by_driver() -> Machine | None:
@@ -90,7 +90,7 @@ def machine_by_driver() -> Machine | None:
 
 
 def check_room(machine: Machine) -> None:
-    """A GPU that another process fills is said so before anything is measured."""
+    """Refuse a GPU whose memory another process fills, before anything is measured."""
     if machine.kind != "cuda":
         return
     import torch
@@ -112,20 +112,20 @@ def run(
     chosen = _choose(machine.kind, tuple(only))
     check_room(machine)
     context = Context(kind=machine.kind, gpu=machine.gpu, quick=quick)
-    found: list[Limit] = []
+    measured: list[Limit] = []
     source = "measured"
     total = sum(len(probe.names_on(machine.kind)) for probe in chosen)
     try:
         for probe in chosen:
             if progress:
-                progress(probe.name, len(found), total)
+                progress(probe.name, len(measured), total)
             for limit in _marked(_measure(probe, context), machine.kind):
                 state = this_gpu() if machine.kind == "cuda" else None
-                found.append(_with_health(judge(limit, machine.gpu, state), state))
+                measured.append(_with_health(judge(limit, machine.gpu, state), state))
                 if progress:
-                    progress(limit.name, len(found), total)
+                    progress(limit.name, len(measured), total)
     except KeyboardInterrupt:
-        source = f"measured in part: interrupted after {len(found)} of {total}"
+        source = f"measured in part: interrupted after {len(measured)} of {total}"
     limits = Limits(
         device=machine.device,
         kind=machine.kind,
@@ -133,40 +133,40 @@ def run(
         driver=machine.driver,
         date=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         source=source,
-        limits=tuple(found),
+        limits=tuple(measured),
     )
     _keep(limits, machine.cache_path, quick=quick)
     return limits
 
 
 def cached(machine: Machine) -> Limits | None:
-    """What was measured on this device with this driver before; says so in its source."""
+    """The limits measured earlier on this device with this driver, marked as cached; None if there are none."""
     limits = read_limits(machine.cache_path)
     return limits and dataclasses.replace(limits, source=f"cached, measured {limits.date}")
 
 
 def kept(kind: Kind | None = None) -> Limits:
-    """What was measured on this machine before."""
+    """The limits measured earlier on this machine."""
     machine = this_machine(kind)
     if (limits := cached(machine)) is None:
         raise BadInput(f"nothing was measured on {machine.device} yet: `sublight limits --quick` does, in 20 s")
     return limits
 
 
-def _marked(found: Iterable[Limit], kind: Kind) -> Iterable[Limit]:
-    """What others kept from the machine is noted with each figure of the host's."""
+def _marked(limits: Iterable[Limit], kind: Kind) -> Iterable[Limit]:
+    """The host's limits with a note of how busy other programs kept the processors meanwhile."""
     watch = busy.Watch()
-    for limit in found:
+    for limit in limits:
         share = watch.share()
         is_hosts = kind == "cpu" or limit.name.startswith(("launch", "host"))
-        if is_hosts and share is not None and share >= busy.BUSY:
-            limit = dataclasses.replace(limit, detail={**limit.detail, busy.MARK: round(share, 3)})
+        if is_hosts and share is not None and share >= busy.BUSY_SHARE:
+            limit = dataclasses.replace(limit, detail={**limit.detail, BUSY: round(share, 3)})
         yield limit
         watch = busy.Watch()
 
 
 def _with_health(limit: Limit, state: GpuState | None) -> Limit:
-    """What was wrong with the GPU just then is noted with the figure."""
+    """The limit with a note of what was wrong with the GPU while it was measured."""
     words = check.wrong_with(state)
     if not words or limit.value is None:
         return limit
@@ -175,7 +175,7 @@ def _with_health(limit: Limit, state: GpuState | None) -> Limit:
 
 def measured_busy(limits: Limits) -> list[str]:
     """The limits that were measured while others used the machine."""
-    return [limit.name for limit in limits.limits if limit.value is not None and limit.detail.get(busy.MARK)]
+    return [limit.name for limit in limits.limits if limit.value is not None and limit.detail.get(BUSY)]
 
 
 def _measure(probe: Probe, context: Context) -> Iterable[Limit]:
@@ -217,7 +217,7 @@ def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:
             if before_it is None or before_it.value is None or _replaces(limit, before_it, quick):
                 merged[limit.name] = limit
         limits = dataclasses.replace(limits, limits=tuple(merged.values()))
-    with contextlib.suppress(BadInput):  # a read-only home must not cost the user the measurement: the caller has it
+    with contextlib.suppress(BadInput):  # a read-only home must not lose the measurement: the caller has it in any case
         write_json(limits.to_json(), path)
 
 
@@ -225,7 +225,7 @@ def _replaces(limit: Limit, before: Limit, quick: bool) -> bool:
     if limit.value is None or before.value is None:
         return limit.value is not None
     is_better = limit.value < before.value if limit.unit == "s" else limit.value > before.value
-    was_busy, is_busy = (bool(one.detail.get(busy.MARK) or one.detail.get(UNWELL)) for one in (before, limit))
+    was_busy, is_busy = (bool(one.detail.get(BUSY) or one.detail.get(UNWELL)) for one in (before, limit))
     if was_busy != is_busy:
         return was_busy or is_better
     return is_better or not (quick or is_busy)

@@ -1,3 +1,5 @@
+"""A run of the probes: what is kept, merged and marked, and what a damaged or read-only cache costs (nothing)."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

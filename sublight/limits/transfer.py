@@ -77,7 +77,7 @@ def _peer(context: Context, words: int) -> Iterator[Limit]:
 
 
 def _timed(call: Callable[[], Any], context: Context) -> Samples:
-    """By events launch by launch: a transfer takes milliseconds, and a pageable one cannot be captured."""
+    """Time launch by launch with events: a transfer takes milliseconds, and a pageable one cannot be captured."""
     import torch
 
     def sample() -> float:

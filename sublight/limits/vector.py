@@ -23,7 +23,7 @@ def measure(context: Context) -> Iterator[Limit]:
         size = programs * THREADS * CHAINS
         if dtype == "int32":
             x = torch.randint(-(2**31), 2**31 - 1, (size,), device="cuda", dtype=torch.int32)
-        else:  # below a half in size, so that x + x² + x³ + … stays finite
+        else:  # |x| < 1/2, so that x + x² + x³ + … stays finite
             x = (torch.rand(size, device="cuda") - 0.5).to(getattr(torch, dtype))
         rounds = 200 if dtype != "float64" else 60
         samples = timing.measure(partial(multiply_add, x, rounds, programs), time_limit_s=context.time_limit_s)

@@ -10,7 +10,7 @@ from sublight.health import check
 from sublight.health.record import GpuState, known
 from sublight.results import Limit
 
-NORMAL_SHARE_OF_REACHED = 0.95  # of what others reached on this GPU
+NORMAL_SHARE_OF_REACHED = 0.95  # share of what others reached on this GPU
 NORMAL_SHARE_OF_SPEC = {  # healthy devices reach at least this much of the vendor's figure
     "hbm": 0.80,
     "matmul": 0.60,
@@ -45,7 +45,7 @@ def _expected(limit: Limit, gpu: Gpu | None) -> float | None:
 
 
 def _cause(name: str, gpu: Gpu | None, state: GpuState | None) -> str:
-    """The likeliest first. A link has no part in what stays on the GPU."""
+    """The likely cause, checked from the likeliest on. A slow link cannot explain a figure of the GPU alone."""
     if state is None:
         return "the driver gives no reason (NVML is missing)"
     problems = {problem.kind: problem for problem in check.of_gpu(state)}

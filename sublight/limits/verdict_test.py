@@ -1,3 +1,5 @@
+"""Verdicts: what counts as normal, and which cause a low figure is given."""
+
 from __future__ import annotations
 
 import dataclasses

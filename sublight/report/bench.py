@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHORT_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-BAR = 10  # characters for a whole limit
+BAR = 10  # characters of a bar at 100 % of the limit
 TOO_GOOD_MEANS = f"faster than {TOO_GOOD:g} × the limit: the cost or the measured limit is wrong, not the kernel good"
 
 
@@ -58,7 +58,7 @@ def bar(fraction: float | None) -> str:
 
 
 def note(row: Result) -> str:
-    """What the reader must know of a row, most important first."""
+    """What a reader must know about a row, the most important first."""
     if row.unavailable is not None:
         return row.unavailable
     if wrong(row):
@@ -94,14 +94,14 @@ def heading(run: Run) -> str:
 
 
 def _older(run: Run) -> str:
-    """Of a file that was renewed in part: how many rows are of which other commit."""
+    """How many rows were measured at another commit, and which, in a file that was renewed in part."""
     counts = Counter(row.commit for row in run.rows if row.commit and row.commit != run.commit)
     words = ", ".join(f"{count} of {len(run.rows)} rows at {commit}" for commit, count in counts.items())
     return f" ({words})" if words else ""
 
 
 def table(run: Run, *, bars: bool = True) -> Table:
-    """For the terminal."""
+    """The table for the terminal."""
     from rich.markup import escape
 
     names = ["case", "provider", "time", "floor", "of limit", *([""] if bars else [])]
@@ -128,7 +128,7 @@ def case_text(row: Result) -> str:
 
 
 def _style(row: Result, *, best: bool) -> str:
-    """An error is red, what is not there is dim, ours is coloured, the fastest is bold."""
+    """A row's style: an error is red, a missing figure dim, our row coloured, the fastest bold."""
     if too_good(row) or wrong(row):
         return "bold red"
     if row.unavailable is not None:
@@ -137,7 +137,7 @@ def _style(row: Result, *, best: bool) -> str:
 
 
 def page(run: Run) -> RenderableType:
-    """The table, where its floors come from, and the sentence for what is wrong."""
+    """The table, where its floors come from, and a sentence for each kind of error."""
     from rich.console import Group
     from rich.text import Text
 
@@ -151,7 +151,7 @@ def page(run: Run) -> RenderableType:
 
 
 def errors(rows: Sequence[Result]) -> list[str]:
-    """The sentence for each kind of thing that is wrong, none where all is well."""
+    """A sentence for each kind of error in the rows; none where all is well."""
     lines = []
     if bad := sum(too_good(row) for row in rows):
         lines.append(f"error: {bad} row{'s are' if bad > 1 else ' is'} {TOO_GOOD_MEANS}")
@@ -162,7 +162,7 @@ def errors(rows: Sequence[Result]) -> list[str]:
 
 
 def compare_page(changes: Sequence[Change]) -> RenderableType:
-    """What moved beyond noise, slowest first, and how many did not."""
+    """The rows that moved beyond noise, slowest first, and how many did not."""
     from rich.console import Group
     from rich.markup import escape
     from rich.text import Text

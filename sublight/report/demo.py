@@ -37,7 +37,7 @@ class Shown:
 
     @property
     def before(self) -> Figures | None:
-        """Recorded figures, where this machine has none of its own."""
+        """Recorded figures of a GPU, where this machine has none."""
         return self.recorded.figures.get(self.demo.name) if self.recorded and self.why_not else None
 
 

@@ -1,4 +1,4 @@
-"""The doctor's findings as a table: what there is, what there is not, and what to do."""
+"""The doctor's checks as a table: what is here, what is missing, and what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublight.doctor import Check, State
+from sublight.doctor.record import Check, State
 from sublight.report.draw.tables import note, plain
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ MARKS: dict[State, str] = {"ok": "[green]ok[/]", "missing": "[dim]missing[/]", "
 
 
 def page(checks: Sequence[Check]) -> RenderableType:
-    """What works first, with what it is; then a line for each fix."""
+    """A table of all checks, then a table with one fix a line."""
     from rich.console import Group
     from rich.markup import escape
     from rich.text import Text

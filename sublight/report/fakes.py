@@ -10,7 +10,7 @@ _CURVE = [
 
 
 def limits() -> Limits:
-    """Every kind of line: normal, low, unjudged, unavailable; with a curve, with a shape."""
+    """Limits with every kind of line: normal, low, unjudged, unavailable; with a curve, with a shape."""
     return Limits(
         device="NVIDIA <H200>",  # hostile on purpose: names come from drivers and files, and must be escaped
         kind="cuda",
@@ -43,7 +43,7 @@ def limits() -> Limits:
 
 
 def row(provider: str, median_s: float | None, **rest: object) -> Result:
-    """Softmax over 64 MiB of bf16, unless told otherwise."""
+    """A row: softmax over 64 MiB of bf16, with the given fields replaced."""
     given: dict[str, object] = {
         "op": "softmax",
         "direction": "fwd",
@@ -64,7 +64,7 @@ def row(provider: str, median_s: float | None, **rest: object) -> Result:
 
 
 def run(*extra: Result) -> Run:
-    """Ours, two peers, one that is not installed; forward and backward."""
+    """A run with our rows, two peers and one that is not installed; forward and backward."""
     backward = {"direction": "bwd", "floor_s": 25.2e-6, "bytes": 100_663_296, "flops": 67_108_864.0}
     rows = (
         row("sublight", 17.4e-6, kernel="_softmax_kernel", error=1.0),

@@ -62,7 +62,7 @@ def _plain(value: Any) -> str:
 
 
 def table(known: Sequence[Gpu], *, without: Collection[str] = ()) -> Table:
-    """One line a GPU."""
+    """The overview: one line for each GPU."""
     lines = [_line(gpu) for gpu in known]
     names = [name for name in lines[0] if name not in without]
     out = plain(names, right=[name for name in names if name not in ("GPU", "architecture")])
@@ -100,7 +100,7 @@ def overview(known: Sequence[Gpu]) -> RenderableType:
 
 
 def figures(gpu: Gpu) -> Iterator[tuple[str, Any]]:
-    """Every figure that is known, those of inner tables as `peak_flops.bf16`."""
+    """The names of all known figures; those of inner tables as `peak_flops.bf16`."""
     for item in dataclasses.fields(gpu):
         value = getattr(gpu, item.name)
         if item.name in _TABLES:
@@ -145,7 +145,7 @@ def sheet(known: Sequence[Gpu]) -> RenderableType:
 
 
 def explain(gpu: Gpu) -> RenderableType:
-    """Where the peaks come from, what was reached of them, and how much arithmetic a byte must feed."""
+    """The peaks' arithmetic, the share of each that was reached, and how much arithmetic each byte must feed."""
     from rich.console import Group
     from rich.markup import escape
     from rich.text import Text
@@ -170,7 +170,7 @@ def explain(gpu: Gpu) -> RenderableType:
 
 
 def _reached(gpu: Gpu, dtype: str) -> float | None:
-    """What was measured of the unit that the peak belongs to: fp64 products run on tensor cores where there are any."""
+    """The rate measured on the unit of this peak: fp64 products run on tensor cores where there are any."""
     if dtype == "fp64_tensor":
         return gpu.reached.get("matmul_fp64")
     vector = gpu.reached.get(f"vector_{dtype}")

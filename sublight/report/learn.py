@@ -128,7 +128,7 @@ def start_page(exercise: Exercise, text: Text, file: Path, *, is_new: bool) -> R
 
 
 def verdict_page(verdict: Verdict, language: str = "en", *, is_watched: bool = False) -> RenderableType:
-    """What was wrong, or what it reaches; what the check found in the code is in English."""
+    """A check's verdict: what is wrong, or the limit's share reached. Findings in the code are in English."""
     from rich.console import Group
     from rich.text import Text as Line
 
@@ -152,7 +152,7 @@ def verdict_page(verdict: Verdict, language: str = "en", *, is_watched: bool = F
 
 
 def _sentence(verdict: Verdict, language: str) -> str:
-    """`verdict.sentence`, in that language."""
+    """`verdict.sentence` in the given language."""
     name, fraction = verdict.exercise, verdict.fraction
     if verdict.has_passed and fraction is None:
         return say(language, "{name}: passed", name=name)
@@ -198,11 +198,14 @@ def _figures(verdict: Verdict, language: str) -> RenderableType:
             units.percent(each.occupancy),
             ratio,
             f"{each.programs:,}",
-            units.text(each.seconds, "s"),
+            "–" if verdict.is_unknown(each) else units.text(each.seconds, "s"),
         )
-    words = say(
+    words = "on {gpu} at {case}: {least} must move, which takes {floor}"
+    if verdict.fraction is not None:
+        words = "on {gpu} at {case}: {least} must move, which takes {floor}; this code allows {fraction} of that speed"
+    at_goal = say(
         language,
-        "on {gpu} at {case}: {least} must move, which takes {floor}; this code allows {fraction} of that speed",
+        words,
         gpu=verdict.gpu,
         case=verdict.goal_case,
         least=units.text(verdict.least_bytes, "B"),
@@ -210,7 +213,7 @@ def _figures(verdict: Verdict, language: str) -> RenderableType:
         fraction=units.percent(verdict.fraction),
     )
     bound = say(language, "read off the compiled code: a bound, not a measurement")
-    lines: list[RenderableType] = [table, Line(words), Line(f"  {bound}", style="dim")]
+    lines: list[RenderableType] = [table, Line(at_goal), Line(f"  {bound}", style="dim")]
     if timed := verdict.timing:
         words = say(
             language,
@@ -263,7 +266,7 @@ def goal_page(goal: DatedGoal, way: Sequence[Exercise], language: str) -> Render
 
 
 def entry_page(entry: Mapping[str, Any], url: str, language: str = "en") -> RenderableType:
-    """What became of an entry on a board; what the board says is shown as text."""
+    """What became of an entry on a board; the board's own words are shown as plain text, never as markup."""
     from rich.text import Text as Line
 
     from sublight.learn.address import plain

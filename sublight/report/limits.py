@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sublight import units
-from sublight.limits.busy import MARK
 from sublight.report.draw.tables import note, plain, titled
-from sublight.results import UNWELL, Limit, Limits
+from sublight.results import BUSY, UNWELL, Limit, Limits
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +65,7 @@ def _judge(limit: Limit) -> tuple[Judgement, str]:
 
 
 def detail_text(detail: Mapping[str, Any]) -> str:
-    """What the table says of how a figure came about.
+    """How a figure came about, as the table's note.
 
     >>> detail_text({"bytes": 134217728, "shape": [8192, 8192, 8192], "how": "torch.mm", "threads": 2})
     '8192×8192×8192, torch.mm, 2 threads'
@@ -87,7 +86,7 @@ def _knee_text(knee: Mapping[str, Any]) -> str:
     return f"knee at {knee['programs']} blocks of {knee['warps']} warps"
 
 
-WORTH_READING: Mapping[str, Callable[[Any], str]] = {  # of a limit's detail; the JSON has all of it
+WORTH_READING: Mapping[str, Callable[[Any], str]] = {  # parts of a limit's detail; the JSON has all
     "shape": _shape_text,
     "knee": _knee_text,
     "how": str,
@@ -100,7 +99,7 @@ def groups(limits: Limits) -> Iterator[tuple[Line, ...]]:
     """Limits of one family (the word before the first underscore) stand together, lone ones with their neighbours."""
     families = [list(family) for _, family in itertools.groupby(limits.limits, key=_family)]
     merged: list[list[Limit]] = []
-    alone = False  # is the last group made of lone limits?
+    alone = False  # whether the last group is made of lone limits
     for family in families:
         if alone and len(family) == 1:
             merged[-1] += family
@@ -184,7 +183,7 @@ def busy_lines(limits: Limits) -> list[str]:
     >>> busy_lines(Limits(device="a CPU", kind="cpu", limits=(beside,)))
     ['measured while other programs used up to 84 % of the processors: measure again when they do not']
     """
-    shares = [limit.detail[MARK] for limit in limits.limits if limit.value is not None and limit.detail.get(MARK)]
+    shares = [limit.detail[BUSY] for limit in limits.limits if limit.value is not None and limit.detail.get(BUSY)]
     used = f"used up to {units.percent(max(shares, default=0.0))} of the processors"
     return [f"measured while other programs {used}: measure again when they do not"] if shares else []
 

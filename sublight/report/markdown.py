@@ -74,13 +74,13 @@ def _summary(run: Run) -> list[tuple[str, ...]]:
         handed_on = [
             case for case in cases if any(row.provider == OURS and row.median_s and not row.ours for row in case)
         ]
-        found = [ratio for case in cases if case not in handed_on and (ratio := versus(case)) is not None]
+        ratios = [ratio for case in cases if case not in handed_on and (ratio := versus(case)) is not None]
         figures = ("–",) * 4
-        if found:
-            middle = math.exp(sum(map(math.log, found)) / len(found))  # the geometric mean, as ratios ask
-            losses = sum(ratio < NEAR for ratio in found)
-            figures = (f"{min(found):.2f}", f"{middle:.2f}", f"{max(found):.2f}", str(losses))
-        rows.append((op, direction, str(len(found)), *figures, str(len(handed_on))))
+        if ratios:
+            middle = math.exp(sum(map(math.log, ratios)) / len(ratios))  # the geometric mean, as ratios ask
+            losses = sum(ratio < NEAR for ratio in ratios)
+            figures = (f"{min(ratios):.2f}", f"{middle:.2f}", f"{max(ratios):.2f}", str(losses))
+        rows.append((op, direction, str(len(ratios)), *figures, str(len(handed_on))))
     return rows
 
 

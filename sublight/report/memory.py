@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ROWS = 15
-LINES = 8  # of the terminal's chart
+LINES = 8  # height of the terminal's chart
 MARGIN = 11
-COLUMNS = 100  # a chart needs no more
+COLUMNS = 100  # the chart's width at most
 STYLES = ("bright_blue", "dark_orange", "green", "magenta", "yellow", "white")  # one for each curve
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 300, 84, 16, 34, 36
@@ -33,7 +33,7 @@ Curves = Mapping[str, Sequence[int]]
 
 
 def sentence(report: MemoryReport) -> str:
-    """The peak, when it is, and what was reserved beside it."""
+    """A sentence: how high the peak is, when, and how much was reserved then."""
     words = f"{report.device} peaks at {units.text(report.peak_bytes, 'B')}"
     if report.duration_s > 0:
         words += f", {units.text(report.peak_time_s, 's')} into the {units.text(report.duration_s, 's')} recorded"
@@ -50,7 +50,7 @@ def to_json(report: MemoryReport) -> dict[str, Any]:
 
 
 def page(report: MemoryReport) -> RenderableType:
-    """For the terminal."""
+    """The report for the terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -71,7 +71,7 @@ def page(report: MemoryReport) -> RenderableType:
 
 
 def _table(report: MemoryReport, rows: Sequence[MemoryRow], title: str) -> Table:
-    """The largest, and one line for all others, so that the column adds up to the peak."""
+    """The largest entries, and one line for all others, so that the column adds up to the peak."""
     from rich.markup import escape as plain_text
 
     out = plain((title, "at", "bytes", "share", "blocks", "kind"), right=("bytes", "share", "blocks"), fold=(title,))

@@ -22,7 +22,7 @@ def page(patch: Patch) -> RenderableType:
         headings = ("", "times", "module", *(("saves a step",) if saves else ()), "why")
         out = plain(headings, right=("times", "saves a step"), fold=("module", "why"))
         for column in out.columns:
-            if column.no_wrap:  # what is short is never cut: module and why are broken into lines
+            if column.no_wrap:  # short columns are never cut; module and reason are wrapped
                 column.min_width = max(len(str(column.header)), len("swapped") if not column.header else 0)
         for row in sorted(patch.rows, key=lambda row: (not row.is_swapped, -(row.saving_s or 0.0))):
             state = Text("swapped", style="green") if row.is_swapped else Text("left", style="dim")
@@ -50,7 +50,8 @@ def sentence(patch: Patch) -> str:
         return f"nothing was swapped{why}"
     savings = [row.saving_s for row in patch.rows if row.saving_s is not None]
     total = f", {units.text(sum(savings), 's')} less of the GPU's time a step expected" if savings else ""
-    return f"{patch.swapped} modules swapped{total}; sublight.unpatch(model) undoes it"
+    modules = len({name for row in patch.rows if row.is_swapped for name in row.names})
+    return f"{modules} module{'s' * (modules != 1)} swapped{total}; sublight.unpatch(model) undoes it"
 
 
 def _saving(row: Row) -> str:

@@ -69,7 +69,7 @@ def picture(title: str, shown: RenderableType, theme: TerminalTheme) -> str:
     console = Console(
         record=True, width=COLUMNS, file=io.StringIO(), highlight=False, force_terminal=True, color_system="truecolor"
     )
-    console.print(shown, "")  # a last line of room: some fonts reach below theirs
+    console.print(shown, "")  # an empty last line: some fonts reach below their line
     svg = console.export_svg(title=title, theme=theme, code_format=FRAME, unique_id=re.sub(r"\W+", "-", title))
     on_light = sum(theme.background_color) > 3 * 128
     svg = svg.replace("rgba(255,255,255,0.35)", f"rgba({'0,0,0' if on_light else '255,255,255'},0.25)")  # the frame

@@ -30,14 +30,14 @@ Row = tuple[str, str, str, str]  # name, value now, curve, note
 
 
 def page(snapshot: Snapshot, history: History, *, lines: int | None = None) -> RenderableType:
-    """Everything. `lines`: of a terminal that it must fit; what is long is then cut, else it is wrapped."""
+    """The whole view. `lines`: the terminal's height that it must fit; long lines are then cut, else wrapped."""
     from rich.console import Group
     from rich.text import Text
 
-    found = problems(snapshot)
+    wrong = problems(snapshot)
     title = heading(snapshot, "" if lines is None else "q quits")
     parts: list[RenderableType] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
-    parts += [_line(problem, cut=lines is not None) for problem in found]
+    parts += [_line(problem, cut=lines is not None) for problem in wrong]
     rows: list[Row] = []
     if len(snapshot.gpus) == 1:
         rows = list(gpu_rows(snapshot.gpus[0], history))
@@ -48,7 +48,7 @@ def page(snapshot: Snapshot, history: History, *, lines: int | None = None) -> R
     if not snapshot.gpus:
         parts += [note(f"no GPU of {vendor}: {reason}") for vendor, reason in snapshot.without]
     if held := [(gpu, each) for gpu in snapshot.gpus for each in known(gpu.processes) or ()]:
-        taken = 1 + len(found) + len(rows) + (len(snapshot.gpus) + TABLE_HEAD if len(snapshot.gpus) > 1 else 0)
+        taken = 1 + len(wrong) + len(rows) + (len(snapshot.gpus) + TABLE_HEAD if len(snapshot.gpus) > 1 else 0)
         most = MOST_PROCESSES if lines is None else min(lines - taken - TABLE_HEAD, MOST_PROCESSES)
         if most > 0:
             parts.append(processes_table(held, most))
@@ -76,7 +76,7 @@ def heading(snapshot: Snapshot, keys: str = "") -> str:
 
 
 def gpu_rows(gpu: GpuState, history: History) -> Iterator[Row]:
-    """One GPU in detail. What is not available says why in the last column."""
+    """One GPU in detail; the last column says why a value is not available."""
     activity, clocks, power, link, errors = gpu.activity, gpu.clocks, gpu.power, gpu.link, gpu.errors
 
     def curve(name: str, top: float | None = 1.0) -> str:
@@ -117,7 +117,7 @@ def gpu_rows(gpu: GpuState, history: History) -> Iterator[Row]:
 
 
 def host_rows(host: Host, history: History, *, brief: bool) -> Iterator[Row]:
-    """The machine around the GPUs; three lines under them, all of it where there are none."""
+    """The host: three lines below GPUs, all of its lines where there is no GPU."""
 
     def curve(name: str, top: float | None = 1.0) -> str:
         return _curve(history.series("host", name), top)
@@ -185,10 +185,10 @@ def processes_table(held: Sequence[tuple[GpuState, Process]], most: int) -> Tabl
     return out
 
 
-def check_lines(found: Sequence[Problem], snapshot: Snapshot) -> list[str]:
+def check_lines(wrong: Sequence[Problem], snapshot: Snapshot) -> list[str]:
     """What `--check` prints: a line a problem, or one that says what was looked at."""
-    if found:
-        return [problem.line for problem in found]
+    if wrong:
+        return [problem.line for problem in wrong]
     gpus = f"{len(snapshot.gpus)} GPU{'s' if len(snapshot.gpus) > 1 else ''} and " if snapshot.gpus else ""
     return [f"well: {gpus}the host"]
 
@@ -215,14 +215,14 @@ class _Rows:
         yield out
 
 
-def diagnosis(found: Diagnosis) -> RenderableType:
+def diagnosis(result: Diagnosis) -> RenderableType:
     """The levels of `--diagnose`, and its verdict."""
     from rich.console import Group
     from rich.text import Text
 
     names = ("level", "reached", "of its kind", "clock", "power", "heat", "slowed by")
     out = plain(names, right=names[1:6], fold=("slowed by",))
-    for level in found.levels:
+    for level in result.levels:
         out.add_row(
             level.name,
             units.text(level.value, level.unit),
@@ -232,9 +232,9 @@ def diagnosis(found: Diagnosis) -> RenderableType:
             "–" if level.temperature_c is None else f"{level.temperature_c:.0f} °C",
             note(", ".join(level.slowed_by)),
         )
-    lines = [_line(problem, cut=False) for problem in found.problems]
-    verdict = Text(found.verdict, style="bold green" if found.is_well else "bold red")
-    return Group(Text(found.name, style="bold"), out, *lines, verdict)
+    lines = [_line(problem, cut=False) for problem in result.problems]
+    verdict = Text(result.verdict, style="bold green" if result.is_well else "bold red")
+    return Group(Text(result.name, style="bold"), out, *lines, verdict)
 
 
 def _line(problem: Problem, *, cut: bool) -> Text:
@@ -321,7 +321,7 @@ def _pages_words(gpu: GpuState) -> str:
 
 
 def _xid_words(gpu: GpuState) -> str:
-    found = known(gpu.xids)
-    if found is None:
+    xids = known(gpu.xids)
+    if xids is None:
         return "–"
-    return ", ".join(str(number) for number in dict.fromkeys(xid.number for xid in found)) or "none"
+    return ", ".join(str(number) for number in dict.fromkeys(xid.number for xid in xids)) or "none"

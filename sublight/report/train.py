@@ -27,7 +27,7 @@ def heading(document: Document) -> str:
 
 
 def derived(document: Document) -> str:
-    """What was not told, and was chosen."""
+    """The settings that were chosen, since no option gave them."""
     run = document["settings"]
     words = f"{run['steps']} steps of {run['batch']} x {run['context']} tokens"
     if run["accumulate"] > 1:
@@ -48,7 +48,7 @@ def page(document: Document) -> RenderableType:
 
 
 def sentence(document: Document) -> str:
-    """From where to where the losses went."""
+    """A sentence: how far the loss fell."""
     first, last, held_out = document["first_loss"], document["loss"], document["held_out_loss"]
     if last is None:
         return f"Nothing was left to do: {document['step']} steps are done, held-out loss {held_out:.3f}."

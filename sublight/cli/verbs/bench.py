@@ -15,7 +15,7 @@ Ops = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="OP",
-        help="Ops, as in softmax rms_norm, or CUDA C++ ladders, as in cuda:matmul; all ops unless told.",
+        help="Ops, as in softmax rms_norm, or CUDA C++ ladders, as in cuda:matmul; default: all ops.",
         autocompletion=op_names,
     ),
 ]
@@ -76,6 +76,6 @@ def bench(
 
 
 def refuse(why: str, **options: Any) -> None:
-    given = ", ".join(f"--{name}" for name, value in options.items() if value)
-    if given:
-        raise BadInput(f"{why}: leave out {given}, or leave out --from")
+    flags = ", ".join(f"--{name}" for name, value in options.items() if value)
+    if flags:
+        raise BadInput(f"{why}: leave out {flags}, or leave out --from")

@@ -12,7 +12,9 @@ from sublight.errors import BadInput, one_of
 
 
 def board(
-    db: Annotated[str, typer.Option(metavar="FILE", help="Where accounts and entries are kept.")] = "board.sqlite",
+    db: Annotated[
+        str, typer.Option(metavar="FILE|URL", help="Where all is kept: a SQLite file, or postgresql://….")
+    ] = "board.sqlite",
     add: Annotated[str | None, typer.Option(metavar="NAME", help="Make an account, print its token, and end.")] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: any that is free.")] = 8080,

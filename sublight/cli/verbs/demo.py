@@ -12,7 +12,7 @@ from sublight.cli.options import Json, demo_names
 
 def demo(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Which one; without it they are listed.", autocompletion=demo_names)
+        str, typer.Argument(metavar="NAME", help="Which one; without it they are listed.", autocompletion=demo_names)
     ] = "",
     all_: Annotated[bool, typer.Option("--all", help="Run all of them on this GPU, within 150 s.")] = False,
     html: Annotated[str, typer.Option(metavar="FILE", help="Tables and timelines as one page.")] = "",

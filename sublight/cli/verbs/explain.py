@@ -45,7 +45,7 @@ def explain(
     gpu: Annotated[str, typer.Option(metavar="NAME", help="Floors of this GPU.", autocompletion=gpu_names)] = "",
     limits: Annotated[str, typer.Option(metavar="FILE", help="Floors from `limits --json FILE`.")] = "",
     trace: Annotated[str, typer.Option(metavar="FILE", help="Keep the recorded trace, .json or .json.gz.")] = "",
-    html: Annotated[str, typer.Option(metavar="FILE", help="The report; explain-NAME.html unless told.")] = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="The report; default: explain-NAME.html.")] = "",
     perfetto: Annotated[str, typer.Option(metavar="FILE", help="Also the trace with its findings as a track.")] = "",
     steps: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Steps to profile.")] = 4,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Exit 1 if a step is slower: 50ms, 1.1x BASE.json.")] = "",

@@ -19,7 +19,7 @@ def generate(
     top_k: Annotated[int, typer.Option(metavar="N", help="Draw from the N most likely; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(metavar="P", help="Draw from the likeliest that make up P.")] = 1.0,
     min_p: Annotated[float, typer.Option(metavar="P", help="Leave out what is less likely than P of the best.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the first text; the next has N + 1.")] = 0,
     repetition_penalty: Annotated[
         float, typer.Option(metavar="X", help="Above 1: tokens there already count less.")
     ] = 1.0,

@@ -12,7 +12,7 @@ from sublight.errors import BadInput
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME", help="GPUs, as in h200 a100; all of them unless told.", autocompletion=gpu_names),
+    typer.Argument(metavar="NAME", help="GPUs, as in h200 a100; default: all of them.", autocompletion=gpu_names),
 ]
 Explain = Annotated[
     str,
@@ -30,8 +30,8 @@ def gpus(names: Names = None, explain: Explain = "", json: Json = "") -> None:
     if explain:
         gpu = this_gpu() if explain == "this" else known.find(explain)
         return cli_output.show(report.explain(gpu), report.to_json([gpu], explained=True), json)
-    found = [known.find(name) for name in names or ()] or known.all_gpus()
-    cli_output.show(report.sheet(found) if names else report.overview(found), report.to_json(found), json)
+    chosen = [known.find(name) for name in names or ()] or known.all_gpus()
+    cli_output.show(report.sheet(chosen) if names else report.overview(chosen), report.to_json(chosen), json)
 
 
 def this_gpu() -> Any:

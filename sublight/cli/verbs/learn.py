@@ -14,7 +14,7 @@ def learn(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[WHAT]",
+            metavar="WHAT",
             help="show, start, check, watch, hint, solution, ask, submit, next, goal, export or import; else the map.",
             autocompletion=learn_words,
         ),
@@ -22,14 +22,14 @@ def learn(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[NAME|FILE]",
+            metavar="NAME|FILE",
             help="An exercise, or the file to check, export to or import; else the one you worked on last.",
             autocompletion=learn_words,
         ),
     ] = "",
     anyway: Annotated[bool, typer.Option("--anyway", help="With solution or submit: before having passed.")] = False,
     by: Annotated[str, typer.Option(metavar="2027-01-31", help="With goal: until when; never takes it back.")] = "",
-    lang: Annotated[str, typer.Option(metavar="en|zh", help="The texts' language; from LANG unless told.")] = "",
+    lang: Annotated[str, typer.Option(metavar="en|zh", help="The texts' language; default: from LANG.")] = "",
     gpu: Annotated[
         str,
         typer.Option(

@@ -31,13 +31,13 @@ def limits(
     if kept and (quick or only):
         raise BadInput("--kept measures nothing: leave out --quick and --only")
     if kept:
-        found = run.kept(kind_of(device))
+        measured = run.kept(kind_of(device))
     else:
         cli_output.say_what_is_passed_over(device)
         with console.progress("limits") as progress:
-            found = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
+            measured = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
     if html:
-        page.write(page.limits(found), Path(html))
-    cli_output.show(report.page(found), found.to_json(), json)
-    if "interrupted" in found.source:
+        page.write(page.limits(measured), Path(html))
+    cli_output.show(report.page(measured), measured.to_json(), json)
+    if "interrupted" in measured.source:
         raise typer.Exit(INTERRUPTED)

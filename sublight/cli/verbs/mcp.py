@@ -13,7 +13,7 @@ def mcp(
         typer.Option(metavar="DIR", help="Scripts and kernels in this folder may be run; again for more."),
     ] = None,
     pages: Annotated[
-        str, typer.Option(metavar="DIR", help="Where pages and whole results go; a new temporary folder unless told.")
+        str, typer.Option(metavar="DIR", help="Where pages and whole results go; default: a new temporary folder.")
     ] = "",
     limit: Annotated[str, typer.Option(metavar="TIME", help="Of each tool's run, 90s or 10min.")] = "5min",
 ) -> None:

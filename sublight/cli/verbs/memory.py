@@ -23,11 +23,12 @@ def memory(
     from sublight.trace.memory import report as analysis
 
     cli_output.check_writable(html, json)
+    cli_output.check_apart((html, json), (file,))
     if Path(file).is_dir():
         raise BadInput(f"{file} is a folder: name one file, a memory snapshot (.pickle) or a trace (.json.gz)")
     if not Path(file).is_file():
         raise BadInput(f"there is no file {file}: record one with torch.cuda.memory._record_memory_history()")
-    found = analysis.read(Path(file))
+    usage = analysis.read(Path(file))
     if html:
-        page.write(report.html(found), Path(html))
-    cli_output.show(report.page(found), report.to_json(found), json)
+        page.write(report.html(usage), Path(html))
+    cli_output.show(report.page(usage), report.to_json(usage), json)

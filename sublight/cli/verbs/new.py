@@ -26,7 +26,7 @@ def new(
         str,
         typer.Option(metavar="add2|rms_norm", help="What it computes, until you change it.", autocompletion=like_names),
     ] = "add2",
-    into: Annotated[str, typer.Option(metavar="FOLDER", help="A folder that is not there yet; NAME unless told.")] = "",
+    into: Annotated[str, typer.Option(metavar="FOLDER", help="A folder that is not there yet; default: NAME.")] = "",
     json: Json = "",
 ) -> None:
     """Write an op for PyTorch as a project that builds, tests and benches itself.

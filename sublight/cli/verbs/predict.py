@@ -25,15 +25,15 @@ def predict(
     batch: Annotated[list[str] | None, typer.Option(metavar="N", help="Sequences, as in 1,8,64.")] = None,
     context: Annotated[list[str] | None, typer.Option(metavar="N", help="Tokens of each, as in 4096.")] = None,
     mode: Annotated[
-        list[str] | None, typer.Option(metavar="NAMES", help="prefill, decode, train, forward; all unless told.")
+        list[str] | None, typer.Option(metavar="NAMES", help="prefill, decode, train, forward; default: all.")
     ] = None,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="Of products: bf16, fp8, fp4 …")] = "",
     weights: Annotated[str, typer.Option(metavar="TYPE", help="As they are stored: int4, fp8 …")] = "",
     cache: Annotated[str, typer.Option(metavar="TYPE", help="Of the KV cache.")] = "",
-    optimizer: Annotated[str, typer.Option(metavar="TYPE", help="Of Adam's averages; fp32 unless told.")] = "",
+    optimizer: Annotated[str, typer.Option(metavar="TYPE", help="Of Adam's averages; default: fp32.")] = "",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Make activations again.")] = False,
-    eager: Annotated[bool, typer.Option("--eager", help="Memory as PyTorch's own ops keep it.")] = False,
-    lora: Annotated[int, typer.Option(metavar="RANK", help="Train adapters of this rank alone.")] = 0,
+    eager: Annotated[bool, typer.Option("--eager", help="Memory, and norms apart, as PyTorch's own ops.")] = False,
+    lora: Annotated[int | None, typer.Option(metavar="RANK", help="Train adapters of this rank alone.")] = None,
     tp: Annotated[int, typer.Option(metavar="N", help="GPUs that share each product.")] = 1,
     pp: Annotated[int, typer.Option(metavar="N", help="GPUs that share the layers.")] = 1,
     dp: Annotated[int, typer.Option(metavar="N", help="GPUs that share the batch.")] = 1,
@@ -42,7 +42,7 @@ def predict(
     overlap: Annotated[
         bool, typer.Option("--overlap/--no-overlap", help="Of --dp: gradients travel during the backward pass.")
     ] = True,
-    plan: Annotated[int, typer.Option(metavar="N", help="The best way to spread it over N GPUs.")] = 0,
+    plan: Annotated[int | None, typer.Option(metavar="N", help="The best way to spread it over N GPUs.")] = None,
     latency: Annotated[str, typer.Option(metavar="30ms", help="With --plan: the most that a step may take.")] = "",
     price: Annotated[str, typer.Option(metavar="$", help="Of a GPU's hour: cost of a million tokens.")] = "",
     what_if: Annotated[
@@ -74,10 +74,11 @@ def predict(
     sublight predict --calibrate mine.json; sublight predict llama-3-8b --gpu mine.json
     """
     from sublight.cli import predict as cli_predict
+    from sublight.cli.predict_words import Request
     from sublight.predict.step import Parallel
 
     cli_predict.command(
-        cli_predict.Request(
+        Request(
             model=model or "",
             trace=trace,
             calibrate=calibrate,

@@ -19,7 +19,7 @@ Target = Annotated[
 def pyprof(
     words: Target = None,
     module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")] = "",
-    sample: Annotated[bool, typer.Option("--sample", help="Look at all threads' stacks (unless told).")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Look at all threads' stacks (the default).")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Every call, with exact counts and times.")] = False,
     counts: Annotated[bool, typer.Option("--counts", help="Every call, counted and not timed: costs least.")] = False,
     builtins: Annotated[bool, typer.Option(help="Trace functions that are written in C, too.")] = True,
@@ -29,7 +29,7 @@ def pyprof(
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="How long to look at --pid.")] = 10.0,
     gpu: Annotated[bool, typer.Option("--gpu", help="The device's time by the Python line that launched it.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Compare two profiles: pyprof --diff A.json B.json.")] = False,
-    html: Annotated[str, typer.Option(metavar="FILE", help="The flame graph; pyprof-NAME.html unless told.")] = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="The flame graph; default: pyprof-NAME.html.")] = "",
     speedscope: Annotated[str, typer.Option(metavar="FILE", help="Also for speedscope.app.")] = "",
     chrome: Annotated[str, typer.Option(metavar="FILE", help="Also for Perfetto and chrome://tracing.")] = "",
     collapsed: Annotated[str, typer.Option(metavar="FILE", help="Also as collapsed stacks (flamegraph.pl).")] = "",

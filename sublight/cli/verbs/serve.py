@@ -14,14 +14,14 @@ def serve(
     model: engine_options.Model,
     host: Annotated[str, typer.Option(metavar="HOST", help="0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", help="0 takes a free one.")] = 8000,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Of the model; the folder's unless told.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Of the model; default: the folder's.")] = "",
     api_key: Annotated[
-        str, typer.Option(metavar="KEY", envvar="SUBLIGHT_API_KEY", help="What clients must send; none unless told.")
+        str, typer.Option(metavar="KEY", envvar="SUBLIGHT_API_KEY", help="What clients must send; default: none.")
     ] = "",
     batch: engine_options.Batch = 64,
     queue: Annotated[int, typer.Option(metavar="N", help="Requests that may wait; more are refused.")] = 256,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Until a request is given up.")] = 600.0,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a text; the model's unless told.")] = 0,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a text; default: the model's.")] = 0,
     cache: engine_options.Cache = 0,
     chunk: engine_options.Chunk = 512,
     weights: engine_options.Weights = "",

@@ -12,5 +12,5 @@ def timers(json: Json = "") -> None:
     from sublight.report.pyprof import timers as report
 
     cli_output.check_writable(json)
-    found = pyprof_timers.clocks()
-    cli_output.show(report.page(found), found.to_json(), json)
+    clocks = pyprof_timers.clocks()
+    cli_output.show(report.page(clocks), clocks.to_json(), json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from typing import Annotated
 
@@ -19,7 +18,7 @@ def top(
     check: Annotated[bool, typer.Option("--check", help="A line a problem; exits 1 if there is one.")] = False,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Half a minute of load, and a verdict.")] = False,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="Between two looks.")] = 1.0,
-    looks: Annotated[int, typer.Option(metavar="N", help="End after so many; without end unless told.")] = 0,
+    looks: Annotated[int, typer.Option(metavar="N", help="End after so many; default: without end.")] = 0,
     csv: Annotated[str, typer.Option(metavar="FILE|-", help="Also write a row a GPU and look.")] = "",
     record: Annotated[str, typer.Option(metavar="FILE", help="Also write every look, for --replay.")] = "",
     replay: Annotated[str, typer.Option(metavar="FILE", help="Show what --record wrote.")] = "",
@@ -35,8 +34,10 @@ def top(
     for name, value in {"replay": replay, "record": record, "csv": csv, "looks": looks}.items():
         cli_top.refuse_together(diagnose=diagnose, prometheus=prometheus, **{name: value})
     cli_top.refuse_together(prometheus=prometheus, json=json)
-    if not cli_top.LEAST_EVERY_S <= every < math.inf or looks < 0:
-        raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, --looks 1 or more")
+    if not cli_top.LEAST_EVERY_S <= every <= cli_top.MOST_EVERY_S:
+        raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, at most a day")
+    if not 0 <= looks <= sys.maxsize:
+        raise BadInput("--looks takes 1 or more, in 63 bits; 0 is without end")
     cli_output.check_writable(csv, record, json)
     cli_output.check_apart((csv, record, json), (replay,))
     if prometheus:

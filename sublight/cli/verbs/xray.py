@@ -30,7 +30,7 @@ def xray(
         typer.Option(metavar="NAME=VALUE", help="BLOCK=1024, num_warps=8; with --diff after:BLOCK=2048."),
     ] = None,
     shape: Annotated[str, typer.Option(metavar="4096x1024", help="An op's sizes.")] = "",
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="An op's data type; bf16 unless told.")] = "",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="An op's data type; default: bf16.")] = "",
     arg: Annotated[
         list[str] | None, typer.Option(metavar="NAME=NUMBER", help="The launch's n=4096; of PTX by place: 0=4096.")
     ] = None,

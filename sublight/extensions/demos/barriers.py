@@ -115,15 +115,15 @@ def _ptx(wanted: bool) -> str:
 
 
 def barriers_in(ptx: str) -> dict[str, int]:
-    """How often each instruction that waits or counts stands in it.
+    """How often each instruction that waits or counts stands in a PTX text.
 
     >>> barriers_in("bar.sync 0; bar.sync 1; atom.global.add.u32 %r1, [%rd1], 1;")
     {'bar.sync': 2, 'atom.global': 1}
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word in re.findall(r"\b(bar\.sync|barrier\.cluster\.\w+|atom\.global|mbarrier\.\w+)", ptx):
-        found[word] = found.get(word, 0) + 1
-    return found
+        counts[word] = counts.get(word, 0) + 1
+    return counts
 
 
 BARRIERS = Demo(

@@ -9,7 +9,7 @@ from sublight.extensions.demos.gpu import Gpu
 
 BYTES = 2**30
 THREADS = 512
-SHARES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8, 16)  # of blocks to multiprocessors
+SHARES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8, 16)  # blocks for each multiprocessor
 
 
 def counts(multiprocessors: int) -> list[int]:

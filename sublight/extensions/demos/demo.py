@@ -60,15 +60,15 @@ class Figures:
 class Demo:
     name: str
     question: str
-    expect: str  # what is seen, and why
+    expect: str  # what a GPU will show, and why
     run: Callable[[Gpu], Figures]
-    source: str = ""  # of kernels/ or, as ../demos/NAME.cu, beside this file
+    source: str = ""  # a file in kernels/; ../demos/NAME.cu is one beside this file
     kernels: tuple[str, ...] = ()
     offline: Callable[[], Figures] | None = None  # the part that needs no GPU
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What to read: the kernels, then what launches them."""
+        """The demonstration's files: its kernels, then the code that launches them."""
         python = f"{self.name.replace('-', '_')}.py"
         return (*([Path(self.source).name] if self.source.startswith("../demos/") else []), python)
 
@@ -88,7 +88,7 @@ class Record:
 
 
 def read_record(path: Path = RECORDED) -> Record | None:
-    """None where no run was recorded."""
+    """The recorded run; None where there is none."""
     if not path.exists():
         return None
     try:

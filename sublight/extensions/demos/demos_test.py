@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,6 @@ from sublight.errors import BadInput
 from sublight.extensions import build, driver
 from sublight.extensions.demos import (
     DEMOS,
-    barriers,
     graphs,
     host_memory,
     jit,
@@ -227,7 +230,11 @@ def test_graphs_hold_and_forget() -> None:
 
 
 def test_tl_debug_barrier_is_a_barrier_of_the_block() -> None:
-    rows = {row[0]: row[1:] for row in barriers.offline().tables[0].rows}
+    """In a process of its own: once the interpreter has run, parts of Triton's language stay the interpreter's."""
+    program = "from sublight.extensions.demos import barriers; print(*barriers.offline().tables[0].rows, sep='\\n')"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    rows = {row[0]: row[1:] for row in map(ast.literal_eval, ran.stdout.splitlines())}
     assert rows["bar.sync"] == (0, 1) and rows["atom.global"] == (0, 0)
 
 

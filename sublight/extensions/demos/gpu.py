@@ -36,7 +36,7 @@ def why_no_gpu() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """An address that a kernel or a copy takes, of the GPU's memory or the host's."""
+    """An address in the GPU's or the host's memory that a kernel or a copy takes."""
 
     address: int
     bytes: int
@@ -79,25 +79,25 @@ class Gpu:
         return value.value
 
     def load(self, image: bytes) -> None:
-        """Machine code, or PTX, which the driver compiles now."""
+        """Load machine code, or PTX, which the driver compiles at once."""
         self._module = ctypes.c_void_p()
         call("cuModuleLoadData", ctypes.byref(self._module), image)
 
     def symbol(self, name: str) -> Buffer:
-        """A `__constant__` or `__device__` array of the kernels' file."""
+        """The address of a `__constant__` or `__device__` array in the kernels' file."""
         address, size = ctypes.c_uint64(), ctypes.c_size_t()
         call("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module, name.encode())
         return Buffer(address.value, size.value)
 
     def function(self, kernel: str) -> ctypes.c_void_p:
         if kernel not in self._functions:
-            found = ctypes.c_void_p()
-            call("cuModuleGetFunction", ctypes.byref(found), self._module, kernel.encode())
-            self._functions[kernel] = found
+            handle = ctypes.c_void_p()
+            call("cuModuleGetFunction", ctypes.byref(handle), self._module, kernel.encode())
+            self._functions[kernel] = handle
         return self._functions[kernel]
 
     def allow_shared(self, kernel: str, size: int) -> None:
-        """More than 48 KiB of dynamic shared memory has to be asked for."""
+        """Allow a kernel more than 48 KiB of dynamic shared memory."""
         if size > STATIC_SHARED_BYTES:
             call("cuFuncSetAttribute", self.function(kernel), _MAX_DYNAMIC_SHARED, size)
 
@@ -118,7 +118,7 @@ class Gpu:
         return Buffer(address.value, size)
 
     def pinned(self, size: int, flags: int = 0) -> Buffer:
-        """Host memory that is never paged out, so that copy engines and kernels reach it by themselves."""
+        """Pinned host memory: never paged out, so copy engines and kernels reach it without the CPU."""
         address = ctypes.c_void_p()
         call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), flags)
         return Buffer(address.value or 0, size)
@@ -143,7 +143,7 @@ class Gpu:
     # order and time
 
     def stream(self) -> int:
-        """One that does not wait for the default stream."""
+        """A new stream that does not wait for the default stream."""
         stream = ctypes.c_void_p()
         call("cuStreamCreate", ctypes.byref(stream), 1)
         return stream.value or 0
@@ -157,7 +157,7 @@ class Gpu:
         call("cuEventRecord", event, ctypes.c_void_p(stream))
 
     def wait_for(self, event: ctypes.c_void_p, stream: int) -> None:
-        """The stream waits, not the host."""
+        """Make the stream, not the host, wait for the event."""
         call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
 
     def between(self, start: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
@@ -201,7 +201,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def captured(self, stream: int) -> Iterator[Callable[[], None]]:
-        """What is launched on the stream in the block becomes a CUDA graph; calling what is given replays it there."""
+        """Capture what the block launches on the stream as a CUDA graph; calling the block's value replays it there."""
         executable = ctypes.c_void_p()
         call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 2)  # CU_STREAM_CAPTURE_MODE_RELAXED
         yield lambda: call("cuGraphLaunch", executable, ctypes.c_void_p(stream))

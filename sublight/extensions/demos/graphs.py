@@ -17,14 +17,14 @@ from sublight.extensions.driver import call
 if TYPE_CHECKING:
     import torch
 
-SIZE = 64  # small: what a call costs besides its arithmetic is what differs
+SIZE = 64  # small, so that what a call costs beside its arithmetic shows
 ROUNDS, CALLS = 7, 20
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 KINDS = ("kernel", "memcpy", "memset", "host", "graph", "empty")  # the driver's numbers
 
 
 def function(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """A product, and a branch that Python takes."""
+    """The function to capture: a product, and a branch that Python decides."""
     import torch
 
     y = torch.relu(x @ x)
@@ -34,7 +34,7 @@ def function(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 class Dynamo:
-    """dynamo's graphs, run as they are: what is left of a compiler that compiles nothing."""
+    """A back end for torch.compile that runs dynamo's graphs uncompiled, and keeps them."""
 
     def __init__(self) -> None:
         import torch
@@ -52,16 +52,16 @@ def traced(x: torch.Tensor, scale: float) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is no longer developed, and the tracer says what it bakes in
-        return torch.jit.trace(lambda given: function(given, scale), (x,))
+        return torch.jit.trace(lambda argument: function(argument, scale), (x,))
 
 
 def script_nodes(script: Any) -> list[str]:
-    """The lines that call an operator."""
+    """The lines of the TorchScript graph that call an operator."""
     return [node.kind() for node in script.graph.nodes() if node.kind().startswith("aten::")]
 
 
 def fx_nodes(graph: torch.fx.GraphModule) -> list[str]:
-    """The calls, without inputs and outputs."""
+    """The FX graph's calls, without its inputs and outputs."""
     return [
         str(getattr(node.target, "__name__", node.target)) for node in graph.graph.nodes if node.op.startswith("call_")
     ]
@@ -88,19 +88,19 @@ def cuda_nodes(graph: int) -> list[str]:
     call("cuGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(count))
     nodes = (ctypes.c_void_p * count.value)()
     call("cuGraphGetNodes", ctypes.c_void_p(graph), nodes, ctypes.byref(count))
-    found = []
+    described = []
     for node in nodes:
         kind = ctypes.c_int()
         call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
         if kind.value != _KERNEL_NODE:
-            found.append(KINDS[kind.value] if kind.value < len(KINDS) else f"node of kind {kind.value}")
+            described.append(KINDS[kind.value] if kind.value < len(KINDS) else f"node of kind {kind.value}")
             continue
         launch, name = KernelNode(), ctypes.c_char_p()
         call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(launch))
-        of = ("cuFuncGetName", launch.function) if launch.function else ("cuKernelGetName", launch.kernel)
-        call(of[0], ctypes.byref(name), ctypes.c_void_p(of[1]))
-        found.append(f"{plain_name((name.value or b'?').decode())[:48]} {'x'.join(map(str, launch.grid))}")
-    return found
+        query = ("cuFuncGetName", launch.function) if launch.function else ("cuKernelGetName", launch.kernel)
+        call(query[0], ctypes.byref(name), ctypes.c_void_p(query[1]))
+        described.append(f"{plain_name((name.value or b'?').decode())[:48]} {'x'.join(map(str, launch.grid))}")
+    return described
 
 
 def plain_name(mangled: str) -> str:
@@ -123,7 +123,7 @@ def captured(x: torch.Tensor, scale: float) -> tuple[Any, torch.Tensor]:
     import torch
 
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):  # a first call allocates workspaces, which capture must not
+    with torch.cuda.stream(side):  # the first call allocates workspaces, which is not allowed during capture
         function(x, scale)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -159,7 +159,7 @@ def tables(device: str) -> tuple[Table, ...]:
             _contents("CUDA graph", "launches, with grid and addresses", cuda_nodes(graph.raw_cuda_graph()))
         )
 
-        def replay(given: torch.Tensor, scale: float) -> torch.Tensor:
+        def replay(argument: torch.Tensor, scale: float) -> torch.Tensor:
             graph.replay()
             return out
 
@@ -189,19 +189,19 @@ def tables(device: str) -> tuple[Table, ...]:
 
 
 def _changes(name: str, run: Callable[[Any, float], Any], x: torch.Tensor, other: torch.Tensor) -> tuple[Cell, ...]:
-    """Right or wrong after each change; x has its old values again at the end."""
+    """Whether results are still right after each change of an input; x gets its old values back."""
     kept = x.clone()
     verdicts = []
-    for given, scale, values in ((x, 2.0, other), (other, 2.0, None), (x, 0.5, None)):
+    for argument, scale, values in ((x, 2.0, other), (other, 2.0, None), (x, 0.5, None)):
         if values is not None:
             x.copy_(values)
-        verdicts.append("right" if run(given, scale).allclose(function(given, scale), atol=1e-4) else "wrong")
+        verdicts.append("right" if run(argument, scale).allclose(function(argument, scale), atol=1e-4) else "wrong")
         x.copy_(kept)
     return name, *verdicts
 
 
 def _call_s(work: Callable[[], Any], device: str) -> float:
-    """Of many calls in a row, the last awaited; the median of several rounds, of which the first warms up."""
+    """Seconds of a call: many in a row, the last one awaited; the median of several rounds after one that warms up."""
     import torch
 
     def wait() -> None:

@@ -16,7 +16,7 @@ from sublight.extensions.driver import call
 SIZES = (2**14, 2**18, 2**22, 2**27)
 MAPPED, WRITE_COMBINED = 0x2, 0x6  # CU_MEMHOSTALLOC_DEVICEMAP, and _WRITECOMBINED with it
 BLOCKS, THREADS = 1024, 256
-EVERY = 128  # of this many sectors one is read
+EVERY = 128  # one sector in so many is read
 
 
 def run(gpu: Gpu) -> Figures:
@@ -32,8 +32,8 @@ def run(gpu: Gpu) -> Figures:
     for size in SIZES:
         to = device.at(0, size)
 
-        def rate(work: Callable[..., None], *given: Any, size: int = size) -> float:
-            return size / gpu.time(functools.partial(work, *given), times=5)
+        def rate(work: Callable[..., None], *arguments: Any, size: int = size) -> float:
+            return size / gpu.time(functools.partial(work, *arguments), times=5)
 
         there.append(
             (

@@ -23,7 +23,7 @@ CHILD_LIMIT_S = 40
 
 
 def load_s(path: str, kernel: str) -> float:
-    """From an image in memory to a kernel that can be launched."""
+    """Seconds from an image in memory to a kernel that can be launched."""
     gpu, image = Gpu(), Path(path).read_bytes()
     start = time.perf_counter()
     gpu.load(image)

@@ -31,7 +31,7 @@ class Window(ctypes.Structure):
 
 
 def set_window(address: int, size: int, hit_ratio: float) -> None:
-    """Of the default stream; a size of 0 ends it."""
+    """Set the default stream's window; a size of 0 ends it."""
     hit = _PERSISTING if size else _NORMAL
     miss = _STREAMING if size else _NORMAL
     window = Window(base=address, bytes=size, hit_ratio=hit_ratio, hit=hit, miss=miss)

@@ -45,10 +45,10 @@ class Sampling(ctypes.Structure):
 
 
 def texture(resource: Resource, filter_mode: int) -> int:
-    found = ctypes.c_uint64()
+    handle = ctypes.c_uint64()
     sampling = Sampling(address_modes=(_CLAMP, _CLAMP, _CLAMP), filter=filter_mode)
-    call("cuTexObjectCreate", ctypes.byref(found), ctypes.byref(resource), ctypes.byref(sampling), None)
-    return found.value
+    call("cuTexObjectCreate", ctypes.byref(handle), ctypes.byref(resource), ctypes.byref(sampling), None)
+    return handle.value
 
 
 def lookups(gpu: Gpu) -> Table:
@@ -66,10 +66,10 @@ def lookups(gpu: Gpu) -> Table:
         ("shared", "lookup_shared", table),
     )
     for name, kernel, place in kinds:
-        given = () if place is None else (place,)
+        places = () if place is None else (place,)
         rates = []
         for pattern in range(len(PATTERNS)):
-            launch = functools.partial(gpu.launch, kernel, blocks, THREADS, *given, out, pattern)
+            launch = functools.partial(gpu.launch, kernel, blocks, THREADS, *places, out, pattern)
             rates.append(blocks * THREADS * LOOKUPS / gpu.time(launch))
         rows.append((name, *rates))
     return Table(

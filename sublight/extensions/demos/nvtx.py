@@ -37,11 +37,11 @@ def range_pop() -> None:
 
 
 def work(gpu: Gpu) -> list[tuple[str, float, float]]:
-    """Each range: how long the host was in it, and how long the GPU took for what was launched there."""
+    """Run the ranges; returns each one's time on the host, and the GPU's time for what was launched in it."""
     x = gpu.buffer(4 * COUNT)
     gpu.launch("work", 1024, 256, x, COUNT, 1)
     gpu.synchronize()
-    found = []
+    rows = []
     for name, rounds in RANGES:
         range_push(name)
         host = time.perf_counter()
@@ -51,9 +51,9 @@ def work(gpu: Gpu) -> list[tuple[str, float, float]]:
         gpu.record(end)
         host_s = time.perf_counter() - host
         range_pop()
-        found.append((name, host_s, start, end))
+        rows.append((name, host_s, start, end))
     gpu.synchronize()
-    return [(name, host_s, gpu.between(start, end)) for name, host_s, start, end in found]
+    return [(name, host_s, gpu.between(start, end)) for name, host_s, start, end in rows]
 
 
 def range_cost_s(times: int = 20_000) -> float:
@@ -65,7 +65,7 @@ def range_cost_s(times: int = 20_000) -> float:
 
 
 def by_ncu() -> Table:
-    """Only the kernels of one range are profiled."""
+    """Profile the kernels of one range alone, by Nsight Compute."""
     name = RANGES[1][0]
     metric = "gpu__time_duration.sum"
     options = ("--nvtx", "--nvtx-include", f"{name}/")

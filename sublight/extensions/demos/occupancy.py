@@ -16,9 +16,9 @@ SOURCE = "../demos/occupancy.cu"
 KERNELS = ("one_in_flight", "four_in_flight")
 COUNT = 2**28
 THREADS = 128
-WANTED = (1, 2, 4, 8, 16)  # blocks a multiprocessor
+WANTED = (1, 2, 4, 8, 16)  # blocks on a multiprocessor
 SHARED_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, THREADS_PER_MULTIPROCESSOR = 81, 97, 39  # CU_DEVICE_ATTRIBUTE_…
-RESERVED_BYTES = 1024  # of each block's shared memory, by the driver
+RESERVED_BYTES = 1024  # shared memory that the driver takes in each block
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 STALLS = {
     "long_scoreboard": "device memory, L2",
@@ -51,14 +51,14 @@ def shared_for(blocks: int, per_multiprocessor: int, per_block: int) -> int:
 def launches(gpu: Gpu) -> list[tuple[str, int, int]]:
     """Kernel, blocks a multiprocessor and shared memory of each case; those that cannot be had are left out."""
     per_multiprocessor, per_block = gpu.attribute(SHARED_PER_MULTIPROCESSOR), gpu.attribute(SHARED_PER_BLOCK)
-    found = []
+    cases = []
     for kernel in KERNELS:
         for wanted in WANTED:
             shared_bytes = shared_for(wanted, per_multiprocessor, per_block)
             gpu.allow_shared(kernel, shared_bytes)
             if gpu.blocks_per_multiprocessor(kernel, THREADS, shared_bytes) == wanted:
-                found.append((kernel, wanted, shared_bytes))
-    return found
+                cases.append((kernel, wanted, shared_bytes))
+    return cases
 
 
 def run(gpu: Gpu) -> Figures:
@@ -91,7 +91,7 @@ def run(gpu: Gpu) -> Figures:
 
 
 def counter_table(rows: list[dict[str, str]], cases: list[tuple[str, int, int]]) -> Table:
-    """Of each launch, in the cases' order; figures are of one scheduler, of which a multiprocessor has four."""
+    """Counters of each launch, in the cases' order; they count one scheduler, of which a multiprocessor has four."""
     if len(rows) != len(cases):
         raise BadInput(f"counters: ncu counted {len(rows)} launches of {len(cases)}")
     lines: list[tuple[Cell, ...]] = []

@@ -56,7 +56,7 @@ def _rounds_like_a_copy(gpu: Gpu, device: Buffer, pinned: Buffer) -> int:
 
 
 def _timeline(gpu: Gpu, title: str, host: Buffer, device: Buffer, streams: list[int], rounds: int) -> Timeline:
-    """The second of two turns: the first warms up."""
+    """The timeline of the second turn; a first one warms up."""
     for _turn in range(2):
         gpu.synchronize()
         marks = []

@@ -24,7 +24,7 @@ from sublight.extensions.demos import DEMOS
 from sublight.extensions.demos.demo import Demo, Figures, Record, figures_of
 from sublight.extensions.demos.gpu import Gpu, why_no_gpu
 
-LIMIT_S = 150.0  # for all, compilation included
+LIMIT_S = 150.0  # time limit of all demonstrations together, compilation included
 EACH_LIMIT_S = 45.0
 COMPILERS = 8
 
@@ -35,7 +35,7 @@ def find(name: str) -> Demo:
 
 
 def on_this_gpu(demo: Demo) -> Figures:
-    """What it shows here; what fails is a line of what is missing."""
+    """What the demonstration shows on this GPU; a failure becomes a line in `missing`."""
     try:
         return demo.run(Gpu(demo.source))
     except (RuntimeError, OSError, BadInput, subprocess.SubprocessError) as error:
@@ -58,13 +58,13 @@ def run_all(progress: Callable[[str, int, int], None] | None = None, *, limit_s:
     gpu = Gpu()
     with ThreadPoolExecutor(COMPILERS) as pool:
         for done in [pool.submit(build.cubin, source, gpu.capability) for source in {d.source for d in DEMOS} - {""}]:
-            done.result()  # a kernel that does not compile is a mistake of ours: it stops here
-    found = {}
+            done.result()  # raises where a kernel does not compile: that is a mistake of ours
+    figures = {}
     for index, demo in enumerate(DEMOS):
         if progress:
             progress(demo.name, index, len(DEMOS))
-        found[demo.name] = _in_a_process(demo, min(EACH_LIMIT_S, end - time.monotonic()))
-    return found
+        figures[demo.name] = _in_a_process(demo, min(EACH_LIMIT_S, end - time.monotonic()))
+    return figures
 
 
 def _in_a_process(demo: Demo, limit_s: float) -> Figures:

@@ -22,5 +22,5 @@ def ptx_of(target: int, *, barrier: bool) -> str:
         signature={"x_ptr": "*fp32", "y_ptr": "*fp32", "BARRIER": "constexpr"},
         constexprs={(2,): barrier},
     )
-    options = {"enable_fp_fusion": True}  # Triton warns where it is left open
+    options = {"enable_fp_fusion": True}  # Triton warns unless this is set
     return str(triton.compile(source, target=private.GPUTarget("cuda", target, 32), options=options).asm["ptx"])

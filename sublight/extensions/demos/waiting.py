@@ -18,8 +18,8 @@ from sublight.extensions.demos.gpu import BLOCKING, Gpu
 from sublight.extensions.driver import call
 
 SOURCE = "../demos/waiting.cu"
-KERNEL_S = 0.1  # behind which calls are seen to wait, or not
-SHORT_S = 50e-6  # a kernel whose end is met in time, or late
+KERNEL_S = 0.1  # a kernel so long that a call which waits for it stands out
+SHORT_S = 50e-6  # a kernel so short that a late wake-up shows
 WAYS = {"spin": 1, "yield": 2, "block": 4}  # CU_CTX_SCHED_SPIN, _YIELD, _BLOCKING_SYNC
 CHILD_LIMIT_S = 20
 
@@ -113,7 +113,7 @@ def _round_s(gpu: Gpu, wait: Callable[[], None], times: int = 51) -> float:
 
 
 def _child(flags: int) -> dict[str, float]:
-    """How a process waits is decided before its first use of the GPU: each way needs one of its own."""
+    """Run one way of waiting in a process of its own: a process chooses its way before its first use of the GPU."""
     command = [sys.executable, "-m", "sublight.extensions.demos.waiting", str(flags)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CHILD_LIMIT_S)
     if done.returncode:

@@ -28,6 +28,9 @@
 #ifndef PLAYED_PASSED
 #define PLAYED_PASSED(what)  // what a watcher does when a thread has passed a barrier
 #endif
+#ifndef PLAYED_OWN
+#define PLAYED_OWN  // how a watcher marks functions that are the player's and reach no memory of a kernel's
+#endif
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(played::dynamic_shared)
 
 using std::max;
@@ -65,7 +68,7 @@ struct Copy { void* to; const void* from; int group; };
 struct Fiber {
     ucontext_t context;  // for its first turn; later ones jump, since swapcontext makes two system calls
     jmp_buf place;
-    bool begun;
+    bool begun, is_free;  // free: it has run its thread to the end, and waits for one of another block
     dim3 index;
     Wait wait;
     std::vector<Copy> copies;  // asynchronous ones that nobody has waited for
@@ -73,8 +76,8 @@ struct Fiber {
 };
 struct Slot { unsigned char bytes[64]; };
 struct Block {
-    std::vector<Fiber> fibers;
-    unsigned char* stacks;
+    Fiber* fibers;
+    int count;
     std::vector<Slot> slots;  // what each lane shows to its warp
     ucontext_t start;
     jmp_buf scheduler;
@@ -88,15 +91,15 @@ static thread_local unsigned char* dynamic_shared;
 static pthread_barrier_t grid_barrier;
 
 struct Room {  // a host thread's, kept from block to block: to make it anew for each costs more than most kernels
-    unsigned char *stacks = nullptr, *shared = nullptr;
-    size_t stack_bytes = 0;
+    std::vector<Fiber> fibers;
+    unsigned char *stacks = nullptr, *shared = nullptr;  // stacks: one for each of the fibers
     ~Room() { std::free(stacks), std::free(shared); }
 };
 static thread_local Room room;
 
-static inline dim3 place(unsigned i, dim3 of) { return {i % of.x, i / of.x % of.y, i / (of.x * of.y)}; }
+PLAYED_OWN static inline dim3 place(unsigned i, dim3 of) { return {i % of.x, i / of.x % of.y, i / (of.x * of.y)}; }
 static inline int lane_of(int thread) { return thread % 32; }
-static inline void enter(int which) {
+PLAYED_OWN static inline void enter(int which) {
     Fiber& next = block->fibers[which];
     block->current = which;
     threadIdx = next.index;
@@ -105,20 +108,23 @@ static inline void enter(int which) {
     next.begun = true;
     swapcontext(&block->start, &next.context);
 }
-static inline void wait(Wait what) {
+PLAYED_OWN static inline void wait(Wait what) {
     Fiber& self = block->fibers[block->current];
     self.wait = what;
     if (!_setjmp(self.place)) _longjmp(block->scheduler, 1);
     PLAYED_PASSED(what);
 }
-static void fiber_main() {
-    block->body(block->argument);
-    Fiber& self = block->fibers[block->current];
-    if (!self.copies.empty()) block->fault = UNWAITED_COPY;
-    wait(DONE);
+PLAYED_OWN static void fiber_main() {
+    while (true) {  // a thread of each block
+        block->body(block->argument);
+        Fiber& self = block->fibers[block->current];
+        if (!self.copies.empty()) block->fault = UNWAITED_COPY;
+        self.is_free = true;
+        wait(DONE);
+    }
 }
 // Frees those of [begin, end) that wait for `what`, if all that have not ended do.
-static inline bool release(int begin, int end, Wait what) {
+PLAYED_OWN static inline bool release(int begin, int end, Wait what) {
     int waiting = 0;
     for (int i = begin; i < end; ++i) {
         Wait now = block->fibers[i].wait;
@@ -132,19 +138,17 @@ static inline bool release(int begin, int end, Wait what) {
     return true;
 }
 // The block's fault: threads that wait at different barriers hang on a GPU, or it is undefined what they do.
-static int run_block(dim3 where, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(void*), void* argument,
-                     bool reversed) {
+PLAYED_OWN static int run_block(dim3 where, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(void*),
+                                void* argument, bool reversed) {
     int count = threads.x * threads.y * threads.z;
-    Block own;
-    own.fibers.resize(count);
-    if (room.stack_bytes < count * STACK_BYTES) {
+    if (int(room.fibers.size()) < count) {
         std::free(room.stacks);
-        room.stack_bytes = count * STACK_BYTES;
-        room.stacks = static_cast<unsigned char*>(std::malloc(room.stack_bytes));
+        room.stacks = static_cast<unsigned char*>(std::malloc(count * STACK_BYTES));
+        room.fibers = std::vector<Fiber>(count);
     }
+    Block own{room.fibers.data(), count};
     if (!room.shared) room.shared = static_cast<unsigned char*>(std::aligned_alloc(128, SHARED_BYTES));
     std::memset(room.shared, 0xff, shared_bytes);  // NaN, where a kernel reads what it has not written
-    own.stacks = room.stacks;
     own.slots.resize(count);
     own.body = body;
     own.fault = NONE;
@@ -158,10 +162,15 @@ static int run_block(dim3 where, dim3 grid, dim3 threads, size_t shared_bytes, v
         Fiber& fiber = own.fibers[i];
         fiber.index = place(i, threads);
         fiber.wait = RUN;
-        fiber.begun = false;
+        fiber.copies.clear();
         fiber.groups = 0;
+        if (fiber.is_free) {
+            fiber.is_free = false;
+            continue;
+        }
+        fiber.begun = false;  // it is new, or stuck in the middle of another block
         getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = own.stacks + i * STACK_BYTES;
+        fiber.context.uc_stack.ss_sp = room.stacks + i * STACK_BYTES;
         fiber.context.uc_stack.ss_size = STACK_BYTES;
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, fiber_main, 0);
@@ -180,8 +189,8 @@ static int run_block(dim3 where, dim3 grid, dim3 threads, size_t shared_bytes, v
         moved |= release(0, count, GRID);
         if (!moved) break;
     }
-    for (Fiber& fiber : own.fibers)
-        if (fiber.wait != DONE) return BARRIERS;
+    for (int i = 0; i < count; ++i)
+        if (own.fibers[i].wait != DONE) return BARRIERS;
     return own.fault;
 }
 static int run_grid(dim3 grid, dim3 threads, size_t shared_bytes, bool cooperative, bool reversed, void (*body)(void*), void* argument) {
@@ -272,7 +281,7 @@ static inline T __shfl_xor_sync(unsigned, T mine, int by) {
 }
 static inline unsigned __ballot_sync(unsigned, bool mine) {
     int first = played::block->current - played::lane_of(played::block->current);
-    int lanes = std::min<int>(32, played::block->fibers.size() - first);
+    int lanes = std::min(32, played::block->count - first);
     return played::exchange(mine, [=](auto shown) {
         unsigned bits = 0;
         for (int lane = 0; lane < lanes; ++lane) bits |= unsigned(shown(lane)) << lane;

@@ -10,7 +10,7 @@ from sublight.errors import one_of
 
 TEMPLATES = Path(__file__).with_name("templates")
 Tool = Literal["compiler", "ninja", "cmake", "triton", "nvcc"]
-_FILES = {  # what is in a project, by the file's name there
+_FILES = {  # a project's files by name, each with a line about it
     "kernels.h": "the arithmetic on a CPU, and what kernels.cu offers; nothing of PyTorch",
     "kernels.cu": "the CUDA kernels, and what launches them; nothing of PyTorch",
     "binding.cpp": "the op as PyTorch's dispatcher knows it: schema, checks, CPU and CUDA implementation",
@@ -33,10 +33,10 @@ class Way:
 
     name: str
     summary: str
-    sources: dict[str, str]  # of a start: its file -> the place in the project
+    sources: dict[str, str]  # a start's file -> its path in the project
     build: str = ""  # commands of the Makefile; empty: the first import or the first call builds
-    tools: tuple[Tool, ...]  # without which it does not build
-    arithmetic: str  # the files that hold it
+    tools: tuple[Tool, ...]  # tools that the build needs
+    arithmetic: str  # the files that hold the op's arithmetic
 
 
 _CSRC = {"kernels.h": "op_name/csrc/kernels.h", "kernels.cu": "op_name/csrc/kernels.cu"}

@@ -30,7 +30,7 @@ _TAKEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What was written."""
+    """A project that was written."""
 
     name: str
     way: str
@@ -81,7 +81,7 @@ def write(name: str, way: str, start: str, folder: Path) -> Project:
                 target = made / path.replace(PLACEHOLDER, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text.replace(PLACEHOLDER, name), encoding="utf-8")
-            os.rename(made, folder)  # fails where somebody has put something there meanwhile
+            os.rename(made, folder)  # fails where a file has appeared there meanwhile
     except OSError as error:
         raise BadInput(f"cannot write {folder}: {error.strerror}; name another folder with --into") from None
     listed = {path.replace(PLACEHOLDER, name): words_about(path) for path in sorted(files)}
@@ -119,15 +119,15 @@ def contents(way: Way, start: str) -> dict[str, str]:
 
 def _names_in(files: Mapping[str, str]) -> set[str]:
     """Every variable, function and module of the Python files; what stands behind a dot is somebody else's."""
-    found = set()
+    names = set()
     for path, text in files.items():
         if path.endswith(".py"):
             tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
             pairs = zip([None, *tokens], tokens, strict=False)
-            found |= {
+            names |= {
                 each.string for last, each in pairs if each.type == tokenize.NAME and not (last and last.string == ".")
             }
-    return found
+    return names
 
 
 NEEDS = {

@@ -27,7 +27,7 @@ def _attend(qkv: Tensor, *kept: Tensor, heads: int) -> Tensor:
     return out.transpose(1, 2).reshape(batch, time, -1)
 
 
-HEADS = 2  # of the shapes that are checked and timed: what a row of qkv holds does not say how many
+HEADS = 2  # heads in the checked and timed shapes: a row of qkv does not say how many it holds
 
 
 def _attention_inputs(shape: Shape, dtype: str, device: str, seed: int) -> Inputs:
@@ -49,7 +49,7 @@ def _attention_backward_inputs(shape: Shape, dtype: str, device: str, seed: int)
 
 
 def _pairs(shape: Shape) -> float:
-    return shape["batch"] * HEADS * shape["time"] * (shape["time"] + 1) / 2  # of query and key
+    return shape["batch"] * HEADS * shape["time"] * (shape["time"] + 1) / 2  # pairs of query and key
 
 
 def _attention_words(shape: Shape) -> float:

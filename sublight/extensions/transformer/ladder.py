@@ -13,7 +13,7 @@ from sublight.extensions.transformer import launch
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORD = 4  # bytes of a float32
+WORD = 4  # bytes in a float32
 
 
 def drawn(device: str, seed: int) -> Callable[..., Tensor]:

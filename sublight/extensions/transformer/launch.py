@@ -22,17 +22,17 @@ KERNELS = (
 )
 THREADS = 256
 WARPS = THREADS // 32
-MOST_HEAD = 128  # elements that the four registers of a lane hold
+MOST_HEAD = 128  # the largest head: 32 lanes with four registers each
 EPS = 1e-5
 
 
 def each(count: int) -> tuple[tuple[int], tuple[int]]:
-    """An element a thread."""
+    """The grid and block for one thread an element."""
     return (ceil_div(count, THREADS),), (THREADS,)
 
 
 def _warps(count: int) -> tuple[tuple[int], tuple[int]]:
-    """A row a warp."""
+    """The grid and block for one warp a row."""
     return (ceil_div(count, WARPS),), (THREADS,)
 
 
@@ -67,11 +67,11 @@ def norm_backward(
     rows = x.numel() // cols
     d_x, d_weight, d_bias = x.new_empty(x.shape), weight.new_zeros(cols), weight.new_zeros(cols)
     runner.launch("norm_backward_x", *_warps(rows), d_y, x, weight, means, scales, d_x, rows, cols)
-    given = (d_y, x, means, scales, d_weight, d_bias, rows, cols)
+    arguments = (d_y, x, means, scales, d_weight, d_bias, rows, cols)
     if atomics:
-        runner.launch("norm_backward_weight_atomics", *each(rows * cols), *given)
+        runner.launch("norm_backward_weight_atomics", *each(rows * cols), *arguments)
     else:
-        runner.launch("norm_backward_weight", (ceil_div(cols, 32),), (THREADS,), *given)
+        runner.launch("norm_backward_weight", (ceil_div(cols, 32),), (THREADS,), *arguments)
     return d_x, d_weight, d_bias
 
 

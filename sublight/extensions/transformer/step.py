@@ -50,15 +50,15 @@ def runner_for(x: Tensor) -> Runner:
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Of every parameter by GPT-2's own names; the classifier shares wte."""
     c = config.channels
-    found: dict[str, tuple[int, ...]] = {"wte": (config.vocabulary, c), "wpe": (config.context, c)}
+    by_name: dict[str, tuple[int, ...]] = {"wte": (config.vocabulary, c), "wpe": (config.context, c)}
     for i in range(config.layers):
         for name, shape in (
             *(("ln_1.weight", (c,)), ("ln_1.bias", (c,)), ("attn.weight", (3 * c, c)), ("attn.bias", (3 * c,))),
             *(("proj.weight", (c, c)), ("proj.bias", (c,)), ("ln_2.weight", (c,)), ("ln_2.bias", (c,))),
             *(("fc.weight", (4 * c, c)), ("fc.bias", (4 * c,)), ("out.weight", (c, 4 * c)), ("out.bias", (c,))),
         ):
-            found[f"h.{i}.{name}"] = shape
-    return found | {"ln_f.weight": (c,), "ln_f.bias": (c,)}
+            by_name[f"h.{i}.{name}"] = shape
+    return by_name | {"ln_f.weight": (c,), "ln_f.bias": (c,)}
 
 
 def initial(config: Config, device: str, seed: int) -> Parameters:
@@ -107,16 +107,16 @@ def loss_and_gradients(
     losses = launch.classifier(
         runner, logits, targets, logits, vocabulary=config.vocabulary, d_loss=1.0 / targets.numel()
     )  # from here on logits holds its gradient
-    found: Parameters = {}
-    d_final, found["wte"], _ = launch.linear_backward(runner, logits, final[0], parameters["wte"])
-    d_x, found["ln_f.weight"], found["ln_f.bias"] = launch.norm_backward(
+    gradients: Parameters = {}
+    d_final, gradients["wte"], _ = launch.linear_backward(runner, logits, final[0], parameters["wte"])
+    d_x, gradients["ln_f.weight"], gradients["ln_f.bias"] = launch.norm_backward(
         runner, d_final, x, parameters["ln_f.weight"], *final[1:]
     )
     for i in reversed(range(config.layers)):
-        d_x = _block_backward(runner, parameters, f"h.{i}.", d_x, kept[i], found)
-    found["wpe"] = parameters["wpe"].new_zeros(parameters["wpe"].shape)  # positions behind the sequence have none
-    launch.encoder_backward(runner, d_x, tokens, found["wte"], found["wpe"])
-    return losses, found
+        d_x = _block_backward(runner, parameters, f"h.{i}.", d_x, kept[i], gradients)
+    gradients["wpe"] = parameters["wpe"].new_zeros(parameters["wpe"].shape)  # positions behind the sequence have none
+    launch.encoder_backward(runner, d_x, tokens, gradients["wte"], gradients["wpe"])
+    return losses, gradients
 
 
 def _block(
@@ -140,16 +140,16 @@ def _block(
 
 
 def _block_backward(
-    runner: Runner, parameters: Mapping[str, Tensor], at: str, d_out: Tensor, kept: _Kept, found: Parameters
+    runner: Runner, parameters: Mapping[str, Tensor], at: str, d_out: Tensor, kept: _Kept, grads: Parameters
 ) -> Tensor:
     def linear(name: str, d: Tensor, given: Tensor) -> Tensor:
         weight, bias = f"{at}{name}.weight", f"{at}{name}.bias"
-        d_given, found[weight], found[bias] = launch.linear_backward(runner, d, given, parameters[weight])
+        d_given, grads[weight], grads[bias] = launch.linear_backward(runner, d, given, parameters[weight])
         return d_given
 
     def norm(name: str, d: Tensor, given: Tensor, saved: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         weight, bias = f"{at}{name}.weight", f"{at}{name}.bias"
-        d_given, found[weight], found[bias] = launch.norm_backward(runner, d, given, parameters[weight], *saved[1:])
+        d_given, grads[weight], grads[bias] = launch.norm_backward(runner, d, given, parameters[weight], *saved[1:])
         return d_given
 
     d_wide = launch.gelu_backward(runner, linear("out", d_out, kept.bent), kept.wide)
@@ -190,8 +190,8 @@ def _check(config: Config, parameters: Mapping[str, Tensor], tokens: Tensor, tar
         raise BadInput(f"gpt2: heads must divide channels, and a head have at most {launch.MOST_HEAD}")
     if tokens.dim() != 2 or tokens.shape != targets.shape or not tokens.numel() or tokens.shape[1] > config.context:
         raise BadInput(f"gpt2: tokens and targets are (batch, time), time at most {config.context}")
-    for given in (tokens, targets):
-        if str(given.dtype) != "torch.int64" or not given.is_contiguous() or given.device != parameters["wte"].device:
+    for ids in (tokens, targets):
+        if str(ids.dtype) != "torch.int64" or not ids.is_contiguous() or ids.device != parameters["wte"].device:
             raise BadInput("gpt2: tokens and targets are contiguous int64 on the parameters' device")
-        if int(given.min()) < 0 or int(given.max()) >= config.vocabulary:
+        if int(ids.min()) < 0 or int(ids.max()) >= config.vocabulary:
             raise BadInput(f"gpt2: a token is not below {config.vocabulary}")

@@ -22,6 +22,6 @@ def json_text(data: Any) -> str:
     '["\\\\u003c/script\\\\u003e","a \\\\u0026 b"]'
     """
     words = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for sign in "<>&\u2028\u2029":  # they stand only within strings, where an escape means the same
+    for sign in "<>&\u2028\u2029":  # in JSON these signs stand only within strings, where an escape means the same
         words = words.replace(sign, f"\\u{ord(sign):04x}")
     return words

@@ -16,12 +16,12 @@ ROOM = WIDTH - NAMES - 90  # for a bar of 100 %
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     name: str
-    share: float  # of the limit
+    share: float  # the bar's length, as a share of the limit
     ours: bool
 
 
 def bars(title: str, groups: Sequence[tuple[str, Sequence[Bar]]]) -> str:
-    """One group below the other; a dotted line stands where the limit is."""
+    """Groups of bars below one another; a dotted line marks the limit."""
     height = TOP + sum(GAP + LINE * len(group) for _, group in groups) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">',

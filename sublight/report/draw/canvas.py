@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 STYLES = ("bright_blue", "dark_orange", "green", "magenta", "yellow", "white")
 MARGIN = 13  # columns for the names on the vertical axis
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, by row and column
 
 
 def roofline(chart: Chart, *, columns: int, lines: int) -> Text:
@@ -24,7 +24,7 @@ def roofline(chart: Chart, *, columns: int, lines: int) -> Text:
     cells = [[" "] * width for _ in range(height)]
     styles = [["dim"] * width for _ in range(height)]
     _draw_roofs(chart, cells)
-    for point in reversed(chart.points):  # ours come first in a case, and so lie on top
+    for point in reversed(chart.points):  # drawn last to first, so that ours, which come first in a case, lie on top
         x, y = _place(point.intensity, chart.x, width), height - 1 - _place(point.rate, chart.y, height)
         cells[y][x] = "●" if point.row.direction == "fwd" else "■"
         styles[y][x] = STYLES[colour(point.row.provider)]

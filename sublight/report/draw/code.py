@@ -49,9 +49,9 @@ def fitted(line: str, width: int) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     if line.lstrip().startswith("#"):
         return _comment(line.strip().lstrip("# "), indent, width)
-    found = _REMARK.match(line)
-    if found:
-        return [*_comment(found["remark"], indent, width), *fitted(found["code"], width)]
+    match = _REMARK.match(line)
+    if match:
+        return [*_comment(match["remark"], indent, width), *fitted(match["code"], width)]
     cut = line.rfind(", ", line.find("(") + 1, width)
     quoted = line[:cut].count('"') % 2 or line[:cut].count("'") % 2
     return [line] if "(" not in line[: max(cut, 0)] or quoted else [line[: cut + 1], f"{indent}    {line[cut + 2 :]}"]

@@ -17,7 +17,7 @@ PIPED_COLUMNS = 200  # a table takes only what it needs; in a pipe or a file the
 
 
 def stdout() -> Console:
-    """Where results go."""
+    """The console that results are printed to."""
     from rich.console import Console
 
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
@@ -49,7 +49,7 @@ def progress(label: str) -> Iterator[Progress | None]:
 
 @dataclass(slots=True)
 class Count:
-    """Passes progress on, and remembers how much there was to do."""
+    """Passes progress on, and remembers the total."""
 
     shown: Progress | None
     total: int = 0

@@ -17,7 +17,7 @@ POINTS = 800  # of a drawn curve: more than one a pixel shows nothing
 class Curve:
     name: str
     points: Sequence[tuple[float, float]]
-    marked: bool = False  # with a dot at each point: few, and far apart
+    marked: bool = False  # draw a dot at each point, for curves of few points
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

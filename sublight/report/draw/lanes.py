@@ -11,7 +11,7 @@ from sublight.report.draw.curves import ticks
 from sublight.report.draw.svg import style
 
 WIDTH, NAMES, RIGHT, LINE, TOP, BOTTOM = 960, 96, 20, 30, 46, 40
-COLUMNS = 64  # of a row of text
+COLUMNS = 64  # characters of a row of text
 SHADES = 4
 
 

@@ -25,6 +25,7 @@ th,td{padding:4px 18px 4px 0;text-align:left}th{color:var(--faint);font-weight:5
 td.r,th.r{text-align:right}tr.top td{border-top:1px solid var(--line)}pre{font:13px/1.3 ui-monospace,monospace}
 .normal{color:var(--good)}.low{color:var(--bad)}.note,.none{color:var(--faint)}
 .error,.error td{color:var(--error);font-weight:600}.best{font-weight:700}svg{max-width:100%;height:auto}
+.wide svg{min-width:640px}
 """
 Row = tuple[str, Sequence[tuple[str, str]]]  # the row's class, then each cell's class and text
 
@@ -45,23 +46,23 @@ def table(headings: Sequence[tuple[str, str]], rows: Iterable[Row]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def limits(found: Limits) -> str:
+def limits(measured: Limits) -> str:
     """The limits table and the memory curves."""
     sides = ("", "r", "r", "r", "", "note")
     rows: list[Row] = []
-    for group in limits_report.groups(found):
+    for group in limits_report.groups(measured):
         for index, line in enumerate(group):
             kinds = (*sides[:4], line.judgement if line.judgement != "–" else "note", "note")
             rows.append(("top" if index == 0 and rows else "", list(zip(kinds, line.cells, strict=True))))
     curves = []
-    for limit in found.limits:
+    for limit in measured.limits:
         if limit.detail.get("curve"):
             lines = "\n".join(limits_report.curve_lines(limit))
             curves.append(f"<h2>{escape(limit.name)} by blocks</h2><pre>{escape(lines)}</pre>")
     rows_as_table = table(list(zip(sides, limits_report.HEADINGS, strict=True)), rows)
-    warnings = (*limits_report.unwell_lines(found), *limits_report.busy_lines(found))
+    warnings = (*limits_report.unwell_lines(measured), *limits_report.busy_lines(measured))
     warned = [f"<p><b>{escape(line)}</b></p>" for line in warnings]
-    return document(f"Limits of {found.device}", limits_report.heading(found), *warned, rows_as_table, *curves)
+    return document(f"Limits of {measured.device}", limits_report.heading(measured), *warned, rows_as_table, *curves)
 
 
 def bench(run: Run, picture: str) -> str:

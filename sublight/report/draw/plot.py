@@ -17,7 +17,7 @@ SUFFIXES = (".html", ".svg", ".png")
 
 
 def check(name: str) -> None:
-    """Before anything is measured: can a plot of this name be written?"""
+    """Refuse a plot's name that cannot be written, before anything is measured."""
     if not name:
         return
     if Path(name).suffix.lower() not in SUFFIXES:

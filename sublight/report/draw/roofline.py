@@ -14,7 +14,7 @@ from sublight.results import Result, Run
 if TYPE_CHECKING:
     pass
 
-PROVIDERS = ("sublight", "torch", "compile", "liger", "quack")  # the order of colours; any other shares the last
+PROVIDERS = ("sublight", "torch", "compile", "liger", "quack")  # by colour; all others share the last colour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Chart:
     title: str
     points: tuple[Point, ...]
     roofs: tuple[Roof, ...]
-    left_out: int  # timed rows without arithmetic, which have no place on a roofline
+    left_out: int  # timed rows without arithmetic: a roofline cannot show them
     x: tuple[float, float]
     y: tuple[float, float]
 
@@ -71,17 +71,17 @@ def colour(provider: str) -> int:
 
 
 def roofs(run: Run) -> tuple[Roof, ...]:
-    """The memory slope and the arithmetic ceilings of the run's data types, of what was measured."""
+    """The memory slope and the arithmetic ceilings for the run's data types, as far as they were measured."""
     copy = (
         "hbm_copy" if run.limits.kind == "cuda" else "host_copy"
-    )  # a floor's own mix of reads and writes lies near it
+    )  # each floor has its own mix of reads and writes, near this one
     flat = {"vector_fp32", *(f"matmul_{bench.dtype_text(row.dtype)}" for row in run.rows)}
-    found = [limit for limit in run.limits.limits if limit.value and limit.name in {copy, *flat}]
-    return tuple(Roof(name=limit.name, value=limit.value or 0.0, flat=limit.name != copy) for limit in found)
+    drawn = [limit for limit in run.limits.limits if limit.value and limit.name in {copy, *flat}]
+    return tuple(Roof(name=limit.name, value=limit.value or 0.0, flat=limit.name != copy) for limit in drawn)
 
 
 def chart(run: Run) -> Chart | None:
-    """None where no timed row does arithmetic, or no limit is known."""
+    """The chart; None where no timed row does arithmetic, or no limit is known."""
     timed = [row for row in run.rows if row.median_s]
     points = tuple(
         Point(intensity=row.flops / row.bytes, rate=row.flops / row.median_s, row=row)

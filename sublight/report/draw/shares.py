@@ -19,7 +19,7 @@ FIRST_SHADE = 5  # in INK: paper, ink, faint ink, grid and roof come before the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One way, and what it gave: (x, y, half of the range of y) from left to right."""
+    """The curve of one way (of pruning, say): points (x, y, half of the range of y) from left to right."""
 
     name: str
     points: tuple[tuple[float, float, float], ...]

@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import Text
-LEAST_NOTE = 12  # columns that a note needs to say something
+LEAST_NOTE = 12  # the narrowest column in which a note still says something
 
 
 def note(words: str, style: str = "dim") -> Text:
-    """A last cell that gives way: where the terminal is narrow it is cut, and the figures before it are not."""
+    """The last cell of a row, which a narrow terminal cuts, so that the figures before it stay whole."""
     from rich.text import Text
 
     return Text(words, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def wrapped(words: str, style: str = "dim") -> Text:
-    """A last cell that takes as many lines as it needs: it says why, or what to do."""
+    """The last cell of a row, wrapped into as many lines as it needs: a reason, or what to do."""
     from rich.text import Text
 
     return Text(words, style=style)
@@ -29,7 +29,7 @@ def wrapped(words: str, style: str = "dim") -> Text:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The first of these that fits the terminal, else the last: columns are left out before figures are cut."""
+    """Shows the first of these tables that fits the terminal, else the last: columns go before figures are cut."""
 
     choices: tuple[Table, ...]
 

@@ -36,7 +36,7 @@ def breaks(words: str, width: int) -> list[int]:
 
 
 class Paragraph(RichParagraph):
-    """Broken by `breaks` where it is wider than the line; English as Rich does it."""
+    """A paragraph whose long Chinese lines are broken by `breaks`; English ones by Rich."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not re.search(f"[{_WIDE}]", self.text.plain):

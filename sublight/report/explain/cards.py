@@ -14,7 +14,7 @@ from sublight.report.explain import timeline
 from sublight.report.explain.causes import cause
 from sublight.report.explain.room import Room
 
-OPEN_FINDINGS = 1  # the rest are there, folded: their titles and savings are read at a glance
+OPEN_FINDINGS = 1  # the other cards are folded, with title and saving in view
 SHOWN_PLACES = 8
 _TOKENS = re.compile(
     r"(?P<c>#[^\n]*)|(?P<s>\"[^\"\n]*\"|'[^'\n]*')"
@@ -35,7 +35,7 @@ def section(explanation: Explanation, room: Room) -> str:
 
 
 def _card(index: int, finding: Finding, explanation: Explanation, room: Room) -> str:
-    """The first one's title and saving are the headline's: they stand there once."""
+    """A card; the first finding's title and saving are the page's headline, and are not repeated."""
     share = explain.share(finding.saving_s, explanation) or 0.0
     long = 12 * room.characters
     evidence = "".join(f"<li>{escape(words[:long])}</li>" for words in explain.shown_evidence(finding)[:30])
@@ -67,7 +67,7 @@ def _foot(index: int, finding: Finding, explanation: Explanation, room: Room) ->
 
 
 def _source(line: SourceLine, room: Room, span: str) -> str:
-    """The line between its neighbours; where it could be another, both."""
+    """The user's line between its neighbours; with a proposed line, both."""
     rows = [*(("", words) for words in line.above), ("was" if line.after else "here", line.before)]
     rows += [("now", line.after)] if line.after else []
     rows += [("", words) for words in line.below]
@@ -97,8 +97,8 @@ def coloured(code: str) -> str:
 
 def _coloured(code: str) -> Iterator[str]:
     at = 0
-    for found in _TOKENS.finditer(code):
-        yield escape(code[at : found.start()])
-        yield f'<span class="{found.lastgroup}">{escape(found[0])}</span>'
-        at = found.end()
+    for match in _TOKENS.finditer(code):
+        yield escape(code[at : match.start()])
+        yield f'<span class="{match.lastgroup}">{escape(match[0])}</span>'
+        at = match.end()
     yield escape(code[at:])

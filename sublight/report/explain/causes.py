@@ -33,7 +33,7 @@ CAUSES = {
     "no-tensor-cores": "above_floor",
     "fp32-where-bf16-serves": "above_floor",
 }
-_WORDS = (  # of a finding that is not listed, the first that its name holds
+_WORDS = (  # for findings that are not listed: the first word that a finding's name contains
     ("data", "data"), ("loader", "data"), ("worker", "data"), ("copy", "copy"), ("sync", "sync"), ("launch", "launch"),
     ("rank", "communication"), ("communication", "communication"), ("allocator", "allocator"), ("memory", "allocator"),
     ("repeat", "launch"), ("loop", "launch"), ("python", "python"), ("host", "python"), ("compil", "python"),
@@ -47,5 +47,5 @@ def cause(finding: str) -> str:
     >>> cause("host-sync"), cause("repeated-line"), cause("something new")
     ('sync', 'launch', 'above_floor')
     """
-    found = CAUSES.get(finding) or next((part for word, part in _WORDS if word in finding), "above_floor")
-    return found if found in BREAKDOWN else "other"
+    name = CAUSES.get(finding) or next((part for word, part in _WORDS if word in finding), "above_floor")
+    return name if name in BREAKDOWN else "other"

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _STYLE = {"saves": "green", "no change": "dim", "slower": "red", "changed the numbers": "red", "failed": "red"}
 
 
-_WORDS = {"compile": "torch.compile", "loader workers": "num_workers"}  # by which a line of advice is a cure's
+_WORDS = {"compile": "torch.compile", "loader workers": "num_workers"}  # a cure's advice has this word
 _LOST = ("slower", "no change", "changed the numbers", "failed")
 
 
 def as_measured(explanation: Explanation, fixed: Fixed) -> Explanation:
-    """The same without the advice that was tried and did not help."""
+    """The explanation without the advice that was tried and did not help."""
     lost = {
         name: tried for tried in fixed.tried if len(tried.names) == 1 and tried.verdict in _LOST for name in tried.names
     }
@@ -88,7 +88,7 @@ def _table(fixed: Fixed) -> RenderableType:
     from rich.text import Text
 
     figures = _figures(fixed)[:3]
-    out = plain(("cure", *figures, "verdict"), right=figures)  # the rest goes below: it would not fit beside
+    out = plain(("cure", *figures, "verdict"), right=figures)  # reasons go below the table: beside it there is no room
     for name, tried in _rows(fixed):
         verdict = Text(tried.verdict, style=_STYLE.get(tried.verdict, ""))
         out.add_row(name, *_cells(tried)[:3], verdict)
@@ -96,7 +96,7 @@ def _table(fixed: Fixed) -> RenderableType:
 
 
 def _did(fixed: Fixed, tried: Tried) -> str:
-    """What a cure alone did, and to the numbers; empty where it did not run: `lines` says why."""
+    """A sentence on one cure's own trial: what it saved, and how far results differ; empty where it did not run."""
     if len(tried.names) > 1 or tried.real_s is None:
         return ""
     differ = f"; {fixed.figures_of} differ by {tried.difference:.1e}" if tried.difference is not None else "; unproven"
@@ -109,13 +109,13 @@ def _figures(fixed: Fixed) -> tuple[str, ...]:
 
 
 def _rows(fixed: Fixed) -> list[tuple[str, Tried]]:
-    """What was tried, by name."""
+    """The table's rows: each trial under the name of its cure, then the diff's."""
     named = [(tried.names[0] if len(tried.names) == 1 else "all together", tried) for tried in fixed.tried]
     return [*named, ("the diff", fixed.checked)] if fixed.checked else named
 
 
 def _cells(tried: Tried) -> tuple[str, ...]:
-    """The figures."""
+    """A trial's figures as cells of the table."""
     return (
         units.text(tried.predicted_s, "s"),
         "–" if tried.real_s is None else _signed(tried),
@@ -125,20 +125,22 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 
 
 def lines(fixed: Fixed) -> list[str]:
-    """What the table does not say: why a cure did not run, what is left, where a line goes that the diff has not."""
-    said = [
+    """Lines below the table: why a cure did not run, what is left, and where advice goes that the diff lacks."""
+    sentences = [
         f"{tried.names[0]}: {tried.verdict}: {tried.words}"
         for tried in fixed.tried
         if tried.verdict in ("not applied", "not measured", "failed")
     ]
     if not fixed.diff:
         kept = [tried for tried in fixed.tried if tried.verdict == "saves" and not set(tried.names) & set(fixed.lost)]
-        said += [f"add: {line}" for line in dict.fromkeys(line for tried in kept for line in tried.line.splitlines())]
-    return said + [f"{finding}: {reason}" for finding, reason in fixed.left]
+        sentences += [
+            f"add: {line}" for line in dict.fromkeys(line for tried in kept for line in tried.line.splitlines())
+        ]
+    return sentences + [f"{finding}: {reason}" for finding, reason in fixed.left]
 
 
 def to_json(explanation: dict[str, Any], fixed: Fixed) -> dict[str, Any]:
-    """Of the explanation, with what each finding's cure really saved."""
+    """The explanation's JSON, with what each finding's cure really saved."""
     findings = [{**each, "real_saving_s": fixed.real_saving_s(each["id"])} for each in explanation["findings"]]
     return {**explanation, "findings": findings, "fix": fixed.to_json()}
 
@@ -149,7 +151,7 @@ def _signed(tried: Tried) -> str:
 
 
 def _lead(fixed: Fixed) -> str:
-    """What stands above the diff."""
+    """The sentence above the diff."""
     assert fixed.checked is not None
     saved = units.text(fixed.checked.real_s, "s")
     return (

@@ -61,7 +61,7 @@ def label(row: OpRow, characters: int) -> list[str]:
 
 
 def roofs(explanation: Explanation) -> tuple[Roof, ...]:
-    """The memory slope, and the arithmetic ceilings that these ops meet; all of them where none is met."""
+    """The memory slope, and the arithmetic ceilings that matter for these ops; all ceilings where none does."""
     limits = explanation.limits
     rate = limits.memory_rate(1, 1)
     memory = [Roof(name="memory", value=rate, flat=False)] if rate else []

@@ -24,7 +24,7 @@ from sublight.results import write_file
 MOST_BYTES = 3_000_000
 SCRIPTS = ("explain.js", "charts.js", "timeline.js")
 NOTEBOOK_HEIGHT = 760
-LEAST_SHARE = 0.0005  # of the step: a smaller part is not drawn
+LEAST_SHARE = 0.0005  # a part with a smaller share of the step is not drawn
 
 
 def document(explanation: Explanation, tried: str = "") -> str:
@@ -50,12 +50,12 @@ def repr_html(explanation: Explanation) -> str:
 
 
 def script() -> str:
-    """All of the page's script, as one: a policy names it by its hash."""
+    """The page's whole script as one text: the policy allows it by its hash."""
     return "\n" + "\n".join(asset(name) for name in SCRIPTS)
 
 
 def policy() -> str:
-    """Nothing is fetched, and no script runs but ours."""
+    """The page's content security policy: nothing is fetched, and only our script runs."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
@@ -89,7 +89,7 @@ def _document(explanation: Explanation, chosen: timeline.Chosen | None, room: Ro
         f'<script type="application/json" id="data">{json_text(data)}</script>'
         f"<script>{script()}</script></body></html>\n"
     )
-    return whole.encode("utf-8", "replace").decode()  # half a surrogate pair in a name must not stop the writing
+    return whole.encode("utf-8", "replace").decode()  # a name may hold half a surrogate pair, which UTF-8 refuses
 
 
 def _time(seconds: float | None) -> str:
@@ -113,7 +113,7 @@ def _header(explanation: Explanation, room: Room) -> str:
 
 
 def _headline(explanation: Explanation, room: Room) -> str:
-    """The sentence, with what it saves apart."""
+    """The verdict's sentence, its saving set apart."""
     words = explanation.sentence[: 4 * room.characters]
     what, colon, gain = words.rpartition(": fixing it ")
     return f"{escape(what)}: <em>fixing it {escape(gain)}</em>" if colon else escape(words)
@@ -150,7 +150,7 @@ def _tiles(explanation: Explanation) -> str:
 
 
 def _parts(explanation: Explanation) -> list[tuple[str, float]]:
-    """Those that there is anything of."""
+    """The parts of the step that are large enough to be drawn."""
     least_s = LEAST_SHARE * explanation.step_s
     return [(name, seconds) for name in BREAKDOWN if (seconds := explanation.breakdown.get(name, 0.0)) > least_s]
 
@@ -208,14 +208,14 @@ def _timeline(explanation: Explanation, drawn: timeline.Timeline | None) -> str:
             ("reset", "Show the whole step", "whole step"),
         )
     )  # fmt: skip
-    said = "".join(f" {escape(words)}" for words in drawn.said)
+    notes = "".join(f" {escape(words)}" for words in drawn.notes)
     return (
         f'{head}<div class="tools">{tools}<span id="view" role="status"></span></div>'
         '<div class="frame"><canvas id="ruler" aria-hidden="true"></canvas>'
         '<canvas id="lanes" tabindex="0" role="application" aria-label="Timeline: threads and streams over time" '
         'aria-describedby="keys"></canvas></div><div id="picked" aria-live="polite" hidden></div>'
         '<p id="keys" class="why">Wheel or pinch zooms, drag pans, a click holds an event, double-click shows '
-        f"the whole step. Keys: + − ← → 0; shift with an arrow walks from event to event.{said}</p></section>"
+        f"the whole step. Keys: + − ← → 0; shift with an arrow walks from event to event.{notes}</p></section>"
     )
 
 
@@ -236,12 +236,12 @@ def _memory(memory: dict[str, Any] | None) -> str:
         why = "the trace has no allocator events (profile with profile_memory=True)"
         return f'{head}<p class="why">Not drawn: {why}.</p></section>'
     peak, at = units.text(memory["peak_bytes"], "B"), units.text(memory["peak_ns"] / 1e9, "s")
-    said = f"Peak {peak} on {memory['where']} at {at}"
-    said += f", reserved {units.text(memory['reserved_bytes'], 'B')}." if memory["reserved_bytes"] else "."
-    said += " The step of the timeline is shaded."
+    sentence = f"Peak {peak} on {memory['where']} at {at}"
+    sentence += f", reserved {units.text(memory['reserved_bytes'], 'B')}." if memory["reserved_bytes"] else "."
+    sentence += " The step of the timeline is shaded."
     if memory["from_deltas"]:
-        said += " Totals are summed from the first event seen: what was allocated before is not in them."
-    return f'{head}<p class="why">{escape(said)}</p><div id="mem" class="chart"></div></section>'
+        sentence += " Totals are summed from the first event seen: what was allocated before is not in them."
+    return f'{head}<p class="why">{escape(sentence)}</p><div id="mem" class="chart"></div></section>'
 
 
 def _ranges(explanation: Explanation, room: Room) -> str:
@@ -262,8 +262,8 @@ def _ranges(explanation: Explanation, room: Room) -> str:
 
 
 def _notes(explanation: Explanation, drawn: timeline.Timeline | None, room: Room) -> str:
-    said = [*explanation.notes[:100], *(drawn.said if drawn else ())]
+    notes = [*explanation.notes[:100], *(drawn.notes if drawn else ())]
     lost = explanation.trace.lost[:100] if explanation.trace is not None else ()
-    said += [words for words in lost if words not in said and words not in explanation.caveats]
-    items = "".join(f"<li>{escape(words[: 8 * room.characters])}</li>" for words in said) or "<li>Nothing to add.</li>"
+    notes += [words for words in lost if words not in notes and words not in explanation.caveats]
+    items = "".join(f"<li>{escape(words[: 8 * room.characters])}</li>" for words in notes) or "<li>Nothing to add.</li>"
     return f'<section id="notes" tabindex="-1"><h2>Notes</h2><ul>{items}</ul></section>'

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 from sublight.diagnose.record import Explanation
 from sublight.errors import BadInput
 from sublight.report.explain.timeline import lane_text, window_ns
+from sublight.results import writing
 from sublight.trace.record import EMPTY, NONE, ON_DEVICE, Detail, Ints, Kind, Trace
 
 CATEGORIES = {
@@ -33,36 +32,22 @@ CATEGORIES = {
     Kind.OVERHEAD: "overhead",
     Kind.SYNC: "cuda_sync",
 }
-FINDINGS_PID = 1  # the first process: findings stand above everything
+FINDINGS_PID = 1  # the lowest process id: Perfetto shows the findings on top
 STEPS_TID, FINDINGS_TID = 1, 2
 FIRST_PID = 2
 CHUNK = 20_000  # events encoded at a time: a trace of a gigabyte is never whole in memory as text
 
 
 def write(explanation: Explanation, path: Path) -> None:
-    """Gzip where the name ends in .gz. All of it or nothing: a temporary file, then a rename."""
+    """Write the file, gzipped where its name ends in .gz."""
     if explanation.trace is None:
         raise BadInput(f"cannot write {path}: no trace was kept with this explanation")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror}; name another file") from None
-    try:
-        with contextlib.ExitStack() as stack:
-            file: Any = stack.enter_context(os.fdopen(handle, "wb"))
-            if path.suffix == ".gz":
-                file = stack.enter_context(
-                    gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=5, mtime=0)
-                )
-            for chunk in chunks(explanation, explanation.trace):
-                file.write(chunk)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except OSError as error:
-        raise BadInput(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(writing(path))
+        if path.suffix == ".gz":
+            file = stack.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=5, mtime=0))
+        for chunk in chunks(explanation, explanation.trace):
+            file.write(chunk)
 
 
 def chunks(explanation: Explanation, trace: Trace) -> Iterator[bytes]:
@@ -80,10 +65,10 @@ def chunks(explanation: Explanation, trace: Trace) -> Iterator[bytes]:
     }
     yield encoder.encode(head)[:-1] + b',"traceEvents":['
     tracks = tracks_of(trace)
-    found = _found(explanation)
-    names = [*_names(trace, tracks), *(event for event in found if event["ph"] == "M")]
-    yield encoder.encode(names)[1:-1]  # never empty: processes have names
-    waiting = [event for event in found if event["ph"] != "M"]
+    track = _track(explanation)
+    names = [*_names(trace, tracks), *(event for event in track if event["ph"] == "M")]
+    yield encoder.encode(names)[1:-1]  # there is at least one name
+    waiting = [event for event in track if event["ph"] != "M"]
     flows = _flows(trace)
     for begin in range(0, len(trace), CHUNK):
         events = _events(trace, tracks, flows, begin, begin + CHUNK)
@@ -120,14 +105,14 @@ def tracks_of(trace: Trace) -> Ints:
 
 
 def _pids(trace: Trace) -> list[int]:
-    """A number for each lane's process: threads' processes first, devices after."""
+    """A process id for each lane: threads' processes first, then devices."""
     keys = [(lane.kind == "stream", lane.process, lane.device) for lane in trace.lanes]
     order = {key: FIRST_PID + number for number, key in enumerate(sorted(set(keys)))}
     return [order[key] for key in keys]
 
 
 def _tid(lane: int, track: int) -> int:
-    """Unique over all processes; overlapping events of a lane lie beside it."""
+    """A thread id, unique over all processes; a lane's overlapping events get ids next to its own."""
     return 100 * (lane + 1) + min(track, 99)
 
 
@@ -165,7 +150,7 @@ def steps_ns(explanation: Explanation) -> list[tuple[int, int]]:
     return [window_ns(explanation)]
 
 
-def _found(explanation: Explanation) -> list[dict[str, Any]]:
+def _track(explanation: Explanation) -> list[dict[str, Any]]:
     """Steps as markers, findings as events; by time."""
     out: list[dict[str, Any]] = []
     for number, (start_ns, _) in enumerate(steps_ns(explanation), 1):
@@ -185,12 +170,12 @@ def _found(explanation: Explanation) -> list[dict[str, Any]]:
             out.append(
                 {**event, "ts": round(1e6 * place.start_s, 3), "dur": round(lasts_us, 3), "args": {**args, **more}}
             )
-    # findings may overlap in time, which one track cannot show: those go below it
+    # one track cannot show events that overlap: such findings go to tracks below it
     return _apart(sorted(out, key=lambda event: (event["ts"], -event.get("dur", 0))))
 
 
 def _apart(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events of the findings' track that overlap are moved to further tracks of the same name."""
+    """Move events that overlap on the findings' track to further tracks of the same name."""
     free_at: list[float] = []
     out = []
     for event in events:
@@ -208,14 +193,14 @@ def _apart(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _flows(trace: Trace) -> set[int]:
-    """Correlation ids that both a call and something on the device carry: an arrow each."""
+    """An arrow for each correlation id that both a call and a device event carry."""
     calls = trace.correlation[trace.of_kind(Kind.RUNTIME)]
     return set(np.intersect1d(calls[calls != NONE], trace.correlation[trace.device_rows]).tolist())
 
 
 def _events(trace: Trace, tracks: Ints, flows: set[int], begin: int, end: int) -> list[dict[str, Any]]:
     pids, names, details = _pids(trace), trace.names, trace.details
-    said: dict[int, dict[str, Any]] = {}
+    arguments: dict[int, dict[str, Any]] = {}
     part = slice(begin, end)
     columns = (
         trace.kind, trace.name, trace.lane, trace.detail, trace.start_ns, trace.end_ns, tracks,
@@ -225,9 +210,9 @@ def _events(trace: Trace, tracks: Ints, flows: set[int], begin: int, end: int) -
     for kind, name, lane, detail, start, stop, track, correlation, external, sequence, size, node in zip(
         *(column[part].tolist() for column in columns), strict=True
     ):
-        args = said.get(detail)
+        args = arguments.get(detail)
         if args is None:
-            args = said[detail] = detail_args(details[detail])
+            args = arguments[detail] = detail_args(details[detail])
         own = {
             key: value
             for key, value in (
@@ -255,10 +240,10 @@ def detail_args(detail: Detail) -> dict[str, Any]:
     """What an event says, under the profiler's own names."""
     if detail is EMPTY or detail == EMPTY:
         return {}
-    said = {
+    arguments = {
         "Input Dims": detail.dims, "Input Strides": detail.strides, "Input type": detail.types,
         "Concrete Inputs": detail.concrete, "grid": detail.grid, "block": detail.block,
         "registers per thread": detail.registers, "shared memory": detail.shared_bytes,
         "Call stack": detail.stack, "Module Hierarchy": detail.module,
     }  # fmt: skip
-    return {name: value for name, value in said.items() if value not in ((), "", NONE)} | dict(detail.collective)
+    return {name: value for name, value in arguments.items() if value not in ((), "", NONE)} | dict(detail.collective)

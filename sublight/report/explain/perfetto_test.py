@@ -34,6 +34,16 @@ def test_every_event_is_there_once_and_in_order(tmp_path: Path, name: str) -> No
     assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name], "a temporary file was left"
 
 
+def test_a_links_target_is_written_and_a_device_is_never_replaced(tmp_path: Path) -> None:
+    """By root --perfetto /dev/null would otherwise leave a file there."""
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    written(tmp_path, "link.json")
+    assert (tmp_path / "link.json").is_symlink() and (tmp_path / "target.json").is_file()
+    (tmp_path / "device").symlink_to("/dev/null")
+    perfetto.write(explain_fakes.explanation(), tmp_path / "device")
+    assert (tmp_path / "device").is_symlink() and Path("/dev/null").is_char_device()
+
+
 def test_tracks_have_names_and_numbers(tmp_path: Path) -> None:
     events = written(tmp_path)["traceEvents"]
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}

@@ -210,7 +210,7 @@ def test_all_events_of_a_small_step_are_drawn() -> None:
     assert trace is not None
     drawn = drawn_of(explanation)
     assert drawn is not None
-    assert drawn.said == ()
+    assert drawn.notes == ()
     begin, end = timeline.window_ns(explanation)
     inside = (trace.end_ns >= begin) & (trace.start_ns < end)
     assert sum(len(track["s"]) for track in drawn.data["tracks"]) == inside.sum()
@@ -273,7 +273,7 @@ def test_wrapping_python_frames_and_idle_lanes_are_left_out() -> None:
     names = {drawn.data["texts"][name] for track in drawn.data["tracks"] for name in track["n"]}
     assert names == {"frame 29", "aten::mm"}
     assert {lane["id"] for lane in drawn.data["lanes"]} == {0, *range(13, 20)}, "the busiest lanes have room"
-    assert drawn.said == ("12 lanes with the least in them are left out.",)
+    assert drawn.notes == ("12 lanes with the least in them are left out.",)
 
 
 def test_deep_python_gives_way_to_the_ops_below_it() -> None:
@@ -287,7 +287,7 @@ def test_deep_python_gives_way_to_the_ops_below_it() -> None:
     names = [drawn.data["texts"][name] for track in drawn.data["tracks"] for name in track["n"]]
     assert "aten::mm" in names
     assert sum(name.startswith("frame") for name in names) == timeline.MOST_FRAMES
-    assert drawn.said == ("14 Python frames nested deeper than 6 levels are left out.",)
+    assert drawn.notes == ("14 Python frames nested deeper than 6 levels are left out.",)
     assert [lane["id"] for lane in drawn.data["lanes"]] == [1, 0], "the thread that begins first stands first"
 
 

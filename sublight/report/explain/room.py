@@ -10,18 +10,18 @@ from sublight.report.explain import timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much of everything fits."""
+    """The most of each kind of thing that a page shows."""
 
     blocks: int
     ops: int
-    characters: int  # of any text that came from a trace
+    characters: int  # the longest text from a trace
     findings: int = 60
 
     def cut(self, words: str) -> str:
         return words if len(words) <= self.characters else f"{words[: self.characters - 1]}…"
 
 
-ROOMS = (  # the first that keeps the page under its size
+ROOMS = (  # tried in this order, until the page is small enough
     Room(blocks=timeline.MOST_BLOCKS, ops=1500, characters=timeline.MOST_CHARACTERS),
     Room(blocks=8000, ops=600, characters=160),
     Room(blocks=4000, ops=300, characters=100),

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-LEAST_SHARE = 0.005  # of the step: smaller parts get no line in the legend
-NOTHING = 1e-4  # of the step: what is left of it is rounding
+LEAST_SHARE = 0.005  # parts with a smaller share of the step get no line in the legend
+NOTHING = 1e-4  # a smaller share of the step is rounding
 FULL_FINDINGS = 5
 TOP_OPS = 10
 COLOURS = {
@@ -42,7 +42,7 @@ COLOURS = {
     "start_up": "bright_yellow",
     "other": "white",
 }
-LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNTO", strict=True))  # of the bar where the terminal has no colours
+LETTERS = dict(zip(BREAKDOWN, "FUA?LSDPCMNTO", strict=True))  # a letter for each part, for terminals without colours
 
 
 def page(explanation: Explanation) -> RenderableType:
@@ -67,7 +67,7 @@ def page(explanation: Explanation) -> RenderableType:
 
 
 def printable(words: str) -> str:
-    """Without what a terminal would obey: an escape sequence in a kernel's name stays a name.
+    """A text without control characters: an escape sequence in a kernel's name must not reach the terminal.
 
     >>> printable("gemm\\x1b[2Jnn\\ta")
     'gemm�[2Jnn a'
@@ -89,7 +89,7 @@ def shortened(words: str, most: int) -> str:
 
 
 def device_word(explanation: Explanation) -> str:
-    """What its column is called: the CPU is a device like any other, but it is no GPU."""
+    """The heading of the device's column: GPU, or device where a CPU ran the ops."""
     return "GPU" if explanation.kind == "cuda" else "device"
 
 
@@ -126,7 +126,7 @@ def floor_text(explanation: Explanation) -> str:
 
 
 def share(seconds: float, explanation: Explanation) -> float | None:
-    """Of the step."""
+    """A time as a share of the step."""
     return seconds / explanation.step_s if explanation.step_s > 0 else None
 
 
@@ -135,7 +135,7 @@ def saving_text(seconds: float, explanation: Explanation) -> str:
 
 
 def combined_text(explanation: Explanation) -> str:
-    """What all findings together save, and why that is less than their sum."""
+    """A sentence: what all findings together save, and why that is less than their sum."""
     if not explanation.findings:
         return "No change that can be named saves enough to mention."
     left_s = explanation.step_s - explanation.combined_saving_s
@@ -239,7 +239,7 @@ def _findings(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterator[RenderableType]:
-    """The first one's title and saving are the headline: they stand there once."""
+    """A finding; the first one's title and saving are the headline, and are not repeated."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -264,7 +264,7 @@ def _finding(number: int, finding: Finding, explanation: Explanation) -> Iterato
 
 
 def shown_evidence(finding: Finding) -> list[str]:
-    """What was seen; places go without saying where their lines are shown."""
+    """The evidence; places are left out where their lines are shown anyway."""
     shown = any(line.before for line in finding.sources)
     return [words for words in finding.evidence if not (shown and words.startswith(("at ", "the longest end at ")))]
 
@@ -274,7 +274,7 @@ def is_headline(finding: Finding, explanation: Explanation) -> bool:
 
 
 def _source(line: SourceLine, span: str) -> Iterator[RenderableType]:
-    """The user's own line, and what it could be."""
+    """The user's own line, and the line proposed in its place."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -378,7 +378,7 @@ def where_text(row: OpRow) -> str:
 
 
 def shown_ranges(explanation: Explanation) -> list[RangeRow]:
-    """Those that took any time."""
+    """The ranges that took any time."""
     return [row for row in explanation.ranges if max(row.host_s, row.device_s) > 0]
 
 

@@ -18,14 +18,14 @@ from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, ON_DEVICE, Detail, Ints, Kind, Mask, MemoryLog, Trace
 
 MOST_BLOCKS = 20_000
-MOST_CHARACTERS = 240  # of a name: templates of kernels run to thousands
+MOST_CHARACTERS = 240  # the longest name: C++ templates run to thousands of characters
 MOST_DEPTH = {"thread": 14, "stream": 6}
-MOST_FRAMES = 6  # levels of Python in a thread that has not room for everything
+MOST_FRAMES = 6  # the most levels of Python frames in a thread that is too full to show all
 MOST_LANES = {"thread": 8, "stream": 12}
-MOST_PLACES = 100  # of one finding
-WRAPPER = 0.98  # a Python frame that another fills this far says no more than that other
-MERGED_SPAN = 8  # how many times the shortest drawn event a merged block may last
-WAIT = len(Kind)  # drawn apart from other API calls: the host stands still in it
+MOST_PLACES = 100  # marked places of one finding
+WRAPPER = 0.98  # a Python frame is left out where one inner frame fills this share of it
+MERGED_SPAN = 8  # a merged block lasts at most this many times the shortest drawn event
+WAIT = len(Kind)  # a kind of its own in the picture: API calls in which the host waits
 KIND_NAMES = (
     "operator", "API call", "kernel", "copy", "memset", "range", "range on the device", "Python", "profiler", "sync",
     "API call that waits",
@@ -35,15 +35,15 @@ MEMORY_POINTS = 700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Ready for JSON, and what the reader must know of it."""
+    """The timeline as plain data for JSON, and notes on it for the reader."""
 
     data: dict[str, Any]
-    said: tuple[str, ...]  # what was merged or left out, a sentence each
+    notes: tuple[str, ...]  # a sentence for each kind of thing that was merged or left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """What is drawn, sorted by lane, depth and start; a block stands for `count` events, `row` is the longest."""
+    """Drawn blocks, sorted by lane, depth and start; a block stands for `count` events, `row` being the longest."""
 
     row: Ints
     lane: Ints
@@ -51,16 +51,16 @@ class Blocks:
     start_ns: Ints
     end_ns: Ints
     count: Ints
-    busy_ns: Ints  # less than the block where the merged events have gaps between them
+    busy_ns: Ints  # less than the block's length where its merged events have gaps between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The events of the step that have a place in the picture, before any is merged."""
+    """The events that the picture shows, before any are merged."""
 
     rows: Ints
     depth: Ints
-    said: tuple[str, ...]  # what was left out
+    notes: tuple[str, ...]  # what was left out
 
 
 def choose(explanation: Explanation) -> Chosen | None:
@@ -72,21 +72,21 @@ def choose(explanation: Explanation) -> Chosen | None:
     inside = (trace.end_ns >= begin) & (trace.start_ns < end) & ~trace.is_kind(Kind.OVERHEAD)
     rows = np.flatnonzero(inside & ~_wrappers(trace, inside, begin, end))
     rows, left_out = _lanes_with_room(trace, rows, begin, end)
-    said = [f"{left_out} lanes with the least in them are left out."] if left_out else []
+    notes = [f"{left_out} lanes with the least in them are left out."] if left_out else []
     depth = _depths(trace, rows)
     deepest = np.array([MOST_DEPTH[lane.kind] for lane in trace.lanes], dtype=np.int64)
     crowded = np.isin(trace.lane[rows], trace.lane[rows][depth >= deepest[trace.lane[rows]]])
     frames = crowded & (trace.kind[rows] == Kind.PYTHON) & (depth >= MOST_FRAMES)
-    if frames.any():  # ops and launches matter more than how Python came to them
-        said.append(f"{int(frames.sum()):,} Python frames nested deeper than {MOST_FRAMES} levels are left out.")
+    if frames.any():  # too full: ops and launches are kept before Python frames
+        notes.append(f"{int(frames.sum()):,} Python frames nested deeper than {MOST_FRAMES} levels are left out.")
         rows = rows[~frames]
         depth = _depths(trace, rows)
     shown = depth < deepest[trace.lane[rows]]
     if not shown.any():
         return None
     if hidden := int((~shown).sum()):
-        said.append(f"{hidden:,} events nested deeper than {MOST_DEPTH['thread']} levels are left out.")
-    return Chosen(rows=rows[shown], depth=depth[shown], said=tuple(said))
+        notes.append(f"{hidden:,} events nested deeper than {MOST_DEPTH['thread']} levels are left out.")
+    return Chosen(rows=rows[shown], depth=depth[shown], notes=tuple(notes))
 
 
 def timeline(
@@ -102,21 +102,21 @@ def timeline(
         return None
     begin, end = window_ns(explanation)
     blocks, shortest_ns = merged(trace, chosen.rows, chosen.depth, end - begin, most_blocks)
-    said = list(chosen.said)
+    notes = list(chosen.notes)
     if len(blocks.row) < len(chosen.rows):
         many = blocks.count > 1
         shortest = units.text(shortest_ns / 1e9, "s")
-        said.append(
+        notes.append(
             f"{int(blocks.count[many].sum()):,} of {len(chosen.rows):,} events are shorter than {shortest} and "
             f"are drawn in {int(many.sum()):,} merged blocks; --perfetto writes every event."
         )
     data = _Encoder(trace=trace, begin_ns=begin, characters=characters).encode(blocks)
     data |= {"window_ns": end - begin, "bands": bands(explanation), "kinds": KIND_NAMES}
-    return Timeline(data=data, said=tuple(said))
+    return Timeline(data=data, notes=tuple(notes))
 
 
 def window_ns(explanation: Explanation) -> tuple[int, int]:
-    """The step that is drawn, in the trace's nanoseconds."""
+    """Begin and end of the drawn step, in the trace's nanoseconds."""
     begin, end = (round(1e9 * edge) for edge in explanation.window_s)
     if end > begin:
         return begin, end
@@ -124,17 +124,17 @@ def window_ns(explanation: Explanation) -> tuple[int, int]:
 
 
 def bands(explanation: Explanation) -> list[dict[str, Any]]:
-    """Where each finding shows itself, from the window's start."""
+    """The places of each finding, counted from the window's start."""
     begin, end = window_ns(explanation)
-    found = []
+    places = []
     for number, finding in enumerate(explanation.findings):
         for index, place in enumerate(finding.places[:MOST_PLACES]):
             start_ns, end_ns = round(1e9 * place.start_s), round(1e9 * place.end_s)
             if end_ns >= begin and start_ns <= end:
                 words = place.label[:MOST_CHARACTERS]
                 band = {"f": number, "p": index, "c": cause(finding.id), "s": start_ns - begin, "e": end_ns - begin}
-                found.append({**band, "label": words})
-    return found
+                places.append({**band, "label": words})
+    return places
 
 
 def _wrappers(trace: Trace, inside: Mask, begin: int, end: int) -> Mask:
@@ -235,7 +235,7 @@ class _Encoder:
             return texts.setdefault(words, len(texts))
 
         name = [stored(trace.names[at]) for at in trace.name[rows].tolist()]
-        detail = [stored(self._said(row)) for row in rows.tolist()]
+        detail = [stored(self._detail_of(row)) for row in rows.tolist()]
         launcher = [stored(trace.name_of(row)) if row != NONE else 0 for row in op.tolist()]
         since = (blocks.start_ns - self.begin_ns).tolist()
         lasts = (blocks.end_ns - blocks.start_ns).tolist()
@@ -245,17 +245,17 @@ class _Encoder:
         for first, past in zip(track.tolist(), [*track[1:].tolist(), len(rows)], strict=True):
             part = slice(first, past)
             many = np.flatnonzero(blocks.count[part] > 1)
-            found: dict[str, Any] = {
+            columns: dict[str, Any] = {
                 "lane": int(blocks.lane[first]), "depth": int(blocks.depth[first]),
                 "s": since[part], "d": lasts[part], "n": name[part], "k": kind[part].tolist(), "x": detail[part],
                 "m": {at: [int(blocks.count[first + at]), int(blocks.busy_ns[first + at])] for at in many.tolist()},
             }  # fmt: skip
             if any(op_text or at != NONE for op_text, at in zip(launcher[part], launched[part], strict=True)):
-                found |= {
+                columns |= {
                     "l": [at if row != NONE else None for at, row in zip(launched[part], launch[part], strict=True)]
                 }
-                found |= {"o": launcher[part]}
-            tracks.append(found)
+                columns |= {"o": launcher[part]}
+            tracks.append(columns)
         return {"tracks": tracks, "texts": list(texts), "lanes": self._lanes(tracks)}
 
     def _lanes(self, tracks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -269,7 +269,7 @@ class _Encoder:
         used = threads + streams
         return [{"id": at, "kind": lanes[at].kind, "name": lane_text(self.trace, at)[: self.characters]} for at in used]
 
-    def _said(self, row: int) -> str:
+    def _detail_of(self, row: int) -> str:
         trace = self.trace
         size, lasts_ns = int(trace.bytes[row]), int(trace.end_ns[row] - trace.start_ns[row])
         if size > 0:
@@ -286,7 +286,7 @@ def lane_text(trace: Trace, at: int) -> str:
         where = f"GPU {lane.device}" if lane.device != NONE else lane.process
         return " · ".join(filter(None, (f"stream {lane.number}", where, device)))
     process = "" if lane.process == lane.number else lane.process
-    number = "" if lane.number and lane.number in lane.label else f"thread {lane.number}"  # some labels repeat it
+    number = "" if lane.number and lane.number in lane.label else f"thread {lane.number}"  # some labels hold it
     return " · ".join(filter(None, (number, lane.label, process)))
 
 
@@ -298,7 +298,7 @@ def detail_text(detail: Detail) -> str:
     >>> detail_text(Detail(grid=(132, 1, 1), block=(256, 1, 1), registers=64, shared_bytes=49152))
     'grid 132×1×1, block 256×1×1, 64 registers, 49.2 kB shared'
     """
-    said = []
+    notes = []
     for index, dims in enumerate(detail.dims):
         if not dims:
             continue
@@ -309,11 +309,11 @@ def detail_text(detail: Detail) -> str:
             if nested
             else _times(dims)
         )
-        said.append(shape if nested else f"{shape} {dtype}".strip())
-    said += [f"{word} {_times(size)}" for word, size in (("grid", detail.grid), ("block", detail.block)) if size]
-    said += [f"{detail.registers} registers"] if detail.registers > 0 else []
-    said += [f"{units.text(detail.shared_bytes, 'B')} shared"] if detail.shared_bytes > 0 else []
-    return ", ".join(said)
+        notes.append(shape if nested else f"{shape} {dtype}".strip())
+    notes += [f"{word} {_times(size)}" for word, size in (("grid", detail.grid), ("block", detail.block)) if size]
+    notes += [f"{detail.registers} registers"] if detail.registers > 0 else []
+    notes += [f"{units.text(detail.shared_bytes, 'B')} shared"] if detail.shared_bytes > 0 else []
+    return ", ".join(notes)
 
 
 def _times(dims: tuple[Any, ...]) -> str:
@@ -331,10 +331,10 @@ def _launches(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     known = trace.correlation[calls]
     wanted = trace.correlation[rows]
     at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    found = np.isin(trace.kind[rows], [int(kind) for kind in ON_DEVICE]) & (wanted != NONE) & (known[at] == wanted)
-    launch[found] = calls[at[found]]
+    has_launch = np.isin(trace.kind[rows], [int(kind) for kind in ON_DEVICE]) & (wanted != NONE) & (known[at] == wanted)
+    launch[has_launch] = calls[at[has_launch]]
     around = launch.copy()
-    for _ in range(8):  # API calls seldom nest deeper in one another
+    for _ in range(8):  # API calls seldom nest deeper
         around = np.where(around != NONE, trace.parents[around], NONE)
         here = (around != NONE) & (trace.kind[around] == Kind.OP) & (op == NONE)
         op[here] = around[here]

@@ -15,9 +15,9 @@ from sublight.report.draw.svg import share, style
 Row = Mapping[str, Any]
 CAUSES = {"weights": "p0", "cache": "p2", "activations": "p5", "compute": "p1", "launch": "p4", "link": "p3"}
 BOUNDS = {"memory": "p0", "compute": "p1", "launch": "p4", "link": "p3"}
-COLOURS = BOUNDS | CAUSES  # that the colour-blind tell apart
+COLOURS = BOUNDS | CAUSES  # chosen so that colour-blind readers can tell them apart
 WIDTH = 960
-LABELLED = 0.08  # of the time: an op with less has no name in the picture
+LABELLED = 0.08  # ops with a smaller share of the time get no name in the picture
 CELL_W, CELL_H, LEFT, TOP = 84, 30, 76, 64
 
 
@@ -59,18 +59,18 @@ def heatmap(grid: Grid) -> str:
 
 
 def _cell(x: float, y: float, grid: Grid, line: int, column: int) -> str:
-    found = grid.cells[line][column]
+    cell = grid.cells[line][column]
     where = f"batch {grid.batches[column]}, context {grid.contexts[line]}"
     size = f'width="{CELL_W - 2}" height="{CELL_H - 2}" rx="3"'
-    if not found.fits:
-        need = f"{where}: needs {units.text(found.memory.total, 'B')}, {units.text(found.room_bytes, 'B')} are there"
+    if not cell.fits:
+        need = f"{where}: needs {units.text(cell.memory.total, 'B')}, {units.text(cell.room_bytes, 'B')} are there"
         box = f'<rect x="{x:.1f}" y="{y:.1f}" {size} class="grid" fill="none"/>'
         return f"<g><title>{escape(need)}</title>{box}{text(x + CELL_W / 2, y + 19, '–', 'faint', 'middle')}</g>"
-    name, part = found.bottleneck, found.bounds[found.bottleneck]
-    words = f"{where}: {units.text(found.expected_s, 's')}, {units.percent(part)} of it bound by {name}, "
-    words += f"{units.text(found.tokens_per_s, '').strip()} tokens/s"
+    name, part = cell.bottleneck, cell.bounds[cell.bottleneck]
+    words = f"{where}: {units.text(cell.expected_s, 's')}, {units.percent(part)} of it bound by {name}, "
+    words += f"{units.text(cell.tokens_per_s, '').strip()} tokens/s"
     box = f'<rect x="{x:.1f}" y="{y:.1f}" {size} class="{CAUSES[name]}" fill-opacity="{0.15 + 0.5 * part:.2f}"/>'
-    label = text(x + CELL_W / 2, y + 19, units.text(found.expected_s, "s"), "ink", "middle")
+    label = text(x + CELL_W / 2, y + 19, units.text(cell.expected_s, "s"), "ink", "middle")
     return f"<g><title>{escape(words)}</title>{box}{label}</g>"
 
 

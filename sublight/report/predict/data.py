@@ -30,20 +30,24 @@ def of_model(model: Model, precision: Precision) -> dict[str, Any]:
 
 
 def notes_of(model: Model, weight_bits: int) -> list[str]:
-    """What of a model is counted otherwise than its config has it."""
-    found = []
+    """Notes on what is counted differently from the model's config."""
+    notes = []
     if model.is_part:
-        found.append("Of a larger model, its text part alone is counted (text_config).")
+        notes.append("Of a larger model, its text part alone is counted (text_config).")
+    if model.family == "convolution":
+        notes.append(f"Its images are {model.image} x {model.image}.")
+    if weight_bits < 16 and model.family != "convolution":
+        notes.append(f"Its layers' weights have {weight_bits} bits; what lies before and behind them stays in 16.")
     if model.stored and weight_bits >= 16:
-        found.append(
+        notes.append(
             f"Its weights are published as {model.stored}, and counted here in {weight_bits} bits: "
             "--weights fp8 or int4 counts them in 8 or 4."
         )
-    return found
+    return notes
 
 
 def of_operation(op: TimedOperation, total_s: float) -> dict[str, Any]:
-    """All runs of an op; FLOPs and bytes are of one."""
+    """An op as plain data: times for all its runs, FLOPs and bytes for one."""
     operation = op.operation
     return {
         "name": operation.name,
@@ -66,7 +70,7 @@ def of_operation(op: TimedOperation, total_s: float) -> dict[str, Any]:
 
 
 def of_prediction(found: Prediction) -> dict[str, Any]:
-    """Of a step that does not fit, what it holds and what would fit, and no time: nobody will see it run."""
+    """A prediction as plain data; a step that does not fit has its memory and what would fit, but no time."""
     step = found.step
     head = {
         "gpu": found.machine.key,
@@ -101,21 +105,21 @@ def of_prediction(found: Prediction) -> dict[str, Any]:
 
 
 def of_precision(precision: Precision) -> dict[str, Any]:
-    """The data types, and by how much they raised the perplexity of the model that was measured."""
+    """The data types as plain data, with how much they raised the measured model's perplexity."""
     types = {name: getattr(precision, name) for name in ("products", "weights", "cache")}
-    found = precisions.rise(precision.products, precision.weights)
-    rise = {"least": found.least, "most": found.most} if found else None
+    measured = precisions.rise(precision.products, precision.weights)
+    rise = {"least": measured.least, "most": measured.most} if measured else None
     return types | {"perplexity_rise": rise, "perplexity_of": precisions.source()}
 
 
 def to_json(
-    model: Model, precision: Precision, found: Sequence[Prediction], beside: Sequence[Prediction] = ()
+    model: Model, precision: Precision, predictions: Sequence[Prediction], beside: Sequence[Prediction] = ()
 ) -> dict[str, Any]:
-    """`beside`: the same steps in other data types."""
+    """The whole JSON; `beside`: the same steps in other data types."""
     return {
         "model": of_model(model, precision),
         "precision": of_precision(precision),
-        "predictions": [of_prediction(prediction) for prediction in found],
+        "predictions": [of_prediction(prediction) for prediction in predictions],
         "precisions": [
             {name: value for name, value in of_prediction(each).items() if name != "ops"}
             | {"precision": of_precision(each.step.precision)}
@@ -125,29 +129,35 @@ def to_json(
 
 
 _FLAT = (
-    *("gpu", "gpus", "parallel", "mode", "batch", "context", "fits", "largest_batch", "expected_s", "floor_s", "error"),
-    *("bound", "tokens_per_s", "mfu", "joules_per_token", "price_per_million_tokens"),
+    *("gpu", "gpus", "parallel", "mode", "batch", "context", "fits", "largest_batch", "expected_s", "error", "how"),
+    *("floor_s", "bound", "tokens_per_s", "mfu", "joules_per_token", "price_per_million_tokens"),
 )
 _KINDS = ("weights", "cache", "activations", "gradients", "optimizer", "total", "room")
 
 
-def to_csv(found: Sequence[Prediction], *, ops: bool = False) -> str:
-    """A line a prediction; `ops`: a line an op of each."""
+def to_csv(predictions: Sequence[Prediction], *, ops: bool = False) -> str:
+    """CSV with a line for each prediction; with `ops` a line for each of its ops."""
     lines: list[Mapping[str, Any]] = []
-    for prediction in found:
+    for prediction in predictions:
         data = of_prediction(prediction)
         if ops:
             step = {name: data[name] for name in ("gpu", "parallel", "mode", "batch", "context")}
             lines += [step | {**op, "shape": _shape(op["shape"])} for op in data.get("ops", ())]
         else:
             held = {f"{kind}_bytes": data["memory_bytes"].get(kind, 0) for kind in _KINDS}
-            lines.append({name: data.get(name) for name in _FLAT} | held)
+            flat = data | ({"how": _ways(data["how"])} if data["fits"] else {})
+            lines.append({name: flat.get(name) for name in _FLAT} | held)
     out = io.StringIO()
     if lines:
         writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
     return out.getvalue()
+
+
+def _ways(shares: Mapping[str, float]) -> str:
+    """Of the time, by how it is known: 0.9 measured, 0.1 analytic."""
+    return ", ".join(f"{share:.3g} {way}" for way, share in sorted(shares.items(), key=lambda pair: -pair[1]))
 
 
 def _shape(shape: Mapping[str, int]) -> str:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHOWN = 12
+UNCHECKED = "All times there are analytic; no step was recorded on two GPUs, so how far off they are is not known."
 
 
-def to_json(found: Sequence[Elsewhere]) -> dict[str, Any]:
-    first = found[0]
+def to_json(rows: Sequence[Elsewhere]) -> dict[str, Any]:
+    first = rows[0]
     return {
         "source": first.source,
         "recorded_on": first.recorded_on,
@@ -27,6 +28,9 @@ def to_json(found: Sequence[Elsewhere]) -> dict[str, Any]:
         "copy_s": first.parts["copy"],
         "communication_s": first.parts["communication"],
         "idle_s": first.idle_s,
+        "how": "analytic",
+        "error": None,
+        "note": UNCHECKED,
         "predictions": [
             {
                 "gpu": each.machine.key,
@@ -36,7 +40,7 @@ def to_json(found: Sequence[Elsewhere]) -> dict[str, Any]:
                 "expected_busy_s": each.expected_busy_s,
                 "ops": [asdict(op) for op in each.ops],
             }
-            for each in found
+            for each in rows
         ],
     }
 
@@ -69,7 +73,10 @@ def page(document: Mapping[str, Any]) -> RenderableType:
                 "bound": op["bound"],
             }
             choice.add_row(*(cells[name] for name in names if name not in less))
-    note = "Each op keeps its distance from its floor; one of unknown cost moves with the memory rate; idle time stays."
+    notes = (
+        "Each op keeps its distance from its floor; one of unknown cost moves with the memory rate; idle time stays.",
+        UNCHECKED,
+    )
     return Group(
         Text(head, style="bold"),
         Text(""),
@@ -77,5 +84,5 @@ def page(document: Mapping[str, Any]) -> RenderableType:
         Text(""),
         titled(f"Ops on {first['gpu']}", Fitting(tuple(choices))),
         Text(""),
-        Text(note, style="dim"),
+        *(Text(note, style="dim") for note in notes),
     )

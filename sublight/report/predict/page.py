@@ -12,13 +12,13 @@ from sublight.predict.grid import Grid
 from sublight.report.draw.page import Row, document, table
 from sublight.report.predict import charts, terminal
 
-MOST_ROWS = 200  # of the table of predictions
+MOST_ROWS = 200  # the longest table of predictions
 
 
-def html(data: dict[str, Any], found: Sequence[Prediction], grids: Sequence[Grid]) -> str:
-    """`found` are the predictions that `data` was made of, in the same order."""
+def html(data: dict[str, Any], predictions: Sequence[Prediction], grids: Sequence[Grid]) -> str:
+    """`predictions` are the predictions that `data` was made of, in the same order."""
     rows = data["predictions"]
-    pairs = [(row, prediction) for row, prediction in zip(rows, found, strict=True) if row["fits"]]
+    pairs = [(row, prediction) for row, prediction in zip(rows, predictions, strict=True) if row["fits"]]
     parts = [f'<p class="low">{escape(note)}</p>' for note in data["model"]["notes"]]
     for mode, title in terminal.TITLES.items():
         of_mode = [(row, prediction) for row, prediction in pairs if row["mode"] == mode]
@@ -36,7 +36,8 @@ def html(data: dict[str, Any], found: Sequence[Prediction], grids: Sequence[Grid
                 parts.append(f'<div class="wide">{charts.heatmap(grid)}</div>')
     parts += _precisions(data)
     parts.append(_table(rows[:MOST_ROWS]))
-    source = f"<p>Model: {escape(data['model']['source'])}. {escape(' '.join(terminal.notes(rows)))}</p>"
+    words = [*terminal.notes(rows), *terminal.in_fp8(data)]
+    source = f"<p>Model: {escape(data['model']['source'])}. {escape(' '.join(words))}</p>"
     return document(f"{data['model']['name']}: a prediction", terminal.headline(data), *parts, source)
 
 
@@ -57,7 +58,7 @@ def _precisions(data: dict[str, Any]) -> list[str]:
 
 
 def _side_by_side(rows: Sequence[dict[str, Any]]) -> str:
-    """Of the first batch and context that are asked for."""
+    """The GPUs side by side, at the first batch and context."""
     first = (rows[0]["batch"], rows[0]["context"])
     same = [row for row in rows if (row["batch"], row["context"]) == first]
     words = f"Batch {first[0]}, context {first[1]}."
@@ -82,6 +83,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "context",
         "time",
         "±",
+        "how",
         "floor",
         "tokens/s",
         "MFU",
@@ -89,16 +91,17 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "largest batch",
         "bound",
     )
-    sides = ("", "", "r", "r", "r", "r", "r", "r", "r", "r", "r", "note")
+    sides = ("", "", "r", "r", "r", "r", "note", "r", "r", "r", "r", "r", "note")
     lines: list[Row] = []
     for row in rows:
         head = (terminal.label(row), row["mode"], str(row["batch"]), str(row["context"]))
         tail = (units.text(row["memory_bytes"]["total"], "B"), str(row["largest_batch"]))
         if row["fits"]:
-            times = (units.text(row["expected_s"], "s"), f"{100 * row['error']:.0f} %", units.text(row["floor_s"], "s"))
+            known = (f"{100 * row['error']:.0f} %", terminal.how_known(row))
+            times = (units.text(row["expected_s"], "s"), *known, units.text(row["floor_s"], "s"))
             rates = (units.text(row["tokens_per_s"], "").strip(), units.percent(row["mfu"]))
         else:
-            times, rates = ("no room", "–", "–"), ("–", "–")
+            times, rates = ("no room", "–", "–", "–"), ("–", "–")
         cells = (*head, *times, *rates, *tail, row.get("bound", ""))
         lines.append(("" if row["fits"] else "none", list(zip(sides, cells, strict=True))))
     return f"<h2>All predictions</h2>{table(list(zip(sides, names, strict=True)), lines)}"

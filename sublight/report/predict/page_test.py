@@ -39,6 +39,11 @@ def test_nothing_is_fetched_and_nothing_runs(document: str) -> None:
     assert links == [] and "<script" not in document
 
 
+def test_pictures_scroll_on_a_phone_where_they_would_be_too_small_to_read(document: str) -> None:
+    assert document.count('<div class="wide"><svg') == document.count("<svg")
+    assert ".wide svg{min-width:640px}" in document
+
+
 def test_a_hostile_name_is_text() -> None:
     from dataclasses import replace
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 SHOWN = 8
 
 
-def to_json(found: Sequence[Plan], latency_s: float | None) -> dict[str, Any]:
-    first = found[0].prediction
-    rows = [{**data.of_prediction(plan.prediction), "meets": plan.meets} for plan in found]
+def to_json(plans: Sequence[Plan], latency_s: float | None) -> dict[str, Any]:
+    first = plans[0].prediction
+    rows = [{**data.of_prediction(plan.prediction), "meets": plan.meets} for plan in plans]
     for row in rows:
         del row["ops"]
     return {
@@ -39,7 +39,8 @@ def page(document: Mapping[str, Any]) -> RenderableType:
 
     rows = document["plans"]
     where = f"{document['gpus']} {document['gpu']}, {document['mode']}, context {document['context']}"
-    choices = [_table(document, without) for without in ((), ("bound",), ("bound", "±"), ("bound", "±", "a GPU"))]
+    dropped = ((), ("bound",), ("bound", "how"), ("bound", "how", "±"), ("bound", "how", "±", "a GPU"))
+    choices = [_table(document, without) for without in dropped]
     more = [Text(f"… and {len(rows) - SHOWN} more: --json has all", style="dim")] if len(rows) > SHOWN else []
     return Group(
         Text(sentence(document), style="bold"),
@@ -62,17 +63,18 @@ def slower_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def _table(document: Mapping[str, Any], without: Sequence[str]) -> Table:
-    every = ("plan", "batch", "time", "±", "floor", "tokens/s", "a GPU", "$/M", "memory", "bound")
+    every = ("plan", "batch", "time", "±", "how", "floor", "tokens/s", "a GPU", "$/M", "memory", "bound")
     prices = any(row["price_per_million_tokens"] for row in document["plans"])
     without = [*without, *(["a GPU"] if prices else ["$/M"])]
     names = [name for name in every if name not in without]
-    table = plain(names, right=[name for name in names if name not in ("plan", "bound")])
+    table = plain(names, right=[name for name in names if name not in ("plan", "bound", "how")])
     for row in document["plans"][:SHOWN]:
         cells = (
             row["parallel"],
             str(row["batch"]),
             units.text(row["expected_s"], "s"),
             f"{100 * row['error']:.0f} %",
+            terminal.how_known(row),
             units.text(row["floor_s"], "s"),
             units.text(row["tokens_per_s"], "").strip(),
             units.text(row["tokens_per_s"] / document["gpus"], "").strip(),

@@ -20,7 +20,7 @@ TITLES = {
     "forward": "Forward pass",
     "train": "Training step",
 }
-MOST_OPS = 3  # that the line below a table names
+MOST_OPS = 3  # ops that the line below a table names
 _SHORT = {"float32": "fp32", **{name: word for word, name in reversed(SPELLINGS.items()) if word[-1].isdigit()}}
 
 
@@ -68,22 +68,33 @@ def kinds(types: Row) -> str:
 
 
 def rise(types: Row) -> str:
-    """By how much fewer bits raised a perplexity: +1.7 to 1.8 %, or that nobody measured it here."""
-    found = types["perplexity_rise"]
-    if found is None:
+    """How much fewer bits raised the perplexity (+1.7 to 1.8 %), or that it was not measured."""
+    measured = types["perplexity_rise"]
+    if measured is None:
         return "not measured"
-    ends = list(dict.fromkeys(f"{100 * found[name]:.2g}" for name in ("least", "most")))
-    return f"+{' to '.join(ends)} %" if found["most"] else "reference"
+    ends = list(dict.fromkeys(f"{100 * measured[name]:.2g}" for name in ("least", "most")))
+    return f"+{' to '.join(ends)} %" if measured["most"] else "reference"
+
+
+def in_fp8(document: Row) -> list[str]:
+    """What a product in fp8 holds, where one is shown."""
+    types = [document["precision"], *(row["precision"] for row in document["precisions"])]
+    if not any(each["products"].startswith("float8") for each in types):
+        return []
+    return [
+        "Products in fp8 find the scale of their input at each call, some 10 µs, as TensorRT-LLM's layers do: where"
+        " scales are known before, or a norm finds them, small ones take less."
+    ]
 
 
 def accuracy(document: Row) -> str:
-    """What fewer bits cost another model; nothing where 16 bits alone were asked for."""
+    """How much accuracy fewer bits cost the model that was measured; empty for 16 bits."""
     types = document["precision"]
     of_whom = f"of {types['perplexity_of']}, not of {document['model']['name']}"
     if document["precisions"]:
         return f"Perplexity: {of_whom}."
-    if found := types["perplexity_rise"]:
-        return f"Perplexity in {kinds(types)}: {rise(types)}, {of_whom}." if found["most"] else ""
+    if measured := types["perplexity_rise"]:
+        return f"Perplexity in {kinds(types)}: {rise(types)}, {of_whom}." if measured["most"] else ""
     return f"What {kinds(types)} costs in accuracy was not measured here."
 
 
@@ -101,7 +112,7 @@ def page(document: Row, *, census: bool = False) -> RenderableType:
     parts += _precisions(document)
     if census:
         parts += [part for row in rows if row["fits"] for part in (Text(""), _census(row))]
-    parts += [Text(""), *(Text(note, style="dim") for note in notes(rows))]
+    parts += [Text(""), *(Text(note, style="dim") for note in (*notes(rows), *in_fp8(document)))]
     return Group(*parts)
 
 
@@ -153,9 +164,10 @@ def _steps(rows: Sequence[Row]) -> RenderableType:
         ("J/token",),
         ("J/token", "largest"),
         ("J/token", "largest", "MFU"),
-        ("J/token", "largest", "MFU", "memory"),
-        ("J/token", "largest", "MFU", "memory", "floor"),
-        ("J/token", "largest", "MFU", "memory", "floor", "±", "context"),
+        ("J/token", "largest", "MFU", "how"),
+        ("J/token", "largest", "MFU", "how", "memory"),
+        ("J/token", "largest", "MFU", "how", "memory", "floor"),
+        ("J/token", "largest", "MFU", "how", "memory", "floor", "±", "context"),
     )
     return Fitting(tuple(_table(rows, without) for without in dropped))
 
@@ -164,10 +176,20 @@ def _table(rows: Sequence[Row], without: Sequence[str]) -> Table:
     cells = [_cells(row, rows) for row in rows]
     empty = [name for name in cells[0] if all(cell[name] in ("", "–") for cell in cells)]
     names = [name for name in cells[0] if name not in without and name not in empty]
-    out = plain(names, right=[name for name in names if name not in ("GPU", "on")])
+    out = plain(names, right=[name for name in names if name not in ("GPU", "on", "how")])
     for cell in cells:
         out.add_row(*(cell[name] for name in names))
     return out
+
+
+def how_known(row: Row) -> str:
+    """In which way most of the time is known, and how much of it.
+
+    >>> how_known({"how": {"analytic": 0.1, "measured": 0.9}}), how_known({"how": {"carried over": 1.0}})
+    ('measured 90 %', 'carried')
+    """
+    way, share = max(row["how"].items(), key=lambda pair: pair[1])
+    return str(way).removesuffix(" over") + ("" if share >= 0.995 else f" {units.percent(share)}")
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
@@ -180,7 +202,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
     }
     tail = {"memory": units.text(memory["total"], "B"), "largest": str(row["largest_batch"])}
     if not row["fits"]:
-        blank = dict.fromkeys(("time", "±", "floor", "gain", "tokens/s", "MFU", "$/M", "J/token"), "–")
+        blank = dict.fromkeys(("time", "±", "how", "floor", "gain", "tokens/s", "MFU", "$/M", "J/token"), "–")
         return head | blank | {"time": "no room"} | tail
     price = row["price_per_million_tokens"]
     return (
@@ -188,6 +210,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
         | {
             "time": units.text(row["expected_s"], "s"),
             "±": f"{100 * row['error']:.0f} %",
+            "how": how_known(row),
             "floor": units.text(row["floor_s"], "s"),
             "gain": _gain(row, rows),
             "tokens/s": units.text(row["tokens_per_s"], "").strip(),
@@ -200,7 +223,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _gain(row: Row, rows: Sequence[Row]) -> str:
-    """Of a changed GPU against itself."""
+    """How much faster a --what-if GPU is than the same GPU unchanged."""
     keys = ("gpu", "mode", "batch", "context", "parallel")
     plain_rows = [other for other in rows if not other["what_if"] and other["fits"]]
     same = next((other for other in plain_rows if all(other[key] == row[key] for key in keys)), None)
@@ -208,7 +231,7 @@ def _gain(row: Row, rows: Sequence[Row]) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> list[RenderableType]:
-    """What bounds the first and the last that fit, and what does not fit."""
+    """Lines below the table: what bounds the first and the last row that fit, and which rows do not fit."""
     from rich.text import Text
 
     fitting = [row for row in rows if row["fits"]]
@@ -231,7 +254,7 @@ def bound_sentence(row: Row) -> str:
 
 
 def misfit(row: Row) -> str:
-    """What is too much, by how much, and what would fit."""
+    """Why a step does not fit into memory, and what would."""
     memory = row["memory_bytes"]
     kinds = {kind: size for kind, size in memory.items() if kind not in ("total", "room")}
     what, size = max(kinds.items(), key=lambda pair: pair[1])
@@ -284,7 +307,7 @@ def _op_cells(op: Row) -> dict[str, str]:
 
 
 def overlaps(rows: Sequence[Row]) -> list[str]:
-    """What is assumed of links, where some of their time is not counted."""
+    """What is assumed about links, where some of their time is hidden behind computation."""
     hidden = max((row["hidden_s"] for row in rows), default=0.0)
     if not hidden:
         return []
@@ -295,12 +318,12 @@ def overlaps(rows: Sequence[Row]) -> list[str]:
 
 
 def lower_clocks(rows: Sequence[Row]) -> list[str]:
-    """Where products run slower than in a burst."""
-    found = {row["gpu"]: row["clock_share"] for row in rows if row["clock_share"] < 1}
-    if not found:
+    """A line on GPUs whose power cap makes long products slower than a burst."""
+    shares = {row["gpu"]: row["clock_share"] for row in rows if row["clock_share"] < 1}
+    if not shares:
         return []
-    share = units.percent(min(found.values()))
-    return [f"Training on {', '.join(found)}: products at {share} of the highest clock, which the power limit leaves."]
+    share = units.percent(min(shares.values()))
+    return [f"Training on {', '.join(shares)}: products at {share} of the highest clock, which the power limit leaves."]
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -318,4 +341,6 @@ def notes(rows: Sequence[Row]) -> list[str]:
         *lower_clocks(fitting),
         "Times: " + "; ".join(words[way] for way in ways) + ". ± is the 90th percentile of held-out errors, as if all"
         " ops were off the same way. Kernels are fused and launched from a graph. --census shows every op.",
+        "Memory is counted, not measured: four training runs on an H200 were within 5 %. J/token is at most: at the"
+        " board's power limit.",
     ]

@@ -16,42 +16,42 @@ if TYPE_CHECKING:
 WIDE, NARROW = 48, 26
 
 
-def page(found: DeviceProfile, *, most: int) -> RenderableType:
+def page(times: DeviceProfile, *, most: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    each = "the whole run" if found.whole_run else "1 step, which" if found.steps == 1 else f"{found.steps} steps, each"
-    head = f"{each} takes the host {units.text(found.step_s, 's')}"
-    if found.on_gpu:
-        head += f" and the device {units.text(found.device_s, 's')}"
+    each = "the whole run" if times.whole_run else "1 step, which" if times.steps == 1 else f"{times.steps} steps, each"
+    head = f"{each} takes the host {units.text(times.step_s, 's')}"
+    if times.on_gpu:
+        head += f" and the device {units.text(times.device_s, 's')}"
     else:
         head += "; no device in this trace: the host's ops by line"
-    missing = next((line.device_s for line in found.lines if line.place == ELSEWHERE), 0.0)
+    missing = next((line.device_s for line in times.lines if line.place == ELSEWHERE), 0.0)
     rows = [head]
-    if found.device_s and missing > 0.01 * found.device_s:
+    if times.device_s and missing > 0.01 * times.device_s:
         rows.append(
-            f"{units.percent(missing / found.device_s)} of the device's time has no line: replayed, or not recorded"
+            f"{units.percent(missing / times.device_s)} of the device's time has no line: replayed, or not recorded"
         )
-    if found.whole_run and [line.place for line in found.lines] == [ELSEWHERE]:
+    if times.whole_run and [line.place for line in times.lines] == [ELSEWHERE]:
         rows.append("no step was found, and lines are taken in one: call sublight.step() at the end of each")
     layouts: tuple[tuple[str, ...], ...] = (
         ("share", "device", "launches", "in ops", "seen", "line", "kernel"),
         ("share", "device", "launches", "in ops", "line", "kernel"),
         ("share", "device", "in ops", "line", "kernel"),
     )
-    if not found.on_gpu:
+    if not times.on_gpu:
         layouts = (("share", "in ops", "seen", "line"), ("share", "in ops", "line"))
-    tables = Fitting(tuple(_table(found, most, columns) for columns in layouts))
+    tables = Fitting(tuple(_table(times, most, columns) for columns in layouts))
     return Group(*(Text(row, style="" if at else "bold") for at, row in enumerate(rows)), Text(""), tables)
 
 
-def _table(found: DeviceProfile, most: int, columns: tuple[str, ...]) -> Table:
+def _table(profile: DeviceProfile, most: int, columns: tuple[str, ...]) -> Table:
     out = plain(columns, right=("share", "device", "launches", "in ops", "seen"))
-    wide = WIDE if "launches" in columns or not found.on_gpu else NARROW
-    whole_s = found.device_s or sum(line.host_s for line in found.lines) or 1.0
-    for line in found.lines[:most]:
+    wide = WIDE if "launches" in columns or not profile.on_gpu else NARROW
+    whole_s = profile.device_s or sum(line.host_s for line in profile.lines) or 1.0
+    for line in profile.lines[:most]:
         cells = {
-            "share": units.percent((line.device_s if found.device_s else line.host_s) / whole_s),
+            "share": units.percent((line.device_s if profile.device_s else line.host_s) / whole_s),
             "device": units.text(line.device_s, "s"),
             "launches": units.count(line.launches),
             "in ops": units.text(line.host_s, "s"),

@@ -13,18 +13,18 @@ from sublight.report.pyprof.terminal import NARROW, cut, escape
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LEAST_SHARE = 0.002  # of the longer run
+LEAST_SHARE = 0.002  # changes below this share of the longer run are not listed
 
 
-def page(found: Comparison, *, most: int) -> RenderableType:
+def page(comparison: Comparison, *, most: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    before, after = found.before, found.after
+    before, after = comparison.before, comparison.after
     head = f"{units.text(before.wall_s, 's')} before, {units.text(after.wall_s, 's')} after"
     if before.command != after.command:
         head += f" ({before.command} → {after.command})"
-    rows = [one for one in found.changes if is_worth_a_line(one, found)][:most]
+    rows = [one for one in comparison.changes if is_worth_a_line(one, comparison)][:most]
     times = before.mode != "counts"
     if not rows:
         same = "no function's own time changed by more than 0.2 % of the run" if times else "every count is as it was"
@@ -50,6 +50,6 @@ def page(found: Comparison, *, most: int) -> RenderableType:
     return Group(Text(head, style="bold"), Text(""), titled(title, out))
 
 
-def is_worth_a_line(one: Change, found: Comparison) -> bool:
-    least_s = LEAST_SHARE * max(found.before.wall_s, found.after.wall_s)
-    return abs(one.change_s) > least_s or (found.before.mode != "sample" and one.calls_before != one.calls_after)
+def is_worth_a_line(one: Change, comparison: Comparison) -> bool:
+    least_s = LEAST_SHARE * max(comparison.before.wall_s, comparison.after.wall_s)
+    return abs(one.change_s) > least_s or (comparison.before.mode != "sample" and one.calls_before != one.calls_after)

@@ -60,7 +60,7 @@ def _frame(function: Function) -> dict[str, Any]:
 
 
 def _leaves(tree: ThreadTree) -> list[tuple[int, float]]:
-    """Own times in the order of time, where spans are known and hold all there is; else in the tree's order."""
+    """Own times: in time order where spans are known and complete, else in the tree's order."""
     whole_s = sum(node.own_s for node in tree.nodes)
     ordered = _own_in_time(tree)
     if ordered and abs(sum(own_s for _, own_s in ordered) - whole_s) <= 0.01 * whole_s:
@@ -69,7 +69,7 @@ def _leaves(tree: ThreadTree) -> list[tuple[int, float]]:
 
 
 def _own_in_time(tree: ThreadTree) -> list[tuple[int, float]]:
-    """What each span has for itself, between those inside it."""
+    """Each span's own time, that is between the spans inside it."""
     moments = sorted({moment for span in tree.spans for moment in (span.start_s, span.start_s + span.duration_s)})
     if len(moments) > 200_000:
         return []

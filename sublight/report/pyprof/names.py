@@ -8,7 +8,7 @@ from sublight.trace.capture.source import is_users, shown_path
 
 
 def file_text(file: str) -> str:
-    """A file as the user knows it."""
+    """A file's path as the user would write it."""
     return shown_path(file) if is_users(file) else library_path(file)
 
 

@@ -28,15 +28,20 @@ def options(line: str) -> tuple[Options, int]:
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--top", type=int, default=terminal.FUNCTIONS)
     parser.add_argument("--no-builtins", dest="builtins", action="store_false")
-    given = parser.parse_args(line.split())
-    if not 0 < given.rate <= 10_000:
-        parser.error(f"--rate {given.rate:g} is not between 0 and 10,000")
-    return Options(mode=given.mode, hz=given.rate, builtins=given.builtins), given.top
+    arguments = parser.parse_args(line.split())
+    if not 0 < arguments.rate <= 10_000:
+        parser.error(f"--rate {arguments.rate:g} is not between 0 and 10,000")
+    return Options(mode=arguments.mode, hz=arguments.rate, builtins=arguments.builtins), arguments.top
 
 
 def pyprof(shell: Any, line: str, cell: str) -> None:
     """What the cell raises is raised again, behind its profile."""
-    wanted, top = options(line)
+    try:
+        wanted, top = options(line)
+    except ValueError as refused:
+        from IPython.core.error import UsageError
+
+        raise UsageError(str(refused)) from None  # which is shown as one line
     source = shell.transform_cell(cell)
     name = shell.compile.cache(source)  # the shell's own name for it: its lines can be shown
     code = compile(source, name, "exec", dont_inherit=True)

@@ -34,6 +34,10 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fake.HTML, fake.display = str, pages.append
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    errors: Any = ModuleType("IPython.core.error")
+    errors.UsageError = type("UsageError", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "IPython.core", ModuleType("IPython.core"))
+    monkeypatch.setitem(sys.modules, "IPython.core.error", errors)
     return pages
 
 
@@ -58,3 +62,8 @@ def test_what_the_cell_raises_comes_after_its_profile(shown: list[str], capsys: 
 def test_bad_options_say_which_there_are(line: str) -> None:
     with pytest.raises(ValueError, match="it takes --trace"):
         notebook.options(line)
+
+
+def test_a_bad_option_is_one_line(shown: list[str]) -> None:
+    with pytest.raises(sys.modules["IPython.core.error"].UsageError, match="it takes --trace"):
+        notebook.pyprof(Shell(), "--bad", "1\n")

@@ -20,10 +20,10 @@ from sublight.report.pyprof import terminal
 from sublight.report.pyprof.names import where
 from sublight.results import write_file
 
-MOST_SPANS = 40_000  # of a page, all threads: the shortest are left out
+MOST_SPANS = 40_000  # spans on a page, over all threads: the shortest are left out
 MOST_NODES = 40_000
 MOST_ROWS = 200
-MOST_LINES = 4  # of a function, that a tip names
+MOST_LINES = 4  # lines of a function that a tooltip names
 NOTEBOOK_HEIGHT = 700
 
 
@@ -36,15 +36,15 @@ def write_two(before: PythonProfile, after: PythonProfile, path: Path) -> None:
 
 
 def document(profile: PythonProfile, before: PythonProfile | None = None) -> str:
-    found = tables(profile)
+    totals = tables(profile)
     data = {"unit": "calls" if profile.mode == "counts" else "s", **_data(profile, before)}
     script = "\n" + asset("flame.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     title = f"{before.command} → {profile.command}" if before else profile.command
-    lead = _lead_of_two(before, profile) if before else terminal.headline(profile, found)
-    caveats = "".join(f"<li>{escape(line)}</li>" for line in terminal.remarks(profile, found))
+    lead = _lead_of_two(before, profile) if before else terminal.headline(profile, totals)
+    caveats = "".join(f"<li>{escape(line)}</li>" for line in terminal.remarks(profile, totals))
     body = (
         '<header><div class="top"><span class="brand">sublight pyprof</span>'
         f'<span class="source">{escape(title[:300])}</span>'
@@ -52,7 +52,7 @@ def document(profile: PythonProfile, before: PythonProfile | None = None) -> str
         f'<p class="lead">{escape(lead)}</p>{f"<ul class=notes>{caveats}</ul>" if caveats else ""}</header>'
         f'<section id="flame" aria-label="Flame graph">{_tools(before is not None)}'
         '<div class="frame"><div id="graph" tabindex="0"></div></div><div id="picked"></div></section>'
-        f"<section><h2>{escape(terminal.title_of(profile))}</h2>{_table(profile, found)}</section>"
+        f"<section><h2>{escape(terminal.title_of(profile))}</h2>{_table(profile, totals)}</section>"
     )
     whole = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -147,7 +147,7 @@ def _difference(before: list[ThreadTree], after: list[ThreadTree], functions: di
                 own_s[at][which] += node.own_s
                 tree.nodes[at].calls += node.calls if which else 0
     for node, (a_s, b_s) in zip(tree.nodes, own_s, strict=True):
-        node.own_s = max(a_s, b_s)  # what is gone must be seen, too
+        node.own_s = max(a_s, b_s)  # the larger of both, so that what is gone is visible, too
     kept = _kept_nodes(tree, MOST_NODES)
     rows = []
     for at in kept:
@@ -169,20 +169,19 @@ def _lead_of_two(before: PythonProfile, after: PythonProfile) -> str:
     )
 
 
-def _table(profile: PythonProfile, found: Tables) -> str:
+def _table(profile: PythonProfile, totals: Tables) -> str:
     names = ["share", "own", "total", "idle" if profile.mode == "sample" else "calls", "function", "where", "thread"]
     right = ("share", "own", "total", "idle", "calls")
     head = "".join(f'<th class="{"r" if name in right else ""}">{name}</th>' for name in names)
-    rows = "".join(_row(profile, figure, found) for figure in terminal.shown(found, MOST_ROWS))
+    rows = "".join(_row(profile, figure, totals) for figure in terminal.shown(totals, MOST_ROWS))
     body = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
     return f'<div class="wide tall"><table id="functions">{body}</table></div>'
 
 
-def _row(profile: PythonProfile, figure: Figure, found: Tables) -> str:
-    share = units.percent(figure.own_s / found.counted_s if found.counted_s else 0.0)
+def _row(profile: PythonProfile, figure: Figure, totals: Tables) -> str:
+    share = units.percent(figure.own_s / totals.counted_s if totals.counted_s else 0.0)
     last = units.text(figure.own.idle_s, "s") if profile.mode == "sample" else f"{figure.calls:,}"
     cells = (share, units.text(figure.own_s, "s"), units.text(figure.total_s, "s"), last)
     figures = "".join(f'<td class="r">{escape(cell)}</td>' for cell in cells)
-    thread = max(figure.threads, key=figure.threads.__getitem__, default="")
-    words = (figure.frame.function, terminal.place(figure), thread)
+    words = (figure.frame.function, terminal.place(figure), terminal.thread_of(figure))
     return f"<tr>{figures}" + "".join(f'<td class="n">{escape(word)}</td>' for word in words) + "</tr>"

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-LEAST_SHARE = 0.001  # of the time: less is not listed
+LEAST_SHARE = 0.001  # functions with a smaller share of the time are not listed
 FUNCTIONS, LINES, THREADS = 20, 10, 12
-WIDE, NARROW = 44, 22  # characters of a name
+WIDE, NARROW = 44, 22  # the longest name, in a wide and in a narrow terminal
 
 
 def page(profile: PythonProfile, *, most: int = FUNCTIONS) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    found = tables(profile)
-    parts: list[RenderableType] = [Text(headline(profile, found), style="bold")]
-    parts += [Text(line, style="dim") for line in remarks(profile, found)]
-    if not found.functions:
+    totals = tables(profile)
+    parts: list[RenderableType] = [Text(headline(profile, totals), style="bold")]
+    parts += [Text(line, style="dim") for line in remarks(profile, totals)]
+    if not totals.functions:
         parts.append(Text("nothing was seen: the program was too short", style="dim"))
         return Group(*parts)
-    parts += [Text(""), titled(title_of(profile), _functions(profile, found, most))]
-    if found.lines:
-        parts += [Text(""), titled("Lines, by own time", _lines(found, min(most, LINES)))]
-    if profile.mode != "counts" and (len(found.threads) > 1 or profile.mode == "sample"):  # counts have no times
-        parts += [Text(""), titled("Threads", _threads(profile, found))]
+    parts += [Text(""), titled(title_of(profile), _functions(profile, totals, most))]
+    if totals.lines:
+        parts += [Text(""), titled("Lines, by own time", _lines(totals, min(most, LINES)))]
+    if profile.mode != "counts" and (len(totals.threads) > 1 or profile.mode == "sample"):  # counts have no times
+        parts += [Text(""), titled("Threads", _threads(profile, totals))]
     return Group(*parts)
 
 
@@ -43,19 +43,19 @@ def title_of(profile: PythonProfile) -> str:
     return "Functions, by calls" if profile.mode == "counts" else "Functions, by own time"
 
 
-def headline(profile: PythonProfile, found: Tables) -> str:
+def headline(profile: PythonProfile, totals: Tables) -> str:
     took = f"{profile.command}: {units.text(profile.wall_s, 's')}"
     if profile.cpu_s:
         whose = " of its own, without the processes that it started" if len(profile.processes) > 1 else ""
         took += f", of which {units.text(profile.cpu_s, 's')} CPU{whose}"
     if profile.mode == "sample":
-        return f"{took}; {found.looks:,} looks at {profile.hz:g} Hz"
-    functions = len(found.functions)
-    return f"{took}; {found.calls:,} call{'s' * (found.calls != 1)} of {functions:,} function{'s' * (functions != 1)}"
+        return f"{took}; {totals.looks:,} looks at {profile.hz:g} Hz"
+    functions = len(totals.functions)
+    return f"{took}; {totals.calls:,} call{'s' * (totals.calls != 1)} of {functions:,} function{'s' * (functions != 1)}"
 
 
-def remarks(profile: PythonProfile, found: Tables) -> list[str]:
-    """What the reader must know to read the figures."""
+def remarks(profile: PythonProfile, totals: Tables) -> list[str]:
+    """Remarks without which the figures could be misread."""
     lines = list(profile.notes)
     lines += sorted({process.how for process in profile.processes if "(" in process.how or ";" in process.how})
     if len(profile.processes) > 1:
@@ -75,8 +75,8 @@ def place(figure: Figure, *, line: int = 0) -> str:
     return f"{file_text(frame.file)}:{at}" if at else file_text(frame.file)
 
 
-def _functions(profile: PythonProfile, found: Tables, most: int) -> RenderableType:
-    return Fitting(tuple(_functions_with(profile, found, most, columns) for columns in _layouts(profile)))
+def _functions(profile: PythonProfile, totals: Tables, most: int) -> RenderableType:
+    return Fitting(tuple(_functions_with(profile, totals, most, columns) for columns in _layouts(profile)))
 
 
 def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
@@ -93,13 +93,13 @@ def _layouts(profile: PythonProfile) -> tuple[tuple[str, ...], ...]:
     return (full, full[:-1], ("share", "own", "total", "function", "where"))
 
 
-def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: Sequence[str]) -> Table:
+def _functions_with(profile: PythonProfile, totals: Tables, most: int, columns: Sequence[str]) -> Table:
     figures = {"share", "own", "total", "ran", "lock", "core", "idle", "calls", "a call", "resumed"}
     out = plain(columns, right=figures)
     wide = WIDE if "thread" in columns or "a call" in columns or "lock" in columns else NARROW
-    for figure in shown(found, most):
+    for figure in shown(totals, most):
         cells = {
-            "share": units.percent(figure.own_s / found.counted_s if found.counted_s else 0.0),
+            "share": units.percent(figure.own_s / totals.counted_s if totals.counted_s else 0.0),
             "own": units.text(figure.own_s, "s"),
             "total": units.text(figure.total_s, "s"),
             **_parts(figure.own),
@@ -108,20 +108,20 @@ def _functions_with(profile: PythonProfile, found: Tables, most: int, columns: S
             "a call": units.text(figure.total_s / figure.calls, "s") if figure.calls else "–",
             "function": escape(cut(figure.frame.function, wide)),
             "where": escape(cut(place(figure), wide)),
-            "thread": escape(cut(_thread(figure), 24)),
+            "thread": escape(cut(thread_of(figure), 24)),
         }
         out.add_row(*(cells[name] for name in columns))
     return out
 
 
-def shown(found: Tables, most: int) -> list[Figure]:
-    least_s = LEAST_SHARE * found.counted_s
-    worth = (one for one in found.functions if max(one.own_s, 0.1 * one.total_s) > least_s)  # callers come last
-    return list(worth if found.counted_s else (one for one in found.functions if one.calls))[:most]
+def shown(totals: Tables, most: int) -> list[Figure]:
+    least_s = LEAST_SHARE * totals.counted_s
+    worth = (one for one in totals.functions if max(one.own_s, 0.1 * one.total_s) > least_s)  # callers come last
+    return list(worth if totals.counted_s else (one for one in totals.functions if one.calls))[:most]
 
 
 def _parts(own: Split) -> dict[str, str]:
-    """Of its own time, which part it ran, waited for the interpreter's lock, for a core, and was idle."""
+    """How a function's own time divides: running, waiting for the interpreter's lock, for a core, idle."""
     all_s = own.all_s or 1.0
     figures = {"ran": own.ran_s, "lock": own.gil_s, "core": own.core_s, "idle": own.idle_s}
     return {
@@ -129,18 +129,21 @@ def _parts(own: Split) -> dict[str, str]:
     }
 
 
-def _thread(figure: Figure) -> str:
+def thread_of(figure: Figure) -> str:
+    """The thread in which a function spent most of its time, and in how many others it ran."""
     most = max(figure.threads, key=figure.threads.__getitem__, default="")
     more = len(figure.threads) - 1
     return f"{most} +{more}" if more > 0 else most
 
 
 def cut(words: str, most: int) -> str:
-    """The end says more than the beginning.
+    """A name that is too long: without `.<locals>`, then cut at its beginning, since its end says more.
 
-    >>> cut("package.module.Class.method", 15), cut("short", 15)
-    ('…e.Class.method', 'short')
+    >>> cut("package.module.Class.method", 15), cut("short", 15), cut("backward.<locals>.<genexpr>", 22)
+    ('…e.Class.method', 'short', 'backward.<genexpr>')
     """
+    if len(words) > most:
+        words = words.replace(".<locals>", "")
     return words if len(words) <= most else f"…{words[len(words) - most + 1 :]}"
 
 
@@ -151,15 +154,15 @@ def escape(words: str) -> str:
     return escape_markup(words.translate(dict.fromkeys(range(32), "?")))
 
 
-def _lines(found: Tables, most: int) -> RenderableType:
+def _lines(totals: Tables, most: int) -> RenderableType:
     from sublight.report.draw.tables import note
 
     out = plain(("share", "own", "where", "line"), right=("share", "own"))
     out.columns[-1].no_wrap = False
-    for figure in [one for one in found.lines if one.own_s > LEAST_SHARE * found.counted_s][:most]:
+    for figure in [one for one in totals.lines if one.own_s > LEAST_SHARE * totals.counted_s][:most]:
         source = linecache.getline(figure.frame.file, figure.frame.line).strip()
         out.add_row(
-            units.percent(figure.own_s / found.counted_s),
+            units.percent(figure.own_s / totals.counted_s),
             units.text(figure.own_s, "s"),
             escape(cut(place(figure, line=figure.frame.line), 34)),
             note(source),
@@ -167,16 +170,16 @@ def _lines(found: Tables, most: int) -> RenderableType:
     return out
 
 
-def _threads(profile: PythonProfile, found: Tables) -> RenderableType:
+def _threads(profile: PythonProfile, totals: Tables) -> RenderableType:
     knows = profile.mode == "sample" and profile.processes[0].knows_waits
     names: tuple[str, ...] = ("thread", "in calls" if profile.mode != "sample" else "seen")
     if profile.mode == "sample" and profile.cpu_s:
         names = ("thread", "ran", "for the lock", "for a core", "idle") if knows else ("thread", "ran", "waited")
     out = plain(names, right=names[1:], fold=("thread",))
-    for name, part in found.threads[:THREADS]:
+    for name, part in totals.threads[:THREADS]:
         waits = (part.gil_s, part.core_s, part.idle_s) if knows else (part.idle_s,)
         cells = (part.ran_s, *waits) if len(names) > 2 else (part.all_s,)
         out.add_row(escape(name), *(units.text(seconds, "s") for seconds in cells))
-    if len(found.threads) > THREADS:
-        out.add_row(f"{len(found.threads) - THREADS} more", *("" for _ in names[1:]))
+    if len(totals.threads) > THREADS:
+        out.add_row(f"{len(totals.threads) - THREADS} more", *("" for _ in names[1:]))
     return out

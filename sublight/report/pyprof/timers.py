@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def page(found: Clocks) -> RenderableType:
+def page(clocks: Clocks) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     names = ("clock", "a reading", "smallest step", "measures")
     out = plain(names, right=("a reading", "smallest step"))
     out.columns[-1].no_wrap = False
-    for timer in found.timers:
+    for timer in clocks.timers:
         measures = f"{timer.measures}. For {timer.use}." if not timer.reason else f"{timer.measures} ({timer.reason})"
         out.add_row(timer.name, units.text(timer.cost_s, "s"), units.text(timer.step_s, "s"), wrapped(measures))
-    title = f"Clocks of this machine{f' and its {found.device}' if found.device else ''}"
+    title = f"Clocks of this machine{f' and its {clocks.device}' if clocks.device else ''}"
     parts: list[RenderableType] = [titled(title, out), Text(""), Text("Mistakes, made here on purpose", style="bold")]
-    for mistake in found.mistakes:
+    for mistake in clocks.mistakes:
         parts += [Text(""), *_mistake(mistake)]
     return Group(*parts)
 

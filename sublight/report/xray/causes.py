@@ -1,4 +1,4 @@
-"""Findings of one cause, told once: rows that begin anywhere make loads narrow, stores narrow, and sectors too many."""
+"""Findings with one cause become one: unaligned rows, say, make loads narrow, stores narrow, and sectors too many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublight.xray.record import Finding, Place
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_ACCESS = ("uncoalesced", "narrow-load", "narrow-store", "misaligned")  # of one access: the first gives the words
+_ACCESS = ("uncoalesced", "narrow-load", "narrow-store", "misaligned")  # on one access: the first speaks
 _FAMILY = {"narrow-store": "narrow-load"}
 
 
@@ -20,7 +20,7 @@ _FAMILY = {"narrow-store": "narrow-load"}
 class Cause:
     """One thing to mend, with everything that follows from it."""
 
-    findings: tuple[Finding, ...]  # the first gives the words
+    findings: tuple[Finding, ...]  # the first one's sentence is shown
 
     @property
     def lead(self) -> Finding:
@@ -43,7 +43,7 @@ class Cause:
 
 
 def causes(findings: Iterable[Finding]) -> list[Cause]:
-    """In the order in which they come; what is said of one access, or in the same words, is one."""
+    """The causes in the findings' order; findings about one access, or with the same sentence, are one cause."""
     held = list(findings)
     leads: dict[tuple[str, Place], str] = {}
     for finding in held:

@@ -18,11 +18,11 @@ from sublight.xray.record import Access, Code, Finding
 from sublight.xray.sass import lines
 
 PaneName = Literal["source", "ttgir", "ptx", "sass"]
-MOST_LINES = 20_000  # of a pane
-COLOURS = 8  # of source lines, in turn
-POOR = 1.25  # times the ideal, from which an access is marked
+MOST_LINES = 20_000  # the longest pane
+COLOURS = 8  # source lines take turns in these
+POOR = 1.25  # an access that takes this many times the ideal is marked
 
-_KINDS: dict[PaneName, tuple[tuple[str, re.Pattern[str]], ...]] = {  # the first that matches the opcode
+_KINDS: dict[PaneName, tuple[tuple[str, re.Pattern[str]], ...]] = {  # tried in order against the opcode
     "sass": (
         ("local", re.compile(r"(LDL|STL)\b")),
         ("tensor", re.compile(r"([HIDQBO]G?MMA|UTC\w*MMA|UTCCP|LDTM|STTM)\b")),
@@ -72,13 +72,13 @@ _CUDA = re.compile(r"(?P<em>//.*|/\*.*?(?:\*/|$))" + _WORDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of a pane."""
+    """One line of a pane."""
 
-    number: str  # as the listing counts: its line, or the instruction's address
+    number: str  # the line's number, in SASS the instruction's address
     text: str
-    kind: str = ""  # of memory instructions, tensor cores, …: it colours the opcode
-    key: int | None = None  # of its links
-    opcode: tuple[int, int] | None = None  # where it stands in the text
+    kind: str = ""  # the kind of instruction (memory, tensor core, …), which colours the opcode
+    key: int | None = None  # rows with the same key are linked
+    opcode: tuple[int, int] | None = None  # where the opcode stands in the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +91,20 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panes:
-    """All that the panes show of one kernel."""
+    """What the four panes show of one kernel."""
 
     source: str | None
     file: str
     keys: tuple[Key, ...]
-    listings: Mapping[PaneName, tuple[Row, ...]]  # those that there are, without the source
+    listings: Mapping[PaneName, tuple[Row, ...]]  # the compiler's listings that are at hand, not the source
 
     @property
     def linked(self) -> list[int]:
-        """The source lines that anything comes from."""
+        """The source lines that rows of other panes come from."""
         return sorted({line for key in self.keys for line in key.lines})
 
     def weights(self) -> dict[int, float]:
-        """Source line -> its SASS instructions."""
+        """Source line -> the number of its SASS instructions."""
         rows = self.listings.get("sass", ())
         counted = Counter(self.keys[row.key].lines[0] for row in rows if row.key is not None)
         return {line: float(count) for line, count in counted.items()}
@@ -132,15 +132,15 @@ def panes(code: Code, source: str | None = None) -> Panes:
     numbers: dict[Key, int] = {}
     through: dict[int, dict[str, None]] = {}
     listings: dict[PaneName, tuple[Row, ...]] = {}
-    for name, found in chains.items():
+    for name, chain_list in chains.items():
         text, _, rows_of = read[name]
         rows = []
         for index, row in rows_of(text, code.symbol):
             key = None
-            inside = tuple(place.line for place in found[index] if place.file in own)
+            inside = tuple(place.line for place in chain_list[index] if place.file in own)
             if inside:
                 key = numbers.setdefault(Key(lines=inside), len(numbers))
-                for place in found[index]:
+                for place in chain_list[index]:
                     if place.file not in own:
                         through.setdefault(key, {})[f"{PurePath(place.file).name}:{place.line}"] = None
             rows.append(_coloured(row, name, key))
@@ -158,25 +158,25 @@ def _own_file(code: Code, chains: Mapping[PaneName, list[lines.Chain]]) -> set[s
 
 
 def _coloured(row: Row, name: PaneName, key: int | None) -> Row:
-    found = _OPCODE[name].match(row.text.lstrip())
+    match = _OPCODE[name].match(row.text.lstrip())
     indent = len(row.text) - len(row.text.lstrip())
-    if not found or row.text.rstrip().endswith(":"):
+    if not match or row.text.rstrip().endswith(":"):
         return Row(number=row.number, text=row.text, key=key)
-    kind = next((kind for kind, pattern in _KINDS[name] if pattern.match(found[1])), "")
+    kind = next((kind for kind, pattern in _KINDS[name] if pattern.match(match[1])), "")
     return Row(
-        number=row.number, text=row.text, kind=kind, key=key, opcode=(indent + found.start(1), indent + found.end(1))
+        number=row.number, text=row.text, kind=kind, key=key, opcode=(indent + match.start(1), indent + match.end(1))
     )
 
 
 def _sass_rows(text: str, symbol: str) -> Iterator[tuple[int, Row]]:
     listed = text.split("\n")
     while listed and not (_ADDRESS.match(listed[-1]) and not _PADDING.match(listed[-1])):
-        listed.pop()  # what fills the last cache line never runs
+        listed.pop()  # instructions that pad the last cache line never run
     for index, line in enumerate(listed):
         if address := _ADDRESS.match(line):
             yield index, Row(number=address[1], text=line[address.end() :].rstrip().removesuffix(";").rstrip())
         elif re.match(r"\.L_|\$?[\w$.]+:\s*$", line) and not line.startswith((".text", ".section")):
-            yield index, Row(number="", text=line.strip())  # a label: where branches go
+            yield index, Row(number="", text=line.strip())  # a label, the target of branches
 
 
 def _ptx_rows(text: str, symbol: str) -> Iterator[tuple[int, Row]]:
@@ -205,12 +205,12 @@ def _ttgir_rows(text: str, symbol: str) -> Iterator[tuple[int, Row]]:
             yield index, Row(number=str(index + 1), text=location.sub("", line))
 
 
-def html(found: Panes, name: PaneName, *, heat: Mapping[int, float], badges: Mapping[int, Sequence[str]]) -> str:
-    """The rows of a pane; badges are markup."""
+def html(kernel: Panes, name: PaneName, *, heat: Mapping[int, float], badges: Mapping[int, Sequence[str]]) -> str:
+    """A pane's rows as HTML; `badges` are markup already."""
     if name == "source":
-        return _source_html(found, heat, badges)
-    colours = {line: index % COLOURS for index, line in enumerate(found.linked)}
-    rows = found.listings.get(name, ())
+        return _source_html(kernel, heat, badges)
+    colours = {line: index % COLOURS for index, line in enumerate(kernel.linked)}
+    rows = kernel.listings.get(name, ())
     parts = []
     for row in rows[:MOST_LINES]:
         words = escape(row.text, quote=False)
@@ -223,7 +223,7 @@ def html(found: Panes, name: PaneName, *, heat: Mapping[int, float], badges: Map
         if row.key is None:
             parts.append(f'<div class="l {row.kind}"><i>{row.number}</i><u></u><code>{words}</code></div>')
             continue
-        line = found.keys[row.key].lines[0]
+        line = kernel.keys[row.key].lines[0]
         parts.append(
             f'<div class="l {row.kind}" data-k="{row.key}"><i>{row.number}</i><u class="c{colours[line]}">{line}</u>'
             f"<code>{words}</code></div>"
@@ -231,14 +231,14 @@ def html(found: Panes, name: PaneName, *, heat: Mapping[int, float], badges: Map
     return "".join(parts) + _left_out(len(rows))
 
 
-def _source_html(found: Panes, heat: Mapping[int, float], badges: Mapping[int, Sequence[str]]) -> str:
-    if found.source is None:
-        return f'<p class="gone">The source{f" ({escape(found.file)})" if found.file else ""} is not at hand.</p>'
-    colours = {line: index % COLOURS for index, line in enumerate(found.linked)}
+def _source_html(kernel: Panes, heat: Mapping[int, float], badges: Mapping[int, Sequence[str]]) -> str:
+    if kernel.source is None:
+        return f'<p class="gone">The source{f" ({escape(kernel.file)})" if kernel.file else ""} is not at hand.</p>'
+    colours = {line: index % COLOURS for index, line in enumerate(kernel.linked)}
     total, most = sum(heat.values()), max(heat.values(), default=0.0)
-    pattern = _PYTHON if found.file.endswith(".py") else _CUDA
+    pattern = _PYTHON if kernel.file.endswith(".py") else _CUDA
     parts = []
-    listed = found.source.split("\n")
+    listed = kernel.source.split("\n")
     for number, text in enumerate(listed[:MOST_LINES], start=1):
         weight = heat.get(number, 0.0)
         bar = ""
@@ -275,7 +275,7 @@ def _left_out(count: int) -> str:
 
 def badges(file: str, accesses: Sequence[Access], findings: Sequence[Finding]) -> dict[int, list[str]]:
     """Source line -> marks: the worst access of each kind, and findings."""
-    by_line: dict[int, dict[str, tuple[float, str, str]]] = {}  # line -> space -> how poor, mark, what it says
+    by_line: dict[int, dict[str, tuple[float, str, str]]] = {}  # line -> memory space -> (how poor, mark, text)
     for access in accesses:
         if access.place is None or access.unknown or not lines.same_file(access.place.file, file):
             continue

@@ -54,8 +54,8 @@ def _waits(row: Counters) -> str:
 
 def compared(pages: Sequence[Page], rows: Sequence[Counters]) -> list[tuple[Page, list[Compared]]]:
     """Predicted against counted, for the kernels that the report has."""
-    found = ((page, counters_of(page.code, rows)) for page in pages)
-    return [(page, compare(page.accesses, counted)) for page, counted in found if counted]
+    pairs = ((page, counters_of(page.code, rows)) for page in pages)
+    return [(page, compare(page.accesses, counted)) for page, counted in pairs if counted]
 
 
 def rows_of(pairs: Sequence[tuple[Page, list[Compared]]]) -> list[dict[str, Any]]:

@@ -39,8 +39,8 @@ def test_predicted_beside_counted() -> None:
     # the load has 16 sectors a request as predicted, the store a quarter of the 32
     assert row(text, "_double  global load") == ["_double", "global load, sectors per request", "16", "16", "+0.0 %"]
     assert row(text, "_double  global store")[2:] == ["32", "8", "+300.0 %"]
-    told = {(each["what"], each["unit"]): each for each in xray_counters.rows_of(pairs)}
-    store = told["global store", "sectors per request"]
+    result = {(each["what"], each["unit"]): each for each in xray_counters.rows_of(pairs)}
+    store = result["global store", "sectors per request"]
     assert (store["predicted"], store["counted"], store["gpu"], store["note"]) == (32.0, 8.0, "h200", None)
 
 

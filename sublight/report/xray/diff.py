@@ -19,7 +19,7 @@ from sublight.xray.sass.asm_lines import read
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MOST_SHAPES = 12  # of instructions, named in a line
+MOST_SHAPES = 12  # the most instruction shapes that a line names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Pair:
 
     @property
     def given(self) -> dict[str, tuple[str, str]]:
-        """Constants and options that differ."""
+        """The constants and options that differ."""
         before, after = ({**page.code.constants, **page.code.options} for page in (self.before, self.after))
         every = {
             name: (str(before.get(name, "")), str(after.get(name, ""))) for name in dict.fromkeys((*before, *after))
@@ -45,7 +45,7 @@ class Pair:
 
     @property
     def kinds(self) -> dict[str, tuple[int, int]]:
-        """Instructions by kind, where their number changed."""
+        """The kinds of instructions whose number changed."""
         before, after = (_counts(page) for page in (self.before, self.after))
         names = dict.fromkeys((*before, *after))
         every = {name: (before.get(name, 0), after.get(name, 0)) for name in names}
@@ -75,7 +75,7 @@ class Pair:
 
     @property
     def still(self) -> list[Finding]:
-        """As before in kind, in other words: as it is now."""
+        """Findings that both versions have with other figures, as they are now."""
         return _matched(self.before.findings, self.after.findings)[2]
 
     def to_json(self) -> dict[str, Any]:
@@ -101,16 +101,16 @@ def paired(before: Sequence[Page], after: Sequence[Page]) -> list[Pair]:
     """By name and GPU; one kernel against one, whatever they are called."""
     if len({page.code.name for page in before}) == len({page.code.name for page in after}) == 1:
         known = {page.code.gpu.key: page for page in after}
-        found = [Pair(before=page, after=known[page.code.gpu.key]) for page in before if page.code.gpu.key in known]
-        if not found and len(before) == len(after) == 1:  # two cubins, each for a GPU of its own
-            found = [Pair(before=before[0], after=after[0])]
+        pairs = [Pair(before=page, after=known[page.code.gpu.key]) for page in before if page.code.gpu.key in known]
+        if not pairs and len(before) == len(after) == 1:  # two cubins, each for a GPU of its own
+            pairs = [Pair(before=before[0], after=after[0])]
     else:
         both = {(page.code.name, page.code.gpu.key): page for page in after}
-        found = [Pair(before=page, after=both[key]) for page in before if (key := _key(page)) in both]
-    if not found:
+        pairs = [Pair(before=page, after=both[key]) for page in before if (key := _key(page)) in both]
+    if not pairs:
         names = [", ".join(dict.fromkeys(page.code.name for page in pages)) for pages in (before, after)]
         raise BadInput(f"no kernel is in both: {names[0]} against {names[1]}; name one of each, as FILE:KERNEL")
-    return found
+    return pairs
 
 
 def _key(page: Page) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def to_json(pairs: Sequence[Pair]) -> dict[str, Any]:
 
 
 def page(pairs: Sequence[Pair], left_out: Sequence[str] = ()) -> RenderableType:
-    """Each pair; `left_out` are kernels that only one side has."""
+    """The differences of each pair; `left_out` are kernels that only one side has."""
     from rich.console import Group
     from rich.text import Text
 
@@ -193,16 +193,16 @@ def _matched(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[list[
 
 
 def _only(these: Sequence[Finding], those: Sequence[Finding]) -> list[Finding]:
-    """Of these, what those have not; one said twice counts twice."""
+    """The findings of one side that the other lacks; one that occurs twice counts twice."""
     left = Counter((finding.id, finding.detail) for finding in those)
-    found = []
+    rest = []
     for finding in these:
         key = (finding.id, finding.detail)
         if left[key]:
             left[key] -= 1
         else:
-            found.append(finding)
-    return found
+            rest.append(finding)
+    return rest
 
 
 def _counts(page: Page) -> Mapping[str, int]:

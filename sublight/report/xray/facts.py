@@ -14,7 +14,7 @@ from sublight.xray.examine import Page
 from sublight.xray.record import Access, Code, Finding
 from sublight.xray.sass.mix import Region
 
-NO_NEWS = {"num_ctas": 1}  # options that say nothing at this value
+NO_NEWS = {"num_ctas": 1}  # options that are not worth showing at this value
 
 
 def bytes_text(count: int) -> str:
@@ -56,7 +56,7 @@ def same_kernels(codes: Sequence[Code]) -> list[list[int]]:
 def labels(codes: Sequence[Code]) -> list[str]:
     """Names, with the constants and types that tell two of one name on one GPU apart."""
     all_facts = [_facts_of(code) for code in codes]
-    found = []
+    names = []
     for code, mine in zip(codes, all_facts, strict=True):
         twins = [
             other
@@ -64,8 +64,8 @@ def labels(codes: Sequence[Code]) -> list[str]:
             if (each.name, each.gpu.key) == (code.name, code.gpu.key)
         ]
         apart = [f"{name}={value}" for name, value in mine.items() if any(other.get(name) != value for other in twins)]
-        found.append(" ".join([code.name, *apart]))
-    return found
+        names.append(" ".join([code.name, *apart]))
+    return names
 
 
 def _facts_of(code: Code) -> dict[str, str]:
@@ -74,15 +74,15 @@ def _facts_of(code: Code) -> dict[str, str]:
 
 def specialised(code: Code) -> str:
     """Constants, options and grid of the launch; of an op the shape of the call."""
-    given = {name: value for name, value in {**code.constants, **code.options}.items() if NO_NEWS.get(name) != value}
-    words = [f"{name}={value}" for name, value in given.items()]
+    settings = {name: value for name, value in {**code.constants, **code.options}.items() if NO_NEWS.get(name) != value}
+    words = [f"{name}={value}" for name, value in settings.items()]
     at = [f"at {code.at}:"] * bool(code.at)
     return " ".join([*at, *words, *[f"grid={'x'.join(map(str, code.grid))}"] * bool(code.grid)])
 
 
 def facts(page: Page) -> dict[str, str]:
-    """The figures of a kernel, by what people call them."""
-    used, found = page.code.resources, page.occupancy
+    """A kernel's figures by their usual names."""
+    used, occupancy = page.code.resources, page.occupancy
     kept = {
         "registers a thread": str(used.registers),
         "spilled": f"{used.spill_bytes} B" if used.spill_bytes else "none",
@@ -93,11 +93,11 @@ def facts(page: Page) -> dict[str, str]:
     }
     if used.stack_bytes != used.spill_bytes:
         kept["stack a thread"] = f"{used.stack_bytes} B"
-    if found:
-        kept["blocks an SM"] = str(found.blocks_per_sm)
-        kept["warps an SM"] = f"{found.warps_per_sm} of {found.max_warps_per_sm}"
-        kept["occupancy"] = units.percent(found.fraction)
-        kept["limited by"] = ", ".join(found.limited_by)
+    if occupancy:
+        kept["blocks an SM"] = str(occupancy.blocks_per_sm)
+        kept["warps an SM"] = f"{occupancy.warps_per_sm} of {occupancy.max_warps_per_sm}"
+        kept["occupancy"] = units.percent(occupancy.fraction)
+        kept["limited by"] = ", ".join(occupancy.limited_by)
     return kept
 
 
@@ -128,7 +128,7 @@ def region_name(region: Region) -> str:
 
 
 def joined(accesses: Iterable[Access]) -> Iterator[Access]:
-    """One for each line, kind, width and reason: several instructions of one line are one row."""
+    """Accesses joined into one row for each line, kind, width and reason."""
 
     def key(access: Access) -> tuple[Any, ...]:
         place = (access.place.file, access.place.line) if access.place else ("", 0)
@@ -141,7 +141,7 @@ def joined(accesses: Iterable[Access]) -> Iterator[Access]:
 
 
 def over_ideal(access: Access) -> float | None:
-    """Sectors against the ideal; None where nothing can be said."""
+    """Sectors over the ideal number; None where either is unknown."""
     if access.sectors_per_request is None or not access.ideal_sectors:
         return None
     return access.sectors / access.ideal_sectors
@@ -151,14 +151,20 @@ def where(finding: Finding) -> str:
     return f"{PurePath(finding.place.file).name}:{finding.place.line}" if finding.place else ""
 
 
+def is_partly_seen(page: Page) -> bool:
+    """Some of its addresses are not known, or none: a cubin alone does not tell them."""
+    untold = any(bound.name == "transactions" and bound.seconds is None for bound in page.roof.bounds)
+    return any(access.unknown for access in page.accesses) or (untold and not page.accesses)
+
+
 def view(page: Page) -> KernelView:
     """The page as plain rows."""
-    found = page.occupancy
+    occupancy = page.occupancy
     return KernelView(
         code=page.code,
-        blocks_per_sm=found.blocks_per_sm if found else None,
-        occupancy=found.fraction if found else None,
-        limited_by=", ".join(found.limited_by) if found else "",
+        blocks_per_sm=occupancy.blocks_per_sm if occupancy else None,
+        occupancy=occupancy.fraction if occupancy else None,
+        limited_by=", ".join(occupancy.limited_by) if occupancy else "",
         tensor_core=page.mix.tensor_core or "",
         findings=page.findings,
         accesses=tuple(joined(page.accesses)),
@@ -189,6 +195,7 @@ def view(page: Page) -> KernelView:
             for bound in page.roof.bounds
         ),
         heat=page.heat,
+        is_whole=not is_partly_seen(page),
         notes=(
             *(f"{claim} ({arithmetic})" if arithmetic else claim for claim, arithmetic in sentences(page)),
             *page.notes,

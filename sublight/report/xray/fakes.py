@@ -205,7 +205,7 @@ def page(gpu: str = "h200", **changed: object) -> Page:
     """The terminal's: occupancy, waves and instructions as they are reckoned, the rest made up."""
     made = code(gpu)
     made = changed.pop("code", made)  # type: ignore[assignment]
-    found = occupancy(made.resources, made.gpu)
+    reckoned = occupancy(made.resources, made.gpu)
     whole = Page(
         code=made,
         mix=mix(made),
@@ -219,11 +219,11 @@ def page(gpu: str = "h200", **changed: object) -> Page:
             )
         ),
         heat={},
-        occupancy=found,
+        occupancy=reckoned,
         what_if=what_if(made.resources, made.gpu),
         table=table(made.resources, made.gpu),
-        waves=waves(512, found, made.gpu),
-        in_flight=bytes_in_flight(found, made.gpu, bytes_per_thread=16),
+        waves=waves(512, reckoned, made.gpu),
+        in_flight=bytes_in_flight(reckoned, made.gpu, bytes_per_thread=16),
         notes=("One note.",),
     )
     return dataclasses.replace(whole, **changed)  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from sublight.xray.record import Code
 
-LINES = 16  # of a grid in the terminal
-CELLS = 11  # across, at 80 columns
+LINES = 16  # height of a grid in the terminal
+CELLS = 11  # cells side by side in 80 columns
 HTML_LINES, HTML_CELLS = 64, 64
 STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")  # a warp each
 SHADES = ("#bfe3f7", "#f6cfe6", "#cdeccb", "#f9e6b3", "#cfd4f7", "#f7cdc5", "#c9f0ea", "#e4d3f5")
@@ -81,17 +81,17 @@ def summary(layout: Layout) -> str:
 
 
 def is_whole(layout: Layout) -> bool:
-    """No part of another: neither a slice nor a line that is about to be broadcast."""
+    """Whether a layout is no part of another: neither a slice, nor a line that is about to be broadcast."""
     return not layout.name.startswith("slice") and 1 not in layout.shape
 
 
-def page(found: Sequence[tuple[Code, Sequence[Layout]]], *, full: bool = False) -> RenderableType:
+def page(kernels: Sequence[tuple[Code, Sequence[Layout]]], *, full: bool = False) -> RenderableType:
     """Of each kernel the whole layouts; with `full`, or where there are no others, their parts as well."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for code, layouts in found:
+    for code, layouts in kernels:
         body: list[RenderableType] = []
         drawn = [layout for layout in layouts if full or is_whole(layout)] or list(layouts)
         for layout in drawn:
@@ -123,9 +123,9 @@ def _drawn(where: Spread | Shared) -> RenderableType:
     return out
 
 
-def to_json(found: Sequence[tuple[Code, Sequence[Layout]]]) -> dict[str, Any]:
+def to_json(kernels: Sequence[tuple[Code, Sequence[Layout]]]) -> dict[str, Any]:
     rows = []
-    for code, layouts in found:
+    for code, layouts in kernels:
         for layout in layouts:
             row: dict[str, Any] = {
                 "kernel": code.name, "gpu": code.gpu.key, "layout": layout.name, "text": layout.text,
@@ -141,10 +141,10 @@ def to_json(found: Sequence[tuple[Code, Sequence[Layout]]]) -> dict[str, Any]:
     return {"layouts": rows}
 
 
-def document(found: Sequence[tuple[Code, Sequence[Layout]]]) -> str:
+def document(kernels: Sequence[tuple[Code, Sequence[Layout]]]) -> str:
     """One self-contained page."""
     body = []
-    for code, layouts in found:
+    for code, layouts in kernels:
         body.append(f"<h2>{escape(code.name)} on {escape(code.gpu.key)}</h2>")
         for layout in layouts:
             body.append(f"<p>{escape(summary(layout))}<br><code>{escape(layout.text)}</code></p>")

@@ -98,13 +98,13 @@ def _header(views: Sequence[KernelView], title: str) -> str:
 
 
 def facts(view: KernelView) -> dict[str, tuple[str, str]]:
-    """Name -> figure, and what to know of it."""
+    """Name -> figure, and a remark on it."""
     used, gpu = view.code.resources, view.code.gpu
     room = f"of {gpu.shared_bytes_per_sm // 1024} KiB an SM" if gpu.shared_bytes_per_sm else ""
     warps = f"{counted(-(-used.threads // 32), 'warp')} a block" if used.threads else "the launch says"
     limit = f"limited by {view.limited_by}" if view.limited_by else ""
     tensor = {None: UNKNOWN, "": "none"}.get(view.tensor_core, view.tensor_core)
-    found = {
+    figures = {
         "registers": (str(used.registers), "a thread"),
         "spills": (f"{used.spill_bytes} B" if used.spill_bytes else "none", _stack(view)),
         "shared memory": (bytes_text(used.shared_bytes), room),
@@ -113,7 +113,7 @@ def facts(view: KernelView) -> dict[str, tuple[str, str]]:
         "occupancy": (units.percent(view.occupancy), "of an SM's warps"),
         "tensor cores": (str(tensor), ""),
     }
-    return {name: found[name] for name in FACTS}
+    return {name: figures[name] for name in FACTS}
 
 
 def _stack(view: KernelView) -> str:
@@ -122,7 +122,7 @@ def _stack(view: KernelView) -> str:
 
 
 def _kind(name: str, view: KernelView) -> str:
-    """A figure to worry about is marked."""
+    """The CSS class that marks a figure to worry about."""
     return "poor" if name == "spills" and view.code.resources.spill_bytes else ""
 
 
@@ -145,12 +145,12 @@ def _kernels(views: Sequence[KernelView]) -> str:
 
 
 def _summary(views: Sequence[KernelView]) -> str:
-    """A row for each kernel and GPU; a click shows it below."""
-    found = xray_summary.rows(views)
-    names = xray_summary.shown(found)
+    """The table of kernels and GPUs; a click on a row shows its sheet below."""
+    entries = xray_summary.rows(views)
+    names = xray_summary.shown(entries)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("kernel", *names))
     rows, before = [], ""
-    for row in found:
+    for row in entries:
         cells = "".join(
             f'<td class="{"poor" if name in row.bad else ""}">{escape(row.cells[name])}</td>' for name in names
         )
@@ -189,7 +189,7 @@ def _gpu(view: KernelView) -> str:
 
 
 def _compared(views: Sequence[KernelView], members: Sequence[int]) -> str:
-    """GPUs side by side; what differs between them stands out."""
+    """The GPUs' figures side by side; those that differ stand out."""
     each_facts = [facts(views[at]) for at in members]
     head = "".join(
         f'<th scope="col" data-k="{at}">'
@@ -218,13 +218,13 @@ def _compared(views: Sequence[KernelView], members: Sequence[int]) -> str:
 
 
 def _findings(views: Sequence[KernelView], members: Sequence[int]) -> str:
-    """What several GPUs share is told once."""
-    found: dict[tuple[bool, str, Place | None, str], list[int]] = {}
+    """The findings; one that several GPUs share is listed once."""
+    gpus_of: dict[tuple[bool, str, Place | None, str], list[int]] = {}
     for at in members:
         for one in views[at].findings:
-            found.setdefault((one.is_information, one.id, one.place, one.detail), []).append(at)
+            gpus_of.setdefault((one.is_information, one.id, one.place, one.detail), []).append(at)
     items = []
-    for (is_information, name, place, detail), where in sorted(found.items(), key=lambda item: item[0][0]):
+    for (is_information, name, place, detail), where in sorted(gpus_of.items(), key=lambda item: item[0][0]):
         gpus = ", ".join(views[at].code.gpu.name for at in where) if len(where) < len(members) else ""
         items.append(
             f'<li class="{"told" if is_information else "wrong"}"><span class="id">{escape(name)}</span>'

@@ -164,8 +164,8 @@ def test_several_kernels_have_a_table_and_a_sheet_each() -> None:
     table = document[document.index('<div class="wide tall summary">') : document.index('<div class="sheets">')]
     rows = re.findall(r'<tr data-k="(\d)" data-pick="\1">(.*?)</tr>', table)
     cells = [(at, re.sub("<.*?>", " ", row.replace("</td><td", "</td>|<td")).split("|")) for at, row in rows]
-    told = [(at, *(cell.strip() for cell in row)) for at, row in cells]
-    assert told == [
+    result = [(at, *(cell.strip() for cell in row)) for at, row in cells]
+    assert result == [
         ("0", "_double", "h200", "40", "8 B", "1.5 KiB", "75 %", "registers", "8 ×", "8-way", "1"),
         ("2", "_double", "a100", "40", "8 B", "1.5 KiB", "75 %", "threads", "8 ×", "8-way", "1"),
         ("1", "_other", "h200", "40", "8 B", "1.5 KiB", "75 %", "registers", "–", "–", "none"),

@@ -36,14 +36,14 @@ def lines_of(reach: Reach) -> Lines:
     >>> {first: [(word, *lanes) for word, lanes in enumerate(line) if lanes] for first, line in lines_of(reach).items()}
     {0: [(0, 0), (1, 0), (30, 1), (31, 1)]}
     """
-    found: Lines = {}
+    lines: Lines = {}
     for lane, offset in enumerate(reach.offsets):
         if offset is None:
             continue
         for word in range(offset // WORD_BYTES, (offset + max(reach.width, 1) - 1) // WORD_BYTES + 1):
             first, at = word * WORD_BYTES // LINE_BYTES * LINE_BYTES, word % (LINE_BYTES // WORD_BYTES)
-            found.setdefault(first, [[] for _ in range(LINE_BYTES // WORD_BYTES)])[at].append(lane)
-    return dict(sorted(found.items()))
+            lines.setdefault(first, [[] for _ in range(LINE_BYTES // WORD_BYTES)])[at].append(lane)
+    return dict(sorted(lines.items()))
 
 
 def pattern(reach: Reach) -> str:
@@ -71,13 +71,13 @@ def pattern(reach: Reach) -> str:
 
 def grouped(instructions: Sequence[Reach]) -> list[tuple[Reach, int]]:
     """The first of those of a line that differ only in where they begin, as an unrolled loop has them; how many."""
-    found: dict[object, list[Reach]] = {}
+    groups: dict[object, list[Reach]] = {}
     for reach in instructions:
         begin = min((offset for offset in reach.offsets if offset is not None), default=0)
         shape = tuple(None if offset is None else offset - begin for offset in reach.offsets)
         key = (reach.place, reach.instruction, reach.space, reach.argument, reach.unknown, shape)
-        found.setdefault(key, []).append(reach)
-    return [(alike[0], len(alike)) for alike in found.values()]
+        groups.setdefault(key, []).append(reach)
+    return [(alike[0], len(alike)) for alike in groups.values()]
 
 
 def summary(reach: Reach, count: int = 1) -> str:
@@ -93,12 +93,12 @@ def summary(reach: Reach, count: int = 1) -> str:
     return f"{what}{whose}, warp {reach.warp}{some}: {pattern(reach)}{such}"
 
 
-def page(found: Sequence[tuple[Code, Reached]]) -> RenderableType:
+def page(kernels: Sequence[tuple[Code, Reached]]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for code, reached in found:
+    for code, reached in kernels:
         body: list[RenderableType] = []
         for reach, count in grouped(reached.instructions):
             body += [Text(summary(reach, count)), *([_drawn(reach)] if reach.offsets else []), Text("")]
@@ -139,19 +139,19 @@ def label(lanes: Sequence[int]) -> str:
     return "··" if not lanes else f"{lanes[0]:02d}" if len(lanes) == 1 else "**"
 
 
-def to_json(found: Sequence[tuple[Code, Reached]]) -> dict[str, Any]:
+def to_json(kernels: Sequence[tuple[Code, Reached]]) -> dict[str, Any]:
     rows = [
         {"kernel": code.name, "gpu": code.gpu.key, **dataclasses.asdict(reach)}
-        for code, reached in found
+        for code, reached in kernels
         for reach in reached.instructions
     ]
-    return {"instructions": rows, "notes": [words for _, reached in found for words in notes(reached)]}
+    return {"instructions": rows, "notes": [words for _, reached in kernels for words in notes(reached)]}
 
 
-def document(found: Sequence[tuple[Code, Reached]]) -> str:
+def document(kernels: Sequence[tuple[Code, Reached]]) -> str:
     """One self-contained page."""
     body = []
-    for code, reached in found:
+    for code, reached in kernels:
         body.append(f"<h2>{escape(code.name)} on {escape(code.gpu.key)}</h2>")
         for reach, count in grouped(reached.instructions):
             body.append(f"<p>{escape(summary(reach, count))}</p>")

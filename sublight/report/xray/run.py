@@ -15,10 +15,10 @@ def page(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    found = sorted(causes(report.findings), key=lambda cause: cause.lead.is_information)
-    wrong = [cause for cause in found if not cause.lead.is_information]
+    ordered = sorted(causes(report.findings), key=lambda cause: cause.lead.is_information)
+    wrong = [cause for cause in ordered if not cause.lead.is_information]
     parts: list[RenderableType] = []
-    for cause in found:
+    for cause in ordered:
         parts += cause_lines(cause, of=cause.lead.kernel, indent=0)
     if report.failure:
         parts.append(Text(f"the script itself ended with {report.failure}", style="dim"))

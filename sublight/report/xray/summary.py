@@ -58,18 +58,18 @@ def _row(view: KernelView, at: int, label: str) -> Row:
         "tensor cores": view.tensor_core or ("none" if view.tensor_core is not None else UNKNOWN),
         "sectors": UNKNOWN if ratio is None else "ideal" if ratio < 1.005 else f"{ratio:.3g} ×",
         "conflict": UNKNOWN if conflict is None else "none" if conflict < 1.005 else f"{conflict:.3g}-way",
-        "to mend": str(wrong) if wrong else "none",
+        "to mend": str(wrong) if wrong else "none" if view.is_whole else UNKNOWN,
     }
     bad = {"spilled": used.spill_bytes > 0, "sectors": (ratio or 1) > BAD_RATIO, "to mend": wrong > 0}
     bad["conflict"] = (conflict or 1) > BAD_RATIO
     return Row(at=at, label=label, cells=cells, bad=frozenset(name for name, is_bad in bad.items() if is_bad))
 
 
-def shown(found: Sequence[Row]) -> list[str]:
+def shown(entries: Sequence[Row]) -> list[str]:
     """The headings that tell something: one GPU is named above the table, and unused tensor cores are no news."""
-    silent = {"GPU"} if len({row.cells["GPU"] for row in found}) == 1 else set()
-    silent |= {"tensor cores"} if all(row.cells["tensor cores"] in ("none", UNKNOWN) for row in found) else set()
-    silent |= set() if any(row.cells["at"] for row in found) else {"at"}
+    silent = {"GPU"} if len({row.cells["GPU"] for row in entries}) == 1 else set()
+    silent |= {"tensor cores"} if all(row.cells["tensor cores"] in ("none", UNKNOWN) for row in entries) else set()
+    silent |= set() if any(row.cells["at"] for row in entries) else {"at"}
     return [name for name in HEADINGS if name not in silent]
 
 
@@ -77,23 +77,23 @@ def table(views: Sequence[KernelView]) -> RenderableType:
     """For the terminal; columns are left out where it is narrow."""
     from sublight.report.draw.tables import Fitting
 
-    found = rows(views)
-    names = shown(found)
+    drawn = rows(views)
+    names = shown(drawn)
     choices = [names]
     for name in (*GIVE_WAY, *AT_LAST):
         choices.append([each for each in choices[-1] if each != name])
     whole, broken = choices[: -len(AT_LAST)], choices[-len(AT_LAST) - 1 :]
-    tables = [_drawn(found, chosen, fold=()) for chosen in whole]
-    return Fitting((*tables, *(_drawn(found, chosen, fold=("kernel",)) for chosen in broken)))
+    tables = [_drawn(drawn, chosen, fold=()) for chosen in whole]
+    return Fitting((*tables, *(_drawn(drawn, chosen, fold=("kernel",)) for chosen in broken)))
 
 
-def _drawn(found: Sequence[Row], headings: Sequence[str], *, fold: Sequence[str]) -> Table:
+def _drawn(entries: Sequence[Row], headings: Sequence[str], *, fold: Sequence[str]) -> Table:
     from sublight.report.draw.tables import plain
 
     right = [name for name in headings if name not in ("GPU", "at", "limited by", "tensor cores")]
     out = plain(("kernel", *headings), right=right, fold=fold)
     before = ""
-    for row in found:
+    for row in entries:
         cells = (_marked(row.cells[name], is_bad=name in row.bad) for name in headings)
         out.add_row(_plain("" if row.label == before else row.label), *cells)
         before = row.label

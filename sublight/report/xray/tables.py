@@ -161,10 +161,10 @@ def _loop(row: MixRow, most: float, kernel: int) -> str:
             f'<span class="k-{group}" style="flex-grow:{count:g}" data-tip="{escape(tip)}"><em>{count:g}</em></span>'
         )
     issue = f"issues in ≥ {row.issue_cycles:.4g} cycles" if row.issue_cycles is not None else ""
-    said = " · ".join(filter(None, (f"{total:g} instructions a warp", issue, row.note)))
+    detail = " · ".join(filter(None, (f"{total:g} instructions a warp", issue, row.note)))
     name = f"{escape(row.name)} {line_link(row.place, kernel)}" if row.place else escape(row.name)
     return (
-        f'<div class="loop" style="--d:{row.depth}"><div class="name">{name}<small>{escape(said)}</small></div>'
+        f'<div class="loop" style="--d:{row.depth}"><div class="name">{name}<small>{escape(detail)}</small></div>'
         f'<div class="stack" style="width:{max(100 * total / most, 1.5):.2f}%">{"".join(parts)}</div></div>'
     )
 

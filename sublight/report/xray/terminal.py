@@ -14,6 +14,7 @@ from sublight.report.xray.facts import (
     counted,
     facts,
     grouped,
+    is_partly_seen,
     joined,
     over_ideal,
     region_name,
@@ -48,9 +49,9 @@ def page(pages: Sequence[Page], *, target: str = "", full: bool = False) -> Rend
     several = len({each.code.name for each in pages}) > 1
     parts: list[RenderableType] = []
     if len(groups) > 1:
-        of = f" of {target}" if target else ""
+        whose = f" of {target}" if target else ""
         keys = list(dict.fromkeys(each.code.gpu.key for each in pages))
-        parts += [Text(f"{counted(len(groups), 'kernel')}{of} on {', '.join(keys)}", style="bold")]
+        parts += [Text(f"{counted(len(groups), 'kernel')}{whose} on {', '.join(keys)}", style="bold")]
         parts += [xray_summary.table([view(each) for each in pages]), Text("")]
     if full or not several:
         for group in groups:
@@ -247,8 +248,8 @@ def _held(group: Sequence[Page]) -> list[tuple[Cause, str]]:
     for each in group:
         for cause in causes(each.findings):
             held.setdefault((cause.ids, cause.where, cause.lead.detail), (cause, []))[1].append(each.code.gpu.key)
-    found = [(cause, f" ({', '.join(keys)})" if len(keys) < len(group) else "") for cause, keys in held.values()]
-    return sorted(found, key=lambda item: item[0].lead.is_information)
+    labelled = [(cause, f" ({', '.join(keys)})" if len(keys) < len(group) else "") for cause, keys in held.values()]
+    return sorted(labelled, key=lambda item: item[0].lead.is_information)
 
 
 def _findings(group: Sequence[Page]) -> Iterator[RenderableType]:
@@ -256,7 +257,10 @@ def _findings(group: Sequence[Page]) -> Iterator[RenderableType]:
 
     held = _held(group)
     if all(cause.lead.is_information for cause, _ in held):
-        yield Text("  nothing to mend in the code", style="green")
+        if any(is_partly_seen(each) for each in group):
+            yield Text("  nothing to mend in what could be seen")
+        else:
+            yield Text("  nothing to mend in the code", style="green")
     for cause, only in held:
         yield from cause_lines(cause, only=only)
 

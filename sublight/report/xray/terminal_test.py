@@ -62,8 +62,8 @@ def test_figures_that_say_something_only_sometimes() -> None:
     assert xray_facts.facts(arrays)["stack a thread"] == "256 B" and xray_facts.facts(arrays)["spilled"] == "none"
     assert "stack a thread" not in xray_facts.facts(xray_fakes.page())  # it is what is spilled
     unknown = dataclasses.replace(xray_fakes.page(), occupancy=None, table=(), what_if=None, waves=None, in_flight=None)
-    told = xray_facts.facts(with_resources(unknown, threads=None))
-    assert told["threads a block"] == "?" and "occupancy" not in told
+    result = xray_facts.facts(with_resources(unknown, threads=None))
+    assert result["threads a block"] == "?" and "occupancy" not in result
     assert "num_warps  " not in drawn(xray.page([unknown]))
 
 
@@ -133,8 +133,11 @@ def test_findings_come_before_information_and_name_their_gpus() -> None:
     text = drawn(xray.page([xray_fakes.page(findings=(TOLD, WRONG)), xray_fakes.page("a100", findings=(TOLD,))]))
     assert "  spill  double.py:4\n    8 bytes do not fit. (h200)\n  enough\n    Enough.\n" in text
     assert "nothing to mend" not in text
-    fine = drawn(xray.page([xray_fakes.page(findings=(TOLD,))]))
+    known = tuple(each for each in xray_fakes.accesses() if not each.unknown)
+    fine = drawn(xray.page([xray_fakes.page(findings=(TOLD,), accesses=known)]))
     assert "  nothing to mend in the code\n  enough\n    Enough.\n  note: One note." in fine
+    part = drawn(xray.page([xray_fakes.page(findings=(TOLD,))]))
+    assert "nothing to mend in what could be seen" in part, "an address that depends on data"
 
 
 def test_of_several_kernels_a_summary_and_what_is_to_be_mended() -> None:
@@ -147,6 +150,9 @@ def test_of_several_kernels_a_summary_and_what_is_to_be_mended() -> None:
     ]  # fmt: skip
     assert row(text, "first") == ["first", "40", "8 B", "1.5 KiB", "75 %", "registers", "8 ×", "8-way", "1"]
     assert row(text, "second") == ["second", "40", "8 B", "1.5 KiB", "75 %", "registers", "–", "–", "none"]
+    unseen = dataclasses.replace(xray_fakes.accesses()[0], unknown="it depends on data")
+    pages = [named("first", findings=()), named("second", findings=(), accesses=(unseen,))]
+    assert row(drawn(xray.page(pages)), "second")[-1] == "–", "what was not looked at is not right for that"
     assert "  spill  double.py:4  first\n    8 bytes do not fit.\n" in text and "enough" not in text
     assert lines[-1] == "one kernel's whole page: k.py:first; all of them: --full"
     assert "registers a thread" not in text

@@ -59,4 +59,5 @@ class KernelView:
     roof: tuple[RoofRow, ...] = ()
     heat: Mapping[int, float] = field(default_factory=dict)  # source line -> weight; empty: its SASS instructions
     source: str | None = None  # None: read from the code's file
+    is_whole: bool = True  # all of its addresses are known: where nothing was found, nothing is there
     notes: tuple[str, ...] = ()
