@@ -32,14 +32,14 @@ from sublight import units
 from sublight.ops.attention.attention import attention
 from sublight.ops.attention.ladder import why_not
 
-STEPS = 5  # of training, for the loss
+STEPS = 5  # training steps whose losses are compared
 WAYS = ("written out", "torch", "sublight", "flash", "hopper")
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The shape of one."""
+    """The sizes of one network."""
 
     layers: int
     width: int
@@ -142,19 +142,19 @@ def main() -> None:
     options.add_argument("--limit", type=float, default=100.0, help="seconds after which no further row is begun")
     options.add_argument("--from", dest="source", type=Path, help="show the rows of this file, measure nothing")
     options.add_argument("--tiny", action="store_true", help="small networks")
-    given = options.parse_args()
-    if given.source:
+    args = options.parse_args()
+    if args.source:
         try:
-            rows = json.loads(given.source.read_text(encoding="utf-8"))["rows"]
+            rows = json.loads(args.source.read_text(encoding="utf-8"))["rows"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            options.error(f"cannot read rows from {given.source}: {type(error).__name__}")
+            options.error(f"cannot read rows from {args.source}: {type(error).__name__}")
         print("\n".join(table(rows)))
         return
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic()
-    networks = {name: small(shape) for name, shape in NETWORKS.items()} if given.tiny else NETWORKS
+    networks = {name: small(shape) for name, shape in NETWORKS.items()} if args.tiny else NETWORKS
     rows: list[dict[str, Any]] = []
     for name, network in product(WAYS, networks):  # a run that ends early has the first ways of every network
-        if time.monotonic() - began > given.limit:
+        if time.monotonic() - began > args.limit:
             print(f"stopped at the limit, before {network}, {name}")
             break
         if reason := why_no(name, networks[network], device):
@@ -165,8 +165,8 @@ def main() -> None:
         except torch.OutOfMemoryError:
             print(f"{network}, {name}: does not fit into the GPU's memory")
         rows.sort(key=lambda row: list(networks).index(row["network"]))
-        if given.json:
-            write(given.json, rows)
+        if args.json:
+            write(args.json, rows)
     print("\n".join(table(rows)))
 
 
@@ -175,7 +175,7 @@ def small(shape: Network) -> Network:
 
 
 def why_no(name: str, shape: Network, device: str) -> str:
-    """Why a way does not take the network; empty where it does."""
+    """Why this way of attention does not take the network; empty where it does."""
     if name not in ("flash", "hopper"):
         return ""
     q, k = (
@@ -239,7 +239,7 @@ def now(device: str) -> Any:
 
 
 def seconds(marks: Sequence[Any]) -> list[float]:
-    """Between each mark and the next."""
+    """Seconds from each mark to the next."""
     pairs = list(pairwise(marks))
     if isinstance(marks[0], float):
         return [after - before for before, after in pairs]
@@ -271,7 +271,7 @@ def attention_alone(shape: Network, attend: Attend, device: str) -> tuple[float,
 
 
 def trained(model: nn.Module, tokens: torch.Tensor, device: str) -> list[float]:
-    """The losses of some steps, the first before any."""
+    """The losses of some training steps; the first one is from before any step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     losses = []
     for _ in range(STEPS):

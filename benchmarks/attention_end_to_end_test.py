@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -15,12 +15,7 @@ HERE = Path(__file__).parent
 
 
 def loaded(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 def test_the_docs_show_the_rows_that_are_kept() -> None:
@@ -48,3 +43,25 @@ def test_enough_shapes_of_both_kinds_are_drawn_and_no_order_tells_them_apart(mon
     assert 30 < kinds[:120].count(script.KINDS[0]) < 90 and drawn == script.shapes(0) != script.shapes(1)
     lengths = sorted(shape["kv_len"] for _, shape in drawn)
     assert lengths[0] < 64 and lengths[-1] > 16384
+
+
+def test_a_run_that_ended_early_goes_on_where_it_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    script, file, seen = loaded("attention_rows"), tmp_path / "rows.json", []
+
+    def measured(kind: str, shape: dict[str, int], device: str, *, peers: bool) -> list[dict[str, Any]]:
+        seen.append(shape)
+        return [{"op": kind, "provider": "flash", "shape": shape, "median_s": 1.0, "bytes": 1, "flops": 1}]
+
+    clock = iter([0.0, 1.0, 2.0, 300.0, *([400.0] * 9)])  # two shapes, then the limit; then time enough
+    monkeypatch.setattr(script, "measured", measured)
+    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(sys, "argv", ["attention_rows.py", "--tiny", "--json", str(file)])
+    script.main()
+    assert "stopped at the limit: 2 of 4 shapes" in capsys.readouterr().out and len(seen) == 2
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--more", str(file)])
+    script.main()
+    assert seen == [shape for _, shape in script.shapes(0, tiny=True)]
+    assert [row["shape"] for row in json.loads(file.read_text())["rows"]] == seen

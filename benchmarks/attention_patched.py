@@ -39,25 +39,25 @@ def main() -> None:
     options.add_argument("--json", type=Path, help="where to write the rows")
     options.add_argument("--limit", type=float, default=30.0, help="seconds after which no further case is begun")
     options.add_argument("--tiny", action="store_true", help="small models")
-    given = options.parse_args()
+    args = options.parse_args()
     try:
         import transformers
     except ImportError:
         options.error("needs transformers: pip install transformers")
     device, began, rows = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic(), []
     for case in CASES:
-        if time.monotonic() - began > given.limit:
+        if time.monotonic() - began > args.limit:
             print(f"stopped at the limit, before {case[0]}")
             break
-        rows.append(measured(transformers, case, device, tiny=given.tiny))
+        rows.append(measured(transformers, case, device, tiny=args.tiny))
         row = rows[-1]
         times = f"{1e3 * row['before_s']:8.2f} ms, patched {1e3 * row['after_s']:8.2f} ms"
         print(f"{row['name']:26} {times}: {row['verdict']}")
-        if given.json:
+        if args.json:
             gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
             head = {"gpu": gpu, "torch": torch.__version__, "transformers": transformers.__version__}
             date = datetime.now().astimezone().isoformat(timespec="seconds")
-            write_json({**head, "date": date, "rows": rows}, given.json)
+            write_json({**head, "date": date, "rows": rows}, args.json)
 
 
 def measured(transformers: Any, case: tuple[Any, ...], device: str, *, tiny: bool) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def measured(transformers: Any, case: tuple[Any, ...], device: str, *, tiny: boo
             out.sum().backward()
 
     before_s = median_s(step, device)
-    found = patch(model, ids, rules=(HF_SDPA,))
+    patched = patch(model, ids, rules=(HF_SDPA,))
     after_s = median_s(step, device)
-    (row,) = found.rows
+    (row,) = patched.rows
     unpatch(model)
-    verdict, short = row.reason, ids[:1, :SHORTEST]  # float64 has every score in memory
+    verdict, short = row.reason, ids[:1, :SHORTEST]  # the float64 run holds every score in memory: it gets a short text
     if row.is_swapped:
         checked = patch(model, verify={"input_ids": short, "use_cache": False}, rules=(HF_SDPA,))
         verdict = checked.verdict.sentence if checked.verdict else checked.rows[0].reason
@@ -96,7 +96,7 @@ def measured(transformers: Any, case: tuple[Any, ...], device: str, *, tiny: boo
 
 
 def median_s(step: Callable[[], None], device: str) -> float:
-    """Of whole steps, each waited for, after two that warm up."""
+    """The median time of whole steps, each waited for, after two that warm up."""
     times = []
     for _ in range(STEPS + 2):
         begin = time.perf_counter()

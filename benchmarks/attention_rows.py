@@ -5,12 +5,15 @@
 
 Sizes are spread evenly over their logarithms. Every fifth row is held back (`held_back`): whoever fits anything to the
 rows leaves these out, and checks with them. Shapes come in no order, so that a run that ends early (`--limit`) is a
-smaller sample of the same. With `--peers` cuDNN runs beside ours, at the same shapes in the same run.
+smaller sample of the same. With `--peers` cuDNN runs beside ours, at the same shapes in the same run. With `--jobs`
+kernels are compiled in so many processes first, within the limit; `--more` goes on where an earlier run ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import random
 import sys
 import time
@@ -24,11 +27,11 @@ from sublight import timing
 from sublight.predict.rows import cases, cost_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from predict_rows import this_device
+from predict_rows import COMPILE_S, compile_first, this_device
 
 PAGE = 16
-HELD_BACK = 5  # one row of so many
-MOST_BYTES = 8 << 30  # of all buffer sets of one case
+HELD_BACK = 5  # one row in so many is held out of the fit
+MOST_BYTES = 8 << 30  # the most that one case's sets of buffers take together
 KINDS = ("prefill attention", "decode attention")
 Shape = dict[str, int]
 
@@ -40,25 +43,43 @@ def main() -> None:
     options.add_argument("--limit", type=float, default=100.0, help="seconds after which no further row is begun")
     options.add_argument("--peers", action="store_true", help="cuDNN at the same shapes")
     options.add_argument("--tiny", action="store_true", help="a few small shapes")
-    given = options.parse_args()
-    began, (device, key) = time.monotonic(), this_device()
-    rows: list[dict[str, Any]] = []
-    drawn = shapes(given.seed, tiny=given.tiny)
-    for number, (kind, shape) in enumerate(drawn):
-        if time.monotonic() - began > given.limit:
-            print(f"stopped at the limit: {number} of {len(drawn)} shapes")
+    options.add_argument("--more", type=Path, help="keep this file's rows, and leave their shapes out", metavar="FILE")
+    options.add_argument("--jobs", type=int, default=0, help="compile kernels in so many processes first")
+    options.add_argument("--part", type=int, help=argparse.SUPPRESS)  # of --jobs: this process compiles
+    args = options.parse_args()
+    began = time.monotonic()
+    if args.jobs and args.part is None:
+        compile_first(args.jobs)
+        print(f"kernels compiled in {time.monotonic() - began:.0f} s", flush=True)
+    device, key = this_device()
+    try:
+        rows: list[dict[str, Any]] = json.loads(args.more.read_text(encoding="utf-8"))["rows"] if args.more else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        options.error(f"cannot read rows from {args.more}: {type(error).__name__}")
+    known = [row["shape"] for row in rows]
+    drawn = list(enumerate(shapes(args.seed, tiny=args.tiny)))
+    left = [(number, kind, shape) for number, (kind, shape) in drawn if shape not in known]
+    if args.part is not None:
+        for _, kind, shape in left[args.part :: args.jobs]:
+            if time.monotonic() - began < COMPILE_S:
+                with contextlib.suppress(RuntimeError):  # the run itself says what failed
+                    (prefill if kind == KINDS[0] else decode)(shape, device)[1]()
+        return
+    for done, (number, kind, shape) in enumerate(left):
+        if time.monotonic() - began > args.limit:
+            print(f"stopped at the limit: {len(drawn) - len(left) + done} of {len(drawn)} shapes")
             break
-        for found in measured(kind, shape, device, peers=given.peers):
-            rows.append({**found, "held_back": number % HELD_BACK == HELD_BACK - 1})
-        if given.json and number % 10 == 9:  # what there is, whatever happens next
-            write(given.json, key, rows)
-    if given.json:
-        write(given.json, key, rows)
+        for timed in measured(kind, shape, device, peers=args.peers):
+            rows.append({**timed, "held_back": number % HELD_BACK == HELD_BACK - 1})
+        if args.json and done % 10 == 9:  # saved now and then, whatever happens next
+            write(args.json, key, rows)
+    if args.json:
+        write(args.json, key, rows)
     print(table(rows, key))
 
 
 def shapes(seed: int, *, tiny: bool = False) -> list[tuple[str, Shape]]:
-    """Prefill and decode, in no order."""
+    """Shapes of prefill and decode, shuffled."""
     drawn = [(kind, shape) for kind, shape in cases(seed, tiny=tiny) if kind in KINDS]
     random.Random(seed).shuffle(drawn)
     return drawn
@@ -104,7 +125,7 @@ def tensors(shape: Shape, device: str) -> tuple[Any, Any, Any]:
 
 
 def prefill(shape: Shape, device: str) -> tuple[str, Callable[[], Any]]:
-    """By the last step of the ladder that takes the shape; without a GPU by PyTorch, to try the script."""
+    """A call of the ladder's last step that takes the shape; without a GPU PyTorch's, to try the script."""
     from sublight.ops.attention.attention import attention
     from sublight.ops.attention.ladder import why_not
 
@@ -128,7 +149,7 @@ def decode(shape: Shape, device: str) -> tuple[str, Callable[[], Any]]:
 
 
 def table(rows: list[dict[str, Any]], key: str) -> str:
-    """The middle of what the rows reach, by op and provider."""
+    """The median share of the limit that the rows reach, by op and provider."""
     import statistics
 
     lines = [f"{len(rows)} rows on {key}", f"{'':26} {'rows':>5} {'held back':>9} {'TFLOP/s':>9} {'TB/s':>7}"]

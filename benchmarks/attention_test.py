@@ -1,8 +1,8 @@
-"""The script for the GPU: tables say what rows say, a part that breaks costs its own rows, bad words one line."""
+"""The script for attention's bars: the table says what rows say, time ends a run and keeps it, bad words one line."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -12,49 +12,75 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
+from sublight import bench
+from sublight.limits import run as limits_run
+from sublight.results import Limits, Result, Run, read_run
+
 SCRIPT = Path(__file__).with_name("attention.py")
 
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("attention_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
+    return importlib.import_module("benchmarks.attention")
 
 
-def row(provider: str, median_s: float, **more: Any) -> dict[str, Any]:
-    shape = {"batch": 4, "q_len": 4096, "causal": 1}
-    made = {"op": "attention", "direction": "fwd", "shape": shape, "dtype": "bfloat16", "provider": provider}
-    return {**made, "median_s": median_s, "flops": 5e11, "bytes": 10**9, "error": 1.0, **more}
+def row(module: ModuleType, name: str, provider: str, median_s: float, **more: Any) -> Result:
+    bar = next(bar for bar in module.BARS if f"{bar.part} {bar.name}" == name)
+    made = {"op": bar.op, "direction": bar.direction, "shape": module._shape(bar), "dtype": "bfloat16"}
+    return Result(**{**made, "provider": provider, "median_s": median_s, "flops": 5e11, "bytes": 10**9, **more})
 
 
-def test_tables_show_rates_ratios_and_what_is_wrong(module: ModuleType) -> None:
-    rows = [
-        row("cudnn", 1e-3),
-        row("flash", 2e-3, ours=True),
-        row("hopper", 0.5e-3, ours=True, error=50.0),  # quick and wrong: marked, and no ratio
-        {**row("flash2", 0.0), "median_s": None, "unavailable": "not here"},
-    ]
-    text = "\n".join(module.tables(rows))
-    assert "500" in text and "250" in text and "1000!" in text
-    assert "flash 0.50 x cudnn" in text and "hopper 2" not in text
-    assert "flash2: not here" in text
+def line(module: ModuleType, rows: list[Result], words: str) -> str:
+    (found,) = (line for line in module.table(rows) if words in line)
+    return str(found)
 
 
-def test_a_part_that_hangs_or_fails_costs_its_own_rows(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = json.dumps({"rows": [row("cudnn", 1e-3)]})
-    good = f"import pathlib, sys; pathlib.Path(sys.argv[-1]).write_text({rows!r})"
-    parts = (
-        module.Part(words=("-c", "import time; time.sleep(60)"), limit_s=0.5),
-        module.Part(words=("-c", "raise SystemExit('broken')"), limit_s=60),
-        module.Part(words=("-c", good), limit_s=60),
-        module.Part(words=("-c", good), limit_s=60),  # the same rows again: kept once
-    )
-    monkeypatch.setattr(module, "PARTS", {"forward": parts})
-    assert [each["provider"] for each in module.measure(["forward"])] == ["cudnn"]
+def test_a_bar_is_met_where_a_right_row_reaches_it(module: ModuleType) -> None:
+    name = "forward heads of 128, 4096, full"
+    rows = [row(module, name, "cudnn", 1e-3), row(module, name, "flash", 1.25e-3), row(module, name, "hopper", 0.9e-3)]
+    full = "| forward | heads of 128, 4096, full"
+    assert "| 500 | 556 | 400 | 1.08 x cuDNN | 1.11 x: met |" in line(module, rows, full)
+    assert "0.80 x over 1: not met" in line(module, rows, "| heads of 128, `flash`")
+    slower = [*rows[:2], row(module, name, "hopper", 0.95e-3)]
+    assert "1.05 x: not met" in line(module, slower, full)
+    wrong = [*rows[:2], row(module, name, "hopper", 0.5e-3, error=2.5)]
+    assert line(module, wrong, full).endswith("| not measured |")
+
+
+def test_decoding_has_seconds_and_bytes(module: ModuleType) -> None:
+    one = row(module, "decode one sequence of 4096", "sublight", 8.9e-6, bytes=16_800_000)
+    assert "8.9 µs, 1.89 TB/s" in (text := line(module, [one], "one sequence")) and text.endswith("| met |")
+    many = row(module, "decode 16 of 8192", "sublight", 250e-6)
+    assert line(module, [many], "16 of 8192").endswith("| not met |")  # 4.0 of 4.1 TB/s
+
+
+def test_time_ends_a_run_which_keeps_its_rows(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = iter(10.0 * turn for turn in range(1000))
+    limits = Limits(device="H200", kind="cuda")
+    head = {"gpu": "h200", "driver": "", "torch": "", "triton": "", "commit": "c", "date": "", "limits": limits}
+
+    def run(ops: Any, *, shapes: Any = (), directions: Any = (), **options: Any) -> Run:
+        more = (
+            {"direction": directions[0], "dtype": "bfloat16", "provider": "sublight", "median_s": 1e-5} if ops else {}
+        )
+        return Run(**head, rows=tuple(Result(op=op.name, shape=op.parse_shape(shapes[0]), **more) for op in ops))
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(limits_run, "this_machine", lambda kind: None)
+    monkeypatch.setattr(bench, "limits_for", lambda machine: limits)
+    monkeypatch.setattr(bench, "run", run)
+    found = module.measured(["decode", "forward"], 25.0, tmp_path / "rows.json")
+    assert [each.op for each in found.rows] == ["paged_attention"] * 2  # each case takes two looks at the clock
+    assert read_run(tmp_path / "rows.json").rows == found.rows
+    whole = tmp_path / "all.json"
+    whole.write_text(json.dumps(Run(**{**head, "commit": "old"}, rows=found.rows[:1]).to_json()))
+    monkeypatch.setattr(sys, "argv", ["attention.py", "--from", str(tmp_path / "rows.json"), "--into", str(whole)])
+    module.main()
+    assert [each.commit for each in read_run(whole).rows] == ["c", "c"]
 
 
 @pytest.mark.parametrize("words", [["--only", "forwards"], ["--from", "nowhere.json"]])

@@ -1,12 +1,13 @@
 """Two hundred submissions to a board, with the scan left out: honest ones among endless, forking and greedy ones.
 
     python benchmarks/board_load.py --json board_load.json
+    python benchmarks/board_load.py --db postgresql://board@127.0.0.1:5432/board
 
 The server is the real one, over HTTP, with the real grader and the real sandbox; only the scan, which would refuse most
 of these before they run, is switched off. Meanwhile the pages are asked for, and a file, a process and a listening
-socket beside the server are watched. It fails unless the server answered all the time, every entry has the outcome that
-its kind must have, and nothing is left behind. Half an hour on two busy cores;
-`--count 40` takes a fifth.
+socket beside the server are watched. A PostgreSQL database that is named must be empty. It fails unless the server
+answered all the time, every entry has the outcome that its kind must have, and nothing is left behind. Half an hour on
+two busy cores; `--count 40` takes a fifth.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from sublight.learn.board import jail, processes, runner
 from sublight.learn.board.app import Allowance, make_app
+from sublight.learn.board.database import is_url
 from sublight.learn.board.runner import Rules, Runner
 from sublight.learn.board.store import Store
 from sublight.learn.exercises import find
@@ -54,7 +57,15 @@ class Kind:
     words: tuple[str, ...] = ("",)  # one of them stands in the reason
 
 
-def kinds(database: Path, port: int, canary: int, secret: Path) -> list[Kind]:
+def reaching(place: str | Path) -> str:
+    """Code that is after the board's rows: it reads their file, or connects to their server."""
+    if not is_url(place):
+        return f"open({str(place)!r}).read()"
+    server = urllib.parse.urlsplit(str(place))
+    return f"import socket; socket.create_connection(({server.hostname or '127.0.0.1'!r}, {server.port or 5432}), 2)"
+
+
+def kinds(database: str | Path, port: int, canary: int, secret: Path) -> list[Kind]:
     """With what they are after."""
     fork = "import os\n        while True:\n            os.fork()"
     eat = (
@@ -79,7 +90,7 @@ def kinds(database: Path, port: int, canary: int, secret: Path) -> list[Kind]:
         Kind(name="forking", count=15, before=f"{AT_GOAL}\n        {fork}", words=("",)),
         Kind(name="memory", count=15, before="x = bytearray(2**33)", words=("MemoryError",)),
         Kind(name="memory of many", count=5, before=f"{AT_GOAL}\n        {eat}", words=("of memory in all",)),
-        Kind(name="database", count=10, before=f"open({str(database)!r}).read()", words=refused),
+        Kind(name="database", count=10, before=reaching(database), words=refused),
         Kind(name="network", count=5, words=refused,
              before=f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"),
         Kind(name="killing", count=5, words=("ProcessLookupError",), before=f"import os; os.kill({canary}, 9)"),
@@ -129,6 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--graders", type=int, default=2)
+    parser.add_argument("--db", default="", metavar="URL", help="An empty PostgreSQL database; else a SQLite file.")
     parser.add_argument("--sandbox", default="", choices=("", *jail.WAYS))
     parser.add_argument("--json", default="")
     chosen = parser.parse_args()
@@ -142,7 +154,7 @@ def main() -> int:
         if way is None:
             print(f"no sandbox: {reason}", file=sys.stderr)
             return 2
-        store = Store(Path(folder, "board.sqlite"))
+        store = Store(chosen.db or Path(folder, "board.sqlite"))
         secret = Path(folder, "secret")
         secret.write_text("a secret of the server's\n")
         listener = socket.create_server(("127.0.0.1", 0))
@@ -153,7 +165,7 @@ def main() -> int:
         serving.start()
         canary = subprocess.Popen(["sleep", "36000"])
         tokens = [store.add_account(f"person-{number}") for number in range(ACCOUNTS)]
-        every = kinds(store.file, listener.getsockname()[1], canary.pid, secret)
+        every = kinds(store.place, listener.getsockname()[1], canary.pid, secret)
         order = [kind for kind in every for _ in range(max(1, round(kind.count * chosen.count / 200)))]
         order = [order[place * 73 % len(order)] for place in range(len(order))] if len(order) % 73 else order
         prober = Prober(url)
@@ -185,6 +197,7 @@ def main() -> int:
         rows, wrong = judged(store, sent)
     pages = sorted(prober.seconds)
     data: dict[str, Any] = {
+        "database": "postgresql" if is_url(store.place) else "sqlite",
         "sandbox": way,
         "graders": chosen.graders,
         "sent": len(sent),

@@ -33,15 +33,15 @@ def main() -> int:
     words.add_argument("--only", default="", help=f"ladders, with commas: {', '.join(each.name for each in LADDERS)}")
     words.add_argument("--check", action="store_true", help="check on small shapes, time nothing")
     words.add_argument("--json", type=Path, help="where to write the rows")
-    given = words.parse_args()
+    args = words.parse_args()
     try:
         names = [each.name for each in LADDERS]
-        chosen = [one_of("ladder", name, names) for name in given.only.split(",")] if given.only else names
+        chosen = [one_of("ladder", name, names) for name in args.only.split(",")] if args.only else names
         ladders = [each for each in LADDERS if each.name in chosen]
-        machine = this_machine("cuda" if not given.check else None)
+        machine = this_machine("cuda" if not args.check else None)
         wrong = checked(ladders, machine.kind)
-        if not given.check:
-            wrong += timed(ladders, machine, given.json)
+        if not args.check:
+            wrong += timed(ladders, machine, args.json)
     except BadInput as error:
         print(f"cuda_ladders: {error}", file=sys.stderr)
         return 2
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def checked(ladders: list[Ladder], device: str) -> list[str]:
-    """The steps that are wrong on the small shapes, or that failed."""
+    """Lines about the steps that are wrong on the small shapes, or that failed."""
     wrong = []
     for ladder in ladders:
         for rung in ladder.rungs:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +25,7 @@ def script() -> Any:
         build.host_compiler()
     except BadInput as error:
         pytest.skip(str(error))
-    spec = importlib.util.spec_from_file_location("cuda_ladders", Path(__file__).with_name("cuda_ladders.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.cuda_ladders")
 
 
 def test_a_row_for_pytorch_and_for_each_step_that_takes_the_shape(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,70 +35,70 @@ STEPS, CURVE_STEPS, CONTEXT = 20, 100, 600
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--only", help=f"parts, with commas: {', '.join(PARTS)}")
-    asked.add_argument("--variants", help="of those parts, these variants only, with commas")
-    asked.add_argument("--json", type=Path, help="where to write the rows")
-    asked.add_argument("--tiny", action="store_true", help="small models, on whatever device there is")
-    asked.add_argument("--profile", type=Path, help="folder for a table of each row's kernels")
-    given = asked.parse_args()
-    chosen = given.only.split(",") if given.only else list(PARTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"parts, with commas: {', '.join(PARTS)}")
+    parser.add_argument("--variants", help="of those parts, these variants only, with commas")
+    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--tiny", action="store_true", help="small models, on whatever device there is")
+    parser.add_argument("--profile", type=Path, help="folder for a table of each row's kernels")
+    args = parser.parse_args()
+    chosen = args.only.split(",") if args.only else list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
-        asked.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     import torch  # noqa: F401 (once, not once a row; the GPU is left alone)
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    if not given.tiny:  # a user's session builds it in its first half minute, in the background
+    if not args.tiny:  # in a user's session it is built in the background, within half a minute
         subprocess.run([sys.executable, "-c", "from sublight.backend import native; native.wait()"], check=True)
     rows = []
     for part in chosen:
-        wanted = [name for name in PARTS[part] if not given.variants or name in given.variants.split(",")]
+        wanted = [name for name in PARTS[part] if not args.variants or name in args.variants.split(",")]
         together = len(wanted) if part.endswith("curve") else 1  # losses take no harm from company
         for begin in range(0, len(wanted), together):
-            for row in apart(part, wanted[begin : begin + together], given):
+            for row in apart(part, wanted[begin : begin + together], args):
                 rows.append(row)
                 print(sentence(row), flush=True)
-                if given.json:
-                    write(given.json, rows)
+                if args.json:
+                    write(args.json, rows)
 
 
-def apart(part: str, variants: Sequence[str], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Their rows, each from a process with compilers' caches of its own."""
+def apart(part: str, variants: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The variants' rows, each measured by a process with empty compilers' caches."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder) / str(number) for number in range(len(variants))]
         processes = []
         for variant, place in zip(variants, places, strict=True):
             place.mkdir()
-            processes.append(context.Process(target=child, args=(part, variant, given, place)))
+            processes.append(context.Process(target=child, args=(part, variant, args, place)))
             processes[-1].start()
         for process in processes:
             process.join()
         return [found(part, variant, place) for variant, place in zip(variants, places, strict=True)]
 
 
-def child(part: str, variant: str, given: argparse.Namespace, place: Path) -> None:
+def child(part: str, variant: str, args: argparse.Namespace, place: Path) -> None:
     for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
         os.environ[name] = str(place / folder)
-    said = os.open(place / "said", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    row = one(part, variant, tiny=given.tiny, profile=given.profile)
+    output = os.open(place / "said", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    row = one(part, variant, tiny=args.tiny, profile=args.profile)
     (place / "row.json").write_text(json.dumps(row))
 
 
 def found(part: str, variant: str, place: Path) -> dict[str, Any]:
-    """What the process left: its row, or the last thing that it said."""
+    """The row that a process wrote, or the last line of its output."""
     if (place / "row.json").exists():
         return {"part": part, "variant": variant, **json.loads((place / "row.json").read_text())}
-    said = (place / "said").read_text().strip().splitlines() or ["it said nothing"]
-    return {"part": part, "variant": variant, "unavailable": said[-1]}
+    lines = (place / "said").read_text().strip().splitlines() or ["it said nothing"]
+    return {"part": part, "variant": variant, "unavailable": lines[-1]}
 
 
 def one(part: str, variant: str, *, tiny: bool, profile: Path | None) -> dict[str, Any]:
-    family, what = part.split("-")
-    do = {"train": train, "decode": decode, "curve": curve}[what]
+    family, kind = part.split("-")
+    do = {"train": train, "decode": decode, "curve": curve}[kind]
     row = do(family, variant, tiny=tiny, profile=profile)
     return {"gpu": gpu_name(), **row}
 
@@ -153,7 +153,7 @@ def batch_of(model: Any, *, tiny: bool, seed: int = 0) -> dict[str, Any]:
 
 
 def prepared(model: Any, optimizer: Any, variant: str, batch: Any) -> Callable[..., Any]:
-    """The model as the variant has it."""
+    """The model, patched or compiled as the variant says; the optimizer is patched in place."""
     import torch
 
     import sublight
@@ -304,11 +304,11 @@ def kernels(step: Callable[[], Any], file: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as told:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
             step()
         wait()
-    table = told.key_averages().table(sort_by="self_device_time_total", row_limit=60, max_name_column_width=100)
+    table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=60, max_name_column_width=100)
     file.write_text(table)
 
 

@@ -6,11 +6,12 @@
 
 Decoding has the shape of Llama-3-8B with random weights, greedy, 1024 tokens of context, batch 1 and 64. `graphs` is
 the engine as a user has it: requests, scheduler, pages, a CUDA graph for each size of batch; `launches` the same
-without graphs, `int4` with weights of four bits. `eager`, `captured`: the engine on PyTorch's ops, without and with
-graphs. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops over a contiguous cache, under
-torch.compile(mode="reduce-overhead"). The limit is what the weights and the cache, as long as it is on average while
-timed, take to read. Every part runs in a process of its own with a time
-limit: what hangs or fails costs its own rows. After the table: where a step's time goes, by kernel.
+without graphs, `int4` with weights of four bits, `int4+head` with a head of four bits, too. `eager`, `captured`: the
+engine on PyTorch's ops, without and with graphs. `compile` is a loop like gpt-fast's: the same model on PyTorch's ops
+over a contiguous cache, compiled, and replayed as a CUDA graph (compiled_loop.py); `tuned` the same with gpt-fast's
+coordinate descent. The limit is what the weights and the cache, as long as it is on average while timed, take to read.
+Every part runs in a process of its own with a time limit: what hangs or fails costs its own rows. After the table:
+where a step's time goes, by kernel.
 """
 
 from __future__ import annotations
@@ -22,35 +23,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublight.results import write_json
 
 if TYPE_CHECKING:
-    import torch
-
     from sublight.engines.generate.config import Config
     from sublight.engines.generate.llama import Weights
 
 Row = dict[str, Any]
-LIMIT_S = {  # of each process; what compiles needs the most
+LIMIT_S = {  # time limit of each process; those that compile need the most
     "decode": {
-        **{"graphs": 40.0, "launches": 18.0, "int4": 50.0, "eager": 18.0, "captured": 18.0},
-        "compile": 115.0,
+        **{"graphs": 40.0, "launches": 18.0, "int4": 50.0, "int4+head": 45.0, "eager": 18.0, "captured": 18.0},
+        **{"compile": 40.0, "tuned": 90.0},
     },
 }
+PACKED = {"int4": "w4a16", "int4+head": "w4a16+head"}
 BASE = {"train": "eager", "decode": "compile"}  # what the others are compared with
-PROFILED = 3  # steps
+PROFILED = 3  # steps under the profiler
 BEGIN_S = time.perf_counter()
 WARMUP = 10  # steps: some until a graph is captured
-MEASURED_S = 2.0  # of steps, after those that warm up
+MEASURED_S = 2.0  # steps are timed for so long, after those that warm up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of a run for figures, or of one that shows that the script works."""
+    """The sizes of a real run, or of a tiny one that shows that the script works."""
 
     context: int = 1024
     layers: int = 32
@@ -70,7 +70,7 @@ TINY = Sizes(
 
 
 def timed(step: Callable[[], Any], device: str, *, warmup: int, most: int) -> tuple[int, float]:
-    """How many steps, and their seconds; the device is waited for once, at the end."""
+    """Run steps for a while; returns their number and seconds. The device is waited for once, at the end."""
     import torch
 
     def wait() -> None:
@@ -104,16 +104,18 @@ def decode(mode: str, device: str, sizes: Sizes, batches: Sequence[int] = ()) ->
         theta=5e5,
     )  # fmt: skip
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    made = weights.random(config, dtype=dtype, device=device, how="w4a16" if mode == "int4" else "")
+    made = weights.random(config, dtype=dtype, device=device, how=PACKED.get(mode, ""))
     rate = _memory_rate(device)
-    usual = sizes.batches if mode in ("graphs", "int4") else sizes.batches[:1]  # compiling takes a minute
+    usual = sizes.batches if mode == "graphs" or mode in PACKED else sizes.batches[:1]  # compiling takes a minute
     for batch in batches or usual:
         if device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         print(f"{mode}, batch {batch}: begins at {time.perf_counter() - BEGIN_S:.0f} s", file=sys.stderr, flush=True)
-        step, note = (by_compile if mode == "compile" else by_engine)(config, made, mode, batch, device, sizes)
+        step, note = (by_compile if mode in ("compile", "tuned") else by_engine)(
+            config, made, mode, batch, device, sizes
+        )
         ready_s = time.perf_counter() - begin
         count, seconds = timed(step, device, warmup=WARMUP, most=sizes.room - batch // 2 - WARMUP - PROFILED - 12)
         keys = note()["keys"] - batch * count / 2  # on average while timed
@@ -129,7 +131,7 @@ def decode(mode: str, device: str, sizes: Sizes, batches: Sequence[int] = ()) ->
 def by_engine(
     config: Config, made: Weights, mode: str, batch: int, device: str, sizes: Sizes
 ) -> tuple[Callable[[], None], Callable[[], Row]]:
-    """The engine's own step, from when every prompt is in the cache."""
+    """The engine's own steps, timed once every prompt is in the cache."""
     import random
 
     from sublight.engines.generate.engine import PAGE, Engine, Request
@@ -161,40 +163,22 @@ def by_engine(
 def by_compile(
     config: Config, made: Weights, mode: str, batch: int, device: str, sizes: Sizes
 ) -> tuple[Callable[[], None], Callable[[], Row]]:
-    """One token for every text, all on the device; the host never looks at one."""
+    """Steps of one token for every text, chosen on the device without the host."""
+    import functools
+
     import torch
+    from compiled_loop import Loop
 
-    from sublight.engines.generate.llama import Cache, Llama
-
-    page = 16
-    width = -(-config.longest // page)
-    model = Llama(config, made, mode="eager")
-    model.layers = contiguous(model.layers, batch)
-    cache = Cache(config, batch * width, page, made.tokens)
-    for x in (cache.k, cache.v):
-        x.normal_()
-        torch._dynamo.mark_static_address(x)  # else its graphs refuse a cache that is written in place
-    table = torch.arange(batch * width, dtype=torch.int32, device=device).view(batch, width)
-    first = torch.arange(batch, device=device) * width * page
-    ids = torch.arange(batch, device=device) % sizes.llama_vocab
-    positions = torch.full((batch,), sizes.context, dtype=torch.int64, device=device)
-
-    def forward(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        lengths = (positions + 1).to(torch.int32)
-        return model.decode(ids, positions, first + positions, table, lengths, cache).argmax(-1)
-
-    call = torch.compile(forward, mode="reduce-overhead", dynamic=False)
-
-    def step() -> None:
-        nonlocal ids
-        ids = call(ids, positions).clone()
-        positions.add_(1)
-
-    return step, lambda: {"keys": batch * int(positions[0])}
+    if mode == "tuned":
+        torch._inductor.config.coordinate_descent_tuning = True
+    compiled = functools.partial(torch.compile, dynamic=False, fullgraph=True) if device == "cuda" else lambda f: f
+    loop = Loop(config, made, batch, sizes.context, device, compiled)
+    loop.step()
+    return loop.step, lambda: {"keys": batch * int(loop.positions[0])}
 
 
 def by_kernel(step: Callable[[], None]) -> list[Row]:
-    """What runs on the GPU in a step, the dearest first."""
+    """The kernels of a step with their times, the longest first."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -210,46 +194,17 @@ def by_kernel(step: Callable[[], None]) -> list[Row]:
     return sorted(rows, key=lambda row: -row["us"])[:20]
 
 
-def contiguous(layers: Any, batch: int) -> Any:
-    """PyTorch's way: each text has a row of one large cache, and attention is the fused one under a mask."""
-    import torch
-    import torch.nn.functional as F
-
-    from sublight.engines.generate.layers import turn_then
-
-    def write(
-        k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        k_cache.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
-        v_cache.view(-1, *v.shape[1:]).index_copy_(0, slots, v)
-
-    def attend(
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        _: torch.Tensor,
-        lengths: torch.Tensor,
-        **how: Any,
-    ) -> torch.Tensor:
-        k, v = (x.view(batch, -1, *x.shape[2:]).transpose(1, 2) for x in (k_cache, v_cache))
-        seen = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
-        out = F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=True)
-        return out[:, :, 0]
-
-    return replace(layers, rope_kv_write=turn_then(write), paged_attention=attend)
-
-
 def _memory_rate(device: str) -> float | None:
-    """Bytes a second that can be read: as measured on this machine, else on one like it, else the vendor's."""
+    """The rate of reads from memory: measured on this machine, else on one like it, else the vendor's figure."""
     from sublight.limits import run
     from sublight.results import read_limits_file
 
     machine = run.this_machine("cuda" if device == "cuda" else "cpu")
-    found = run.cached(machine)
+    limits = run.cached(machine)
     recorded = Path(__file__).parents[1] / "examples/recorded/h200/limits.json"
-    if found is None and machine.gpu and machine.gpu.key == "h200" and recorded.exists():
-        found = read_limits_file(recorded)
-    if found and (rate := found.memory_rate(1.0, 0.0)):
+    if limits is None and machine.gpu and machine.gpu.key == "h200" and recorded.exists():
+        limits = read_limits_file(recorded)
+    if limits and (rate := limits.memory_rate(1.0, 0.0)):
         return rate
     return machine.gpu.memory_bytes_per_s if machine.gpu else None
 
@@ -268,7 +223,7 @@ def _figures(tokens_per_s: float, floor: float | None, device: str) -> Row:
 
 
 def run_part(part: str, mode: str, words: Sequence[str]) -> list[Row]:
-    """In a process of its own; its rows, and one that says why there are no more."""
+    """Run one part in a process of its own; returns its rows, and one more that says why it ended early."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--part", part, mode, "--json", str(out), *words]
@@ -310,6 +265,30 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+NAMES = {
+    **{
+        "graphs": "bf16",
+        "launches": "bf16, launched without graphs",
+        "int4": "int4",
+        "int4+head": "int4, the head, too",
+    },
+    **{"eager": "PyTorch's ops, launched", "captured": "PyTorch's ops, graphs"},
+    **{"compile": "a loop under torch.compile", "tuned": "the same, tuned"},
+}
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of docs/engines.md."""
+    lines = [
+        "| decoding | batch | tokens/s | of the limit | a step | commit |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in sorted((row for row in rows if "error" not in row), key=lambda row: row["batch"]):
+        figures = f"{row['tokens_per_s']:,.0f} | {row['fraction']:.0%} | {1e3 * row['step_s']:.2f} ms"
+        lines.append(f"| {NAMES[row['mode']]} | {row['batch']} | {figures.replace('%', ' %')} | {row['commit']} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(LIMIT_S), help="one of the two")
@@ -319,24 +298,28 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
     parser.add_argument("--part", nargs=2, metavar=("PART", "MODE"), help="this part, in this process")
-    given = parser.parse_args()
-    if given.part:
-        part, mode = given.part
+    args = parser.parse_args()
+    if args.part:
+        part, mode = args.part
         measure = {"decode": decode}[part]
-        found: list[Row] = []
-        batches = [int(each) for each in given.batches.split(",") if each]
-        for row in measure(mode, given.device, TINY if given.tiny else Sizes(), batches):
-            found.append(row)
-            write_json(found, Path(given.json))  # whole at any moment: the next row may never come
+        done: list[Row] = []
+        batches = [int(each) for each in args.batches.split(",") if each]
+        for row in measure(mode, args.device, TINY if args.tiny else Sizes(), batches):
+            done.append(row)
+            write_json(done, Path(args.json))  # whole at any moment: the next row may never come
         return
-    words = ["--device", given.device, *["--tiny"] * given.tiny, *(["--batches", given.batches] * bool(given.batches))]
-    modes = given.modes.split(",") if given.modes else [mode for each in LIMIT_S.values() for mode in each]
-    parts = [(part, mode) for part in LIMIT_S if given.only in (None, part) for mode in LIMIT_S[part] if mode in modes]
+    words = ["--device", args.device, *["--tiny"] * args.tiny, *(["--batches", args.batches] * bool(args.batches))]
+    modes = args.modes.split(",") if args.modes else [mode for each in LIMIT_S.values() for mode in each]
+    if unknown := [mode for mode in modes if not any(mode in each for each in LIMIT_S.values())]:
+        parser.error(
+            f"no such mode: {', '.join(unknown)}; there are {', '.join(m for e in LIMIT_S.values() for m in e)}"
+        )
+    parts = [(part, mode) for part in LIMIT_S if args.only in (None, part) for mode in LIMIT_S[part] if mode in modes]
     rows: list[Row] = []
     for part, mode in parts:
         rows += run_part(part, mode, words)
-        if given.json:
-            write_json(rows, Path(given.json))
+        if args.json:
+            write_json(rows, Path(args.json))
         print(f"{part} {mode} done", file=sys.stderr, flush=True)
     print(table(rows))
 

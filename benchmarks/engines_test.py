@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -15,12 +14,7 @@ SCRIPT = Path(__file__).with_name("engines.py")
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("engines_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
+    return importlib.import_module("benchmarks.engines")
 
 
 def test_the_table_compares_within_a_part_and_batch(module: ModuleType) -> None:
@@ -48,11 +42,38 @@ def test_a_part_that_breaks_says_why(module: ModuleType, monkeypatch: pytest.Mon
     assert module.run_part("decode", "launches", ["--tiny", "--device", "cpu"])[0]["error"] == "not done within 0 s"
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_tiny_run_gives_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one step: the rest is time."""
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
+    pytest.importorskip("torch")
     monkeypatch.setattr(module, "MEASURED_S", 0.0)
     monkeypatch.setattr(module, "WARMUP", 1)
     texts = list(module.decode("graphs", "cpu", module.TINY))
     assert [each["batch"] for each in texts] == [1, 3] and all(each["tokens_per_s"] > 0 for each in texts)
+
+
+@pytest.mark.parametrize("batch", (1, 3))
+def test_the_loop_that_is_compiled_is_the_same_model(batch: int) -> None:
+    """Not compiled here: its tokens follow from all that it wrote to its cache, and are the engine's."""
+    torch = pytest.importorskip("torch")
+    from sublight.engines.generate import weights
+    from sublight.engines.generate.config import Config
+    from sublight.engines.generate.llama import Cache, Llama
+
+    config = Config(
+        layers=2, dim=64, inner=96, heads=4, kv_heads=2, head_dim=16, vocab=50, longest=32, eps=1e-5, theta=1e4
+    )
+    made = weights.random(config, dtype=torch.float64, device="cpu")
+    compiled_loop = importlib.import_module("benchmarks.compiled_loop")
+    loop = compiled_loop.Loop(config, made, batch, 10, "cpu", lambda function: function)
+    model, cache = Llama(config, made, mode="eager"), Cache(config, batch * 2, 16, made.tokens)
+    cache.k.view_as(loop.k).copy_(loop.k)
+    cache.v.view_as(loop.v).copy_(loop.v)
+    table = torch.arange(batch * 2, dtype=torch.int32).view(batch, 2)
+    ids, positions = loop.ids.clone(), loop.positions.clone()
+    for _ in range(4):
+        loop.step()
+        slots = torch.arange(batch) * 32 + positions
+        ids = model.decode(ids, positions, slots, table, (positions + 1).int(), cache).argmax(-1)
+        positions = positions + 1
+        assert torch.equal(ids, loop.ids) and torch.equal(positions, loop.positions)

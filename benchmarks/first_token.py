@@ -26,11 +26,11 @@ LLAMA: dict[str, Any] = {
 }
 TINY = LLAMA | {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 256}
-LIMIT_S = 60.0  # of a process
+LIMIT_S = 60.0  # time limit of a process
 
 
 def write_folder(folder: Path, data: dict[str, Any], device: str) -> None:
-    """As Hugging Face writes one: config.json, a file for every eight layers, an index of them."""
+    """Write a folder as Hugging Face does: config.json, a file for every eight layers, and their index."""
     import torch
     from safetensors.torch import save_file
 
@@ -58,11 +58,11 @@ def write_folder(folder: Path, data: dict[str, Any], device: str) -> None:
 
 
 def first_token(folder: Path, device: str, begun_s: float) -> dict[str, Any]:
-    """What `sublight generate` does until it has a token, by the clock since the process was started."""
+    """Do what `sublight generate` does until it has a token; times count from the start of the process."""
     times: dict[str, float] = {}
 
-    def note(what: str) -> None:
-        times[what] = time.time() - begun_s - sum(times.values())
+    def note(event: str) -> None:
+        times[event] = time.time() - begun_s - sum(times.values())
 
     import torch
 
@@ -92,38 +92,38 @@ def main() -> None:
     parser.add_argument("--folder", default="", help="where the model is written, and left; else a temporary folder")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "SECONDS"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        row = first_token(Path(given.child[0]), given.device, float(given.child[1]))
+    args = parser.parse_args()
+    if args.child:
+        row = first_token(Path(args.child[0]), args.device, float(args.child[1]))
         print(json.dumps(row))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(given.folder or temporary)
+        folder = Path(args.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         begin = time.time()
         if not (folder / "config.json").exists():
-            write_folder(folder, TINY if given.tiny else LLAMA, given.device)
+            write_folder(folder, TINY if args.tiny else LLAMA, args.device)
         print(
             f"folder of {sum(f.stat().st_size for f in folder.iterdir()) / 1e9:.1f} GB in {time.time() - begin:.0f} s"
         )
         rows = []
         for which in ("first process", "second process"):
-            command = [sys.executable, __file__, "--device", given.device, "--child", str(folder), str(time.time())]
+            command = [sys.executable, __file__, "--device", args.device, "--child", str(folder), str(time.time())]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-                found = (
+                result = (
                     json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-600:]}
                 )
             except subprocess.TimeoutExpired:
-                found = {"error": f"not done within {LIMIT_S:.0f} s"}
-            rows.append({"process": which, **found})
-            if given.json:
-                write_json(rows, Path(given.json))
-            if "error" in found:
-                print(f"{which}: {found['error']}")
+                result = {"error": f"not done within {LIMIT_S:.0f} s"}
+            rows.append({"process": which, **result})
+            if args.json:
+                write_json(rows, Path(args.json))
+            if "error" in result:
+                print(f"{which}: {result['error']}")
                 continue
-            parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found["parts_s"].items())
-            print(f"{which}: first token after {found['first_token_s']:.1f} s ({parts})")
+            parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in result["parts_s"].items())
+            print(f"{which}: first token after {result['first_token_s']:.1f} s ({parts})")
 
 
 if __name__ == "__main__":

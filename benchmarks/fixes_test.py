@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import runpy
 import signal
@@ -10,25 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmarks import fixes
+
 torch = pytest.importorskip("torch")
 FOLDER = Path(__file__).parent
-
-
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmarks_fixes", FOLDER / "fixes.py")
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made  # its dataclasses look their module up
-    spec.loader.exec_module(made)
-    return made
-
-
-fixes = module()
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (FOLDER / "fix_scripts").glob("*.py")))
@@ -44,7 +32,7 @@ def test_a_new_script_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_ten_examples_and_five_new_scripts() -> None:
     cases = fixes.cases().values()
-    assert [sum(case.is_new == is_new for case in cases) for is_new in (False, True)] == [10, 5]
+    assert [sum(case.kind == kind for case in cases) for kind in ("example", "new", "seen")] == [10, 5, 1]
     assert all(case.path.exists() for case in cases)
 
 
@@ -60,7 +48,10 @@ def report(*trials: dict[str, Any], checked: dict[str, Any] | None = None) -> di
 
 
 def test_the_table() -> None:
-    known = {name: fixes.Case(path=Path(f"{name}.py"), is_new=name == "new") for name in ("good", "bad", "lost", "new")}
+    known = {
+        name: fixes.Case(path=Path(f"{name}.py"), kind="new" if name == "new" else "example")
+        for name in ("good", "bad", "lost", "new")
+    }
     rows = [
         *fixes.rows_of(
             "good",
@@ -88,7 +79,7 @@ def test_the_table() -> None:
         "ms",
         "saves",
     ]
-    assert "1.50  none" in lines[2] and "not done" in lines[3] and lines[4].endswith("slower")
+    assert "1.50  –" in lines[2] and "not done" in lines[3] and lines[4].endswith("slower")
     assert lines[5] == "examples: 1 of 2 that ran within 25%; 3 in all"
     assert lines[6] == "new scripts: 0 of 1 that ran within 25%; 1 in all"
 

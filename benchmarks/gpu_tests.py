@@ -38,9 +38,9 @@ ROOT = Path(__file__).parent.parent
 OPS = "sublight/ops"
 LIMIT_S = 600.0
 SHARE_BYTES = 6 * 2**30  # of a GPU's memory, for each process at least: tests that take more have the `gpu_large` mark
-LARGE, LARGE_OF = 4, 7  # shares for each process that runs those, and of how many processes one is such
-FEW = 3  # processes for what does not fit into these, either
-OURS = 0.9  # of the memory, to share: contexts and libraries take the rest
+LARGE, LARGE_OF = 4, 7  # one process in LARGE_OF runs the `gpu_large` tests, and gets LARGE shares
+FEW = 3  # processes for tests that do not fit into a large share, either
+OURS = 0.9  # this part of the memory is shared out: contexts and libraries take the rest
 POLL_S, PROGRESS_S = 0.1, 30.0
 
 
@@ -58,12 +58,12 @@ class Lines:
     """What the processes have written so far."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    collected: tuple[str, ...] | None = None  # None: no process has come so far
+    collected: tuple[str, ...] | None = None  # None: no process has collected its tests yet
     took: tuple[str, ...] = ()
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """Tests that were taken and have no outcome, in their order: the first is the one that runs."""
+        """Tests that were taken and have no outcome yet, in order: the first is the one that runs."""
         return tuple(test for test in self.took if test not in self.outcomes)
 
 
@@ -89,7 +89,7 @@ def read(paths: Iterable[Path]) -> Lines:
     for path in paths:
         for text in path.read_text().splitlines(keepends=True):
             if not text.endswith("\n"):
-                continue  # its process is writing it
+                continue  # its process is just writing this file
             line = json.loads(text)
             if "id" in line:
                 outcomes[line["id"]] = Outcome(**line)
@@ -112,12 +112,12 @@ def start(job: Job, paths: Sequence[str], threads: int) -> subprocess.Popen[byte
 
 def end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # with the processes that a test may have started
+        os.killpg(process.pid, signal.SIGKILL)  # the whole group: a test may have started processes
     process.wait()
 
 
 def shares(processes: int) -> list[float]:
-    """Of the memory, for each process; the large ones come first."""
+    """Each process's share of the memory; the large shares come first."""
     if processes == 1:
         return [1.0]
     large = max(1, processes // LARGE_OF)
@@ -157,7 +157,7 @@ def run_turn(jobs: Sequence[Job], paths: Sequence[str], end_s: float) -> Lines:
                     text = (folder / f"{turn}-{name}.log").read_text(errors="replace")[-1500:]
                     died[f"process {name}"] = Outcome(id=f"process {name}", outcome="failed", text=text)
                 elif its.took and process.returncode not in (0, 1):
-                    if lost and process.returncode != BROKEN:  # which ends itself between two tests
+                    if lost and process.returncode != BROKEN:  # not so a process that ended itself between two tests
                         text = f"the process died in this test: {how(process.returncode)}"
                         died[lost[0]] = Outcome(id=lost[0], outcome="failed", text=text)
                         lost = lost[1:]
@@ -199,7 +199,7 @@ def run(paths: Sequence[str], processes: int, limit_s: float, whole: str = OPS) 
 
 
 def files_for(turn: str, paths: Sequence[str], again: Sequence[str]) -> Sequence[str]:
-    """Those that the tests of a later turn are in: to collect all of them once more takes as long as to run some."""
+    """The files of a later turn's tests: collecting all files once more would take as long as running some."""
     if any("::" in path for path in paths):
         return paths
     files = {test.split("::")[0] for test in again}
@@ -212,7 +212,7 @@ def files_for(turn: str, paths: Sequence[str], again: Sequence[str]) -> Sequence
 
 
 def table(result: Run) -> str:
-    """By folder what passed, then what was left out and why, the slowest tests, and at the end the failures."""
+    """The summary: passes by folder, skipped tests with reasons, the slowest tests, and last the failures."""
     folders: dict[str, Counter[str]] = {}
     for each in result.outcomes:
         counts = folders.setdefault("/".join(each.id.split("::")[0].split("/")[:3]), Counter())
@@ -250,7 +250,7 @@ def files_with_gpu_tests() -> list[str]:
 
 
 def processes_here() -> int:
-    """As many as have a core and memory of the GPU each."""
+    """How many processes this machine has cores and GPU memory for."""
     import torch
 
     if not torch.cuda.is_available():
@@ -271,32 +271,32 @@ def parsed(arguments: Sequence[str]) -> Any:
     parser.add_argument("--processes", type=int, help="at once; as many as cores and memory allow unless given")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds for all ({LIMIT_S:.0f})")
     parser.add_argument("--json", type=Path, help="write every test's outcome here")
-    given = parser.parse_args(arguments)
-    if given.processes is not None and given.processes < 1:
-        parser.error(f"--processes {given.processes}: at least 1")
-    if not given.limit > 0:
-        parser.error(f"--limit {given.limit:g}: more than 0 seconds")
-    if missing := [path for path in given.paths if not Path(path.split("::")[0]).exists()]:
+    args = parser.parse_args(arguments)
+    if args.processes is not None and args.processes < 1:
+        parser.error(f"--processes {args.processes}: at least 1")
+    if not args.limit > 0:
+        parser.error(f"--limit {args.limit:g}: more than 0 seconds")
+    if missing := [path for path in args.paths if not Path(path.split("::")[0]).exists()]:
         parser.error(f"{missing[0]}: no such file or folder")
-    if given.json and not given.json.absolute().parent.is_dir():
-        parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
-    given.json = given.json and given.json.absolute()
-    given.paths = [os.path.relpath(path, ROOT) for path in given.paths]
-    return given
+    if args.json and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.parent}")
+    args.json = args.json and args.json.absolute()
+    args.paths = [os.path.relpath(path, ROOT) for path in args.paths]
+    return args
 
 
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    given = parsed(arguments)
+    args = parsed(arguments)
     try:
-        processes = given.processes or processes_here()
+        processes = args.processes or processes_here()
     except BadInput as error:
         print(f"gpu_tests: {error}", file=sys.stderr)
         return 2
     os.chdir(ROOT)
-    result = run(given.paths or files_with_gpu_tests(), processes, given.limit)
+    result = run(args.paths or files_with_gpu_tests(), processes, args.limit)
     print(table(result))
-    if given.json:
-        given.json.write_text(json.dumps(asdict(result), indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(asdict(result), indent=1))
     return 0 if result.ok else 1
 
 

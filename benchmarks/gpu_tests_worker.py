@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 JOB = "SUBLIGHT_GPU_TESTS"  # the environment variable with a `Job` in JSON
-GROUP_S = 6.0  # neighbours launch the same kernels: in one process each is compiled once
+GROUP_S = 6.0  # neighbouring tests launch the same kernels, which one process compiles only once
 CASE_S = 1.0  # what a test takes that has no `gpu_seconds` mark
 BROKEN = 75  # exit status where a kernel's error has made the process useless for further tests
 NO_MEMORY = ("OutOfMemoryError", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -29,7 +29,7 @@ TEXT = 3000  # characters of a failure that are kept
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     folder: str  # where groups are taken and results are written
-    name: str  # of this process
+    name: str  # this process's name
     turn: str  # together; few, and alone: less and less for which memory did not suffice, at the end the `gpu_alone`
     share: float  # of the GPU's memory that this process may take
     whole: str  # of files whose path begins with it every test runs, of others those with the `gpu` mark
@@ -81,7 +81,7 @@ class Worker:
         return True
 
     def groups(self, items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
-        """Those that this process takes; each is taken when the one before has run."""
+        """The groups that this process takes, each when the one before has run."""
         first = [item for item in items if item.nodeid in self.job.first]
         numbered = [*enumerate(grouped(items))]
         if self.job.large:
@@ -116,7 +116,7 @@ class Worker:
         self.write(id=report.nodeid, outcome=outcome, seconds=seconds, text=text, memory_bytes=memory_bytes)
         self.has_failed = worst.failed
         if worst.failed and gpu_is_lost():
-            os._exit(BROKEN)  # every further call would fail
+            os._exit(BROKEN)  # CUDA is lost for this process: every further test would fail
 
 
 def grouped(items: list[pytest.Item]) -> list[list[pytest.Item]]:

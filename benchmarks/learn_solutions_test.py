@@ -1,6 +1,6 @@
 """The script that runs solutions on a GPU: it must tell right from wrong, and a met goal from a missed one."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,14 @@ import pytest
 from sublight.correct import worst
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.grade.cases import Case
+from sublight.learn.grade.timed_fakes import TIMED
 
 RUN = Path(__file__).parent / "learn_larger_h200.json"
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("learn_solutions", Path(__file__).parent / "learn_solutions.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.learn_solutions")
 
 
 def test_wrong_results_are_seen(script: Any) -> None:
@@ -34,12 +31,20 @@ def test_wrong_results_are_seen(script: Any) -> None:
     assert worst(script.errors(copy, half, case, "cpu", 0)).misplaced == 50
 
 
-def test_table_counts_goals(script: Any) -> None:
-    row = {"exercise": "copy", "goal": 0.9, "wrong": "", "median_s": 1e-5}
-    rows = [row | {"fraction": 0.95}, row | {"fraction": 0.5}, {"exercise": "add", "goal": 0.9, "wrong": "out is off"}]
-    lines = script.table(rows).splitlines()
+def test_table_counts_goals_and_cheats(script: Any) -> None:
+    row = {"name": "copy", "goal": 0.9, "wrong": "", "failure": "", "faults": []}
+    timed = row | {"seconds": 1e-5}
+    rows = [timed | {"fraction": 0.95}, timed | {"fraction": 0.5}, row | {"wrong": "out is off"}, row]
+    kept, timer = (next(cheat for cheat in TIMED if word in cheat.name) for word in ("kept", "timers"))
+    refused = {"failure": "", "faults": ["values: out[0] is 1, expected 2"]}
+    as_fast, faster = ({"failure": "", "faults": [], "seconds": each} for each in (1e-5, 0.9e-5))
+    outcomes = [script.outcome_of(*each, 1e-5) for each in
+                ((kept, refused), (kept, as_fast), (timer, as_fast), (timer, faster), (timer, refused))]  # fmt: skip
+    lines = script.table(rows, outcomes).splitlines()
     assert lines[2].endswith("below its goal") and "below" not in lines[1] and lines[3].endswith("out is off")
-    assert lines[-1] == "2 of 3 right, 1 of 2 timed reach their goal"
+    assert lines[4].endswith("no time left") and lines[5] == "3 of 4 right, 1 of 2 timed reach their goal"
+    assert [each["is_held"] for each in outcomes] == [True, False, True, False, False]
+    assert lines[-1] == "2 of 5 cheats held"
 
 
 BELOW = ("embedding_backward", "histogram")  # docs/learn.md says so
@@ -55,4 +60,5 @@ def test_the_docs_name_the_goals_that_no_solution_reached_on_an_h200() -> None:
     for name in BELOW:
         assert f"`{name}` {rows[name]['fraction']:.2f} of {goals[name].fraction:.2f}" in words
     first = {name for name, row in rows.items() if row["shape"] != goals[name].timed_shape}
-    assert first == {"copy", "add", "add_2d", "multiply_add", "softmax", "rms_norm", "transpose"}
+    elementwise = {"copy", "add", "add_2d", "multiply_add", "softmax", "rms_norm", "transpose"}
+    assert first == {*elementwise, "embedding_backward"}

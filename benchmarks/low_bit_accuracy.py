@@ -28,7 +28,7 @@ from sublight.fix.quantize.model import quantize, unquantize
 HEADS, TOKENS = 4, 128
 BATCH = {"cuda": 128, "cpu": 24}
 MOST_LETTERS = 4_000_000
-HELD_BACK = 8  # batches of 32 pieces
+HELD_BACK = 8  # batches of 32 pieces that are never trained on
 BARS = {("w8a16", 128): 0.01, ("w4a16", 128): 0.03}  # by how much the perplexity may rise
 
 
@@ -129,7 +129,7 @@ def main() -> None:
 
     whole = loss()
     print(f"as it is: loss {whole:.4f}, perplexity {math.exp(whole):.3f}", flush=True)
-    found: list[dict[str, Any]] = [{"how": "as it is", "loss": whole, "perplexity": math.exp(whole)}]
+    results: list[dict[str, Any]] = [{"how": "as it is", "loss": whole, "perplexity": math.exp(whole)}]
     for how, group, rounds in (
         ("w8a16", 128, 0), ("w4a16", 128, 20), ("w4a16", 128, 0), ("w4a16", 64, 20), ("w4a16", 32, 20),
         ("w2a16", 32, 20), ("w8a8", 0, 0), ("fp8", 0, 0),
@@ -137,7 +137,7 @@ def main() -> None:
         done = quantize(model, how, **({"group": group, "rounds": rounds} if group else {}))
         if left := [row.reason for row in done.rows if not row.is_changed]:
             print(f"{how} group {group:>3}: no figure, since layers were left: {left[0]}", flush=True)
-            found.append({"how": how, "group": group, "rounds": rounds, "left": left[0]})
+            results.append({"how": how, "group": group, "rounds": rounds, "left": left[0]})
             unquantize(model)
             continue
         now = loss()
@@ -151,7 +151,7 @@ def main() -> None:
             f"{how} group {group:>3}, {fitted:<13} perplexity {math.exp(now):.3f} ({rise:+.2%}{word}), {size}",
             flush=True,
         )
-        found.append(
+        results.append(
             {"how": how, "group": group, "rounds": rounds, "loss": now, "perplexity": math.exp(now), "rise": rise}
         )
     assert loss() == whole, "unquantize did not give the model back"
@@ -164,7 +164,7 @@ def main() -> None:
             "seconds": options.seconds,
             "torch": torch.__version__,
         }
-        options.json.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({**about, "rows": results}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

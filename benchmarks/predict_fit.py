@@ -2,14 +2,17 @@
 
     python benchmarks/predict_fit.py ROWS [--docs docs/predict.md]
     python benchmarks/predict_fit.py --streams [--docs docs/predict.md]     memory-bound ops alone: the rest stays
+    python benchmarks/predict_fit.py ROWS --elsewhere [--docs docs/predict.md]     errors alone, of what ROWS has of
+        GPUs that nothing was fitted to: no parameter and no table changes
 
-ROWS is a folder with gemm_h100.csv, gemm_b200.csv, gemm_l40s.csv, attention_h100.csv and mlp_vidur_a100.csv: published
-times of other people's kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository.
-Nothing is fitted to those of the A100, B200 and L40S. Rows of this project's own runs are read from benchmarks/*.json:
-memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape batch, q_len, kv_len, heads, kv_heads,
-head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the rows, drawn by a fixed seed, fit the
-parameters; the other half gives the errors. The tables that are written (sublight/predict/efficiency.json) are of all
-rows.
+ROWS is a folder with gemm_*.csv and attention_*.csv of h100, a100, b200 and l40s, gemm_fp8_*.csv of h100, h200, b200
+and l40s, gemm_int4_wo_a100.csv, gemm_int8_wo_a100.csv, gemm_sq_a100.csv and mlp_vidur_a100.csv: published times of
+other people's kernels (`SOURCE` and `A100_SOURCE` below say whose), which are not kept in this repository. Nothing is
+fitted to those of the A100, B200 and L40S, nor to the H200's. Rows of this project's own runs are read from
+benchmarks/*.json: memory-bound ops, and products (op `matmul`, shape m, n, k) and attention (shape batch, q_len,
+kv_len, heads, kv_heads, head_dim, causal) where a run has at least `LEAST_ROWS` of them. Half of the rows, drawn by a
+fixed seed, fit the parameters; the other half gives the errors. The tables that are written
+(sublight/predict/efficiency.json) are of all rows.
 """
 
 from __future__ import annotations
@@ -18,25 +21,38 @@ import argparse
 import csv
 import json
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sublight import gpus
 from sublight.predict import analytic, machine
-from sublight.predict.fit import HEAVY, Row, attention_row, checked, errors, product_row, rates, rows_of_run, streams
+from sublight.predict.fit import (
+    HEAVY,
+    MOST_ERROR,
+    Row,
+    attention_row,
+    checked,
+    errors,
+    product_row,
+    rates,
+    rows_of_run,
+    streams,
+)
+from sublight.predict.fit_low_bits import Types, fastest, four_bits, low_bit_row, with_l2
+from sublight.predict.table import FEW_BITS
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "sublight" / "predict" / "efficiency.json"
 SOURCE = (
     "ai-dynamo/aiconfigurator at 095f58a, Apache-2.0: bf16 products by TensorRT-LLM 1.3.0rc20, FlashAttention 3 by "
-    "vLLM 0.24.0 with the cache's write, H100 SXM, B200 SXM and L40S; 3,000 rows of each drawn evenly over the "
-    "logarithms of the shape"
+    "vLLM 0.24.0 with the cache's write, H100 SXM, B200 SXM and L40S (A100: TensorRT-LLM 1.0.0, vLLM 0.14.0), fp8 "
+    "products by TensorRT-LLM 1.3.0rc20 with the scales of their input found at each call, of the H200 as well; 3,000 "
+    "rows of each drawn evenly over the logarithms of the shape"
 )
 STREAMS_SOURCE = "benchmarks/{gpu}.json, {gpu}_streams.json and {gpu}_census_streams.json, this project's kernels"
+FITTED = ("h100", "h200")  # GPUs whose rows the parameters are fitted to, by halves
 COPIES = 5  # of a weight, in SOURCE's rows
-L2_BYTES_PER_CLOCK = 32  # that an SM takes from the L2: on an H200 this is 8.4 TB/s, of which 7.9 are reached
 A100_SOURCE = "microsoft/vidur at 7d47513, MIT: fp16 layers of Llama 2 7B and 70B on an A100 80GB, medians of 20"
 
 
@@ -66,9 +82,9 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
     return found
 
 
-def a100_rows(rows: Sequence[dict[str, str]]) -> list[Row]:
+def a100_rows(gpu: machine.Machine, rows: Sequence[dict[str, str]]) -> list[Row]:
     """The four products of a layer, of one rank."""
-    gpu, found = machine.find("a100"), []
+    found = []
     for row in rows:
         tokens, parts, heads, kv_heads, wide, inner = (
             int(row[name]) for name in ("tokens", "tp", "heads", "kv_heads", "d_model", "d_ff")
@@ -87,8 +103,7 @@ def a100_rows(rows: Sequence[dict[str, str]]) -> list[Row]:
 
 def published_rows(gpu: machine.Machine, rows: Sequence[dict[str, str]]) -> list[Row]:
     """Products of which up to five copies of the weight took turns: what of them the L2 kept comes at its rate."""
-    clock_hz = gpu.gpu.boost_clock_hz or 0.0
-    figures = replace(rates(gpu), l2_bytes_per_s=L2_BYTES_PER_CLOCK * (gpu.gpu.sms or 1) * clock_hz)
+    figures = with_l2(gpu, rates(gpu))
     found = []
     for row in rows:
         m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
@@ -97,25 +112,85 @@ def published_rows(gpu: machine.Machine, rows: Sequence[dict[str, str]]) -> list
     return found
 
 
-def elsewhere(folder: Path, product: dict[str, Any]) -> list[dict[str, Any]]:
-    """The errors on GPUs that nothing was fitted to, each into `product` as well; a GPU that was not checked has the
-    median of their 90th percentiles."""
-    found = {"a100": a100_rows(read(folder / "mlp_vidur_a100.csv"))}
-    for gpu in ("b200", "l40s"):
-        found[gpu] = published_rows(machine.find(gpu), read(folder / f"gemm_{gpu}.csv"))
-    checks: list[dict[str, Any]] = [
-        {
-            "what": f"product, {gpu}",
+def few_bit_rows(types: Types) -> Callable[[machine.Machine, Sequence[dict[str, str]]], list[Row]]:
+    """Published products of fewer bits; in fp8 with what rounding the input takes."""
+    return lambda gpu, rows: [
+        low_bit_row(
+            gpu, types, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6, copies=COPIES
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def attention_rows(gpu: machine.Machine, rows: Sequence[dict[str, str]]) -> list[Row]:
+    """Those whose tensors the L2 cannot keep: a benchmark runs the same ones again and again, a model does not."""
+    found = []
+    for row in rows:
+        batch, queries, keys, heads, kv_heads, head_dim = (
+            int(row[name]) for name in ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim")
+        )
+        touched = 4.0 * batch * head_dim * (queries * heads + keys * kv_heads)  # q and the result, k and v
+        if analytic.cold_share(touched, gpu.gpu.l2_bytes or 1) == 1.0:
+            found.append(attention_row(gpu, row))
+    return found
+
+
+def of_phase(phase: str) -> Callable[[machine.Machine, Sequence[dict[str, str]]], list[Row]]:
+    return lambda gpu, rows: attention_rows(gpu, [row for row in rows if row["phase"] == phase])
+
+
+IN_FP8 = Types(products="float8_e4m3fn", weights="float8_e4m3fn")
+ELSEWHERE = (  # name in the table of errors, kind, GPU, file, how its rows are read
+    ("product, a100", "product", "a100", "mlp_vidur_a100.csv", a100_rows),
+    ("product, a100, TensorRT-LLM", "product", "a100", "gemm_a100.csv", published_rows),
+    *((f"product, {gpu}", "product", gpu, f"gemm_{gpu}.csv", published_rows) for gpu in ("b200", "l40s")),
+    *(
+        (f"product fp8, {gpu}", "product fp8", gpu, f"gemm_fp8_{gpu}.csv", few_bit_rows(IN_FP8))
+        for gpu in ("h200", "b200", "l40s")
+    ),
+    *(
+        (f"product few bits, a100, {words}", FEW_BITS, "a100", f"gemm_{file}_a100.csv", few_bit_rows(types))
+        for words, file, types in (
+            ("int4 weights", "int4_wo", Types(weights="int4")),
+            ("int8 weights", "int8_wo", Types(weights="int8")),
+            ("int8", "sq", Types(products="int8", weights="int8")),
+        )
+    ),
+    *(
+        (f"{kind}, {gpu}", kind, gpu, f"attention_{gpu}.csv", of_phase(phase))
+        for kind, phase in (("prefill attention", "context"), ("decode attention", "generation"))
+        for gpu in ("a100", "b200", "l40s")
+    ),
+)
+
+
+def elsewhere(folder: Path, fitted: dict[str, Any], before: list[dict[str, Any]], *, partly: bool) -> list[Any]:
+    """The errors on GPUs that nothing was fitted to, behind those of `before`; `partly`: of the files that are there.
+
+    Each goes into `fitted` as well, the largest of a kind and a GPU. A GPU that was not checked has the median of
+    these, and no less than the H100.
+    """
+    checks = {check["what"]: check for check in before}
+    for what, kind, gpu, file, rows_of in ELSEWHERE:
+        if partly and not (folder / file).exists():
+            continue
+        rows, parameters = rows_of(machine.find(gpu), read(folder / file)), fitted[kind]["parameters"]
+        checks[what] = {
+            "what": what,
             "rows": len(rows),
-            "analytic": errors([row.model(product["parameters"]) for row in rows], rows),
+            "analytic": errors([row.model(parameters) for row in rows], rows),
             "roofline": errors([row.roofline_s for row in rows], rows),
             "viewer": errors([row.viewer_s for row in rows], rows),
         }
-        for gpu, rows in found.items()
-    ]
-    product["p90_of"] = {gpu: check["analytic"][1] for gpu, check in zip(found, checks, strict=True)}
-    product["p90_error"] = max(product["p90_error"], statistics.median(product["p90_of"].values()))
-    return checks
+    for kind in dict.fromkeys(kind for _, kind, *_ in ELSEWHERE):
+        worst: dict[str, float] = {}
+        for what, of_kind, gpu, *_ in ELSEWHERE:
+            if of_kind == kind and what in checks:
+                worst[gpu] = max(worst.get(gpu, 0.0), min(checks[what]["analytic"][1], MOST_ERROR))
+        fitted_to = {gpu: checks[f"{kind}, {gpu}"]["analytic"][1] for gpu in FITTED if f"{kind}, {gpu}" in checks}
+        known = [*fitted_to.values(), *([statistics.median(worst.values())] if worst else [])]
+        fitted[kind] |= {"p90_of": fitted_to | worst, "p90_error": max(known)}
+    return list(checks.values())
 
 
 def checks_markdown(checks: Iterable[dict[str, Any]]) -> str:
@@ -149,20 +224,22 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("rows", type=Path, nargs="?", help="the folder with the published rows")
     options.add_argument("--streams", action="store_true", help="fit memory-bound ops alone; other tables stay")
+    options.add_argument("--elsewhere", action="store_true", help="only the errors on GPUs that nothing was fitted to")
     options.add_argument("--docs", type=Path, help="a page whose table of errors is written anew")
     given = options.parse_args()
     if given.streams:
         return finish(streams_alone(json.loads(TARGET.read_text(encoding="utf-8"))), given.docs)
     if given.rows is None:
         options.error("give the folder with the published rows, or --streams")
+    if given.elsewhere:
+        document = json.loads(TARGET.read_text(encoding="utf-8"))
+        document["checks"] = elsewhere(given.rows, document["analytic"], document["checks"], partly=True)
+        return finish(document, given.docs)
     h100 = machine.find("h100")
-    products = [
-        product_row(h100, int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]) * 1e-6)
-        for row in read(given.rows / "gemm_h100.csv")
-    ]
     attention = read(given.rows / "attention_h100.csv")
     groups = {
-        "product": products,
+        "product": published_rows(h100, read(given.rows / "gemm_h100.csv")),
+        "product fp8": few_bit_rows(IN_FP8)(h100, read(given.rows / "gemm_fp8_h100.csv")),
         "prefill attention": [attention_row(h100, row) for row in attention if row["phase"] == "context"],
         "decode attention": [attention_row(h100, row) for row in attention if row["phase"] == "generation"],
     }
@@ -185,10 +262,21 @@ def main() -> None:
             parameters, grids, check = checked(kind, here, of_kind, f"benchmarks/{gpu}.json")
             made.append(grids | {"parameters": parameters})
             checks.append(check)
-    checks += elsewhere(given.rows, fitted["product"])
+    of_four, check = four_bits_of_h200({row["kind"]: row for row in made if row["gpu"] == "h200"})
+    made.append(of_four)
+    checks.append(check)
+    fitted[FEW_BITS] = {"parameters": fitted["product"]["parameters"]}
+    checks = elsewhere(given.rows, fitted, checks, partly=False)
     fitted["link"] = {"parameters": {}, "p90_error": 0.5}
     note = f"written by benchmarks/predict_fit.py; rows: {SOURCE}; {A100_SOURCE}"
     finish({"note": note, "analytic": fitted, "checks": checks, "tables": made}, given.docs)
+
+
+def four_bits_of_h200(made: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of this project's kernels, fitted from where its products in 16 bits lie."""
+    run = json.loads((ROOT / "benchmarks" / "products_h200.json").read_text(encoding="utf-8"))
+    rows = fastest([*run["low-bit"], *run["low-bit tuning"]])
+    return four_bits(machine.find("h200"), rows, made["product"]["parameters"], "benchmarks/products_h200.json")
 
 
 def streams_alone(document: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@
     python benchmarks/predict_rows.py --only "memory-bound op" --jobs 14 --limit 60
                                                                                some kinds; kernels are compiled in 14
                                                                                processes first; no more than a minute
+    python benchmarks/predict_rows.py --ops rms_norm:bwd,sample --most 60
+                                                                               memory-bound ops, these alone
     python benchmarks/predict_rows.py --check --seed 1                         errors on shapes that are in no table
     python benchmarks/predict_rows.py --tiny                                   a few small shapes, on whatever there is
 
@@ -24,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from sublight import cost
-from sublight.predict import analytic, expected, machine
+from sublight.predict import analytic, expected, machine, memory_ops
 from sublight.predict.operation import Kind, Operation
-from sublight.predict.rows import COUNTS, call_of, cases, measured
+from sublight.predict.rows import COUNTS, calls_of, cases, measured
 
 COMPILE_S = 25.0  # that --jobs may take
 BARS = dict.fromkeys(COUNTS, (0.05, 0.12)) | {"memory-bound op": (0.04, 0.10)}
@@ -42,36 +44,51 @@ def main() -> None:
     options.add_argument("--tiny", action="store_true", help="a few small shapes")
     options.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no shape after S seconds")
     options.add_argument("--only", action="append", choices=list(COUNTS), help="a kind of op; may be given again")
+    options.add_argument("--ops", default="", help="memory-bound ops alone: names, each with :bwd where that is meant")
+    options.add_argument("--most", type=int, help="so many shapes, where all would take too long")
     options.add_argument("--jobs", type=int, default=0, help="compile kernels in so many processes first")
     options.add_argument("--part", type=int, help=argparse.SUPPRESS)  # of --jobs: this process compiles
-    given = options.parse_args()
+    args = options.parse_args()
     begin = time.monotonic()
-    if given.jobs and given.part is None:
-        compile_first(given.jobs)
+    if args.jobs and args.part is None:
+        compile_first(args.jobs)
         print(f"kernels compiled in {time.monotonic() - begin:.0f} s", flush=True)
     device, key = this_device()
-    drawn = list(cases(given.seed, tiny=given.tiny, only=given.only or tuple(COUNTS)))
-    if given.part is not None:
-        for kind, shape in drawn[given.part :: given.jobs]:
+    only = ("memory-bound op",) if args.ops else args.only or tuple(COUNTS)
+    streams = chosen(args.ops) if args.ops else memory_ops.OPS
+    drawn = list(cases(args.seed, tiny=args.tiny, only=only, streams=streams))[: args.most]
+    if args.part is not None:
+        for kind, shape in drawn[args.part :: args.jobs]:
             if time.monotonic() - begin < COMPILE_S:
                 with contextlib.suppress(RuntimeError):  # the run itself says what failed
-                    call_of(kind, shape, device)()
+                    calls_of(kind, shape, device, 1)[0]()
         return
     rows: list[dict[str, Any]] = []
     for kind, shape in drawn:
-        if time.monotonic() - begin > given.limit:
+        if time.monotonic() - begin > args.limit:
             break
         try:
             rows.append(measured(kind, shape, device))
         except RuntimeError as error:
             print(f"not measured: {kind} {shape}: {str(error).splitlines()[0]}", flush=True)
-        if given.json and len(rows) % 20 == 0:  # what there is, whatever happens next
-            write(given.json, key, rows)
-    if given.json:
-        write(given.json, key, rows)
+        if args.json and len(rows) % 20 == 0:  # what there is, whatever happens next
+            write(args.json, key, rows)
+    if args.json:
+        write(args.json, key, rows)
     print(f"{len(rows)} of {len(drawn)} rows on {key} in {time.monotonic() - begin:.0f} s")
-    if given.check:
-        print(table(errors(rows, machine.find(given.gpu or key))))
+    if args.check:
+        print(table(errors(rows, machine.find(args.gpu or key))))
+
+
+def chosen(names: str) -> tuple[memory_ops.MemoryOp, ...]:
+    """
+    >>> chosen("sample,rms_norm:bwd")
+    (MemoryOp(op='sample', direction='fwd'), MemoryOp(op='rms_norm', direction='bwd'))
+    """
+    known = {each.op if each.direction == "fwd" else f"{each.op}:{each.direction}": each for each in memory_ops.OPS}
+    if unknown := [name for name in names.split(",") if name not in known]:
+        raise SystemExit(f"--ops {unknown[0]}: give some of {', '.join(known)}")
+    return tuple(known[name] for name in names.split(","))
 
 
 def compile_first(jobs: int) -> None:
@@ -88,8 +105,8 @@ def this_device() -> tuple[str, str]:
 
     from sublight import gpus
 
-    found = gpus.detect()
-    return ("cuda", found.key) if torch.cuda.is_available() and found else ("cpu", "h200")
+    gpu = gpus.detect()
+    return ("cuda", gpu.key) if torch.cuda.is_available() and gpu else ("cpu", "h200")
 
 
 def operation(row: dict[str, Any]) -> Operation:
@@ -113,14 +130,14 @@ def operation(row: dict[str, Any]) -> Operation:
 
 def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, Any]]:
     """Median and 90th percentile of |predicted / measured - 1|, of the prediction and of the pure roofline."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_kind: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         cold = analytic.cold_share(row["bytes"] * row["buffer_sets"], here.gpu.l2_bytes or 1)
         predicted = expected.timed(operation(row), here, cold).expected_s
         rate = here.gpu.memory_bytes_per_s or 1.0
         roof = max(row["flops"] / here.peak("bfloat16"), row["bytes"] / rate)
         pair = (abs(predicted / row["median_s"] - 1), abs(roof / row["median_s"] - 1))
-        found.setdefault(kind_of(row, here), []).append(pair)
+        by_kind.setdefault(kind_of(row, here), []).append(pair)
     return [
         {
             "what": kind,
@@ -128,7 +145,7 @@ def errors(rows: list[dict[str, Any]], here: machine.Machine) -> list[dict[str, 
             "predicted": spread([pair[0] for pair in pairs]),
             "roofline": spread([pair[1] for pair in pairs]),
         }
-        for kind, pairs in found.items()
+        for kind, pairs in by_kind.items()
     ]
 
 
@@ -146,9 +163,9 @@ def spread(values: list[float]) -> tuple[float, float]:
     return statistics.median(ordered), ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"{'':24} {'rows':>5} {'predicted':>16} {'roofline':>16} {'bar':>14}"]
-    for row in found:
+    for row in rows:
         cells = [f"{100 * row[name][0]:.1f} % · {100 * row[name][1]:.0f} %" for name in ("predicted", "roofline")]
         bar = " · ".join(f"{100 * value:.0f} %" for value in BARS.get(row["what"], ())) or "none"
         lines.append(f"{row['what']:24} {row['rows']:>5} {cells[0]:>16} {cells[1]:>16} {bar:>14}")

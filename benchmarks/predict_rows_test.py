@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,7 @@ HERE = Path(__file__).parent
 
 
 def loaded(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 script = loaded("predict_rows")

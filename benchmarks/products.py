@@ -3,12 +3,12 @@
     python benchmarks/products.py choice low-bit --json benchmarks/products_h200.json     what the docs show
     python benchmarks/products.py tiles skinny rows --json products.json
     python benchmarks/products.py splits epilogue fp8 --json splits.json     what tiles.py and choice.py go by
-    python benchmarks/products.py rows --limit 150 --json rows.json     log-spaced shapes, as many as 150 s suffice for
+    python benchmarks/products.py rows --jobs 14 --limit 55 --json rows.json     log-spaced shapes (`product_rows.py`)
 
 Each part prints a table as it goes, and the file is written after each, so that a run that is cut short keeps what it
 has. `choice` holds what the plan decides against what is faster; `tiles` tries every tile on the shapes of Llama's
 layers, `splits` every way to share out what whole rounds leave over; `epilogue` holds a product with what follows it
-against cuBLAS and a kernel behind it; `rows` times log-spaced shapes, of which every fifth is marked as held back.
+against cuBLAS and a kernel behind it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import product_rows
 import torch
 import triton
 
@@ -100,7 +101,7 @@ def every_tile() -> Iterator[Row]:
     for m, n, k in shapes:
         inputs = sets_of(m, n, k)
         theirs, rule = seconds(torch.matmul, inputs), seconds(MATMUL.launch, inputs)
-        found = []
+        rows = []
         for tile in CANDIDATES:
             if tile.count(m, n) < 40 and tile.bm * tile.bn > 64 * 128:
                 continue  # most multiprocessors would have none
@@ -110,11 +111,11 @@ def every_tile() -> Iterator[Row]:
             finally:
                 tiles.TRIED.reset(token)
             if time_s:
-                found.append((time_s, tile))
+                rows.append((time_s, tile))
                 yield {"m": m, "n": n, "k": k, "time_s": time_s, **asdict(tile)}
         yield {"m": m, "n": n, "k": k, "time_s": theirs, "provider": "torch"}
         yield {"m": m, "n": n, "k": k, "time_s": rule, "provider": "persistent"}
-        best_s, best = min(found, key=lambda one: one[0])
+        best_s, best = min(rows, key=lambda one: one[0])
         print(
             f"{m:>6} {n:>7} {k:>6} {rate(m, n, k, theirs):>7} {rate(m, n, k, rule):>6} {rate(m, n, k, best_s):>6}  "
             f"{best.bm}x{best.bn}x{best.bk} warps {best.warps} stages {best.stages} group {best.group} "
@@ -296,36 +297,6 @@ def low_bit() -> Iterator[Row]:
                 print(f"{m:>6} {n:>7} {k:>6} {times} {speed:>12.2f} {name}", flush=True)
 
 
-def log_spaced(count: int = 330) -> Iterator[Row]:
-    """Shapes drawn evenly in the logarithm of each side, of at most 6 TFLOP: in bf16, and as fp8 codes with scales of
-    rows, with sums in fp32 and with the tensor cores' own ("fast")."""
-    generator = torch.Generator().manual_seed(0)
-    made = 0
-    while made < count:
-        m, n, k = (8 * round(2 ** (11 * float(x))) for x in torch.rand(3, generator=generator))
-        if 2 * m * n * k > 6e12 or m * n > 2**31:
-            continue
-        inputs = sets_of(m, n, k)
-        is_held_back = made % 5 == 4
-        yield {
-            "m": m, "n": n, "k": k, "dtype": "bfloat16", "is_held_back": is_held_back,
-            "torch_s": seconds(torch.matmul, inputs, 0.01), "ours_s": seconds(MATMUL.launch, inputs, 0.01),
-        }  # fmt: skip
-        n, k = 16 * math.ceil(n / 16), 16 * math.ceil(k / 16)  # what PyTorch's product of codes takes
-        sets = max(1, min(64, math.ceil(2 * CACHE_BYTES / (m * k + n * k))))
-        shape = {"m": m, "n": n, "k": k}
-        codes = [SCALED_MATMUL.inputs({**shape, "block": 0}, "float8_e4m3fn", "cuda", seed) for seed in range(sets)]
-        calls = {
-            "torch_s": SCALED_MATMUL.reference,
-            "ours_s": SCALED_MATMUL.providers["promoted"].launch,
-            "torch_fast_s": functools.partial(SCALED_MATMUL.reference, fast=True),
-            "ours_fast_s": SCALED_MATMUL.providers["persistent"].launch,
-        }
-        times = {name: seconds(call, codes, 0.01) for name, call in calls.items()}
-        yield {**shape, "dtype": "float8_e4m3fn", "is_held_back": is_held_back, **times}
-        made += 1
-
-
 PARTS = {
     "choice": choice,
     "tiles": every_tile,
@@ -334,21 +305,25 @@ PARTS = {
     "fp8": codes,
     "skinny": few_rows,
     "low-bit": low_bit,
-    "rows": log_spaced,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, "rows"])
     parser.add_argument("--json", type=Path, required=True, help="where the rows go")
     parser.add_argument("--commit", default="", help="what was measured, where there is no git to ask")
     parser.add_argument("--limit", type=float, default=math.inf, metavar="S", help="begin no row after S seconds")
+    parser.add_argument("--jobs", type=int, default=0, help="for `rows`: compile kernels in so many processes first")
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)  # of --jobs: this process compiles
     options = parser.parse_args()
     begin = time.monotonic()
     if not torch.cuda.is_available():
         sys.exit("products.py times a GPU, and torch finds none here")
-    found: dict[str, Any] = {
+    if options.part is not None:
+        return product_rows.compile_part(options.part, options.jobs)
+    timed_parts = {**PARTS, "rows": functools.partial(product_rows.rows, options.jobs)}
+    document: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -356,15 +331,15 @@ def main() -> None:
     }
     for part in options.parts:
         rows: list[Row] = []
-        found[part] = rows
+        document[part] = rows
         try:
-            for row in PARTS[part]():
+            for row in timed_parts[part]():
                 rows.append(row)
                 if time.monotonic() - begin > options.limit:
                     print(f"{part}: {len(rows)} rows in {options.limit:.0f} s", file=sys.stderr)
                     break
         finally:
-            options.json.write_text(json.dumps(found), encoding="utf-8")
+            options.json.write_text(json.dumps(document), encoding="utf-8")
 
 
 if __name__ == "__main__":

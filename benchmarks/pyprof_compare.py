@@ -56,51 +56,51 @@ def last_name(words: str) -> str:
     return words.rpartition(".")[2]
 
 
-def of_sublight(file: Path, what: str) -> Own:
+def of_sublight(file: Path, column: str) -> Own:
     from sublight.pyprof import record, tables
 
-    found = Counter[str]()
+    own = Counter[str]()
     for figure in tables.tables(record.read(str(file))).functions:
-        value = {"total": figure.total_s, "cpu": figure.own.ran_s, "calls": figure.calls}[what]
-        found[last_name(figure.frame.function)] += value
-    return dict(found)
+        value = {"total": figure.total_s, "cpu": figure.own.ran_s, "calls": figure.calls}[column]
+        own[last_name(figure.frame.function)] += value
+    return dict(own)
 
 
 def of_raw(file: Path) -> Own:
     """Collapsed stacks, as py-spy writes them: `outer (file:line);inner (file:line) count`."""
-    found = Counter[str]()
+    own = Counter[str]()
     for line in file.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
         for name in {last_name(frame.partition(" (")[0]) for frame in stack.split(";")}:
-            found[name] += float(count)
-    return dict(found)
+            own[name] += float(count)
+    return dict(own)
 
 
-def of_pstats(file: Path, what: int) -> Own:
+def of_pstats(file: Path, column: int) -> Own:
     """0: calls, 3: time with what was called. A builtin's name is in words."""
-    found = Counter[str]()
+    own = Counter[str]()
     for (_, _, name), row in pstats.Stats(str(file)).stats.items():  # type: ignore[attr-defined]
         plain = name.strip("<>").removeprefix("built-in method ").removeprefix("method ").split(" ")[0].strip("'")
-        found[last_name(plain)] += row[what] if what else max(row[:2])
-    return dict(found)
+        own[last_name(plain)] += row[column] if column else max(row[:2])
+    return dict(own)
 
 
 def of_scalene(file: Path) -> Own:
-    found = Counter[str]()
+    own = Counter[str]()
     for each in json.loads(file.read_text()).get("files", {}).values():
         for function in each["functions"]:
             parts = ("n_cpu_percent_python", "n_cpu_percent_c", "n_sys_percent")
-            found[last_name(function["line"])] += sum(function[part] for part in parts)
-    return dict(found)
+            own[last_name(function["line"])] += sum(function[part] for part in parts)
+    return dict(own)
 
 
-def of_viztracer(file: Path, what: str) -> Own:
+def of_viztracer(file: Path, column: str) -> Own:
     """Complete events, with what they called."""
-    found = Counter[str]()
+    own = Counter[str]()
     for event in json.loads(file.read_text())["traceEvents"]:
         if event.get("ph") == "X":
-            found[last_name(event["name"].partition(" (")[0])] += 1 if what == "calls" else event["dur"]
-    return dict(found)
+            own[last_name(event["name"].partition(" (")[0])] += 1 if column == "calls" else event["dur"]
+    return dict(own)
 
 
 def tools(venvs: Path) -> list[Tool]:
@@ -111,8 +111,8 @@ def tools(venvs: Path) -> list[Tool]:
         return lambda script, out: ["-m", "sublight", "pyprof", *options, "--json", str(out), *page, str(script)]
 
     def beside(venv: str, program: str, *options: str) -> Callable[[Path, Path], list[str]]:
-        found = str(venvs / venv / "bin" / program)
-        return lambda script, out: [found, *(one.format(out=out, script=script) for one in options)]
+        path = str(venvs / venv / "bin" / program)
+        return lambda script, out: [path, *(one.format(out=out, script=script) for one in options)]
 
     spy = ("record", "--rate", "100", "--idle", "--subprocesses", "--format", "raw", "--output", "{out}")
     return [
@@ -140,9 +140,9 @@ def tools(venvs: Path) -> list[Tool]:
 def run(words: list[str]) -> tuple[str, int]:
     """What the command wrote to stderr, and its status."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as stderr:
         child = subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=said, env=environment, cwd=SCRIPTS, start_new_session=True
+            words, stdout=subprocess.DEVNULL, stderr=stderr, env=environment, cwd=SCRIPTS, start_new_session=True
         )
         try:
             status = child.wait(TIME_S)
@@ -150,9 +150,9 @@ def run(words: list[str]) -> tuple[str, int]:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             status = HANGS
-        said.seek(0)
-        told = said.read()
-    return told, status
+        stderr.seek(0)
+        text = stderr.read()
+    return text, status
 
 
 def truth_of(words: str) -> dict[str, Any]:
@@ -160,19 +160,19 @@ def truth_of(words: str) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {}
 
 
-def share_error(found: Own, truth: dict[str, float]) -> str:
+def share_error(own: Own, truth: dict[str, float]) -> str:
     """The largest error, in points; a function that is missing counts as none of the time."""
-    if not found:  # it does not tell times
+    if not own:  # it does not tell times
         return "–"
-    named = {name: max(found.get(name, 0.0), 0.0) for name in truth}
+    named = {name: max(own.get(name, 0.0), 0.0) for name in truth}
     whole = sum(named.values())
     if not whole:
         return "sees none"
     return f"{max(abs(100 * named[name] / whole - 100 * share) for name, share in truth.items()):.1f}"
 
 
-def count_error(found: Own, truth: dict[str, int]) -> str:
-    wrong = [f"{name} {found.get(name, 0):.0f} of {count}" for name, count in truth.items() if found.get(name) != count]
+def count_error(own: Own, truth: dict[str, int]) -> str:
+    wrong = [f"{name} {own.get(name, 0):.0f} of {count}" for name, count in truth.items() if own.get(name) != count]
     return "; ".join(wrong) or "exact"
 
 
@@ -183,13 +183,13 @@ def judge(tool: Tool, folder: Path, rounds: int, plain_s: dict[str, float]) -> M
     for script in ("fib", "shares"):
         taken = []
         for _ in range(rounds):
-            said, _ = run([*start, *tool.command(SCRIPTS / f"{script}.py", folder / "out.json")])
-            taken.append(truth_of(said).get("cpu_s", 0.0))
+            stderr, _ = run([*start, *tool.command(SCRIPTS / f"{script}.py", folder / "out.json")])
+            taken.append(truth_of(stderr).get("cpu_s", 0.0))
         marks.overhead[script] = statistics.median(taken) / plain_s[script]
     for script in (*SHARES, "counts"):
         out = folder / f"{tool.name.replace(' ', '')}-{script}.json"
-        said, status = run([*start, *tool.command(SCRIPTS / f"{script}.py", out)])
-        truth = truth_of(said)
+        stderr, status = run([*start, *tool.command(SCRIPTS / f"{script}.py", out)])
+        truth = truth_of(stderr)
         try:
             if script == "counts":
                 marks.errors[script] = count_error(tool.calls(out), truth["calls"]) if tool.calls else "–"
@@ -199,14 +199,14 @@ def judge(tool: Tool, folder: Path, rounds: int, plain_s: dict[str, float]) -> M
                 marks.errors[script] = share_error(tool.own(out), truth["shares"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             marks.errors[script] = "hangs" if status == HANGS else "fails" if status else "no result"
-            print(f"{tool.name} on {script}: {error}; {said[-300:]}", file=sys.stderr)
+            print(f"{tool.name} on {script}: {error}; {stderr[-300:]}", file=sys.stderr)
     return marks
 
 
-def table(found: dict[str, Marks | str]) -> str:
+def table(by_tool: dict[str, Marks | str]) -> str:
     head = ("", "fib", "plain loops", "shares", "sleeping", "threads", "children", "calls")
     lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
-    for name, marks in found.items():
+    for name, marks in by_tool.items():
         if isinstance(marks, str):
             lines.append(f"| {name} | {marks} |" + " |" * (len(head) - 2))
             continue
@@ -221,29 +221,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
     parser.add_argument("--write", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    found: dict[str, Marks | str] = {}
+    marks: dict[str, Marks | str] = {}
     with tempfile.TemporaryDirectory(prefix="pyprof-compare-") as folder:
         plain_s = {
             script: statistics.median(
-                truth_of(run([sys.executable, str(SCRIPTS / f"{script}.py")])[0])["cpu_s"] for _ in range(given.rounds)
+                truth_of(run([sys.executable, str(SCRIPTS / f"{script}.py")])[0])["cpu_s"] for _ in range(args.rounds)
             )
             for script in ("fib", "shares")
         }
-        for tool in tools(given.venvs.absolute()):
-            if given.only and given.only not in tool.name:
+        for tool in tools(args.venvs.absolute()):
+            if args.only and args.only not in tool.name:
                 continue
             missing = not tool.python.exists()
-            found[tool.name] = "not installed" if missing else judge(tool, Path(folder), given.rounds, plain_s)
+            marks[tool.name] = "not installed" if missing else judge(tool, Path(folder), args.rounds, plain_s)
     version = ".".join(map(str, sys.version_info[:3]))
-    words = f"Python {version}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.0f} meanwhile.\n\n{table(found)}"
+    words = f"Python {version}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.0f} meanwhile.\n\n{table(marks)}"
     print(words)
-    if given.write:
-        text = given.write.read_text(encoding="utf-8")
+    if args.write:
+        text = args.write.read_text(encoding="utf-8")
         before, _, rest = text.partition(BEGIN)
         _, _, after = rest.partition(END)
-        given.write.write_text(f"{before}{BEGIN}\n{words}\n{END}{after}", encoding="utf-8")
+        args.write.write_text(f"{before}{BEGIN}\n{words}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,20 +25,21 @@ from sublight.pyprof.recorder import Options
 from sublight.results import write_file
 
 RATES = ((100.0, 0.01), (1000.0, 0.03))  # looks a second, and what they may cost
-DEPTH, ROUNDS, FIB = 15, 40_000, 22
-TURNS = 10
+DEPTH, FIB = 15, 22
+NOTHING = ", nothing counted"
+TURNS, TURN_S = 2, 0.25  # of each kind in a pair
 
 
 def fib(n: int) -> int:
     return n if n < 2 else fib(n - 1) + fib(n - 2)
 
 
-def work(depth: int = DEPTH) -> int:
-    """Calls some levels deep, builtins and arithmetic: some 50 ms."""
+def work(rounds: int, depth: int = DEPTH) -> int:
+    """Calls some levels deep, builtins and arithmetic."""
     if depth:
-        return work(depth - 1)
+        return work(rounds, depth - 1)
     total = 0
-    for number in range(ROUNDS):
+    for number in range(rounds):
         values = [number % 7, number % 11, number % 13]
         values.sort()
         total += sum(values) * len(str(number))
@@ -52,14 +53,23 @@ def cpu_s(run: Callable[[], object]) -> float:
     return time.process_time() - before_s
 
 
+def rounds_of_a_turn() -> int:
+    """As many as take `TURN_S` on this machine: a fixed number took 10 ms on a fast one, and to begin and to end a
+    recording, some 0.3 ms which a program pays once, stood for a third of what was measured."""
+    few = 20_000
+    return round(few * TURN_S / min(cpu_s(lambda: work(few)) for _ in range(5)))
+
+
 def looking(hz: float, pairs: int) -> tuple[list[float], float, float]:
     """Of each pair, by which share the run that was looked at took more CPU; the looks a second that were made; and
     the CPU time that the sampler itself says it took, as a share.
 
-    A pair is some turns of 50 ms of each kind: what else the machine does meanwhile meets both.
+    A pair is some short turns of each kind: what else the machine does meanwhile meets both.
     """
     one = recorder.make(Options(mode="sample", hz=hz))
+    rounds = rounds_of_a_turn()
     extra, wall_s, watched_s = [], 0.0, 0.0
+    looks_before, own_before_s = _so_far(one)
     for _ in range(pairs):
         times = {True: 0.0, False: 0.0}
         for turn in range(TURNS):
@@ -67,18 +77,28 @@ def looking(hz: float, pairs: int) -> tuple[list[float], float, float]:
                 if watched:
                     one.start()
                 began_s = time.perf_counter()
-                times[watched] += cpu_s(work)
+                times[watched] += cpu_s(lambda: work(rounds))
                 if watched:
                     wall_s += time.perf_counter() - began_s
-                    samples = one.stop()
+                    one.stop()
         extra.append(times[True] / times[False] - 1)
         watched_s += times[True]
-    assert samples.samples is not None
-    return extra, samples.looks / wall_s, samples.samples.look_s / watched_s
+    looks, own_s = _so_far(one)
+    return extra, (looks - looks_before) / wall_s, (own_s - own_before_s) / watched_s
+
+
+def _so_far(one: recorder.Recorder) -> tuple[int, float]:
+    """Looks, and their CPU time, of this whole process: a recorder that begins again goes on counting."""
+    seen = one.stop()
+    assert seen.samples is not None
+    return seen.looks, seen.samples.look_s
 
 
 def tracing(rounds: int) -> dict[str, float]:
-    """fib under each one, as a multiple of the plain one: the fastest of some rounds of each, taken in turns."""
+    """fib under each one, as a multiple of the plain one: the fastest of some rounds of each, taken in turns.
+
+    Where nothing is counted, each event calls a C function that returns at once: what Python itself takes for them.
+    """
     best: dict[str, float] = {}
     kinds: dict[str, Options | None] = {
         "plain": None,
@@ -87,16 +107,19 @@ def tracing(rounds: int) -> dict[str, float]:
         "timed, no builtins": Options(mode="trace", builtins=False),
         "timed": Options(mode="trace"),
     }
+    kinds |= {name + NOTHING: options for name, options in kinds.items() if options}
     for _ in range(rounds):
         for name, options in kinds.items():
             one = recorder.make(options) if options else None
             if one:
                 one.start()
+            if one and name.endswith(NOTHING):
+                one.hold()
             before_s = time.thread_time()
             fib(FIB)
             took_s = time.thread_time() - before_s
-            if one:
-                calls = one.stop().calls
+            calls = one.stop().calls if one else None
+            if one and not name.endswith(NOTHING):
                 assert calls is not None
                 counted = sum(node.calls for one in calls.threads for node in one.nodes
                               if node.function >= 0 and calls.functions[node.function].function == "fib")  # fmt: skip
@@ -109,8 +132,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--json", default="", help="write the figures there, too")
-    given = parser.parse_args()
-    pairs = max(given.pairs, 4)
+    args = parser.parse_args()
+    pairs = max(args.pairs, 4)
     module = native.module(lambda line: print(line, file=sys.stderr))
     kind = "C part" if module else f"without the C part: {native.Native.reason}"
     clock = "the processor's counter" if tracer._has_counter() else "the system's clock"
@@ -122,7 +145,6 @@ def main() -> None:
         "clock": clock,
     }
     figures["load_before"] = os.getloadavg()[0]
-    work()
     for hz, most in RATES:
         extra, reached_hz, own = looking(hz, pairs)
         low, middle, high = statistics.quantiles(extra, n=4)
@@ -136,8 +158,8 @@ def main() -> None:
     figures["fib"] = fib_times = tracing(9)
     for name, times in fib_times.items():
         print(f"fib, {name}: {times:.2f} ×")
-    if given.json:
-        write_file(json.dumps(figures, indent=1) + "\n", Path(given.json))
+    if args.json:
+        write_file(json.dumps(figures, indent=1) + "\n", Path(args.json))
 
 
 if __name__ == "__main__":

@@ -3,26 +3,34 @@
     python benchmarks/sanitize.py products attention rows [--tool memcheck|racecheck|initcheck] [--jobs 12]
 
 It starts itself under compute-sanitizer, which slows kernels down a hundredfold: so sizes are small, and each kernel
-runs once. After `--limit` seconds no further launch is begun, and the last line says how many were left out: a minute
-or two on an H200 with twelve processes.
-Exit status 0: clean; 1: something was found, printed as compute-sanitizer says it; 2: no compute-sanitizer or no GPU.
+runs once. After `--limit` seconds no further launch is begun, GRACE_S later what still runs is ended, and the last
+lines say which launch that was and how many were left out: a minute or two on an H200 with twelve processes.
+Exit status 0: clean; 1: something was found, printed as compute-sanitizer says it, or the time was up; 2: no
+compute-sanitizer or no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 SIZES = ((1, 65, 700), (17, 129, 63), (130, 257, 136))
-FOUND = 9  # compute-sanitizer's exit status where it has found something
+FOUND = 9  # the exit status that compute-sanitizer is told to use when it has found something
+GRACE_S = 15.0  # how long a launch may go on after the limit
+BANNER = "COMPUTE-SANITIZER"
+BEGUN = "launch: "
 DONE = "launches, and left out:"
-OURS_ALONE = ("--kernel-regex-exclude", "kns=2at6native")  # PyTorch's own kernels are not what is looked at
+OURS_ALONE = ("--kernel-regex-exclude", "kns=2at6native")  # leaves out PyTorch's own kernels
 
 
 def products() -> Iterator[tuple[str, Any]]:
@@ -130,7 +138,7 @@ def launch_all(groups: Sequence[str], share: int, shares: int, limit_s: float) -
         if time.monotonic() - begin > limit_s:
             left += 1
             continue
-        print(name, flush=True)
+        print(BEGUN + name, flush=True)
         call()
         torch.cuda.synchronize()
         done += 1
@@ -144,9 +152,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=100.0, metavar="S", help="begin no launch after S seconds")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes, which share the launches")
     parser.add_argument("--share", type=int, default=-1, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.share >= 0:
-        launch_all(given.groups, given.share, given.jobs, given.limit)
+    args = parser.parse_args()
+    if args.share >= 0:
+        launch_all(args.groups, args.share, args.jobs, args.limit)
         return 0
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
@@ -157,28 +165,49 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("sanitize.py launches kernels on a GPU, and torch finds none here", file=sys.stderr)
         return 2
-    options = [f"--tool={given.tool}", f"--error-exitcode={FOUND}", "--print-limit=20", *OURS_ALONE]
-    inside = [sys.executable, __file__, *given.groups, f"--limit={given.limit}", f"--jobs={given.jobs}"]
-    runs = [
-        subprocess.Popen(
-            [sanitizer, *options, *inside, f"--share={share}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    options = [f"--tool={args.tool}", f"--error-exitcode={FOUND}", "--print-limit=20", *OURS_ALONE]
+    inside = [sys.executable, __file__, *args.groups, f"--limit={args.limit}", f"--jobs={args.jobs}"]
+    with tempfile.TemporaryDirectory() as folder:
+        return _watch(
+            [[sanitizer, *options, *inside, f"--share={share}"] for share in range(args.jobs)], args, folder
         )
-        for share in range(given.jobs)
-    ]
-    outputs = [run.communicate()[0] for run in runs]
-    done = left = 0
-    for run, output in zip(runs, outputs, strict=True):
+
+
+def _watch(commands: Sequence[Sequence[str]], args: argparse.Namespace, folder: str) -> int:
+    """Run `commands` at once, end what is late, print what they found and a last line of counts."""
+    paths = [Path(folder, str(share)) for share in range(len(commands))]
+    runs = []
+    for command, path in zip(commands, paths, strict=True):
+        with path.open("w") as file:
+            runs.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True))
+    deadline = time.monotonic() + args.limit + GRACE_S
+    late = []
+    for run, path in zip(runs, paths, strict=True):
+        try:
+            run.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)  # compute-sanitizer and the Python under it
+            run.wait()
+            late.append(run)
+            under_way = [line for line in path.read_text().splitlines() if line.startswith(BEGUN)][-1:]
+            print(f"ended after {args.limit + GRACE_S:g} s, during: {''.join(under_way) or 'its start'}")
+    done = left = failed = 0
+    for run, path in zip(runs, paths, strict=True):
+        output = path.read_text()
         counts = [line.split()[-2:] for line in output.splitlines() if line.startswith(DONE)]
-        done, left = done + sum(int(n) for n, _ in counts), left + sum(int(n) for _, n in counts)
-        if run.returncode or not counts:
+        begun = sum(line.startswith(BEGUN) for line in output.splitlines())
+        done += sum(int(n) for n, _ in counts) if counts else max(0, begun - 1)
+        left += sum(int(n) for _, n in counts)
+        reports = [line for line in output.splitlines() if line.startswith("=====") and BANNER not in line]
+        if reports if run in late else run.returncode or not counts:
+            failed += 1
             print(output)
-    failed = sum(run.returncode != 0 for run in runs)
-    verdict = f"{failed} of {given.jobs} processes found something, or failed" if failed else "clean"
-    print(f"{given.tool}: {done} launches of {', '.join(given.groups)}, {left} left out: {verdict}")
-    return 1 if failed else 0
+    verdict = f"{failed} of {len(runs)} processes found something, or failed" if failed else "nothing found"
+    if not failed and not late:
+        verdict = "clean"
+    unfinished = f", {len(late)} of {len(runs)} processes did not end in time" if late else ""
+    print(f"{args.tool}: {done} launches of {', '.join(args.groups)}, {left} left out{unfinished}: {verdict}")
+    return 1 if failed or late else 0
 
 
 if __name__ == "__main__":

@@ -74,11 +74,11 @@ def server(folder: Path, port: int, words: list[str]) -> Iterator[subprocess.Pop
         process.wait()
 
 
-def until(is_so: Callable[[], bool], most_s: float, what: str) -> None:
+def until(is_so: Callable[[], bool], most_s: float, event: str) -> None:
     end = time.monotonic() + most_s
     while not is_so():
         if time.monotonic() > end:
-            raise SystemExit(f"serve_load: it never came to be that {what}")
+            raise SystemExit(f"serve_load: it never came to be that {event}")
         time.sleep(0.05)
 
 
@@ -97,7 +97,7 @@ def gauge(port: int, name: str) -> float:
 
 
 def ask(port: int, data: dict[str, Any], leave_after: int | None = None) -> str | None:
-    """A stream's text; None for a client that leaves after some bytes."""
+    """The text of a streamed answer; None for a client that leaves after some bytes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("POST", "/v1/completions", json.dumps({**data, "stream": True}))
     response = connection.getresponse()
@@ -114,7 +114,7 @@ def ask(port: int, data: dict[str, Any], leave_after: int | None = None) -> str 
 
 
 def requests_of(count: int) -> list[dict[str, Any]]:
-    """Ragged: a third begins alike, half are drawn."""
+    """Requests of many lengths: a third begin alike, half are sampled."""
     chance = random.Random(7)
     made = []
     for place in range(count):
@@ -138,7 +138,7 @@ def load(port: int, count: int) -> dict[str, Any]:
         texts = list(pool.map(lambda at: ask(port, made[at], leaving.get(at)), range(count)))
     for process in killed:
         assert process.stdout is not None
-        process.stdout.readline()  # a stream is under way
+        process.stdout.readline()  # waits until a stream is under way
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     seconds = time.monotonic() - begin
@@ -172,17 +172,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", metavar="FILE", help="write the result here as well")
-    given = parser.parse_args()
-    words = ["--device", given.device, *(["--mode", "eager"] if given.device == "cpu" else [])]
+    args = parser.parse_args()
+    words = ["--device", args.device, *(["--mode", "eager"] if args.device == "cpu" else [])]
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        with server(Path(folder), given.port, words):
-            result = load(given.port, given.requests)
-        result["same_after_restart"] = kill_and_restart(Path(folder), given.port, words)
+        with server(Path(folder), args.port, words):
+            result = load(args.port, args.requests)
+        result["same_after_restart"] = kill_and_restart(Path(folder), args.port, words)
     for name, value in result.items():
         print(f"{name:20} {value}")
-    if given.json:
-        write_json(result, Path(given.json))
+    if args.json:
+        write_json(result, Path(args.json))
     if result["differ"] or result["pages_lost"] or not result["same_after_restart"]:
         raise SystemExit(1)
 

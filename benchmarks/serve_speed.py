@@ -72,7 +72,7 @@ def gauge(port: int, name: str) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"sublight_{name} ")), -1.0)
 
 
-def stream(port: int, prompt: list[int], tokens: int, leave_after: int, found: list[dict[str, Any]]) -> None:
+def stream(port: int, prompt: list[int], tokens: int, leave_after: int, results: list[dict[str, Any]]) -> None:
     """One request; how many tokens came, and when the first did."""
     begin = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -80,7 +80,7 @@ def stream(port: int, prompt: list[int], tokens: int, leave_after: int, found: l
     connection.request("POST", "/v1/completions", json.dumps(body))
     response = connection.getresponse()
     if response.status != 200:
-        found.append({"error": response.read().decode()[:200]})
+        results.append({"error": response.read().decode()[:200]})
         return
     count, first_s = 0, None
     for line in response:
@@ -90,15 +90,15 @@ def stream(port: int, prompt: list[int], tokens: int, leave_after: int, found: l
             if count == leave_after:
                 break
     connection.close()
-    found.append({"tokens": count, "first_s": first_s, "left": count == leave_after})
+    results.append({"tokens": count, "first_s": first_s, "left": count == leave_after})
 
 
 def round_of(port: int, vocab: int, streams: int, prompt: int, tokens: int, seed: int) -> dict[str, Any]:
-    draw, found = random.Random(seed), list[dict[str, Any]]()
+    draw, results = random.Random(seed), list[dict[str, Any]]()
     threads = [
         threading.Thread(
             target=stream,
-            args=(port, [draw.randrange(vocab) for _ in range(prompt)], tokens, 10 if at % 8 == 5 else -1, found),
+            args=(port, [draw.randrange(vocab) for _ in range(prompt)], tokens, 10 if at % 8 == 5 else -1, results),
         )
         for at in range(streams)
     ]
@@ -108,15 +108,15 @@ def round_of(port: int, vocab: int, streams: int, prompt: int, tokens: int, seed
     for thread in threads:
         thread.join()
     seconds = time.perf_counter() - begin
-    errors = [each["error"] for each in found if "error" in each]
-    firsts = sorted(each["first_s"] for each in found if each.get("first_s"))
+    errors = [each["error"] for each in results if "error" in each]
+    firsts = sorted(each["first_s"] for each in results if each.get("first_s"))
     return {
         "streams": streams,
-        "answered": len(found) - len(errors),
-        "closed": sum(each.get("left", False) for each in found),
+        "answered": len(results) - len(errors),
+        "closed": sum(each.get("left", False) for each in results),
         "errors": errors[:3],
         "seconds": seconds,
-        "events_per_s": sum(each.get("tokens", 0) for each in found) / seconds,
+        "events_per_s": sum(each.get("tokens", 0) for each in results) / seconds,
         "first_s_median": statistics.median(firsts) if firsts else None,
         "first_s_last": firsts[-1] if firsts else None,
     }
@@ -128,18 +128,18 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--json", metavar="FILE", help="write the figures here as well")
-    given = parser.parse_args()
-    sizes = SIZES | TINY if given.tiny else SIZES
-    device, prompt, tokens = ("cpu", 20, 30) if given.tiny else ("cuda", 256, 128)
+    args = parser.parse_args()
+    sizes = SIZES | TINY if args.tiny else SIZES
+    device, prompt, tokens = ("cpu", 20, 30) if args.tiny else ("cuda", 256, 128)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), sizes, device)
-        command = [sys.executable, "-m", "sublight", "serve", folder, "--port", str(given.port), "--queue", "1000"]
+        command = [sys.executable, "-m", "sublight", "serve", folder, "--port", str(args.port), "--queue", "1000"]
         begin = time.perf_counter()
-        server = subprocess.Popen([*command, "--batch", str(given.streams)], stdout=sys.stderr)
+        server = subprocess.Popen([*command, "--batch", str(args.streams)], stdout=sys.stderr)
         try:
             while True:
                 try:
-                    get(given.port, "/health")
+                    get(args.port, "/health")
                     break
                 except OSError:
                     if server.poll() is not None or time.perf_counter() - begin > 60:
@@ -147,15 +147,15 @@ def main() -> None:
                     time.sleep(0.1)
             ready_s = time.perf_counter() - begin
             rows = [
-                round_of(given.port, sizes["vocab_size"], given.streams, prompt, tokens, seed) | {"round": name}
+                round_of(args.port, sizes["vocab_size"], args.streams, prompt, tokens, seed) | {"round": name}
                 for seed, name in enumerate(("first", "second"))
             ]
             time.sleep(0.5)
-            free, total = gauge(given.port, "pages_free"), gauge(given.port, "pages_total")
+            free, total = gauge(args.port, "pages_free"), gauge(args.port, "pages_total")
         finally:
             server.kill()
             server.wait()
-    print(f"ready after {ready_s:.1f} s; {given.streams} streams of {prompt} + {tokens} tokens")
+    print(f"ready after {ready_s:.1f} s; {args.streams} streams of {prompt} + {tokens} tokens")
     for row in rows:
         firsts = [f"{row[name]:.2f}" if row[name] else "–" for name in ("first_s_median", "first_s_last")]
         print(
@@ -163,8 +163,8 @@ def main() -> None:
             f"{firsts[1]} s  {row['answered']} answered, {row['closed']} closed halfway  {'; '.join(row['errors'])}"
         )
     print(f"pages free afterwards: {free:.0f} of {total:.0f}")
-    if given.json:
-        write_json({"ready_s": ready_s, "rounds": rows, "pages_free": free, "pages_total": total}, Path(given.json))
+    if args.json:
+        write_json({"ready_s": ready_s, "rounds": rows, "pages_free": free, "pages_total": total}, Path(args.json))
     if free != total or any(row["errors"] for row in rows):
         raise SystemExit("not as it should be")
 

@@ -52,15 +52,15 @@ def seconds(call: Callable[..., Any], device: str) -> float | None:
         return None
 
 
-def row(what: str, shape: str, flops: float, by: dict[str, float | None], is_right: bool | None = None) -> Row:
+def row(title: str, shape: str, flops: float, by: dict[str, float | None], is_right: bool | None = None) -> Row:
     """Printed as it comes: time and rate of each way."""
     times = "  ".join(
         f"{name} {time_s * 1e6:.1f} µs {flops / time_s / 1e12:.0f} TFLOP/s" if time_s else f"{name} -"
         for name, time_s in by.items()
     )
     verdict = "" if is_right is None else "right  " if is_right else "WRONG  "
-    print(f"{what:<22} {shape:<28} {verdict}{times}", flush=True)
-    return {"what": what, "shape": shape, "flops": flops, "right": is_right, "seconds": by}
+    print(f"{title:<22} {shape:<28} {verdict}{times}", flush=True)
+    return {"what": title, "shape": shape, "flops": flops, "right": is_right, "seconds": by}
 
 
 def torchs_grouped(x: Any, index: Any, weights: Any, gate_up: Any, down: Any) -> Any:
@@ -195,18 +195,18 @@ def main() -> None:
     parser.add_argument("--json", default="", metavar="FILE", help="write all rows there, after each part")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="small shapes: tries the script, measures nothing")
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here: --device cpu --quick tries the script with TRITON_INTERPRET=1")
-    if given.device == "cpu" and not given.quick:
+    if args.device == "cpu" and not args.quick:
         parser.error("on a CPU only --quick makes sense")
-    name = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     run: dict[str, Any] = {"gpu": name, "torch": torch.__version__, "commit": bench.commit(), "rows": []}
-    for part in given.parts:
-        for each in PARTS[part](given.device, given.quick):
+    for part in args.parts:
+        for each in PARTS[part](args.device, args.quick):
             run["rows"].append({"part": part, **each})
-        if given.json:
-            Path(given.json).write_text(json.dumps(run, indent=1) + "\n")
+        if args.json:
+            Path(args.json).write_text(json.dumps(run, indent=1) + "\n")
     if any(each["right"] is False for each in run["rows"]):
         sys.exit("some rows are WRONG")
 

@@ -193,18 +193,18 @@ def main() -> None:
     asked.add_argument("--bytes", default="63MB")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--time", nargs="+", metavar="BYTES", help="explain traces of these sizes and print CPU seconds")
-    given = asked.parse_args()
-    if given.time:
+    args = asked.parse_args()
+    if args.time:
         print("    size    CPU    a MB    memory")
         with tempfile.TemporaryDirectory() as folder:
-            for size in given.time:
+            for size in args.time:
                 row = timed(units.parse_quantity(size), Path(folder))
                 rate = units.text(row["cpu_s"] / row["bytes"] * 1e6, "s")
                 memory = units.text(row["memory_bytes"], "B")
                 print(f"{units.text(row['bytes'], 'B'):>8} {row['cpu_s']:6.2f} s {rate:>8} {memory:>8}")
-    elif given.path:
-        steps = write(given.path, units.parse_quantity(given.bytes), given.seed)
-        print(f"{given.path}: {steps} steps, {units.text(given.path.stat().st_size, 'B')}")
+    elif args.path:
+        steps = write(args.path, units.parse_quantity(args.bytes), args.seed)
+        print(f"{args.path}: {steps} steps, {units.text(args.path.stat().st_size, 'B')}")
     else:
         asked.error("name a file to write, or sizes to time")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import cProfile
-import importlib.util
 import pstats
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks import traces
 from sublight.diagnose.consistency import contradictions
 from sublight.diagnose.explain import explain
 from sublight.trace import cut, steps
@@ -18,18 +16,6 @@ from sublight.trace.load import load
 from sublight.trace.record import Kind
 
 MB = 1_000_000
-
-
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("traces", Path(__file__).with_name("traces.py"))
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault("traces", made)
-    spec.loader.exec_module(made)
-    return made
-
-
-traces = module()
 
 
 def test_a_seed_gives_one_trace_of_the_size_that_was_asked_for(tmp_path: Path) -> None:

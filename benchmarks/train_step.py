@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 LIMIT_S = {"graph": 45.0, "ours": 20.0, "eager": 22.0, "compile": 80.0, "loss": 65.0}
-TOTAL_S = 200.0  # of all parts: those at the end get what is left
-WARMUP = 6  # steps: a graph is captured by then
+TOTAL_S = 200.0  # time limit of all parts together: the last ones get what is left
+WARMUP = 6  # steps, after which the graph has been captured
 MEASURED_S = 2.5
 LOSS_STEPS, LOSS_BATCH, LAST = 200, 8, 10  # fp32 is slow; the mean of the last losses is compared
-KERNELS = (  # what a kernel's name tells; the first that fits
+KERNELS = (  # what a kernel is for, by a pattern of its name; the first that fits counts
     ("torch.compile's fusions", r"^triton_"),
     ("attention", r"fmha|flash|sdpa|attention"),
     ("biases' gradients", r"gemv|gemmk1|dot_kernel|reduce_1Block"),
@@ -54,7 +54,7 @@ KERNELS = (  # what a kernel's name tells; the first that fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of a run for figures, or of one that shows that the script works."""
+    """The sizes of a real run, or of a tiny one that shows that the script works."""
 
     depth: int = 12
     vocab: int = 50304
@@ -68,7 +68,7 @@ TINY = Sizes(depth=1, vocab=256, batches=(2, 3), context=16, loss_steps=12, loss
 
 
 def updated(mode: str, attention: str, dtype: str, device: str, sizes: Sizes, batch: int, *, graph: bool) -> Update:
-    """A model from the one seed, and what changes it."""
+    """The training step of a model of a fixed seed, ready to run."""
     import torch
 
     from sublight.engines.train.gpt2 import Gpt2
@@ -82,9 +82,9 @@ def updated(mode: str, attention: str, dtype: str, device: str, sizes: Sizes, ba
     settings = Settings(
         steps=sizes.loss_steps, batch=batch, context=sizes.context, lr=6e-4, warmup=20, dtype=dtype, graph=graph, **how
     )
-    found = Update(model, settings, torch.device(device))
-    found.prepare()
-    return found
+    update = Update(model, settings, torch.device(device))
+    update.prepare()
+    return update
 
 
 def speed(part: str, device: str, sizes: Sizes) -> Iterator[Row]:
@@ -181,7 +181,7 @@ def by_op(update: Update, ids: torch.Tensor, device: str, sizes: Sizes, batch: i
 
 
 def limits(device: str) -> tuple[float, float]:
-    """FLOPs and bytes a second that a large product and a large copy reach here and now."""
+    """The FLOP/s of a large product and the bytes/s of a large copy, measured in this process."""
     import torch
 
     dtype, size = (torch.bfloat16, 8192) if device == "cuda" else (torch.float32, 256)
@@ -189,15 +189,15 @@ def limits(device: str) -> tuple[float, float]:
     x, y = (torch.empty(size * size * 8, device=device, dtype=dtype) for _ in range(2))
 
     def best_s(call: Any) -> float:
-        found = []
+        times = []
         for _ in range(8):
             _wait(device)
             begin = time.perf_counter()
             for _ in range(4):
                 call()
             _wait(device)
-            found.append((time.perf_counter() - begin) / 4)
-        return sorted(found)[1]
+            times.append((time.perf_counter() - begin) / 4)
+        return sorted(times)[1]
 
     return 2 * size**3 / best_s(lambda: a @ b), 2 * x.nbytes / best_s(lambda: y.copy_(x))
 
@@ -210,7 +210,7 @@ def floors(sizes: Sizes, batch: int, flops_per_s: float, bytes_per_s: float) -> 
     tokens, layers = batch * sizes.context, sizes.depth
     products = 6 * tokens * (layers * 12 * shape.dim**2 + shape.vocab * shape.dim)
     attention = 3.5 * tokens * layers * 2 * sizes.context * shape.dim  # half of two products, and of five backward
-    rows = 2 * tokens * shape.dim  # bytes of one activation
+    rows = 2 * tokens * shape.dim  # bytes of one 16-bit activation tensor
     logits = 2 * tokens * shape.vocab
     passed = {
         "norms": (2 * layers + 1) * 8 * rows,  # forward: sum and norm, two in, two out; backward: three in, one out
@@ -221,9 +221,9 @@ def floors(sizes: Sizes, batch: int, flops_per_s: float, bytes_per_s: float) -> 
         "AdamW": 30 * shape.parameters,  # fp32 weight and averages read and written, 16-bit gradient and copy, norm
         "embedding": 4 * rows,
     }
-    found = {"products": products / flops_per_s, "attention": attention / flops_per_s}
-    found |= {name: size / bytes_per_s for name, size in passed.items()}
-    return {name: 1e3 * seconds for name, seconds in found.items()}
+    floor_s = {"products": products / flops_per_s, "attention": attention / flops_per_s}
+    floor_s |= {name: size / bytes_per_s for name, size in passed.items()}
+    return {name: 1e3 * seconds for name, seconds in floor_s.items()}
 
 
 def loss(part: str, device: str, sizes: Sizes) -> Iterator[Row]:
@@ -295,9 +295,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 floor = f"{op['floor_ms']:.2f}" if op["floor_ms"] else "–"
                 share = f"{100 * op['floor_ms'] / op['ms']:.0f} %" if op["floor_ms"] else "–"
                 lines.append(f"  {op['op']:34}{op['launches']:>9}{op['ms']:>9.2f}{floor:>9}{share:>7}")
-    said = {row["name"]: row["last"] for row in rows if "losses" in row}
-    for name, last in said.items():
-        apart = f", {100 * (last / said['fp32'] - 1):+.2f} % of fp32's" if "fp32" in said and name != "fp32" else ""
+    losses = {row["name"]: row["last"] for row in rows if "losses" in row}
+    for name, last in losses.items():
+        apart = f", {100 * (last / losses['fp32'] - 1):+.2f} % of fp32's" if "fp32" in losses and name != "fp32" else ""
         lines.append(f"\nmean of the last {LAST} losses, {name}: {last:.4f}{apart}")
     return "\n".join(lines)
 
@@ -309,22 +309,22 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
     parser.add_argument("--part", choices=tuple(LIMIT_S), help="this part, in this process")
-    given = parser.parse_args()
-    if given.part:
-        found: list[Row] = []
-        for row in (loss if given.part == "loss" else speed)(given.part, given.device, TINY if given.tiny else Sizes()):
-            found.append(row)
-            write_json(found, Path(given.json))  # whole at any moment: the next row may never come
+    args = parser.parse_args()
+    if args.part:
+        done: list[Row] = []
+        for row in (loss if args.part == "loss" else speed)(args.part, args.device, TINY if args.tiny else Sizes()):
+            done.append(row)
+            write_json(done, Path(args.json))  # whole at any moment: the next row may never come
         return
-    words = ["--device", given.device, *["--tiny"] * given.tiny]
+    words = ["--device", args.device, *["--tiny"] * args.tiny]
     rows: list[Row] = []
     begin = time.perf_counter()
-    for part in given.only or tuple(LIMIT_S):
+    for part in args.only or tuple(LIMIT_S):
         left_s = TOTAL_S - (time.perf_counter() - begin)
         rows += run_part(part, words, min(LIMIT_S[part], left_s))
         print(f"{part} done after {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
-        if given.json:
-            write_json(rows, Path(given.json))
+        if args.json:
+            write_json(rows, Path(args.json))
     print(table(rows))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -14,12 +13,7 @@ SCRIPT = Path(__file__).with_name("train_step.py")
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_step_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
+    return importlib.import_module("benchmarks.train_step")
 
 
 def test_the_table_compares_with_compile_at_the_same_batch(module: ModuleType) -> None:
@@ -59,10 +53,10 @@ def test_kernels_are_known_by_their_names(module: ModuleType) -> None:
     )
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_tiny_run_gives_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one step: the rest is time."""
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
+    pytest.importorskip("torch")
     monkeypatch.setattr(module, "MEASURED_S", 0.0)
     monkeypatch.setattr(module, "WARMUP", 1)
     rows = list(module.speed("eager", "cpu", module.TINY))

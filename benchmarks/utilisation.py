@@ -28,7 +28,7 @@ Event = Mapping[str, Any]
 LLAMA: Row = {"layers": 32, "dim": 4096, "inner": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 128256}
 TINY: Row = {"layers": 2, "dim": 64, "inner": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 97}
 PAGE = 16
-MARK = "op: "  # what a name of ours begins with in the trace
+MARK = "op: "  # prefix of our names in the trace
 
 
 def by_name(events: Sequence[Event], device: str) -> dict[str, tuple[int, float]]:
@@ -41,11 +41,11 @@ def by_name(events: Sequence[Event], device: str) -> dict[str, tuple[int, float]
     {'norm': (1, 3e-06), 'no op of the model': (1, 3e-06)}
     """
     names = [e for e in events if e.get("cat") == "user_annotation" and str(e.get("name", "")).startswith(MARK)]
-    found: dict[str, list[float]] = defaultdict(list)
+    by_op: dict[str, list[float]] = defaultdict(list)
     if device == "cpu":
         for event in names:
-            found[event["name"][len(MARK) :]].append(event["dur"] * 1e-6)
-        return {name: (len(times), sum(times)) for name, times in found.items()}
+            by_op[event["name"][len(MARK) :]].append(event["dur"] * 1e-6)
+        return {name: (len(times), sum(times)) for name, times in by_op.items()}
     launched = {
         e["args"]["correlation"]: e
         for e in events
@@ -57,8 +57,8 @@ def by_name(events: Sequence[Event], device: str) -> dict[str, tuple[int, float]
         call = launched.get(event["args"]["correlation"])
         inside = [e for e in names if call and e["tid"] == call["tid"] and 0 <= call["ts"] - e["ts"] <= e["dur"]]
         name = min(inside, key=lambda e: e["dur"])["name"][len(MARK) :] if inside else "no op of the model"
-        found[name].append(event["dur"] * 1e-6)
-    return {name: (len(times), sum(times)) for name, times in found.items()}
+        by_op[name].append(event["dur"] * 1e-6)
+    return {name: (len(times), sum(times)) for name, times in by_op.items()}
 
 
 def costs(config: Row, *, rows: int, keys: int, texts: int, dtype: str) -> dict[str, tuple[int, Any]]:
@@ -73,22 +73,22 @@ def costs(config: Row, *, rows: int, keys: int, texts: int, dtype: str) -> dict[
         **{"gate and up": (2 * c["inner"], c["dim"]), "down": (c["dim"], c["inner"])},
     }
     layers = c["layers"]
-    found: dict[str, tuple[int, Any]] = {
+    by_op: dict[str, tuple[int, Any]] = {
         name: (layers, matmul.matmul({"m": rows, "n": n, "k": k}, dtype, "fwd")) for name, (n, k) in sizes.items()
     }
     per_text = {"batch": texts, "q_len": rows // texts, "kv_len": keys, **heads, "page": 16, "ragged": 0}
-    found["attention"] = (layers, attention.paged_attention(per_text, dtype, "fwd"))
-    found["rope and cache"] = (layers, attention.rope_kv_write({"tokens": rows, **heads, "page": 16}, dtype, "fwd"))
-    found["norm"] = (2 * layers + 1, norm.add_rms_norm({"rows": rows, "cols": c["dim"]}, dtype, "fwd"))
-    found["SwiGLU"] = (layers, pointwise.gated_activation({"rows": rows, "cols": c["inner"]}, dtype, "fwd"))
-    found["embedding"] = (1, movement.embedding({"rows": rows, "vocab": c["vocab"], "cols": c["dim"]}, dtype, "fwd"))
-    found["head"] = (1, matmul.matmul({"m": texts, "n": c["vocab"], "k": c["dim"]}, dtype, "fwd"))
-    found["largest logit"] = (1, reduce.reduce_argmax({"outer": texts, "n": c["vocab"], "inner": 1}, dtype, "fwd"))
-    return found
+    by_op["attention"] = (layers, attention.paged_attention(per_text, dtype, "fwd"))
+    by_op["rope and cache"] = (layers, attention.rope_kv_write({"tokens": rows, **heads, "page": 16}, dtype, "fwd"))
+    by_op["norm"] = (2 * layers + 1, norm.add_rms_norm({"rows": rows, "cols": c["dim"]}, dtype, "fwd"))
+    by_op["SwiGLU"] = (layers, pointwise.gated_activation({"rows": rows, "cols": c["inner"]}, dtype, "fwd"))
+    by_op["embedding"] = (1, movement.embedding({"rows": rows, "vocab": c["vocab"], "cols": c["dim"]}, dtype, "fwd"))
+    by_op["head"] = (1, matmul.matmul({"m": texts, "n": c["vocab"], "k": c["dim"]}, dtype, "fwd"))
+    by_op["largest logit"] = (1, reduce.reduce_argmax({"outer": texts, "n": c["vocab"], "inner": 1}, dtype, "fwd"))
+    return by_op
 
 
 def named(model: Any, config: Row) -> None:
-    """The model's functions, each under its name in the trace."""
+    """Wrap the model's functions so that the trace shows each under its name."""
     from torch.profiler import record_function
 
     of_weight = {
@@ -104,11 +104,11 @@ def named(model: Any, config: Row) -> None:
 
     def under(call: Callable[..., Any], name: str) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            what = name
-            if not what:
+            op = name
+            if not op:
                 weight = args[1] if call is layers.linear else args[2]
-                what = of_weight.get(tuple(weight.shape), "out")
-            with record_function(MARK + what):
+                op = of_weight.get(tuple(weight.shape), "out")
+            with record_function(MARK + op):
                 return call(*args, **options)
 
         return run
@@ -191,10 +191,10 @@ def measure(config: Row, device: str, *, batches: Sequence[int], context: int, c
         length = context if texts else chunk
         floors = costs(config, rows=texts or chunk, keys=length, texts=texts or 1, dtype=dtype)
         times = traced(step_of(model, texts, length), device)
-        what = f"decode, batch {texts}, {context} tokens each" if texts else f"prefill of {chunk} tokens"
+        title = f"decode, batch {texts}, {context} tokens each" if texts else f"prefill of {chunk} tokens"
         for name in (*floors, *(name for name in times if name not in floors)):
             calls, seconds = times.get(name, (0, 0.0))
-            rows.append({"step": what, "op": name, "launches": calls, "s": seconds, "cost": floors.get(name)})
+            rows.append({"step": title, "op": name, "launches": calls, "s": seconds, "cost": floors.get(name)})
     return _with_floors(rows, device)
 
 
@@ -238,11 +238,11 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE")
-    given = parser.parse_args()
-    batches, context, chunk = ((1, 3), 24, 20) if given.tiny else ((1, 64), 1024, 2048)
-    rows = measure(TINY if given.tiny else LLAMA, given.device, batches=batches, context=context, chunk=chunk)
-    if given.json:
-        write_json(rows, Path(given.json))
+    args = parser.parse_args()
+    batches, context, chunk = ((1, 3), 24, 20) if args.tiny else ((1, 64), 1024, 2048)
+    rows = measure(TINY if args.tiny else LLAMA, args.device, batches=batches, context=context, chunk=chunk)
+    if args.json:
+        write_json(rows, Path(args.json))
     print(table(rows))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -14,12 +13,7 @@ SCRIPT = Path(__file__).with_name("utilisation.py")
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("utilisation_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
+    return importlib.import_module("benchmarks.utilisation")
 
 
 def test_a_kernel_goes_to_the_innermost_name(module: ModuleType) -> None:
@@ -39,9 +33,9 @@ def test_a_kernel_goes_to_the_innermost_name(module: ModuleType) -> None:
     }
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_tiny_step_has_every_op(module: ModuleType) -> None:
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
+    pytest.importorskip("torch")
     rows = module.measure(module.TINY, "cpu", batches=(3,), context=18, chunk=17)
     assert {row["step"] for row in rows} == {"prefill of 17 tokens", "decode, batch 3, 18 tokens each"}
     calls = {row["op"]: row["launches"] for row in rows if row["step"].startswith("decode")}

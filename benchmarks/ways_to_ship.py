@@ -33,7 +33,7 @@ from sublight.extensions.projects import STARTS, WAYS, Project, write
 from sublight.extensions.projects.ways import Way, way_of
 from sublight.results import write_file
 
-LIMIT_S = 600  # of one command
+LIMIT_S = 600  # time limit of one command
 CHILD = """
 import fcntl, importlib, json, sys, time
 import torch
@@ -93,7 +93,7 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     project: Project
-    build_s: float | None  # of the build command; None where the first start builds
+    build_s: float | None  # the build command's time; None where the first start builds
     first_start_s: float
     device: str
     torch: str
@@ -119,7 +119,7 @@ def build(way: Way, like: str, folder: Path) -> Built:
 
 
 def timed(built: Built, folder: Path) -> Row:
-    """Start and calls of what is built, when it is this one's turn."""
+    """Time the start and the calls of a built project, when it is this project's turn."""
     project = built.project
     figures = _figures(project, folder, folder / "turn")
     once_s = max(0.0, built.first_start_s - figures["start_s"]) if built.build_s is None else built.build_s
@@ -165,7 +165,7 @@ def complaint(report: str) -> str:
     lines = [line.strip() for line in report.splitlines() if line.strip()]
     own = [line for line in lines if not re.match(r"(g?make(\[\d+\])?|ninja|FAILED|subprocess\.\w+Error)\b", line)]
     wrong = [at for at, line in enumerate(own) if re.search(r"\berror\b|Error:", line, re.IGNORECASE)]
-    if wrong and re.match(r"CMake Error.*:$", own[wrong[0]]):  # what it is stands on the next line
+    if wrong and re.match(r"CMake Error.*:$", own[wrong[0]]):  # CMake writes the message on the next line
         return " ".join(own[wrong[0] : wrong[0] + 2])[:300]
     return ([own[at] for at in wrong[:1]] or own[-1:] or lines[-1:] or ["failed without a word"])[0][:300]
 
@@ -198,16 +198,16 @@ def rows(
     while after and not after.exists():
         time.sleep(0.2)
     with ThreadPoolExecutor(max(1, min(jobs, (os.cpu_count() or 1) // 4))) as pool:  # imports beside a timing
-        found = list(pool.map(figures, results))
+        all_rows = list(pool.map(figures, results))
     where = next((f"{each.device}, torch {each.torch}" for each in results if isinstance(each, Built)), "nothing ran")
-    return found, where
+    return all_rows, where
 
 
-def table(found: Sequence[Row]) -> str:
+def table(timings: Sequence[Row]) -> str:
     """In Markdown, as docs/ship.md has it."""
     heads = ("op", "way", "build, s", "start, s", "call, µs", "in inference_mode, µs", "PyTorch's call, µs")
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for row in found:
+    for row in timings:
         if row.problem:
             cells = [f"{'left out' if row.is_left_out else 'failed'}: {row.problem}", "", "", "", ""]
         else:
@@ -232,12 +232,12 @@ def main() -> int:
         print(f"ways_to_ship: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="ways-to-ship-") as folder:
-        found, where = rows(ways, likes, Path(folder), max(1, options.jobs), options.after)
-    print(f"{where}; builds {max(1, options.jobs)} at a time\n\n{table(found)}")
+        measured, where = rows(ways, likes, Path(folder), max(1, options.jobs), options.after)
+    print(f"{where}; builds {max(1, options.jobs)} at a time\n\n{table(measured)}")
     if options.json:
-        written = {"machine": where, "jobs": options.jobs, "rows": [dataclasses.asdict(row) for row in found]}
+        written = {"machine": where, "jobs": options.jobs, "rows": [dataclasses.asdict(row) for row in measured]}
         write_file(json.dumps(written, indent=1) + "\n", Path(options.json))
-    return int(any(row.problem and not row.is_left_out for row in found))
+    return int(any(row.problem and not row.is_left_out for row in measured))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ class Offloaded(nn.Module):
         main = torch.cuda.current_stream()
         for layer in range(len(self.weights)):  # an even number: layer 0 of the next call follows the last one
             if self.prefetch:
-                main.wait_stream(self.side)  # this layer's weight has come
-                self.side.wait_stream(main)  # and nobody reads the other buffer any more
+                main.wait_stream(self.side)  # wait until this layer's weight has arrived
+                self.side.wait_stream(main)  # wait until no kernel reads the other buffer any more
                 with torch.cuda.stream(self.side):
                     self.bring((layer + 1) % len(self.weights))
             else:

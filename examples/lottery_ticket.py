@@ -52,7 +52,7 @@ class Task:
     steps: int
     lr: float
     rounds: int
-    share: float  # of the weights that are left, taken away after each round
+    share: float  # the share of the remaining weights that each round removes
 
     def train(self, model: torch.nn.Module, masks: prune.Masks, seed: int, steps: int = 0) -> float:
         batches = torch.Generator().manual_seed(seed)
@@ -80,13 +80,13 @@ def synthetic_digits(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def digits() -> tuple[str, tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """What they are, those to train on, and those to be scored on."""
+    """The images' name, those to train on and those to test on, with their labels."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         return "synthetic seven-segment digits", synthetic_digits(2000, 0), synthetic_digits(2000, 1)
-    found = load_digits()
-    images, labels = torch.tensor(found.data / 16, dtype=torch.float32), torch.tensor(found.target)
+    data = load_digits()
+    images, labels = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, test = order[:1200], order[1200:]
     return "scikit-learn's digits", (images[train], labels[train]), (images[test], labels[test])
@@ -167,8 +167,8 @@ def gpt_task() -> Task:
 
 
 def lottery(task: Task, seeds: int, rounds: int) -> dict[str, dict[float, list[float]]]:
-    """By way and share of weights left, the scores of all seeds."""
-    found: dict[str, dict[float, list[float]]] = {way: {} for way in WAYS}
+    """The scores of all seeds, by way and by the share of weights left."""
+    by_way: dict[str, dict[float, list[float]]] = {way: {} for way in WAYS}
     for seed in range(seeds):
         model = task.make(seed)
         trained = prune.rounds(
@@ -181,11 +181,11 @@ def lottery(task: Task, seeds: int, rounds: int) -> dict[str, dict[float, list[f
             )
             scores = each.score, *(task.train(other, masks, seed) for other, masks in others)
             for way, score in zip(WAYS, scores, strict=True):
-                found[way].setdefault(round(each.left, 5), []).append(score)
-    return found
+                by_way[way].setdefault(round(each.left, 5), []).append(score)
+    return by_way
 
 
-def drawn(task: Task, found: dict[str, dict[float, list[float]]]) -> shares.Curves:
+def drawn(task: Task, by_way: dict[str, dict[float, list[float]]]) -> shares.Curves:
     return shares.Curves(
         title=task.name,
         x_title="weights left",
@@ -197,7 +197,7 @@ def drawn(task: Task, found: dict[str, dict[float, list[float]]]) -> shares.Curv
                     (left, statistics.mean(scores), (max(scores) - min(scores)) / 2) for left, scores in by_left.items()
                 ),
             )
-            for way, by_left in found.items()
+            for way, by_left in by_way.items()
         ),
     )
 
@@ -225,35 +225,35 @@ def parsed() -> argparse.Namespace:
         "--plot", default="", metavar="FILE", help="write the curves as .html (.svg or .png of one task)"
     )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
-    given = parser.parse_args()
-    if given.seeds < 1 or given.rounds < 0:
+    args = parser.parse_args()
+    if args.seeds < 1 or args.rounds < 0:
         parser.error("--seeds and --rounds are at least 1")
-    if given.plot and given.task == "both" and not given.plot.endswith(".html"):
+    if args.plot and args.task == "both" and not args.plot.endswith(".html"):
         parser.error("two tasks make a page: give --plot a name that ends in .html, or one --task")
     try:
-        plot.check(given.plot)
+        plot.check(args.plot)
     except BadInput as error:
         parser.error(str(error))
-    return given
+    return args
 
 
 def main() -> None:
-    given = parsed()
+    args = parsed()
     torch.set_num_threads(1)  # these products are too small to be shared out
-    tasks = [make() for name, make in (("mlp", mlp_task), ("gpt", gpt_task)) if given.task in (name, "both")]
+    tasks = [make() for name, make in (("mlp", mlp_task), ("gpt", gpt_task)) if args.task in (name, "both")]
     charts, scores = [], {}
     for task in tasks:
-        found = lottery(task, given.seeds, given.rounds or task.rounds)
-        charts.append(drawn(task, found))
-        scores[task.name] = found
-        if not given.json:
-            print(f"\n{task.name}: right answers, mean of {given.seeds}")
+        by_way = lottery(task, args.seeds, args.rounds or task.rounds)
+        charts.append(drawn(task, by_way))
+        scores[task.name] = by_way
+        if not args.json:
+            print(f"\n{task.name}: right answers, mean of {args.seeds}")
             print(f"{'weights left':>14}" + "".join(f"{way:>22}" for way in WAYS))
-            for left in found[WAYS[0]]:
-                means = (statistics.mean(found[way][left]) for way in WAYS)
+            for left in by_way[WAYS[0]]:
+                means = (statistics.mean(by_way[way][left]) for way in WAYS)
                 print(f"{100 * left:>12.3g} %" + "".join(f"{units.percent(mean):>22}" for mean in means), flush=True)
     sparse = two_of_four(tasks[0])
-    if given.json:
+    if args.json:
         print(json.dumps({"scores": scores, "two_of_four": {tasks[0].name: sparse}}))
     else:
         print(
@@ -261,9 +261,9 @@ def main() -> None:
             + ", ".join(f"{k} {units.percent(v)}" for k, v in sparse.items())
         )
         print(f"{time.process_time():.0f} s of one core")
-    if given.plot:
+    if args.plot:
         lead = "Few weights learn well, if they begin with the right values."
-        shares.write(charts, Path(given.plot), title="The lottery ticket", lead=lead)
+        shares.write(charts, Path(args.plot), title="The lottery ticket", lead=lead)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,13 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+def example(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     spec = importlib.util.spec_from_file_location("lottery_ticket", FOLDER / "lottery_ticket.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclasses look their module up
     spec.loader.exec_module(module)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the script does: products this small are slower when shared out
-    yield module
-    torch.set_num_threads(threads)
+    return module
 
 
 def test_a_ticket_wins(example: Any) -> None:

@@ -55,11 +55,11 @@ class Example:
 def examples() -> dict[str, Example]:
     """All examples by name, as expected.toml lists them."""
     listed = tomllib.loads((FOLDER / "expected.toml").read_text(encoding="utf-8"))
-    found = {}
+    by_name = {}
     for file, row in listed.items():
         name = file.removesuffix(".py")
-        found[name] = Example(name=name, finding=row["finding"], devices=tuple(row["devices"]))
-    return found
+        by_name[name] = Example(name=name, finding=row["finding"], devices=tuple(row["devices"]))
+    return by_name
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -107,8 +107,8 @@ def trace_example(example: Example, version: Version, device: str, out: Path, fo
     stem = example.name if version == "plain" else f"{example.name}.fixed"
     trace = out / f"{stem}.json.gz"
     explain = [sys.executable, "-m", "sublight", "explain", str(example.path), "--trace", str(trace)]
-    said = run([*explain, "--", "--device", device, *FLAGS[version]], folder)
-    (out / f"{stem}.txt").write_text(said, encoding="utf-8")
+    output = run([*explain, "--", "--device", device, *FLAGS[version]], folder)
+    (out / f"{stem}.txt").write_text(output, encoding="utf-8")
     if not trace.exists():
         raise Failed(f"explain wrote no trace {trace.name}")
     return trace
@@ -153,9 +153,7 @@ def show(name: str, row: dict[str, Any]) -> str:
 def main() -> int:
     known = examples()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "names", nargs="*", metavar="name", help="examples, as in launch_bound; all of them unless told"
-    )
+    parser.add_argument("names", nargs="*", metavar="name", help="examples, as in launch_bound; all of them by default")
     parser.add_argument("--out", type=Path, required=True, help="the folder for traces and times.json")
     parser.add_argument("--repeats", type=int, default=2, help="unprofiled runs of each version")
     args = parser.parse_args()

@@ -22,7 +22,7 @@ def toil(n: int) -> int:
     return total
 
 
-for _ in range(12):
+for _ in range(30):
     rest()
     toil(250_000)
 whole = sum(SPENT.values())

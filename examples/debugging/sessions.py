@@ -31,7 +31,7 @@ ROOT = HERE.parent.parent
 RECORD = HERE / "recorded.json"
 MATMUL = ROOT / "sublight" / "extensions" / "kernels" / "matmul.cu"
 LIMIT_S, EACH_LIMIT_S = 90.0, 25.0
-LINES = 60  # of an output that are kept
+LINES = 60  # lines of an output that are kept
 PLANTED = {  # tool of compute-sanitizer -> kernel of planted.cu
     "memcheck": "out_of_bounds",
     "racecheck": "missing_barrier",
@@ -47,7 +47,7 @@ class Session:
     machine: str  # cpu, or the GPU's name
     command: str  # as a user types it
     output: str
-    status: int | None  # None: it did not run, and the output says why
+    status: int | None  # None: the command did not run, and `output` says why
 
 
 def tidy(output: str) -> str:
@@ -84,11 +84,11 @@ def on_the_cpu() -> Iterator[Session]:
     line = next(i for i, text in enumerate((ROOT / SCRIPT).read_text().splitlines(), 1) if "total = tl.sum" in text)
     yield ran("wrong", "cpu", f"TRITON_INTERPRET=1 python {SCRIPT}", [python, SCRIPT], 60, TRITON_INTERPRET="1")
     stops = [f"break {SCRIPT}:{line}", "continue", "p row", "p x", "p places", "clear 1", "continue", "quit"]
-    given = [word for stop in stops for word in ("-c", stop)]
+    commands = [word for stop in stops for word in ("-c", stop)]
     shown = " ".join(f"-c '{stop}'" for stop in stops)
     yield ran(
         "interpreter", "cpu", f"TRITON_INTERPRET=1 python -m pdb {shown} {SCRIPT}",
-        [python, "-m", "pdb", *given, SCRIPT], 60, TRITON_INTERPRET="1",
+        [python, "-m", "pdb", *commands, SCRIPT], 60, TRITON_INTERPRET="1",
     )  # fmt: skip
     yield ran(
         "device_print-cpu", "cpu", f"TRITON_INTERPRET=1 python {SCRIPT} --print", [python, SCRIPT, "--print"], 60,
@@ -128,10 +128,10 @@ def on_the_gpu() -> Iterator[Session]:
                 "planted.cubin",
                 kernel,
             ]
-            given = [sys.executable if word == "python" else word for word in command]
-            given = [str(planted) if word == "planted.cubin" else word for word in given]
+            words = [sys.executable if word == "python" else word for word in command]
+            words = [str(planted) if word == "planted.cubin" else word for word in words]
             shown = f"{compile_shown}\ncompute-sanitizer {' '.join(command)}"
-            yield ran(tool, machine, shown, [_tool("compute-sanitizer"), *given], left_s())
+            yield ran(tool, machine, shown, [_tool("compute-sanitizer"), *words], left_s())
         yield ran(
             "device_print-gpu", machine, f"python {SCRIPT} --device cuda --print",
             [sys.executable, SCRIPT, "--device", "cuda", "--print"], left_s(),
@@ -196,21 +196,21 @@ def write(sessions: dict[str, Session], path: Path) -> None:
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--gpu", action="store_true", help="what needs a GPU, and only that")
-    words.add_argument("--json", type=Path, default=RECORD, help="where to write; the record unless told")
+    words.add_argument("--json", type=Path, default=RECORD, help="where to write; the record by default")
     words.add_argument("--merge", type=Path, help="sessions of a GPU to put into the record")
-    given = words.parse_args()
+    args = words.parse_args()
     kept = read()
-    if given.merge:
-        kept |= {each["name"]: Session(**each) for each in json.loads(given.merge.read_text(encoding="utf-8"))}
+    if args.merge:
+        kept |= {each["name"]: Session(**each) for each in json.loads(args.merge.read_text(encoding="utf-8"))}
         write(kept, RECORD)
         return 0
-    found = {} if given.gpu and given.json != RECORD else kept
+    sessions = {} if args.gpu and args.json != RECORD else kept
     try:
-        for session in on_the_gpu() if given.gpu else on_the_cpu():
-            found[session.name] = session
+        for session in on_the_gpu() if args.gpu else on_the_cpu():
+            sessions[session.name] = session
             last = (session.output.splitlines() or [""])[-1]
             print(f"{session.name:<18} status {session.status}: {last[:90]}", flush=True)
-            write(found, given.json)
+            write(sessions, args.json)
     except (BadInput, subprocess.SubprocessError) as error:  # no driver, no nvcc, or one that fails
         print(f"sessions: {error}", file=sys.stderr)
         return 2

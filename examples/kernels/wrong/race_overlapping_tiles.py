@@ -12,7 +12,7 @@ import triton.language as tl
 def _centre_kernel(x_ptr, y_ptr, n, STEP: tl.constexpr, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * STEP + tl.arange(0, BLOCK)
     mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    x = tl.load(x_ptr + offsets, mask=mask, other=float("-inf"))
     tl.store(y_ptr + offsets, x - tl.max(x, axis=0), mask=mask)  # planted: race
 
 
