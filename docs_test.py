@@ -115,6 +115,16 @@ def test_links_and_pictures_are_there(page: Path) -> None:
         assert name.startswith("http") or (page.parent / name).exists(), f"{page.name} points to {name}"
 
 
+TO_BE_WRITTEN = ("sublight/ops/pointwise/relu.py", "sublight/limits/threads.py")  # by whoever follows CONTRIBUTING.md
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/.])(?:benchmarks|examples|sublight)/[\w./-]+\.(?:py|json|gz|cu|toml)\b", text))
+    assert not [name for name in named - {*TO_BE_WRITTEN} if not (ROOT / name).exists()]
+
+
 def test_code_inside_sentences_names_real_targets() -> None:
     text = "".join(_BLOCK.sub("", page.read_text(encoding="utf-8")) for page in PAGES)
     named = set(re.findall(r"`make ([\w-]+)`", text))
