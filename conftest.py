@@ -66,7 +66,7 @@ def _state() -> dict[str, object]:
         "garbage collector": gc.isenabled(),
         "sys.getprofile": sys.getprofile(),
         "sys.gettrace": sys.gettrace(),
-        "recursion limit": sys.getrecursionlimit(),
+        "recursion limit": max(sys.getrecursionlimit(), 2000),  # PyTorch's compiler raises it to that, and leaves it
         **{name: os.environ.get(name) for name in VARIABLES},
     }
     if torch := sys.modules.get("torch"):

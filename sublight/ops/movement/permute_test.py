@@ -121,4 +121,5 @@ def test_past_two_to_the_thirty_one_elements(shape: tuple[int, int]) -> None:
     x = torch.zeros(shape, device="cuda", dtype=torch.int8)
     x[-1, -1], x[5, -1], x[-1, 0] = 1, 2, 3
     y = permute.launch(x)
-    assert y[-1, -1] == 1 and y[-1, 5] == 2 and y[0, -1] == 3 and int((y != 0).sum()) == 3
+    assert y[-1, -1] == 1 and y[-1, 5] == 2 and y[0, -1] == 3
+    assert int(y.view(torch.uint8).sum()) == 1 + 2 + 3  # all others are zero; a mask would take as much memory again

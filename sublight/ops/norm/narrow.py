@@ -8,6 +8,7 @@ rows is worked on, the next is on its way into registers.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sublight.backend.device import Facts, is_interpreted
 from sublight.backend.jit import cdiv, tl, triton
@@ -211,7 +212,9 @@ def step_backward(
     chunks = block_for(cols) // tile.block
     is_chunked = chunks > 1
     sizes = {"DEPTH": chunks if is_chunked else tile.stages, "CHUNKED": is_chunked, "ROWS": tile.rows // tile.stages}
-    kind = {"CENTER": center, "RESIDUAL": residual, "SUMS": sums, "BLOCK": tile.block}
+    kind: dict[str, Any] = {"CENTER": center, "RESIDUAL": residual, "SUMS": sums, "BLOCK": tile.block}
+    if center and cols == 1:  # dy * w less itself is zero, as PyTorch has it; fused, it is what rounding took from dy * w
+        kind["enable_fp_fusion"] = False
     grid = (shares(rows, tile, gpu),)
     return Step(_tile_backward_kernel, grid, rows, cols, *strides, on=on, tile=tile, **kind, **sizes, **tile.options())
 

@@ -52,14 +52,14 @@ def test_python_and_pytorch_keep_their_own_words() -> None:
     assert not isinstance(refused.value, BadInput)
 
 
-def test_tensors_of_one_launch_are_on_one_device() -> None:
+def test_tensors_of_one_launch_are_on_one_device(device: str) -> None:
     there, here = torch.ones(2, device="meta"), torch.ones(2)
     kinds.check_devices("add", {"x": "Tensor", "y": "Tensor", "n": "int"}, (here, here, 3))
     with pytest.raises(BadInput, match="add: y is on meta, x on cpu: they must be on one device"):
         kinds.check_devices("add", {"x": "Tensor", "y": "Tensor"}, (here, there))
-    codes = torch.ones(16, 16).to(torch.float8_e4m3fn)
-    scale = torch.ones(())
-    with pytest.raises(BadInput, match="scaled_matmul: b is on meta, a on cpu"):
+    codes = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ones((), device=device)
+    with pytest.raises(BadInput, match=f"scaled_matmul: b is on meta, a on {device}"):
         sublight.scaled_matmul(codes, codes.to("meta"), scale, scale)
 
 
