@@ -213,7 +213,7 @@ def step_backward(
     is_chunked = chunks > 1
     sizes = {"DEPTH": chunks if is_chunked else tile.stages, "CHUNKED": is_chunked, "ROWS": tile.rows // tile.stages}
     kind: dict[str, Any] = {"CENTER": center, "RESIDUAL": residual, "SUMS": sums, "BLOCK": tile.block}
-    if center and cols == 1:  # dy * w less itself is zero, as PyTorch has it; fused, it is what rounding took from dy * w
+    if center and cols == 1:  # dy * w less itself is zero, as PyTorch has it; fused, it is the product's rounding error
         kind["enable_fp_fusion"] = False
     grid = (shares(rows, tile, gpu),)
     return Step(_tile_backward_kernel, grid, rows, cols, *strides, on=on, tile=tile, **kind, **sizes, **tile.options())
