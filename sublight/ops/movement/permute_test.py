@@ -122,4 +122,5 @@ def test_past_two_to_the_thirty_one_elements(shape: tuple[int, int]) -> None:
     x[-1, -1], x[5, -1], x[-1, 0] = 1, 2, 3
     y = permute.launch(x)
     assert y[-1, -1] == 1 and y[-1, 5] == 2 and y[0, -1] == 3
-    assert int(y.view(torch.uint8).sum()) == 1 + 2 + 3  # all others are zero; a mask would take as much memory again
+    parts = y.view(-1).split(2**28)  # a mask of all would take as much memory again
+    assert sum(int(part.count_nonzero()) for part in parts) == 3
