@@ -15,8 +15,19 @@ from typing import Any
 
 import pytest
 
-from sublight.learn.board import jail
+from sublight.learn.board import jail, processes
 from sublight.learn.board.jail import Way
+
+
+@pytest.fixture(autouse=True)
+def no_processes_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others in this process may keep theirs: a grader's crew lasts for the session."""
+    every, others = processes._below, set(processes.below(os.getpid()))
+
+    def mine(process: int) -> dict[int, str]:
+        return {each: state for each, state in every(process).items() if each not in others}
+
+    monkeypatch.setattr(processes, "_below", mine)
 
 
 @pytest.fixture(scope="session")
