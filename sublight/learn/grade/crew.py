@@ -189,12 +189,13 @@ class Crew:
         crews = [self, *([self._timer] if self._timer else [])]
         return [crew.sandbox.room for crew in crews if crew.sandbox]
 
-    def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
-        """A process that has loaded the submission, or has failed to: its first answer says."""
+    def begin(self, mode: Mode, order: dict[str, Any], budget: Budget, *descriptors: int) -> Task:
+        """A process that has loaded the submission, or has failed to: its first answer says. It gets copies of these
+        descriptors, whose numbers there its order names."""
         ours, theirs = socket.socketpair()
         words = {**order, "budget": dataclasses.asdict(budget)}
         try:
-            child = self.request(mode, words, theirs.fileno())
+            child = self.request(mode, words, theirs.fileno(), *descriptors)
         finally:
             theirs.close()
         return Task(crew=self, mode=mode, child=child, channel=Connection(ours.detach()), budget=budget)

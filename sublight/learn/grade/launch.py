@@ -135,7 +135,7 @@ def prepared() -> child.Serve:
         with child.answering(channel) as answer:
             try:
                 plan = Plan.from_json(order["plan"])
-                pages = opened(order["arena"], plan.inputs_bytes + plan.outputs_bytes, order["device"])
+                pages = opened(order["arena"], order["descriptors"], order["device"])
                 sets = plan.tensors(pages)
                 player: Player = OnGpu() if order["device"] == "cuda" else OnCpu()
                 function = child.load(order, programs=True)

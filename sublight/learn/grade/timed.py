@@ -77,10 +77,11 @@ class Stopwatch:
         sets = self._sets(self.exercise.least_cost(goal.timed_shape, goal.dtype).bytes)
         self._plan = Plan.of(inputs, problem.outputs(inputs), sets)
         size = self._plan.inputs_bytes + self._plan.outputs_bytes
-        self._arena = Arena.on_gpu(size) if self.device == "cuda" else Arena.in_file(size, self.folder / "arena")
+        self._arena = Arena.on_gpu(size) if self.device == "cuda" else Arena.on_cpu(size)
         self._fill()
-        place = {"plan": self._plan.to_json(), "arena": self._arena.handle, "device": self.device}
-        self._task = self.crew.begin("launch", {**self.order, **place}, BUDGET)
+        place = {"plan": self._plan.to_json(), "arena": self._arena.order, "device": self.device}
+        self._task = self.crew.begin("launch", {**self.order, **place}, BUDGET, *self._arena.descriptors)
+        self._arena.sent()
         try:
             self._heard(self._task.answer())
             for request in ({"do": "call", "sets": min(2, sets)}, {"do": "record"}):
@@ -123,7 +124,7 @@ class Stopwatch:
             answer = self._ask(do="replay", times=times)
             elapsed_s = time.perf_counter() - begin_s
             results = self._copied()
-            method = str(answer.get("method"))
+            method = f"{answer.get('method')}{self._arena.method}"
             self._heard(answer)
             if not self.faults:
                 self._judge(made, results)
