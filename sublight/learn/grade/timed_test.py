@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from sublight.correct import Error
 from sublight.gpus import find as find_gpu
 from sublight.learn.exercises import find
+from sublight.learn.grade.arena import WAY
 from sublight.learn.grade.check import check, order_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.timed import Stopwatch
@@ -38,7 +39,9 @@ def timed(crew: Crew, source: str) -> tuple[Timing | None, list[str]]:
         return found, [f"{fault.kind}: {fault.text}" for fault in watch.faults]
 
 
-def test_a_solution_is_timed(crew: Crew) -> None:
+@pytest.mark.parametrize("way", ["", "child"])
+def test_a_solution_is_timed(crew: Crew, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setenv(WAY, way)
     found, faults = timed(crew, find("add").solution())
     assert faults == [] and found is not None
     assert found.sets == 3 and found.calls >= 3 and 0 < found.seconds < 10
