@@ -47,18 +47,20 @@ def test_table_counts_goals_and_cheats(script: Any) -> None:
     assert lines[-1] == "2 of 5 cheats held"
 
 
-BELOW = ("embedding_backward", "histogram")  # docs/learn.md says so
+BELOW = ("embedding_backward",)  # docs/learn.md says so
+AT_FIRST_SIZES = ("copy", "add", "add_2d", "multiply_add", "softmax", "rms_norm", "transpose", "embedding_backward")
 
 
 def test_the_docs_name_the_goals_that_no_solution_reached_on_an_h200() -> None:
     rows = {row["exercise"]: row for row in json.loads(RUN.read_text(encoding="utf-8"))["rows"]}
     goals = {each.name: each.goal for each in EXERCISES if each.kind == "kernel" and each.goal}
     assert set(rows) == set(goals)
-    assert tuple(sorted(name for name, row in rows.items() if row["fraction"] < goals[name].fraction)) == BELOW
+    assert tuple(sorted(name for name, row in rows.items() if row.get("fraction", 0.0) < goals[name].fraction)) == BELOW
     words = " ".join((RUN.parents[1] / "docs" / "learn.md").read_text(encoding="utf-8").split())
-    assert f"{len(rows) - len(BELOW)} of {len(rows)} reach their goals" in words
+    assert f"{len(rows) - len(BELOW)} of {len(rows)} reach their goals (benchmarks/{RUN.name})" in words
+    named = {"matmul": "matmul with", "flash_attention": "flash attention with", "flash_backward": "backward pass with"}
+    for name, before in named.items():
+        assert f"{before} {rows[name]['fraction']:.2f}" in words
     for name in BELOW:
         assert f"`{name}` {rows[name]['fraction']:.2f} of {goals[name].fraction:.2f}" in words
-    first = {name for name, row in rows.items() if row["shape"] != goals[name].timed_shape}
-    elementwise = {"copy", "add", "add_2d", "multiply_add", "softmax", "rms_norm", "transpose"}
-    assert first == {*elementwise, "embedding_backward"}
+    assert {name for name, row in rows.items() if row["shape"] != goals[name].timed_shape} == set(AT_FIRST_SIZES)

@@ -1,24 +1,23 @@
-"""All tensors of a timed run in one piece of memory that the grader owns and a child maps: on a GPU by CUDA's handles
-for other processes, on a CPU (for tests) as a file.
+"""All tensors of a timed run in one piece of memory that the grader owns and a child maps: on a GPU by `gpu_memory`,
+on a CPU (for tests) as a file without a name. Either way the child gets a descriptor with its order.
 
 Inputs of every set lie first, outputs of every set after them, so that one copy takes all results at once.
 """
 
 from __future__ import annotations
 
-import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sublight.extensions import driver
+from sublight.errors import BadInput
+from sublight.learn.grade import gpu_memory
 from sublight.learn.grade.buffers import POISON, Spec
-from sublight.learn.grade.scratch import made
+from sublight.learn.grade.gpu_memory import GpuMemory, Way
 
+WAY = "SUBLIGHT_LEARN_ARENA"  # descriptor, ipc or child, where a measurement wants one of them
 ALIGNED_BYTES = 512
-_HANDLE_BYTES = 64
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, which opening a handle must name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,79 +87,106 @@ def _room(spec: Spec) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Arena:
-    """Memory of the grader's; `handle` is what a child opens it with."""
+    """Memory of the grader's."""
 
-    pages: Any  # a tensor of bytes
-    handle: str
-    address: int = 0  # on a GPU
+    pages: Any  # a tensor of bytes, as many as were asked for
+    size_bytes: int  # of all that is mapped
+    handle: str = ""  # what a child opens it with where there is no descriptor
+    descriptor: int = -1
+    memory: GpuMemory | None = None
 
     @classmethod
     def on_gpu(cls, size_bytes: int) -> Arena:
-        _take_context()
-        address = ctypes.c_ulonglong()
-        driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
-        handle = (ctypes.c_ubyte * _HANDLE_BYTES)()
-        driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-        return cls(pages=_bytes_at(address.value, size_bytes), handle=bytes(handle).hex(), address=address.value)
+        memory = gpu_memory.make(size_bytes, _way())
+        return cls(pages=memory.pages(size_bytes), size_bytes=memory.size_bytes, handle=memory.handle,
+                   descriptor=memory.descriptor, memory=memory)  # fmt: skip
 
     @classmethod
-    def in_file(cls, size_bytes: int, file: Path) -> Arena:
-        import os
+    def of_child(cls, size_bytes: int, whole_bytes: int, descriptor: int, device: str) -> Arena:
+        """Memory that a child has made before it loaded a submission; it stays as long as this process maps it."""
+        if device == "cpu":
+            return cls(pages=_of_file(descriptor, size_bytes), size_bytes=size_bytes, descriptor=descriptor)
+        memory = gpu_memory.opened(whole_bytes, descriptor=descriptor)
+        return cls(pages=memory.pages(size_bytes), size_bytes=whole_bytes, memory=memory)
 
-        descriptor = made(file, b"")
+    @classmethod
+    def on_cpu(cls, size_bytes: int) -> Arena:
+        descriptor = os.memfd_create("arena")
         os.ftruncate(descriptor, size_bytes)
-        os.close(descriptor)
-        return cls(pages=_of_file(str(file)), handle=str(file))
+        return cls(pages=_of_file(descriptor, size_bytes), size_bytes=size_bytes, descriptor=descriptor)
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What a child's order says of it."""
+        return {"bytes": self.size_bytes, "handle": self.handle}
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What goes to the child beside its order."""
+        return () if self.handle else (self.descriptor,)
+
+    @property
+    def method(self) -> str:
+        """What is to be said of times that were taken in it."""
+        return "" if not self.handle else " in memory by CUDA IPC, which may be slower than a kernel's own"
 
     def poison(self, begin: int = 0) -> None:
         self.pages[begin:].fill_(POISON)
 
+    def sent(self) -> None:
+        """The child has its descriptor: this process needs none."""
+        if self.memory is not None:
+            self.memory.close_descriptor()
+        elif self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
     def close(self) -> None:
-        if self.address:
-            _take_context()
-            driver.call("cuMemFree_v2", ctypes.c_ulonglong(self.address))
-            self.address = 0
+        self.sent()
+        if self.memory is not None:
+            self.memory.close()
 
 
-def opened(handle: str, size_bytes: int, device: str) -> Any:
+def opened(order: dict[str, Any], descriptors: Sequence[int], device: str) -> Any:
     """A child's view of the grader's memory, as bytes."""
+    descriptor = descriptors[0] if descriptors else -1
     if device == "cpu":
-        return _of_file(handle)
-
-    class Handle(ctypes.Structure):  # passed by value, as the driver's C interface has it
-        _fields_ = (("bytes", ctypes.c_ubyte * _HANDLE_BYTES),)
-
-    _take_context()
-    address = ctypes.c_ulonglong()
-    value = Handle.from_buffer_copy(bytes.fromhex(handle))
-    driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(address), value, ctypes.c_uint(_LAZY_PEER_ACCESS))
-    return _bytes_at(address.value, size_bytes)
+        pages = _of_file(descriptor, order["bytes"])
+        os.close(descriptor)
+        return pages
+    memory = gpu_memory.opened(order["bytes"], descriptor=descriptor, handle=order["handle"])
+    return memory.pages(order["bytes"])
 
 
-def _take_context() -> None:
-    """Make PyTorch's context this thread's own: a thread that allocates from PyTorch's cache alone has none yet."""
+def made(size_bytes: int, device: str) -> tuple[Any, int, int]:
+    """A child's own memory, as bytes; its size, and the descriptor that the grader opens it with."""
+    if device == "cpu":
+        ours = Arena.on_cpu(size_bytes)
+        return ours.pages, size_bytes, ours.descriptor
+    memory = gpu_memory.make(size_bytes, "descriptor")
+    return memory.pages(size_bytes), memory.size_bytes, memory.descriptor
+
+
+def is_childs() -> bool:
+    return os.environ.get(WAY) == "child"
+
+
+def _way() -> Way:
+    """By descriptors where the driver has them, unless the environment names one."""
+    match os.environ.get(WAY, ""):
+        case "":
+            return gpu_memory.best_way()
+        case "descriptor":
+            return "descriptor"
+        case "ipc":
+            return "ipc"
+        case other:
+            raise BadInput(f"{WAY} is {other!r}: it is descriptor, ipc or child, or not set")
+
+
+def _of_file(descriptor: int, size_bytes: int) -> Any:
+    import mmap
+
     import torch
 
-    torch.cuda.init()
-    context = ctypes.c_void_p()
-    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(torch.cuda.current_device()))
-    driver.call("cuCtxSetCurrent", context)
-
-
-def _of_file(name: str) -> Any:
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.memmap(name, np.uint8, mode="r+"))
-
-
-def _bytes_at(address: int, size_bytes: int) -> Any:
-    """Memory that PyTorch did not make, as a tensor."""
-    import torch
-
-    class Memory:
-        @property
-        def __cuda_array_interface__(self) -> dict[str, Any]:
-            return {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-    return torch.as_tensor(Memory(), device="cuda")
+    return torch.frombuffer(mmap.mmap(descriptor, size_bytes), dtype=torch.uint8)

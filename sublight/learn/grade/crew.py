@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -80,6 +81,13 @@ class Task:
             self.cpu_s += float(reply["cpu_s"])
             return dict(reply)
         except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError):  # gone, or no answer of ours
+            raise Ended(self._death()) from None
+
+    def descriptor(self) -> int:
+        """One that comes after an answer."""
+        try:
+            return int(recv_handle(self.channel))
+        except (OSError, EOFError, RuntimeError):
             raise Ended(self._death()) from None
 
     def ask(self, **order: Any) -> dict[str, Any]:
@@ -189,12 +197,13 @@ class Crew:
         crews = [self, *([self._timer] if self._timer else [])]
         return [crew.sandbox.room for crew in crews if crew.sandbox]
 
-    def begin(self, mode: Mode, order: dict[str, Any], budget: Budget) -> Task:
-        """A process that has loaded the submission, or has failed to: its first answer says."""
+    def begin(self, mode: Mode, order: dict[str, Any], budget: Budget, *descriptors: int) -> Task:
+        """A process that has loaded the submission, or has failed to: its first answer says. It gets copies of these
+        descriptors, whose numbers there its order names."""
         ours, theirs = socket.socketpair()
         words = {**order, "budget": dataclasses.asdict(budget)}
         try:
-            child = self.request(mode, words, theirs.fileno())
+            child = self.request(mode, words, theirs.fileno(), *descriptors)
         finally:
             theirs.close()
         return Task(crew=self, mode=mode, child=child, channel=Connection(ours.detach()), budget=budget)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from sublight.correct import Error
 from sublight.gpus import find as find_gpu
 from sublight.learn.exercises import find
+from sublight.learn.grade.arena import WAY
 from sublight.learn.grade.check import check, order_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.timed import Stopwatch
@@ -36,10 +39,40 @@ def timed(crew: Crew, source: str) -> tuple[Timing | None, list[str]]:
         return found, [f"{fault.kind}: {fault.text}" for fault in watch.faults]
 
 
-def test_a_solution_is_timed(crew: Crew) -> None:
+@pytest.mark.parametrize("way", ["", "child"])
+def test_a_solution_is_timed(crew: Crew, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setenv(WAY, way)
     found, faults = timed(crew, find("add").solution())
     assert faults == [] and found is not None
     assert found.sets == 3 and found.calls >= 3 and 0 < found.seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("ratios", "draws", "kinds"),
+    [
+        ((1.9,), 3, []),
+        ((3.0, 1.0), 6, []),  # bad luck: PyTorch's largest error was small in the first draws
+        ((3.0,), 24, ["values"]),  # it stays
+        ((101.0,), 3, ["values"]),  # no luck is so bad
+    ],
+)
+def test_bad_luck_is_told_from_an_error(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, ratios: tuple[float, ...], draws: int, kinds: list[str]
+) -> None:
+    drawn: list[float] = []
+
+    def lucky(name: str, ours: Any, theirs: Any, truth: Any) -> Error:
+        """PyTorch's error is 1 / ratio in the draws of each run of three, ours is 1 in all of them."""
+        drawn.append(1 / ratios[min(len(drawn) // 3, len(ratios) - 1)])
+        return Error(name=name, largest=1.0, squares=1.0, count=1, torch_largest=drawn[-1], torch_squares=1.0)
+
+    monkeypatch.setattr("sublight.learn.grade.timed.error", lucky)
+    monkeypatch.setattr("sublight.learn.grade.timed.LEAST_RUN_S", 0.0)
+    monkeypatch.setattr("sublight.learn.grade.timed.RUN_S", 0.0)
+    monkeypatch.setattr(Stopwatch, "_alone", lambda self, number: None)
+    found, faults = timed(crew, find("add").solution())
+    assert [fault.split(":")[0] for fault in faults] == kinds and (found is None) == bool(kinds)
+    assert len(drawn) == draws
 
 
 @pytest.mark.parametrize("cheat", [each for each in TIMED if not each.needs_gpu], ids=lambda cheat: cheat.name)

@@ -22,6 +22,7 @@ from typing import Any
 from sublight.learn.grade.child import Serve
 
 MESSAGE_BYTES = 1 << 16
+MOST_DESCRIPTORS = 2  # the child's channel, and memory that it is to map
 
 
 def main(ends: dict[str, int]) -> None:
@@ -57,7 +58,7 @@ def _stand_ready(descriptor: int, serve: Serve) -> None:
     gc.enable()
     requests = socket.socket(fileno=descriptor)
     while True:
-        data, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 1)
+        data, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, MOST_DESCRIPTORS)
         if not data:
             return
         order = json.loads(data)
@@ -76,8 +77,9 @@ def _stand_ready(descriptor: int, serve: Serve) -> None:
         child = os.fork()
         if child == 0:
             requests.close()
-            _run(serve, Connection(descriptors[0]), order)
-        os.close(descriptors[0])
+            _run(serve, Connection(descriptors[0]), {**order, "descriptors": descriptors[1:]})
+        for descriptor in descriptors:
+            os.close(descriptor)
         requests.send(json.dumps(child).encode())
 
 

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 
 M, N, K = 32, 64, 128
-SPLITS = 64
+SPLITS = 64  # pieces, or more
+LONGEST = 1024  # of a piece: tensor cores cut off low bits, the more the longer a sum grows
 
 
 @triton.jit
@@ -25,13 +26,13 @@ def split_k_kernel(
         b = tl.load(b_ptr + inner[:, None] * b_row + col[None, :] * b_col, mask=b_mask, other=0.0)
         total = tl.dot(a, b, total)
     mask = (row[:, None] < m) & (col[None, :] < n)
-    tl.atomic_add(out_ptr + row[:, None] * n + col[None, :], total, mask=mask)
+    tl.atomic_add(out_ptr + row[:, None] * n + col[None, :], total, mask=mask, sem="relaxed")
 
 
 def split_k(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     m, k = a.shape
     n = b.shape[1]
-    piece = triton.cdiv(triton.cdiv(k, K), SPLITS) * K
+    piece = min(triton.cdiv(triton.cdiv(k, K), SPLITS) * K, LONGEST)
     out.zero_()
     grid = (triton.cdiv(m, M), triton.cdiv(n, N), triton.cdiv(k, piece))
     split_k_kernel[grid](a, b, out, m, n, k, piece, *a.stride(), *b.stride(), M=M, N=N, K=K)

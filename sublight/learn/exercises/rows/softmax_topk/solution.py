@@ -13,8 +13,7 @@ def softmax_topk_kernel(x_ptr, values_ptr, index_ptr, cols, K: tl.constexpr, BLO
     top = tl.max(x, axis=0)
     total = tl.sum(tl.exp(x - top), axis=0)
     for turn in tl.static_range(K):
-        best = tl.max(x, axis=0)
-        place = tl.argmax(x, axis=0)
+        best, place = tl.max(x, axis=0, return_indices=True, return_indices_tie_break_left=False)
         tl.store(values_ptr + row * K + turn, tl.exp(best - top) / total)
         tl.store(index_ptr + row * K + turn, place)
         x = tl.where(col == place, -float("inf"), x)
