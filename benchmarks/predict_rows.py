@@ -175,10 +175,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 def write(path: Path, key: str, rows: list[dict[str, Any]]) -> None:
     import torch
 
+    from sublight.bench import commit
     from sublight.results import write_json
 
-    head = {"gpu": key, "torch": torch.__version__, "date": datetime.now().astimezone().isoformat(timespec="seconds")}
-    write_json({**head, "rows": rows}, path)
+    head = {"gpu": key, "torch": torch.__version__, "commit": commit()}
+    date = datetime.now().astimezone().isoformat(timespec="seconds")
+    write_json({**head, "date": date, "rows": rows}, path)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 Parameters = Mapping[str, float]
 TILES = (
@@ -34,6 +35,10 @@ ON_CHIP = 1 << 18  # bytes of registers, in which a program keeps its row
 ALIGNED = 16  # elements: Triton knows of a row's length only whether this divides it
 PROGRAM_BYTES = 1 << 14  # that one program of a flat op moves
 SORTED = 512  # elements, for which `sort_s` is given
+SIDE, LARGE_SIDE, TURNED_EACH = 64, 128, 4  # of a tile that is turned; the large one where an SM has four of them
+SUMMED = 8192  # elements of the rows that an SM has at once, where sums by column go along
+SHARE_ROWS = 4  # that a program of these takes at least, once every SM has one
+COLUMNS, COLUMN_ROWS, COLUMN_PROGRAMS = 128, 64, 8  # a program's of a sum by column alone; and programs of an SM
 KEPT, LOST = 0.4, 0.8  # of the L2: what less than that is touched in turn stays there, more than this does not
 
 
@@ -189,6 +194,7 @@ class Rows:
     turned: bool = False  # what was a column is a row of the result
     sorted: int = 0  # elements that a program of a second launch sorts for each row
     sorted_odd: bool = False  # which do not begin at whole vectors
+    sums: Literal["none", "with rows", "alone"] = "none"  # by column, over all rows: of kernels that write rows, too
 
     @property
     def is_long(self) -> bool:
@@ -206,6 +212,40 @@ class Rows:
         return ALIGNED // divided if self.length > 1 else 1
 
     @property
+    def block(self) -> int:
+        """What a kernel holds of a row: the next power of two."""
+        return 1 << max(0, self.length - 1).bit_length()
+
+    def shares(self, sms: int) -> int:
+        """Programs that take many rows each, and leave their share of the sums to a second launch.
+
+        >>> norm = lambda count, length: Rows(count=count, length=length, sums="with rows").shares(132)
+        >>> norm(100, 4096), norm(400, 4096), norm(800, 4096), norm(8000, 4096), norm(8000, 1024)
+        (100, 132, 200, 264, 1056)
+        >>> [Rows(count=count, length=4096, sums="alone").shares(132) for count in (100, 1000, 8000)]
+        [1, 16, 33]
+        """
+        if self.sums == "alone":
+            most = COLUMN_PROGRAMS * sms // math.ceil(self.length / COLUMNS)
+            return 1 if self.count <= 2 * COLUMN_ROWS else max(1, min(most, math.ceil(self.count / COLUMN_ROWS)))
+        most = sms * max(1, SUMMED // self.block)
+        return max(1, min(self.count, most, max(sms, math.ceil(self.count / SHARE_ROWS))))
+
+    def programs(self, sms: int) -> int:
+        """One for each row, but where programs take many rows, or tiles of rows and columns; 0: of a flat op.
+
+        >>> [Rows(count=rows, length=4096, turned=True).programs(132) for rows in (960, 4096)]
+        [960, 1024]
+        """
+        if self.turned:
+            is_large = self.count * self.length >= TURNED_EACH * sms * LARGE_SIDE**2
+            side = LARGE_SIDE if is_large else SIDE
+            return math.ceil(self.count / side) * math.ceil(self.length / side)
+        if self.sums == "none":
+            return self.count
+        return self.shares(sms) * (math.ceil(self.length / COLUMNS) if self.sums == "alone" else 1)
+
+    @property
     def is_odd(self) -> bool:
         """Triton does not know that rows begin where whole vectors do, and loads element by element."""
         return self.unaligned > 1
@@ -220,7 +260,8 @@ def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, 
 
     The rate is less where a row is too long to stay on the chip, or where rows do not begin at whole vectors. The more
     programs there are, up to some for each SM, the longer the first loads, the last programs and what they leave to be
-    added up take. Parameters that were fitted before there was such a part lack it: it is 0 there.
+    added up take. A sum over many rows alone has a second launch (`join_s`). Parameters that were fitted before there
+    was such a part lack it: it is 0 there.
     """
     share = 1.0
     if rows.is_long:
@@ -228,7 +269,7 @@ def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, 
     if rows.is_odd:
         most = math.log2(rows.unaligned / 2) / math.log2(ALIGNED / 2)  # 0 where 8 divides a row, 1 where 2 does not
         share *= fitted["odd"] ** (1 - most) * fitted.get("odd_most", fitted["odd"]) ** most
-    programs = max(1, rows.count or math.ceil(moved_bytes / PROGRAM_BYTES))
+    programs = max(1, rows.programs(rates.sms) or math.ceil(moved_bytes / PROGRAM_BYTES))
     waves = math.ceil(programs / rates.sms)
     power = fitted["blend"]
     of_memory = moved_bytes / (fitted["stream"] * rates.bytes_per_s)
@@ -236,7 +277,8 @@ def stream_s(moved_bytes: int, launches: int, rates: Rates, fitted: Parameters, 
     moving = float((of_memory**power + of_sm**power) ** (1 / power)) / share
     ramp = fitted.get("ramp_s", 0.0) * (1 - math.exp(-programs / rates.sms / fitted.get("ramp", 1.0)))
     sorting = _sorting_s(rows, rates.sms, fitted) if rows.sorted else 0.0
-    waiting = launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + ramp + sorting
+    joining = fitted.get("join_s", 0.0) if rows.sums == "alone" and rows.shares(rates.sms) > 1 else 0.0
+    waiting = launches * (fitted["launch_s"] + cold * fitted["cold_s"]) + ramp + sorting + joining
     return rates.pace * waiting + moving
 
 
@@ -244,5 +286,7 @@ def _sorting_s(rows: Rows, sms: int, fitted: Parameters) -> float:
     """One program a row; those of an SM share it, so the second takes a part of what the first took."""
     one_s = fitted.get("sort_s", 0.0) * float((rows.sorted / SORTED) ** fitted.get("sort_power", 1.0))
     if rows.sorted_odd:
-        one_s *= fitted.get("sort_odd", 1.0)
+        one_s *= fitted.get("sort_odd", 1.0) * float((rows.sorted / SORTED) ** fitted.get("sort_odd_power", 0.0))
+    if rows.is_odd:
+        one_s += fitted.get("odd_s", 0.0)
     return one_s * (1 + fitted.get("sort_next", 1.0) * (math.ceil(rows.count / sms) - 1))

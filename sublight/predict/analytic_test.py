@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from sublight.predict import analytic, expected, machine, table
 from sublight.predict.analytic import Heads, Rates
 
 H100 = expected.rates_of(machine.find("h100"), "bfloat16")
+H200 = expected.rates_of(machine.find("h200"))
+SMS = H200.sms
 PROMPT = Heads(batch=64, queries=4096, keys=4096, heads=32, kv_heads=8, head_dim=128)
 
 
@@ -73,3 +76,54 @@ def test_which_gpus_overlap_and_how_fast_their_clock_is(tmp_path: Path) -> None:
     assert rates.overlaps and rates.pace == 1.0
     changed = expected.rates_of(machine.change(machine.find("h100"), {"flops": 2.0}), "bfloat16")
     assert changed.vectors == 2.0 and changed.flops_per_s == pytest.approx(2 * H100.flops_per_s)
+
+
+def test_programs_of_memory_bound_ops_are_those_of_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict loads no torch, so it has the plans' rules a second time: they must not part."""
+    torch = pytest.importorskip("torch")
+    from sublight.backend.device import PRETEND, Facts
+    from sublight.ops.movement.permute import plan_permute
+    from sublight.ops.norm import rms_norm
+    from sublight.ops.reduce.reduce import REDUCE_SUM
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # which has tiles of its own
+
+    def empty(*shape: int) -> Any:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    token = PRETEND.set(Facts())
+    try:
+        for rows, cols in ((960, 4096), (4096, 4096), (100, 12288)):
+            turned = expected.rows_of("transpose", {"rows": rows, "cols": cols}, "fwd")
+            assert plan_permute(empty(rows, cols), (1, 0)).steps[0].grid == (turned.programs(SMS),)
+        for count, cols in ((100, 768), (4095, 768), (18944, 3072), (5120, 4800)):
+            summed = expected.rows_of("reduce_sum", {"outer": 1, "n": count, "inner": cols}, "fwd")
+            plan = REDUCE_SUM.plan(empty(1, count, cols), 1)
+            assert len(plan.steps) == (2 if summed.shares(SMS) > 1 else 1)
+            assert summed.programs(SMS) == pytest.approx(plan.steps[0].grid[0], rel=0.1)
+        for rows, cols in ((100, 4096), (700, 4608), (2652, 1536), (7065, 3584), (18326, 8192)):
+            norm = expected.rows_of("rms_norm", {"rows": rows, "cols": cols}, "bwd")
+            per_row = torch.empty(rows, device="meta")
+            plan = rms_norm.plan_backward(empty(rows, cols), empty(rows, cols), empty(cols), None, per_row)
+            assert 0.5 <= norm.programs(SMS) / plan.steps[0].grid[0] <= 2  # tiles that were tried have other numbers
+    finally:
+        PRETEND.reset(token)
+
+
+def test_a_sum_over_many_rows_has_a_second_launch_and_few_rows_have_none() -> None:
+    fitted = {**table.parameters("stream"), "join_s": 5e-6}
+    seconds = []
+    for count in (2 * analytic.COLUMN_ROWS, 2 * analytic.COLUMN_ROWS + 1):
+        rows = expected.rows_of("reduce_sum", {"outer": 1, "n": count, "inner": 1024}, "fwd")
+        without = analytic.stream_s(1 << 20, 1, H200, {**fitted, "join_s": 0.0}, rows)
+        seconds.append(analytic.stream_s(1 << 20, 1, H200, fitted, rows) - without)
+    assert seconds == pytest.approx([0.0, 5e-6])
+
+
+def test_rows_are_looked_up_by_the_block_that_holds_them() -> None:
+    """4,608 columns run as 8,192 do, not as 4,096."""
+    sizes = [
+        expected.stream_sizes(1 << 25, expected.rows_of("rms_norm", {"rows": 900, "cols": cols}, "fwd"))
+        for cols in (4096, 4608, 8192)
+    ]
+    assert sizes[0] != sizes[1] == sizes[2]

@@ -21,6 +21,7 @@ ROW_COUNTS = ("rows", "outer", "tokens")  # and of how many
 FLAT = ("add", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu")  # ops without rows, whatever their shape is given by
 LARGEST = ("sample", "softmax_topk")  # ops that keep the largest of every GROUP, and sort these by BUNDLEs
 GROUP, BUNDLE = 64, 4
+NORMS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")  # whose backward pass sums up by column
 OVERLAPPING = ("Hopper", "Blackwell")  # whose tensor cores work beside their vector units,
 CONSUMER_BLACKWELL = 12  # but for GPUs of this compute capability, which multiply as an Ampere does
 LAUNCH_EARLY = ("Hopper", "Blackwell")  # where a kernel begins before the one before it has ended
@@ -173,7 +174,9 @@ def rows_of(op: str, shape: Shape, direction: Direction) -> Rows:
         width = (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
         return Rows(length=width, count=shape["batch"] * shape["q_len"], kept=kept)
     if shape.get("inner", 1) > 1:
-        return Rows(length=shape["inner"], count=shape["outer"] * shape["n"], kept=kept)
+        is_column_sum = op == "reduce_sum" and shape["outer"] == 1
+        count = shape["outer"] * shape["n"]
+        return Rows(length=shape["inner"], count=count, kept=kept, sums="alone" if is_column_sum else "none")
     length = next((shape[name] for name in ROW_LENGTHS if name in shape), 1)
     count = next((shape[name] for name in ROW_COUNTS if name in shape), 0)
     if op == "embedding" and direction == "bwd":
@@ -182,12 +185,16 @@ def rows_of(op: str, shape: Shape, direction: Direction) -> Rows:
         groups = -(-length // GROUP)
         bundles = 1 << max(6, (-(-groups // BUNDLE) - 1).bit_length())  # a power of two, 64 at least
         return Rows(length=length, count=count, kept=kept, sorted=bundles, sorted_odd=groups % analytic.ALIGNED != 0)
-    return Rows(length=length, count=count, kept=kept, turned=op == "transpose")
+    has_sums = op in NORMS and direction != "fwd"
+    return Rows(
+        length=length, count=count, kept=kept, turned=op == "transpose", sums="with rows" if has_sums else "none"
+    )
 
 
 def stream_sizes(moved_bytes: int, rows: Rows) -> tuple[float, ...]:
-    """What tables of memory-bound ops are looked up by: bytes, a row's length, how far that is from whole vectors."""
-    return max(moved_bytes, 1), rows.length, rows.unaligned
+    """What tables of memory-bound ops are looked up by: bytes, the block that holds a row, how far its length
+    is from whole vectors. Kernels hold rows in blocks of powers of two: 4,608 columns run like 8,192, not 4,096."""
+    return max(moved_bytes, 1), rows.block, rows.unaligned
 
 
 def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float) -> float:

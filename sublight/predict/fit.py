@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -51,7 +51,10 @@ START = {
 }
 CHOICES = {"packs": (1.0, 0.0)}  # parameters that are one thing or another: the fit tries each
 START["product fp8"] = START["product"] | {"launch_s": 1e-5}  # with two launches that round its input
-SORTING = {"sort_s": 9e-6, "sort_power": 0.5, "sort_odd": 1.6, "sort_next": 0.5}  # of a memory-bound op that sorts
+SORTING = {  # of a memory-bound op that sorts
+    **{"sort_s": 9e-6, "sort_power": 0.5, "sort_odd": 1.6, "sort_odd_power": 0.2, "sort_next": 0.5, "odd_s": 3e-6},
+}
+JOINING = {"join_s": 3e-6, "ramp_s": 4e-6, "ramp": 3.0}  # of one that adds up rows in one launch, or with a second
 MOST = {
     "stream": 1.0,
     "rate": 1.0,
@@ -77,7 +80,7 @@ AXES = {  # of the tables, in log2 of `expected`'s sizes
     **{kind: [steps(0, 16, 2), steps(5, 17, 2), steps(5, 17, 2)] for kind in ("product", "product fp8")},
     "prefill attention": [steps(0, 12, 2), steps(4, 16, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
     "decode attention": [steps(0, 12, 2), steps(0, 18, 2), [0.0, 3.0, 6.0], _HEAD_DIM],
-    "memory-bound op": [steps(13, 31, 2), [6.0, 8.0, 10.0, 12.0, 14.0, 17.0], [0.0, 1.0, 4.0]],
+    "memory-bound op": [steps(13, 31, 2), steps(6, 17, 1), [0.0, 1.0, 4.0]],
 }
 
 
@@ -91,7 +94,7 @@ class Row:
     roofline_s: float
     viewer_s: float
     is_plain: bool = True  # of a memory-bound op: large, in rows that stay on the chip and are aligned
-    sorts: bool = False
+    own_start: Mapping[str, float] = field(default_factory=dict)  # of parameters that few memory-bound ops have
 
 
 def rates(gpu: Machine) -> Rates:
@@ -327,13 +330,13 @@ def stream_row(gpu: Machine, row: dict[str, Any]) -> Row:
         moved / rate,
         moved / rate,
         is_plain=moved >= PLAIN_BYTES and rows.is_plain,
-        sorts=rows.sorted > 0,
+        own_start=SORTING if rows.sorted else JOINING if rows.sums == "alone" else {},
     )
 
 
 def of_one_op(rows: list[Row], fitted: dict[str, float], axes: Any) -> tuple[dict[str, float], list[float]]:
     """One op's own parameters, where it has enough rows, and the correction that is left."""
-    start = fitted | SORTING if any(row.sorts for row in rows) else fitted
+    start = {**fitted, **dict(pair for row in rows for pair in row.own_start.items())}
     own = fit(rows, start, STAY) if len(rows) >= LEAST_OF_ONE_OP else start
     return own, grid(rows, [row.model(own) for row in rows], axes) if rows else [0.0] * math.prod(map(len, axes))
 
