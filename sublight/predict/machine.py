@@ -32,6 +32,7 @@ KNOBS = {  # what --what-if may scale, and the figures behind it
 _NEEDED = ("memory_bytes", "memory_bytes_per_s", "sms", "peak_flops")
 _LEAST, _MOST = 1.0, 1e21  # of a figure: anything else is a slip
 _LEAST_CLOCK = 1e7  # hertz
+_MOST_SMS = 10_000  # a tile is one SM's: of more of them each would be so slow that the prediction is of nothing
 _LEAST_REACHED = 1e-9  # seconds of a launch are among these
 _INTEGERS = ("sms", "memory_bytes", "l2_bytes")
 
@@ -210,6 +211,8 @@ def _check(path: Path, name: str, value: Any) -> None:
         if unknown := next((each for each in value if each not in names), ""):
             near = nearest(unknown, sorted(names))
             raise BadInput(f"{path}: {name} has {unknown!r}, which is no rate of a GPU: did you mean {near}?")
+    elif name == "sms" and _is_rate(value) and value > _MOST_SMS:
+        raise BadInput(f"{path}: sms = {value!r} must be a number from 1 to {_MOST_SMS}")
     elif not _is_rate(value):
         is_slip = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         range_ = f"from {_LEAST:g} to {_MOST:g}" if is_slip else "above 0"

@@ -69,6 +69,7 @@ def test_like_takes_over_what_is_not_given(tmp_path: Path) -> None:
         ('like = "h100"\nboost_clock_hz = 1.8\n', "boost_clock_hz = 1.8 must be a number of hertz"),
         ('like = "h100"\nmax_clock_dtypes = 3\n', "must be a list of data types"),
         ('like = "h100"\nmemory_bytes_per_s = 1e-300\n', "must be a number from 1 to 1e+21"),
+        ('like = "h100"\nsms = 100000\n', "sms = 100000 must be a number from 1 to 10000"),
         ('like = "h100"\nsms = 1e300\n', "must be a number from 1 to 1e+21"),
         ('like = "h100"\npeak_flops = { bf61 = 1e15 }\n', "'bf61', which is no rate of a GPU: did you mean bf16"),
         ('like = "h100"\nreached = { matmul_bf16 = 5e15 }\n', "5e+15, more than the GPU's peak of 9.894e+14"),

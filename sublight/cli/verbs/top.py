@@ -46,5 +46,7 @@ def top(
         return cli_top.diagnose(json)
     source = cli_top.looks(replay)
     if check or once or json or not (sys.stdout.isatty() or csv or record or looks):
-        return cli_top.once(source, looks or 1, csv=csv, record=record, is_check=check, json=json, replay=replay)
+        return cli_top.once(
+            source, looks or 1, csv=csv, record=record, is_check=check, json=json, replay=replay, every_s=every
+        )
     cli_top.follow(itertools.islice(source, looks or None), csv=csv, record=record, every_s=every)
