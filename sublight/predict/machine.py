@@ -77,7 +77,8 @@ class Machine:
     def reached(self, dtype: str) -> float:
         """FLOP/s that products reach: as somebody measured, else the share of the vendor's figure that is usual."""
         limit = matmul_limit(dtype)
-        return self.rate(dtype) * (1.0 if limit in self.gpu.reached else usual_share())
+        is_known = known_limits.matmul_reached(self.gpu, limit.removeprefix("matmul_")) is not None
+        return self.rate(dtype) * (1.0 if is_known else usual_share())
 
     def peak(self, dtype: str) -> float:
         """The vendor's figure, which MFU is a share of; where there is none, what was reached."""

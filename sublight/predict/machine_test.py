@@ -104,6 +104,14 @@ def test_a_gpu_whose_file_gives_no_products_says_what_to_add(tmp_path: Path) -> 
         here.rate("bfloat16")
 
 
+@pytest.mark.parametrize("name", ["h100", "a100", "b200"])
+def test_products_of_16_bits_are_as_fast_as_each_other(name: str) -> None:
+    """Only bf16's were measured there; the H100's fp16 floor was below the H200's."""
+    here = machine.find(name)
+    assert "matmul_fp16" not in here.gpu.reached and "matmul_bf16" in here.gpu.reached
+    assert here.rate("float16") == here.rate("bfloat16") and here.reached("float16") == here.reached("bfloat16")
+
+
 def test_changes_scale_limits_and_figures() -> None:
     here = machine.find("h200")
     more = machine.change(here, {"bandwidth": 2.0, "flops": 3.0})
