@@ -38,6 +38,7 @@ def top(
         raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, at most a day")
     if not 0 <= looks <= sys.maxsize:
         raise BadInput("--looks takes 1 or more, in 63 bits; 0 is without end")
+    cli_output.check_named(record=record)
     cli_output.check_writable(csv, record, json)
     cli_output.check_apart((csv, record, json), (replay,))
     if prometheus:
