@@ -78,7 +78,6 @@ WITH_RESUME = ("resume", "out", "device", "prompt", "html", "explain", "json")
 
 
 def command(request: Request) -> None:
-    output.check_named(html=request.html)
     output.check_writable(request.html, request.json)
     output.check_apart((request.html, request.json), (request.data,))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
