@@ -291,6 +291,18 @@ BAD = [
     (["memory", "x.pickle", "--html", "x.pickle"], "is named twice"),
     (["memory", f"{'x' * 300}.pickle"], "File name too long; name another file"),
     (["limits", "--html", f"{'x' * 300}.html"], "File name too long; name another file"),
+    *(  # it would become a file of that name
+        ([*words, option, "-"], f"{option} - is not printed: name a file")
+        for words, option in (
+            *((["explain", "x.py"], option) for option in ("--html", "--perfetto", "--trace")),
+            *(([verb], "--html") for verb in ("limits", "demo", "learn", "train")),
+            (["memory", "x.pickle"], "--html"),
+            (["xray", "x.py"], "--html"),
+            (["predict", "gpt2"], "--html"),
+            (["predict", "gpt2"], "--csv"),
+            (["top"], "--record"),
+        )
+    ),
 ]
 
 

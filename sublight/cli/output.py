@@ -37,6 +37,14 @@ def check_writable(*names: str) -> None:
             raise BadInput(f"cannot write {name}: {error.strerror}; name another file") from None
 
 
+def check_named(**names: str) -> None:
+    """Refuse - where nothing is printed: it would become a file of that name."""
+    from sublight.errors import BadInput
+
+    if option := next((option for option, name in names.items() if name == "-"), ""):
+        raise BadInput(f"--{option} - is not printed: name a file")
+
+
 def check_apart(outputs: Iterable[str], inputs: Iterable[str]) -> None:
     """Refuse two outputs to one file, and an output over an input."""
     from sublight.errors import BadInput

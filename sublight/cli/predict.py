@@ -48,6 +48,7 @@ OF_GPUS = ("trace", "gpus", "changes", "json")  # options that also apply to a r
 
 def command(request: Request) -> None:
     written = (request.html, request.csv, request.json, request.calibrate)
+    output.check_named(html=request.html, csv=request.csv, calibrate=request.calibrate)
     output.check_writable(*written)
     output.check_apart(written, [request.model, request.trace, *request.gpus])
     if request.calibrate:

@@ -64,7 +64,9 @@ def pyprof(words: Sequence[str], module: str, wanted: Wanted) -> int:
     other = [f"--{mode}" for mode in wanted.modes if mode != "sample"] + ["--pid"] * bool(wanted.pid)
     if wanted.gpu and other:
         raise BadInput(f"--gpu runs the script under PyTorch's profiler: leave out {' and '.join(other)}, or --gpu")
-    cli_output.check_writable(*wanted.files.all())
+    files = wanted.files
+    cli_output.check_named(html=files.html, speedscope=files.speedscope, chrome=files.chrome, collapsed=files.collapsed)
+    cli_output.check_writable(*files.all())
     script = [] if module else words[:1]
     cli_output.check_apart(wanted.files.all(), [*script, *(word for word in words if word.endswith(".json"))])
     if wanted.diff:
@@ -153,6 +155,9 @@ def _show_again(words: Sequence[str], wanted: Wanted) -> int:
 
     if len(words) > 1:
         raise BadInput(f"one profile at a time; to compare two: sublight pyprof --diff {words[0]} {words[1]}")
+    if wanted.modes or wanted.native:
+        way = wanted.modes[0] if wanted.modes else "native"
+        raise BadInput(f"{words[0]} is shown as it was taken: leave --{way} out, or name a script")
     profile = record.read(words[0])
     is_whole = out(profile, wanted.files, folder=os.getcwd(), name=stem(words[0]), top=wanted.top, default_page=False)
     return 0 if is_whole else NOT_WRITTEN

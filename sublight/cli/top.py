@@ -163,12 +163,26 @@ def refuse_together(**chosen: Any) -> None:
         raise BadInput(f"{' and '.join(flags)} exclude each other: leave one out")
 
 
+def _spaced(source: Iterator[Snapshot], count: int, every_s: float) -> Iterator[Snapshot]:
+    """So many looks, and the time between them: shares are of that time."""
+    for number in range(count):
+        if number:
+            time.sleep(every_s)
+        yield next(source)
+
+
 def once(
-    source: Iterator[Snapshot], count: int, *, csv: str, record: str, is_check: bool, json: str, replay: str
+    source: Iterator[Snapshot],
+    count: int,
+    *,
+    csv: str,
+    record: str,
+    is_check: bool,
+    json: str,
+    replay: str,
+    every_s: float,
 ) -> None:
     """Show the last of so many looks (of a recorded session: of all) as a page, as problems, or as JSON."""
-    import itertools
-
     import typer
     from rich.text import Text
 
@@ -179,7 +193,7 @@ def once(
     from sublight.top.history import History
 
     history, into = History(), sinks(csv, record)
-    for snapshot in source if replay else itertools.islice(source, count):
+    for snapshot in source if replay else _spaced(source, count, every_s):
         history.add(snapshot)
         for sink in into:
             sink.add(snapshot)

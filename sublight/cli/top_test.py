@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def test_a_recorded_session_is_shown_checked_and_made_a_table(
     assert "NVIDIA H200" in capsys.readouterr().out
     assert run(["top", "--replay", session, "--check", "--csv", str(table)]) == top.UNWELL
     assert len(table.read_text().splitlines()) == 3
+
+
+def test_several_looks_of_one_page_lie_apart(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    begun = time.monotonic()
+    assert run(["top", "--once", "--looks", "3", "--every", "0.5", "--csv", str(table)]) == 0
+    assert time.monotonic() - begun > 1.0 and len(table.read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ KNOBS = {  # what --what-if may scale, and the figures behind it
 _NEEDED = ("memory_bytes", "memory_bytes_per_s", "sms", "peak_flops")
 _LEAST, _MOST = 1.0, 1e21  # of a figure: anything else is a slip
 _LEAST_CLOCK = 1e7  # hertz
+_MOST_SMS = 10_000  # a tile is one SM's: of more of them each would be so slow that the prediction is of nothing
 _LEAST_REACHED = 1e-9  # seconds of a launch are among these
 _INTEGERS = ("sms", "memory_bytes", "l2_bytes")
 
@@ -76,7 +77,8 @@ class Machine:
     def reached(self, dtype: str) -> float:
         """FLOP/s that products reach: as somebody measured, else the share of the vendor's figure that is usual."""
         limit = matmul_limit(dtype)
-        return self.rate(dtype) * (1.0 if limit in self.gpu.reached else usual_share())
+        is_known = known_limits.matmul_reached(self.gpu, limit.removeprefix("matmul_")) is not None
+        return self.rate(dtype) * (1.0 if is_known else usual_share())
 
     def peak(self, dtype: str) -> float:
         """The vendor's figure, which MFU is a share of; where there is none, what was reached."""
@@ -210,6 +212,8 @@ def _check(path: Path, name: str, value: Any) -> None:
         if unknown := next((each for each in value if each not in names), ""):
             near = nearest(unknown, sorted(names))
             raise BadInput(f"{path}: {name} has {unknown!r}, which is no rate of a GPU: did you mean {near}?")
+    elif name == "sms" and _is_rate(value) and value > _MOST_SMS:
+        raise BadInput(f"{path}: sms = {value!r} must be a number from 1 to {_MOST_SMS}")
     elif not _is_rate(value):
         is_slip = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         range_ = f"from {_LEAST:g} to {_MOST:g}" if is_slip else "above 0"

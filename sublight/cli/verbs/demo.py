@@ -29,6 +29,7 @@ def demo(
     """
     from sublight.cli import demo as work
 
+    cli_output.check_named(html=html)
     cli_output.check_writable(json, html)
     cli_output.check_apart((json, html), ())
     if all_:

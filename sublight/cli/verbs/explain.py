@@ -57,6 +57,7 @@ def explain(
     from sublight.cli.explain_output import Wanted
 
     fix_options = _fix_options(fix, yes=yes, limit=limit, write=write, exclude=exclude or [], allow=allow or [])
+    cli_output.check_named(html=html, perfetto=perfetto, trace=trace, write=write)
     cli_output.check_writable(html, json, perfetto, trace, write)
     most, words = parse(budget, words or ())
     files: dict[str, Any] = {"trace": trace, "html": html, "perfetto": perfetto, "json": json}

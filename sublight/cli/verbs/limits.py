@@ -27,6 +27,7 @@ def limits(
     from sublight.report import limits as report
     from sublight.report.draw import console, page
 
+    cli_output.check_named(html=html)
     cli_output.check_writable(html, json)
     if kept and (quick or only):
         raise BadInput("--kept measures nothing: leave out --quick and --only")

@@ -22,6 +22,7 @@ def memory(
     from sublight.report.draw import page
     from sublight.trace.memory import report as analysis
 
+    cli_output.check_named(html=html)
     cli_output.check_writable(html, json)
     cli_output.check_apart((html, json), (file,))
     if Path(file).is_dir():

@@ -38,6 +38,7 @@ def top(
         raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, at most a day")
     if not 0 <= looks <= sys.maxsize:
         raise BadInput("--looks takes 1 or more, in 63 bits; 0 is without end")
+    cli_output.check_named(record=record)
     cli_output.check_writable(csv, record, json)
     cli_output.check_apart((csv, record, json), (replay,))
     if prometheus:
@@ -46,5 +47,7 @@ def top(
         return cli_top.diagnose(json)
     source = cli_top.looks(replay)
     if check or once or json or not (sys.stdout.isatty() or csv or record or looks):
-        return cli_top.once(source, looks or 1, csv=csv, record=record, is_check=check, json=json, replay=replay)
+        return cli_top.once(
+            source, looks or 1, csv=csv, record=record, is_check=check, json=json, replay=replay, every_s=every
+        )
     cli_top.follow(itertools.islice(source, looks or None), csv=csv, record=record, every_s=every)

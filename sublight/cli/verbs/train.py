@@ -60,8 +60,10 @@ def train(
     sublight train --resume --out runs/001
     torchrun --nproc-per-node 2 -m sublight train my-texts/ --parallel ddp
     """
+    from sublight.cli import output
     from sublight.cli import train as cli_train
 
+    output.check_named(html=html)
     cli_train.command(
         cli_train.Request(
             data=data or "",

@@ -72,6 +72,7 @@ def xray(
     """
     from sublight.cli import xray as cli_xray
 
+    cli_output.check_named(html=html)
     cli_output.check_writable(html, json)
     target, args = (words or [""])[0], (words or [])[1:]
     cli_output.check_apart((html, json), [target, counted])

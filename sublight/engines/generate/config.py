@@ -21,6 +21,12 @@ USUAL: dict[str, dict[str, Any]] = {  # what Hugging Face takes where a config.j
 }
 TYPES = tuple(USUAL)
 OF_ROPE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")  # old files have them outside
+PLAIN: dict[str, Any] = {  # what other models compute between, and the value by which it changes nothing
+    **{"attn_logit_softcapping": 0, "final_logit_softcapping": 0, "logits_scaling": 1, "logit_scale": 1},
+    **{"residual_multiplier": 1, "embedding_multiplier": 1, "is_causal": True, "num_experts": 0},
+    **{"num_local_experts": 0, "use_qk_norm": False, "no_rope_layers": [], "hidden_activation": "silu"},
+    "attention_multiplier": None,
+}
 Packing = Literal["", "awq", "gptq", "gptq_v2"]  # gptq keeps zeros less one
 
 
@@ -95,17 +101,19 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
         raise BadInput(f"{source} has {heads} heads of {head_dim} for {kv_heads} of keys: no multiple, or an odd size")
     if kind in ("qwen2", "qwen3") and fields.flag("use_sliding_window"):
         raise BadInput(f"{source} has use_sliding_window in some layers alone, which `generate` has not yet")
-    inner = {**fields.inner("rope_scaling"), **fields.inner("rope_parameters")}
+    has_window = kind == "mistral" and fields.data["sliding_window"] is not None
+    layers = fields.whole("num_hidden_layers")
+    _only_plain(fields, [f"{'sliding' if has_window else 'full'}_attention"] * layers)
     outer = {name: data[name] for name in OF_ROPE if name in data}
-    rope = Fields({**outer, **{name: value for name, value in inner.items() if value is not None}}, source)
+    inner = ropes.joined(fields.inner("rope_scaling"), fields.inner("rope_parameters"), source)
+    rope = Fields({**outer, **inner}, source)
     longest = fields.whole("max_position_embeddings")
     scaling = ropes.read(rope, longest)
     if isinstance(scaling, Yarn):  # people add it to a config.json whose positions are the first training's
         longest = max(longest, int(scaling.factor * scaling.original))
-    has_window = kind == "mistral" and fields.data["sliding_window"] is not None
     has_flags = kind in ("llama", "qwen3")  # the others' biases are what they are, whatever a config.json says
     return Config(
-        layers=fields.whole("num_hidden_layers"),
+        layers=layers,
         dim=dim,
         inner=fields.whole("intermediate_size"),
         heads=heads,
@@ -125,6 +133,15 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
         packing=_packing(fields.inner("quantization_config"), source),
         ends=fields.tokens("eos_token_id"),
     )
+
+
+def _only_plain(fields: Fields, layer_types: list[str]) -> None:
+    """Refuses what another model's layers would compute, whatever this file calls itself."""
+    for name, nothing in PLAIN.items():
+        if (value := fields.data.get(name)) is not None and value != nothing:
+            raise BadInput(f"{fields.source} has {name} {str(value)[:40]}, which `generate` does not compute")
+    if fields.data.get("layer_types") not in (None, layer_types):
+        raise BadInput(f"{fields.source} has layer_types other than {layer_types[0]} in all {len(layer_types)} layers")
 
 
 def _packing(how: Mapping[str, Any], source: str) -> Packing:

@@ -40,6 +40,20 @@ SIZES: dict[str, Any] = {
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 32}}, "beta_fast 32, which is not"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}}, "rope_theta of at most 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling and rope_parameters that differ"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "positions by 'full_attention'"),
+        ({"rope_parameters": {**ROPE, "apply_yarn_scaling": False}}, "positions by 'apply_yarn_scaling'"),
+        ({"rope_parameters": {"factor": 2.0}}, "factor of positions without a rope_type"),
+        ({"rope_parameters": {"rope_type": "", "factor": 2.0}}, "rope_type ''"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types other than full_attention in all 2"),
+        ({"layer_types": ["full_attention"]}, "layer_types other than full_attention in all 2"),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 2},
+            "layer_types other than sliding_attention",
+        ),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0, which `generate` does not compute"),
+        ({"is_causal": False}, "is_causal False"),
+        ({"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
         ({"quantization_config": "awq"}, "quantization_config 'awq', which is not an object"),
     ],
 )
@@ -100,6 +114,20 @@ def test_frequencies_are_hugging_faces(rope: dict[str, Any]) -> None:
     assert ours.frequencies() == pytest.approx(frequencies.tolist(), rel=1e-5) and ours.theta == 5e3
     assert ours.amplitude == pytest.approx(amplitude)
     assert ours.frequencies() != pytest.approx([5e3 ** (-2 * pair / 32) for pair in range(16)], rel=1e-2)
+
+
+def test_both_forms_of_rope_may_agree() -> None:
+    old = {"type": "linear", "factor": 2.0}
+    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}
+    found = configs.of_json({**SIZES, "rope_scaling": old, "rope_parameters": new}, "here")
+    assert found == configs.of_json({**SIZES, "rope_parameters": new}, "here") and found.theta == 77
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("qwen3", "full_attention"), ("mistral", "sliding_attention")])
+def test_layers_that_are_said_to_be_what_they_are(kind: str, layer: str) -> None:
+    plain = {**SIZES, "model_type": kind, "num_key_value_heads": 4}
+    said = {**plain, "layer_types": [layer] * 2, "attn_logit_softcapping": None, "logits_scaling": 1.0}
+    assert configs.of_json(said, "here") == configs.of_json(plain, "here")
 
 
 def test_yarn_lengthens_a_model_whose_positions_are_the_first_trainings() -> None:

@@ -8,13 +8,19 @@ cosines and sines (its amplitude).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sublight.engines.generate.fields import Fields
 from sublight.errors import BadInput
 
 KINDS = ("default", "linear", "llama3", "yarn")
+NAMES = (  # of all kinds; a name from elsewhere may mean other angles
+    *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast"),
+    *("beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "finetuned"),
+    *("partial_rotary_factor", "mrope_section", "short_factor", "long_factor"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +83,33 @@ class Yarn:
 Scaling = Linear | Llama3 | Yarn
 
 
+def joined(old: Mapping[str, Any], new: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """`rope_scaling`, as files had it, and `rope_parameters`, as they have it now; where both are there they agree.
+
+    >>> joined({"type": "linear", "factor": 2.0}, {}, "here")
+    {'factor': 2.0, 'rope_type': 'linear'}
+    """
+    forms = [_named(each) for each in (old, new) if each]
+    made = {name: value for form in forms for name, value in form.items()}
+    if any(made[name] != value for form in forms for name, value in form.items()):
+        raise BadInput(f"{source} has rope_scaling and rope_parameters that differ: keep the one that is right")
+    if strange := sorted(made.keys() - set(NAMES)):
+        raise BadInput(f"{source} turns positions by {strange[0][:40]!r}, which `generate` does not know")
+    if "factor" in made and "rope_type" not in made:
+        raise BadInput(f"{source} has a factor of positions without a rope_type: `generate` knows {', '.join(KINDS)}")
+    return made
+
+
+def _named(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null, and its kind under the one name."""
+    made = {name: value for name, value in form.items() if value is not None and name != "type"}
+    kind = form.get("rope_type", form.get("type"))
+    return made if kind is None else {**made, "rope_type": kind}
+
+
 def read(rope: Fields, original: int) -> Scaling | None:
     """Of `rope_scaling` or `rope_parameters`; `original` positions where it has none of its own."""
-    kind = rope.data.get("rope_type") or rope.data.get("type") or "default"
+    kind = rope.data.get("rope_type", "default")
     if kind not in KINDS:
         raise BadInput(f"{rope.source} has rope_type {kind!r}: `generate` knows {', '.join(KINDS)}")
     if rope.number("partial_rotary_factor", 1.0) != 1:

@@ -160,9 +160,13 @@ def test_errors_are_openais_and_serving_goes_on(site: Site) -> None:
 def test_a_full_queue_is_said(site: Site) -> None:
     site.slow.set()
     try:
-        refused = site.post("completions", prompt=["a"] * 7, max_tokens=50)  # 4 run, 2 wait
+        body = {"prompt": ["a"] * 5, "max_tokens": 50, "stream": True}  # 4 run, 2 may wait
+        with site.client.stream("POST", "/v1/completions", json=body):
+            refused = site.post("completions", prompt=["a"] * 2, max_tokens=50)
         assert refused.status_code == 429 and refused.json()["error"]["code"] == "queue_full"
         assert refused.headers["retry-after"] == "1"
+        never = site.post("completions", prompt=["a"] * 7, max_tokens=50)
+        assert never.status_code == 400 and "retry-after" not in never.headers
     finally:
         site.slow.clear()
     assert site.is_quiet

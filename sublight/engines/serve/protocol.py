@@ -6,6 +6,7 @@ No web framework here: a body's JSON in, an `Ask` out, or a `Failure` with OpenA
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
     n = _whole(data, "n", 1, 1, MOST_CHOICES)
     if n * len(prompts) > MOST_CHOICES:
         raise invalid(f"{n} choices of {len(prompts)} prompts: ask for {MOST_CHOICES} at most", "n")
-    if data.get("best_of") not in (None, n):
+    if _whole(data, "best_of", n, 1, MOST_CHOICES) != n:
         raise invalid("best_of is not supported: leave it out, or make it n", "best_of")
     most_new = _most_new(data, kind, prompts, served)
     options = data.get("stream_options")
@@ -200,7 +201,7 @@ def _messages(data: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...],
         raise invalid("response_format is text alone here", "response_format")
     if data.get("tool_choice") not in (None, "none"):
         raise invalid("tools are not supported here: leave tool_choice out", "tool_choice")
-    options = data.get("chat_template_kwargs") or {}
+    options = _given(data, "chat_template_kwargs", {})
     if not isinstance(options, dict):
         raise invalid('chat_template_kwargs is an object: {"enable_thinking": false}', "chat_template_kwargs")
     goes_on = _flag(data, "continue_final_message")
@@ -235,9 +236,11 @@ def _message(message: Any, place: int) -> dict[str, Any]:
 
 
 def _ends(data: Mapping[str, Any], served: Served) -> frozenset[int]:
-    more = data.get("stop_token_ids") or []
+    more = _given(data, "stop_token_ids", [])
     if not isinstance(more, list) or any(type(each) is not int for each in more):
         raise invalid("stop_token_ids is a list of token numbers", "stop_token_ids")
+    if not all(0 <= token < served.vocab for token in more):
+        raise invalid(f"stop_token_ids has a token outside of 0 to {served.vocab - 1}", "stop_token_ids")
     return frozenset(more) | (frozenset() if _flag(data, "ignore_eos") else served.ends)
 
 
@@ -262,13 +265,12 @@ def _too_long(tokens: str, served: Served, param: str) -> Failure:
 
 
 def _samplings(data: Mapping[str, Any], kind: Kind, count: int, vocab: int) -> tuple[Sampling, ...]:
-    bias = data.get("logit_bias") or {}
+    bias = _given(data, "logit_bias", {})
     if not isinstance(bias, dict):
         raise invalid('logit_bias is an object: {"token number": bias}', "logit_bias")
-    try:
-        shifts = {int(token): _as_number(value, "logit_bias") for token, value in bias.items()}
-    except ValueError:
-        raise invalid("logit_bias has a key that is no token number", "logit_bias") from None
+    if not all(re.fullmatch(r"-?(0|[1-9][0-9]{0,18})", token) for token in bias):  # int() takes more, "5_0" as 50
+        raise invalid("logit_bias has a key that is no token number", "logit_bias")
+    shifts = {int(token): _as_number(value, "logit_bias") for token, value in bias.items()}
     if not all(0 <= token < vocab for token in shifts):
         raise invalid(f"logit_bias has a token outside of 0 to {vocab - 1}", "logit_bias")
     seed = _whole(data, "seed", -1, -(2**63), 2**63 - 1) % 2**62 if data.get("seed") is not None else None
@@ -304,13 +306,19 @@ def _logprobs(data: Mapping[str, Any], kind: Kind) -> int | None:
 
 
 def _stops(data: Mapping[str, Any]) -> tuple[str, ...]:
-    given = data.get("stop")
-    stops = [given] if isinstance(given, str) else given or []
+    given = _given(data, "stop", [])
+    stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise invalid("stop is a text, or a list of texts, none of them empty", "stop")
     if len(stops) > MOST_STOPS or any(len(stop) > 1000 for stop in stops):
         raise invalid(f"stop: give {MOST_STOPS} texts at most, of 1000 characters at most", "stop")
     return tuple(stops)
+
+
+def _given(data: Mapping[str, Any], name: str, usual: Any) -> Any:
+    """Null is as good as left out; 0, false and an empty text are not."""
+    value = data.get(name)
+    return usual if value is None else value
 
 
 def _whole(data: Mapping[str, Any], name: str, usual: int, least: int, most: int) -> int:

@@ -7,12 +7,11 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any
 
 from sublight.engines.generate.sampling import Logprobs
 from sublight.engines.generate.vocabulary import Vocabulary
-from sublight.engines.generate.writer import BROKEN
+from sublight.engines.generate.writer import BROKEN, Writer
 from sublight.engines.serve.protocol import Ask
 from sublight.engines.serve.worker import Event
 
@@ -24,11 +23,12 @@ LEAST = -9999.0  # of a log-probability
 class Choice:
     """What has come of one choice so far."""
 
+    writer: Writer  # of the tokens whose log-probabilities went out, without stop words
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
-    told: int = 0  # characters of the tokens whose log-probabilities went out
+    told: int = 0  # characters of the writer's text
     finish: str = ""
 
 
@@ -37,13 +37,16 @@ class Reply:
 
     def __init__(self, ask: Ask, model: str, words: Vocabulary) -> None:
         self.ask, self.words = ask, words
-        self.choices = [Choice() for _ in range(len(ask.prompts) * ask.n)]
+        self.choices = [self._choice(at) for at in range(len(ask.prompts) * ask.n)]
         self.is_chat = ask.kind == "chat"
         self._head = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
         }
+
+    def _choice(self, index: int) -> Choice:
+        return Choice(Writer(self.words, before=self.ask.prompts[index // self.ask.n] if self.ask.goes_on else ()))
 
     def first(self) -> list[dict[str, Any]]:
         """Pieces that a stream begins with."""
@@ -87,14 +90,15 @@ class Reply:
 
     def _whole_logprobs(self, index: int) -> dict[str, Any] | None:
         """With those of a prompt that is repeated; of its first token there are none."""
-        choice, so_far = self.choices[index], Choice()
+        choice, so_far = self.choices[index], self._choice(index)
         if not self.ask.echoes or self.ask.samplings[0].logprobs is None:
             return self._logprobs(choice.tokens, choice.logprobs, so_far)
         first, *rest = self.ask.prompts[index // self.ask.n]
-        so_far.told = len(word := self.words.decode([first]))
+        so_far = Choice(Writer(self.words))
+        self._offset(first, so_far)
         parts = [self._logprobs(rest, choice.prompt_logprobs, so_far)]
         parts.append(self._logprobs(choice.tokens, choice.logprobs, so_far))
-        begin = {"tokens": word, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+        begin = {"tokens": self.words.decode([first]), "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
         return {name: [value, *(x for part in parts if part for x in part[name])] for name, value in begin.items()}
 
     def last(self) -> list[dict[str, Any]]:
@@ -124,10 +128,18 @@ class Reply:
                 for word, each in zip(words, logprobs, strict=True)
             ]
             return {"content": rows}
-        *offsets, choice.told = accumulate(map(len, words), initial=choice.told)
+        offsets = [self._offset(token, choice) for token in tokens]
         best = [self._by_text(each.best) for each in logprobs]
         chances = [_finite(each.chosen) for each in logprobs]
         return {"tokens": words, "token_logprobs": chances, "top_logprobs": best, "text_offset": offsets}
+
+    def _offset(self, token: int, choice: Choice) -> int:
+        """Where a token's text begins in the choice's; the token is added. Several may make one character, and a
+        token by itself may lack the space that it has in a text."""
+        begin = choice.told
+        choice.writer.add(token)
+        choice.told += len(choice.writer.take())
+        return begin
 
     def _by_text(self, best: Sequence[tuple[int, float]]) -> dict[str, float]:
         """Two tokens may have one text, as halves of characters have: the likelier one's chance stays."""

@@ -106,6 +106,8 @@ class Worker:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """All of them, or none: a `Failure` where there is no room."""
+        if len(jobs) > self.most_jobs:
+            raise Failure(400, f"{len(jobs)} texts are more than the {self.most_jobs} that fit here: ask for fewer")
         if self.failure or self._is_ending:
             raise Failure(503, self.failure or SHUTTING_DOWN, code="unavailable")
         with self._lock:

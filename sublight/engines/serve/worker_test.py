@@ -78,6 +78,13 @@ def test_a_load_with_cancels() -> None:
     assert worker.gauges["waiting"] == 0 and worker.gauges["running"] == 0
 
 
+def test_what_never_fits_is_not_to_be_tried_again() -> None:
+    worker = Worker(tiny_engine(MODEL, most_texts=1), Letters(), most_waiting=1)
+    with pytest.raises(Failure, match="3 texts are more than the 2 that fit here") as caught:
+        worker.submit([job_of([1, 2], 4)[0] for _ in range(3)])
+    assert caught.value.status == 400
+
+
 def test_a_full_queue_refuses_and_goes_on() -> None:
     worker = Worker(tiny_engine(MODEL, most_texts=1), Letters(), most_waiting=1)
     first, second, third = (job_of([1, 2], 40) for _ in range(3))

@@ -48,6 +48,19 @@ def test_the_table_says_who_takes_the_time() -> None:
     assert next(line for line in counts.splitlines() if " fib " in line).split()[6:7] == ["3"]
 
 
+def test_of_calls_more_are_listed_where_more_are_wanted() -> None:
+    """`len` takes less than a thousandth here: not worth a row of the usual few, and one of all calls."""
+    profile = traced()
+    (process,) = profile.processes
+    assert process.calls is not None
+    (thread,) = process.calls.threads
+    nodes = (*thread.nodes[:-1], thread.nodes[-1]._replace(total_ns=1))
+    calls = replace(process.calls, threads=(replace(thread, nodes=nodes),))
+    made = replace(profile, processes=(replace(process, calls=calls),))
+    assert "len" not in printed(terminal.page(made), 120)
+    assert "len" in printed(terminal.page(made, most=100), 120)
+
+
 def test_counts_have_no_times() -> None:
     words = printed(terminal.page(replace(traced(), mode="counts")), 80)
     assert "Functions, by calls" in words and "Threads" not in words and "own time" not in words

@@ -115,6 +115,9 @@ def _functions_with(profile: PythonProfile, totals: Tables, most: int, columns: 
 
 
 def shown(totals: Tables, most: int) -> list[Figure]:
+    """What matters, by own time; of calls also what does not, where more are wanted than the usual few."""
+    if totals.calls and most > FUNCTIONS:
+        return list(totals.functions[:most])
     least_s = LEAST_SHARE * totals.counted_s
     worth = (one for one in totals.functions if max(one.own_s, 0.1 * one.total_s) > least_s)  # callers come last
     return list(worth if totals.counted_s else (one for one in totals.functions if one.calls))[:most]
