@@ -94,8 +94,15 @@ class Looks:
         return not self.is_odd
 
     def _read_answers(self) -> None:
-        while self.coming and self.coming[0][0].query():
-            if not bool(self.coming.popleft()[1]):
+        while self.coming:
+            try:
+                event, answer = self.coming.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if not event.query():
+                self.coming.appendleft((event, answer))
+                return
+            if not bool(answer):
                 self.is_odd = True
                 self.coming.clear()
                 raise RuntimeError(
