@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sublight.fix.graph.refuse import OPTIMIZER, Watch, line_of, storage, waits_heard
+from sublight.fix.patch.tables import Looks
 
 
 def here() -> int:
@@ -108,3 +109,10 @@ def test_the_line_of_an_error() -> None:
         torch.ones(2) @ torch.ones(3)
     except RuntimeError as error:
         assert f"refuse_test.py:{here() - 2}" in line_of(error)
+
+
+def test_a_patched_model_may_look_at_its_rotary_tables() -> None:
+    cos, sin, looks = torch.ones(1, 3, 8), torch.zeros(1, 3, 8), Looks("halves")
+    with Watch([cos, sin], "cpu") as watch:
+        assert looks.are_as_expected(cos, sin)
+    assert watch.refusal is None and watch.left_behind([]) is None

@@ -211,3 +211,44 @@ def test_one_draw_of_rounding_errors_takes_no_right_norm_out(width: int) -> None
 
     model = Widened().bfloat16()
     assert patch(model).swapped == count(model) == 1
+
+
+@pytest.mark.parametrize("width", (16, 40, 128))
+def test_one_draw_of_rounding_errors_lets_no_wrong_norm_in(width: int) -> None:
+    class Larger(nn.Module):
+        """By 0.3 % in 16 bits, which is more than twice PyTorch's error there, but not in every draw."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = F.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+            return y * 1.003 if x.dtype in (torch.bfloat16, torch.float16) else y
+
+    assert patch(Larger().bfloat16()).swapped == 0
+
+
+def test_in_float64_a_norm_may_be_as_far_off_as_a_cast_and_no_farther() -> None:
+    class Cast(Norm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.float()).to(x.dtype)
+
+    class Larger(Norm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 1.000005
+
+    assert patch(Cast().double()).swapped == 1 and patch(Larger().double()).swapped == 0
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_a_norm_that_divides_by_a_root_has_the_error_of_one(dtype: torch.dtype) -> None:
+    class Divides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1024))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / torch.sqrt(torch.mean(torch.square(x), dim=-1, keepdim=True) + 1e-5) * self.weight
+
+    assert patch(Divides().to(dtype)).swapped == 1

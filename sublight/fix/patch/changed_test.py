@@ -208,6 +208,25 @@ def test_a_copy_is_patched_and_unchanged() -> None:
     assert sum(map(is_patched, copied.modules())) == sum(map(is_patched, module.modules()))
 
 
+def test_compiled_it_sees_a_child_that_lacks_a_setting() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+            self.act = nn.SiLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.act(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    module, x = Block(), torch.randn(3, 16)
+    plain = copy.deepcopy(module)
+    assert patch(module).swapped == 1
+    module.act, plain.act = nn.Tanh(), nn.Tanh()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), plain(x))
+
+
 def test_compiled_it_sees_a_change_too() -> None:
     plain = nn.LayerNorm(WIDTH)
     module = copy.deepcopy(plain)

@@ -22,6 +22,7 @@ HOOKS = (
     "_backward_pre_hooks",
 )
 CLOSE = 1e-5  # of the largest value: a cast to float32 leaves 1e-7, the wrong formula 1e-2
+TIGHT = 1e-6  # likewise in float64, where a scale of 1.000005 is no cast
 SEED = 0x5B11
 NUMBERS = ("layer_idx", "layer_id", "layer_index")  # a layer's, by which it finds its cache
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -93,12 +94,12 @@ def sample(*shape: int, seed: int = SEED) -> torch.Tensor:
     return x * 0.01 ** torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)) if len(shape) > 1 else x
 
 
-def same(one: Any, other: Any, size: float = 0.0) -> bool:
+def same(one: Any, other: Any, size: float = 0.0, close: float = CLOSE) -> bool:
     """Tensors of one shape and dtype with the same values, as far as they count beside this size."""
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
         return False
     scale = max(float(other.abs().max()), size, 1e-30) if other.numel() else 1.0
-    return bool(((one - other).abs().max() if one.numel() else torch.zeros(())) <= CLOSE * scale)
+    return bool(((one - other).abs().max() if one.numel() else torch.zeros(())) <= close * scale)
 
 
 def first_match(result: Any, candidates: Iterable[tuple[str, Callable[[], Any]]]) -> str | None:

@@ -28,6 +28,7 @@ SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
 OUTLIER = 30.0  # times the scale
 DRAWS = 8  # of rounding errors, at most
 HOPELESS = 2.0  # times the rule: no luck
+SURE = 0.75  # times the rule: what is beyond it may be luck
 LONG = 1030  # rows of the long probe
 MOST = 1 << 18  # numbers in it
 MANY_BITS, MOST_BITS = 18, 56  # of a dimension's length where no values are held, and of their product
@@ -164,11 +165,17 @@ def _natural(name: str, step: Mapping[str, torch.Tensor | None], x: torch.Tensor
     return float(y[part].abs().max() / x[part].abs().max())
 
 
-def _in_single(twin: Any, formula: Formula, x: torch.Tensor) -> list[dict[str, torch.Tensor | None]]:
+def _in_single(
+    twin: Any, formula: Formula, x: torch.Tensor, seed: int = probe.SEED
+) -> list[dict[str, torch.Tensor | None]]:
     """The formula in float32: a forward that casts to it can be no nearer to float64."""
-    single = in_dtype(twin, torch.float32)
-    ways = [call for call in (formula.compute, formula.by_hand) if call is not None]
-    return [_step(single, call, x.float(), formula.parameters) for call in ways]
+    return _ways(in_dtype(twin, torch.float32), formula, x.float(), seed)
+
+
+def _ways(twin: Any, formula: Formula, x: torch.Tensor, seed: int) -> list[dict[str, torch.Tensor | None]]:
+    """The formula in this data type, by each way that it may be written."""
+    calls = [call for call in (formula.compute, formula.by_hand) if call is not None]
+    return [_step(twin, call, x, formula.parameters, seed=seed) for call in calls]
 
 
 def _parts(x: torch.Tensor, scales: int) -> Sequence[Any]:
@@ -179,7 +186,8 @@ def _parts(x: torch.Tensor, scales: int) -> Sequence[Any]:
 def rounding(twin: Any, formula: Formula, x: torch.Tensor, dtype: torch.dtype) -> str:
     """Why it does not compute the formula in this data type; empty where it does.
 
-    One draw of few numbers may be luck: where a ratio is beyond the rule, but near it, more draws are pooled with it.
+    One draw of few numbers may be luck, good or bad: where a ratio is near the rule, on whichever side, more draws are
+    pooled with it, and the last one decides.
     """
     narrow = in_dtype(twin, dtype)
     pooled: dict[Any, list[Error]] = {}
@@ -191,10 +199,11 @@ def rounding(twin: Any, formula: Formula, x: torch.Tensor, dtype: torch.dtype) -
             pooled[key] = [one.merge(other) for one, other in zip(pooled.get(key, errors), errors, strict=True)]
         nearest = {key: min(each.ratio for each in errors) for key, errors in pooled.items()}
         beyond = {key: ratio for key, ratio in nearest.items() if not ratio <= FACTOR}
-        if not beyond:
-            return ""
-        if not max(beyond.values()) <= HOPELESS * FACTOR:
+        farthest = max(nearest.values(), default=0.0)
+        if farthest <= SURE * FACTOR or not farthest <= HOPELESS * FACTOR:
             break
+    if not beyond:
+        return ""
     (_, name, _), *_ = beyond
     return f"in {str(dtype).removeprefix('torch.')}, {name} is not {formula.name}'s"
 
@@ -204,16 +213,12 @@ def _drawn(
 ) -> tuple[str, dict[Any, list[Error]]]:
     """What rounding cannot explain; and the errors beside each way to compute the formula, by mode, name and part."""
     wide = in_dtype(narrow, torch.float64)
-    ways = [call for call in (formula.compute, formula.by_hand) if call is not None]
-    theirs = [_step(narrow, call, x, formula.parameters, seed=seed) for call in ways]
+    is_wide = dtype == torch.float64  # where a forward that casts is as near as the formula in float32
+    theirs = _in_single(narrow, formula, x, seed) if is_wide else _ways(narrow, formula, x, seed)
     truth = _step(wide, formula.compute, x.double(), formula.parameters, seed=seed)
     found: dict[Any, list[Error]] = {}
     for number, (name, one) in enumerate(_in_modes(narrow, x, formula.parameters, MODES, seed)):
         others, true = [each[name] for each in theirs], truth[name]
-        if dtype == torch.float64:  # `values` has compared it
-            if one is not None and one.dtype == dtype:
-                continue
-            return "its result is not of float64", {}
         if one is None or true is None or one.dtype != dtype:
             return f"{name} is of another data type than {str(dtype).removeprefix('torch.')}", {}
         for part in _parts(true, len(x)):
@@ -221,8 +226,10 @@ def _drawn(
                 continue  # beyond the data type: the formula has no right answer there
             if float(true[part].abs().max()) < torch.finfo(dtype).eps * _natural(name, truth, x.double(), part):
                 continue  # all of it cancels: what is left is rounding
-            key = number, name, part if isinstance(part, int) else None
-            found[key] = [error(name, one[part], other[part], true[part]) for other in others if other is not None]
+            if is_wide and probe.same(one[part], true[part], _natural(name, truth, x, part), probe.TIGHT):
+                continue
+            key, mine = (number, name, part if isinstance(part, int) else None), one.float() if is_wide else one
+            found[key] = [error(name, mine[part], other[part], true[part]) for other in others if other is not None]
     return "", found
 
 

@@ -49,7 +49,7 @@ class Noted:
             return "its class's forward"
         for name, value in self.settings:
             found = getattr(module, name, MISSING)
-            if found is not value and found != value:
+            if found is not value and (found is MISSING or found != value):
                 return name
         if self.partials and not torch.compiler.is_dynamo_compiling():
             for name, partial in self.partials:
@@ -57,7 +57,7 @@ class Noted:
                     return name
         for path, value in self.inner:
             found = functools.reduce(_attribute, path, module)
-            if found is not value and found != value:
+            if found is not value and (found is MISSING or found != value):
                 return ".".join(path)
         if what := outside.changed(self.outside, self.bound, self.functions):
             return what

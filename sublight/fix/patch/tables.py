@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,7 +18,7 @@ import torch
 
 Table = Literal["halves", "neighbours", "once"]  # where a table has an angle again: half a row on, next to it, nowhere
 TOKENS, WIDTH = 3, 8  # of a trial
-LOOKS = 8  # at the tables of calls of one size: the host waits for each, and a forward makes all of its tables alike
+LOOKS = 8  # at the tables of calls of one size that the host waits for on a GPU: it waits for no later ones
 
 
 def tables_of(module: torch.nn.Module) -> Iterator[Table]:
@@ -60,34 +60,71 @@ def _layout(*tables: torch.Tensor) -> Table:
 
 @dataclass(slots=True)
 class Looks:
-    """Whether tables are laid out as `table` says: by their values, which the host waits for, in the first calls."""
+    """Whether tables are laid out as `table` says, by their values: a forward may make others for other positions.
+
+    The host waits for a GPU in the first calls of each size. Later answers are read when they have come: they are no
+    reason to wait, and one that is bad is an error, since results before it are wrong.
+    """
 
     table: Table
     times: Counter[Any] = field(default_factory=Counter)  # of each size and data type
     is_odd: bool = False  # some were not: no others are believed
     last: tuple[Any, ...] = ()  # the tables that were looked at last: all layers get the same
+    coming: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)  # answers: when they are there, on the host
 
     def are_as_expected(self, cos: torch.Tensor, sin: torch.Tensor) -> bool:
         if self.is_odd or self.table == "once":
             return not self.is_odd
         size = cos.shape[0], cos.shape[1].bit_length(), cos.shape[2], cos.dtype
-        if self.times[size] >= LOOKS or (self.last and self.last[0]() is cos and self.last[1]() is sin):
+        if self.last and all(
+            one() is x and at == _version(x) for (one, at), x in zip(self.last, (cos, sin), strict=True)
+        ):
             return True
         if cos.is_cuda and torch.cuda.is_current_stream_capturing():  # which a look would break
             return self.times[size] > 0  # calls of this size have been looked at, as a graph's warm-up was
+        self._read_answers()
         self.times[size] += 1
-        self.is_odd = not all(is_laid_out(x, self.table) for x in (cos, sin))
-        self.last = weakref.ref(cos), weakref.ref(sin)
+        if cos.is_cuda and self.times[size] > LOOKS:
+            is_good = is_laid_out(cos, self.table) & is_laid_out(sin, self.table)
+            answer = is_good.to("cpu", non_blocking=True)  # into pinned memory
+            self.coming.append((torch.cuda.current_stream(cos.device).record_event(), answer))
+        else:
+            self.is_odd = not all(bool(is_laid_out(x, self.table)) for x in (cos, sin))
+        self.last = tuple((weakref.ref(x), _version(x)) for x in (cos, sin))
         return not self.is_odd
+
+    def _read_answers(self) -> None:
+        while self.coming:
+            try:
+                event, answer = self.coming.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if not event.query():
+                self.coming.appendleft((event, answer))
+                return
+            if not bool(answer):
+                self.is_odd = True
+                self.coming.clear()
+                raise RuntimeError(
+                    "an earlier call's rotary tables do not repeat their angles, as those before it did, so what was "
+                    "computed since then is wrong: run it again, which will take the model's own rotary function"
+                )
 
     def __deepcopy__(self, memo: Any) -> Looks:
         return Looks(self.table)
 
 
-def is_laid_out(x: torch.Tensor, table: Table) -> bool:
-    if table == "halves":
-        return torch.equal(*x.chunk(2, -1))
-    return table == "once" or torch.equal(x[..., ::2], x[..., 1::2])
+def _version(x: torch.Tensor) -> int:
+    """How often it was written to; what is made in inference mode does not count that."""
+    return 0 if x.is_inference() else x._version
+
+
+def is_laid_out(x: torch.Tensor, table: Table) -> torch.Tensor:
+    """One truth value, where x is."""
+    if x.shape[-1] % 2:
+        return torch.zeros((), dtype=torch.bool, device=x.device)
+    one, other = x.chunk(2, -1) if table == "halves" else (x[..., ::2], x[..., 1::2])
+    return (one == other).all()
 
 
 def is_handed_on(tree: ast.FunctionDef, name: str) -> bool:

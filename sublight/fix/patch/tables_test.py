@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import types
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("triton")
 
 from torch import nn
 
+from sublight.fix.patch import tables as tables_
 from sublight.fix.patch.model import patch
 from sublight.fix.patch.rules import rope
 from sublight.fix.patch.rules.rope import ROPE
@@ -95,32 +97,75 @@ def test_tables_made_by_a_forward_are_turned_by_its_own_function(monkeypatch: py
         assert ours.calls == 2 * calls
 
 
-def test_the_host_waits_in_the_first_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Any] = []
-    theirs = torch.equal
-    monkeypatch.setattr(torch, "equal", lambda one, other: looked.append(one) or theirs(one, other))
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+class Stream:
+    """As a GPU that has done nothing of what it was given, until `is_done`."""
+
+    def __init__(self) -> None:
+        self.is_done, self.records = False, 0
+
+    def record_event(self) -> Any:
+        self.records += 1
+        return types.SimpleNamespace(query=lambda: self.is_done)
+
+
+def tables(tokens: int) -> list[Any]:
+    return [torch.ones(1, tokens, WIDTH).as_subclass(OnGpu) for _ in range(2)]
+
+
+def odd_tables(tokens: int) -> list[Any]:
+    return [torch.arange(float(WIDTH)).expand(1, tokens, WIDTH).as_subclass(OnGpu) for _ in range(2)]
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    found = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return found
+
+
+def test_a_host_waits_for_a_gpu_in_the_first_calls_and_reads_later_answers_when_they_have_come(stream: Stream) -> None:
     looks, held = Looks("halves"), []
     for _ in range(3 * LOOKS):
-        held.append([torch.ones(1, TOKENS, WIDTH), torch.zeros(1, TOKENS, WIDTH)])
+        held.append(tables(TOKENS))
         assert looks.are_as_expected(*held[-1]) and looks.are_as_expected(*held[-1])
-    assert len(looked) == 2 * LOOKS
-    odd = torch.arange(float(WIDTH)).expand(1, 9 * TOKENS, WIDTH)  # of another size
-    assert not looks.are_as_expected(odd, odd) and not looks.are_as_expected(*held[0])
-    assert copy.deepcopy(looks).are_as_expected(*held[0])
+    assert stream.records == 2 * LOOKS
+    odd = odd_tables(TOKENS)
+    assert looks.are_as_expected(*odd) and looks.are_as_expected(*held[0])  # nothing is known yet
+    stream.is_done = True
+    with pytest.raises(RuntimeError, match="run it again"):
+        looks.are_as_expected(*held[1])
+    assert not looks.are_as_expected(*held[1]) and copy.deepcopy(looks).are_as_expected(*held[0])
+    assert not Looks("halves").are_as_expected(*odd)
+
+
+def test_tables_on_a_cpu_are_all_looked_at() -> None:
+    looks = Looks("halves")
+    for _ in range(3 * LOOKS):
+        assert looks.are_as_expected(torch.ones(1, TOKENS, WIDTH), torch.zeros(1, TOKENS, WIDTH))
+    odd = torch.arange(float(WIDTH)).expand(1, TOKENS, WIDTH)
+    assert not looks.are_as_expected(odd, odd)
+
+
+def test_tables_that_are_written_to_are_looked_at_again() -> None:
+    looks, cos, sin = Looks("halves"), torch.ones(1, TOKENS, WIDTH), torch.zeros(1, TOKENS, WIDTH)
+    assert looks.are_as_expected(cos, sin)
+    cos.copy_(torch.arange(float(WIDTH)).expand(1, TOKENS, WIDTH))
+    assert not looks.are_as_expected(cos, sin)
+    with torch.inference_mode():
+        assert Looks("neighbours").are_as_expected(torch.ones(1, TOKENS, WIDTH), torch.ones(1, TOKENS, WIDTH))
 
 
 def test_a_capture_takes_ours_for_sizes_that_were_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnGpu(torch.Tensor):
-        is_cuda = True
-
-    def tables(tokens: int) -> list[Any]:
-        return [torch.ones(1, tokens, WIDTH).as_subclass(OnGpu) for _ in range(2)]
-
     looks, capturing = Looks("halves"), False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     assert looks.are_as_expected(*tables(TOKENS))
     capturing = True
-    monkeypatch.setattr(torch, "equal", lambda *_: pytest.fail("a look inside of a capture waits for the device"))
+    monkeypatch.setattr(tables_, "is_laid_out", lambda *_: pytest.fail("a look inside of a capture waits"))
     assert looks.are_as_expected(*tables(TOKENS)) and not looks.are_as_expected(*tables(9 * TOKENS))
 
 

@@ -24,11 +24,12 @@ def find(module: torch.nn.Module, model: torch.nn.Module) -> Swap | Left | None:
         return None
     if not is_pytorchs(torch.nn.Linear, F.linear):
         return Left(rule="linear", reason="somebody has changed PyTorch's linear layers")
-    if not any(size % MULTIPLE for size in module.weight.shape):
+    if not any(size % MULTIPLE for size in (module.out_features, module.in_features)):
         return None
-    if set(module._parameters) != {"weight", "bias"} or module._modules or module._buffers:
+    weight = module._parameters.get("weight")  # to ask a parametrization for it is a step of a spectral norm
+    if weight is None or set(module._parameters) != {"weight", "bias"} or module._modules or module._buffers:
         return Left(rule="linear", reason="it has more than a weight and a bias (a parametrization)")
-    n, k = module.weight.shape
+    n, k = weight.shape
     return Swap(rule="linear", op="matmul", forward=forward, arguments=arguments, what=f"Linear of {k} to {n}")
 
 

@@ -59,3 +59,16 @@ def test_values_gradients_autocast_and_back() -> None:
         model(x.double())
     unpatch(model)
     assert torch.equal(model(x), theirs(x))
+
+
+def test_a_spectral_norm_takes_no_step_while_it_is_looked_at() -> None:
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(7, 16))
+    before = {name: x.clone() for name, x in normed.state_dict().items()}
+    patch(normed, rules=(LINEAR,))
+    assert all(torch.equal(x, before[name]) for name, x in normed.state_dict().items())
+
+
+def test_a_layer_whose_weight_comes_later_is_left() -> None:
+    layer = nn.Linear(7, 16)
+    layer.weight = None  # type: ignore[assignment]
+    assert isinstance(found(layer, layer), Left)

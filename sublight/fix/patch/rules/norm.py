@@ -5,6 +5,7 @@ What it adds under the root is read off its answer for a row so small that nothi
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 
 from sublight.backend import private
 from sublight.fix.patch import probe
-from sublight.fix.patch.proof import Formula, prove, scaled
+from sublight.fix.patch.proof import Formula, prove, quiet, scaled
 from sublight.fix.patch.record import Left, Rule, Swap
+from sublight.fix.patch.trace import trace
 from sublight.fix.patch.twin import NotCopied, answer, first, is_cast, own, random, twin_of
 from sublight.ops.norm.layer_norm import layer_norm
 from sublight.ops.norm.rms_norm import rms_norm
@@ -95,7 +97,8 @@ def known(module: torch.nn.Module, runs_in: torch.dtype | None = None) -> Norm |
         return Left(rule="norm", reason="its own adds 1 to the weight in float32, ours would in 16 bits")
     x = random(max(4, NUMBERS // size[0]), *size)
     x = torch.cat((scaled(x), torch.stack([x * scale for scale in _near(_eps_for(norm, x))])))
-    proof = prove(twin, _formula_of(norm), x, runs_in or probe.dtype_of(module, module))
+    formula = _formula_of(norm, divides=_takes_a_root(twin, x))
+    proof = prove(twin, formula, x, runs_in or probe.dtype_of(module, module))
     if proof.missing:
         return Left(rule="norm", reason=proof.missing)
     turned, _ = answer(twin, x.transpose(0, 1).contiguous().transpose(0, 1))
@@ -112,11 +115,19 @@ def _looks_like_one(module: torch.nn.Module) -> bool:
     return any("norm" in each.__name__.lower() for each in type(module).__mro__)
 
 
-def _formula_of(norm: Norm) -> Formula:
+def _takes_a_root(twin: Any, x: torch.Tensor) -> bool:
+    """Whether it divides by a root, whose rounding is another than that of the root's reciprocal."""
+    with contextlib.suppress(Exception), torch.no_grad(), quiet():  # whatever a stranger's forward may raise
+        return "sqrt" in trace(type(twin).forward, twin, x.clone()).ops
+    return False
+
+
+def _formula_of(norm: Norm, divides: bool = False) -> Formula:
     def by_hand(twin: Any, x: torch.Tensor) -> torch.Tensor:
         weight, bias = _columns(norm, twin)
         centred = x - x.mean(-1, keepdim=True) if norm.kind == "LayerNorm" else x
-        y = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + _eps_for(norm, x))
+        square = centred.pow(2).mean(-1, keepdim=True) + _eps_for(norm, x)
+        y = centred / torch.sqrt(square) if divides else centred * torch.rsqrt(square)
         y = y if weight is None else y * weight
         return y if bias is None else y + bias
 
