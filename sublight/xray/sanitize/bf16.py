@@ -270,13 +270,13 @@ class Right:
         return done
 
     def create_dot(self, builder: Any, original: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        sides = [widen(side.data) if self._is(side) else side.data for side in (a, b)]
+        left, right = (widen(side.data) if self._is(side) else side.data for side in (a, b))
         is_16_bit = all(self._is(side) or side.dtype.scalar.name == "fp16" for side in (a, b))
         if is_16_bit and d.dtype.scalar.name == "fp32":
-            return self.interpreter.TensorHandle(by_tensor_cores(*sides, d.data), d.dtype.scalar)
+            return self.interpreter.TensorHandle(by_tensor_cores(left, right, d.data), d.dtype.scalar)
         if not (self._is(a) or self._is(b) or self._is(d)):
             return NotImplemented
-        product = np.matmul(*(side.astype(np.float32) for side in sides), dtype=np.float32)
+        product = np.matmul(left.astype(np.float32), right.astype(np.float32), dtype=np.float32)
         if self._is(d):
             return self._handle(narrow(product + widen(d.data)))
         return self.interpreter.TensorHandle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
