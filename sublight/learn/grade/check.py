@@ -18,21 +18,18 @@ from sublight.learn.grade.answers import wrong_answers
 from sublight.learn.grade.cases import cases_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.goal import floor_s, held_to_goal
-from sublight.learn.grade.running import Running
-from sublight.learn.grade.sandbox import Budget
-from sublight.learn.grade.scan import (
-    MODULES,
-    ON_PAPER,
+from sublight.learn.grade.mistakes import (
     branches,
     counted_beside,
     in_tests,
     rebound,
-    runnable,
-    scan,
     stores_nothing,
     unread,
     words_between_blocks,
 )
+from sublight.learn.grade.running import Running
+from sublight.learn.grade.sandbox import Budget
+from sublight.learn.grade.scan import MODULES, ON_PAPER, runnable, scan
 from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise
 from sublight.learn.verdict import Fault, Verdict

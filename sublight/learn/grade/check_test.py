@@ -161,6 +161,7 @@ def test_in_a_notebook(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     verdict = sublight.learn.check(wrong, exercise="copy", gpu="h200")
     assert [fault.kind for fault in verdict.faults] == ["kernel"]  # load and store share their line
     assert "tl.load" in (shown := verdict._repr_html_() or "") and "out-of-bounds" in shown
+    assert "`tl.store(" in str(verdict) and "line " not in str(verdict)
     assert len(Progress().state("copy").attempts) == 1
 
 

@@ -10,7 +10,7 @@ import linecache
 import math
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from sublight.learn.grade.cases import Case
 from sublight.learn.grade.child import explained
 from sublight.learn.grade.crew import Crew, Ended, Mode, Task
 from sublight.learn.grade.judge import fault_of
-from sublight.learn.grade.launches import difference
+from sublight.learn.grade.launches import difference, programs_of
 from sublight.learn.grade.left_out import left_out
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.record import Exercise, Problem
@@ -117,7 +117,7 @@ class Running:
             if faults and answer.get("has_returned") and self.exercise.kind != "paper":
                 self.notes[f"what {self.exercise.function} returns is not looked at: write into the outputs"] = None
             if any(fault.kind == "unwritten" for fault in faults) and any(len(shared.written()) for shared in outputs):
-                self._tell_grid(answer.get("made", ()))
+                self.notes |= dict.fromkeys(filter(None, map(programs_of, answer.get("made", ()))))
             if any(one.misplaced for one in drawn):
                 return faults
             errors.append(drawn)
@@ -135,16 +135,6 @@ class Running:
                 return [fault_of(self.exercise.outputs[worst], ours, theirs, truth, pooled[worst], str(case))]
             draws = max(draws, min(most, 2 * len(errors)))
         return []
-
-    def _tell_grid(self, made: Sequence[str]) -> None:
-        """Of elements that nobody wrote, how many programs there were: too few are the usual reason."""
-        for words in made:
-            if found := re.match(r"(\w+) of line \d+, grid \((\d+), (\d+), (\d+)\)", words):
-                sizes = list(found.groups()[1:])
-                while len(sizes) > 1 and sizes[-1] == "1":
-                    sizes.pop()
-                count, grid = math.prod(map(int, sizes)), f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
-                self.notes[f"grid {grid}: {count:,} program{'s' * (count > 1)} of {found[1]} ran"] = None
 
     def _tell(self, inputs: list[Shared]) -> None:
         """Of a step on paper, what it was called with, where that can be worked out by hand."""

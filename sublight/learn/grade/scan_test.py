@@ -8,17 +8,15 @@ import pytest
 
 from sublight.learn.exercises import EXERCISES
 from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
+from sublight.learn.grade.mistakes import branches, in_tests, words_between_blocks
 from sublight.learn.grade.scan import (
     FLAGS,
     METHODS,
     OF_BLOCKS,
     OF_TRITON,
     _Scanner,
-    branches,
-    in_tests,
     runnable,
     scan,
-    words_between_blocks,
 )
 
 
