@@ -203,7 +203,7 @@ def _hint(request: Request) -> int:
     exercise = _chosen(request)
     level = Progress().show_hint(exercise.name, HINTS)
     text = text_of(exercise, request.lang)
-    data = {"exercise": exercise.name, "hint": level, "of": HINTS, "text": text.hint(level)}
+    data = {"exercise": exercise.name, "hint": min(level, HINTS), "of": HINTS, "text": text.hint(level)}
     output.show(report.hint_page(exercise.name, text, level, HINTS), data, request.json)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from sublight.learn.progress import Progress
 from sublight.learn.source import source_of
 from sublight.learn.target import target
 from sublight.learn.texts import HINTS, text_of
-from sublight.learn.verdict import Verdict
+from sublight.learn.verdict import NOTEBOOK, Verdict
 
 
 def check(function: Callable[..., Any], *, exercise: str = "", gpu: str = "") -> Verdict:
@@ -27,9 +28,25 @@ def check(function: Callable[..., Any], *, exercise: str = "", gpu: str = "") ->
     if function.__name__ != chosen.name:
         source += f"\n\ndef {chosen.signature}:\n    return {function.__name__}({chosen.signature.partition('(')[2]}\n"
     with Crew() as crew:
-        verdict = grade(chosen, source, crew=crew, gpu=target(gpu), file="the notebook")
+        verdict = grade(chosen, source, crew=crew, gpu=target(gpu), file=NOTEBOOK)
     Progress().add(verdict, source)
-    return replace(verdict, drawn_by=page)
+    faults = tuple(replace(fault, text=quoted(fault.text, source)) for fault in verdict.faults)
+    return replace(verdict, faults=faults, notes=tuple(quoted(note, source) for note in verdict.notes), drawn_by=page)
+
+
+def quoted(words: str, source: str) -> str:
+    """The words with the code of each line that they name: a cell's reader does not see our line numbers.
+
+    >>> quoted("line 2 stores what line 1 made", "x = 1\\nstore(x)")
+    '`store(x)` stores what `x = 1` made'
+    """
+    lines = source.splitlines()
+
+    def code(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return f"`{lines[number - 1].strip()}`" if 0 < number <= len(lines) else found[0]
+
+    return re.sub(r"\bline (\d+)\b", code, words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def test_a_page_with_the_code_to_begin_with() -> None:
 
 def test_hints_come_one_by_one_and_count() -> None:
     text = text_of(find("copy"), "en")
-    assert [str(sublight.learn.hint("copy")) for _ in range(4)] == [text.hint(level) for level in (1, 2, 3, 3)]
+    assert [str(sublight.learn.hint("copy")) for _ in range(4)] == [text.hint(level) for level in (1, 2, 3, 4)]
     assert Progress().state("copy").hints == 3
 
 

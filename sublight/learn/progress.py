@@ -97,11 +97,12 @@ class Progress:
             connection.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def show_hint(self, exercise: str, levels: int) -> int:
-        """The next hint's number, from 1; after the last, the last."""
+        """The next hint's number, from 1; where all were shown, one more than there are."""
         with self._open() as connection:
             query = "SELECT COALESCE(MAX(level), 0) FROM hints WHERE exercise = ?"
-            level = min(int(connection.execute(query, (exercise,)).fetchone()[0]) + 1, levels)
-            connection.execute("INSERT OR IGNORE INTO hints VALUES (?, ?, ?)", (exercise, level, _now()))
+            level = min(int(connection.execute(query, (exercise,)).fetchone()[0]), levels) + 1
+            if level <= levels:
+                connection.execute("INSERT OR IGNORE INTO hints VALUES (?, ?, ?)", (exercise, level, _now()))
         return level
 
     def set_goal(self, exercise: str, due: str) -> None:

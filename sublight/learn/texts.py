@@ -33,7 +33,8 @@ class Text:
         return f"# {self.title}\n\n{self.part('why', 'task')}"
 
     def hint(self, level: int) -> str:
-        return self.part(f"hint {level}")
+        """One hint; of a level behind the last, all of them."""
+        return self.part(*([f"hint {level}"] if level <= HINTS else [f"hint {each}" for each in range(1, HINTS + 1)]))
 
     @property
     def explanation(self) -> str:

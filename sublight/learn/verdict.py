@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sublight import units
 
+NOTEBOOK = "the notebook"  # in place of a file: its functions have no common line numbers
 Kind = Literal[
     "syntax",  # Python cannot read it
     "missing",  # the function is not there
@@ -142,8 +143,10 @@ class Verdict:
     def __str__(self) -> str:
         lines = [self.sentence]
         for fault in self.faults:
-            place = f"line {fault.line}, `{self.line(fault)}`: " if fault.line else ""
+            number = "" if self.file == NOTEBOOK else f"line {fault.line}, "
+            place = f"{number}`{self.line(fault)}`: " if fault.line else ""
             lines.append(f"  {place}{fault.text}" + (f" ({fault.case})" if fault.case else ""))
+        lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str | None:

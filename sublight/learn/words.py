@@ -62,6 +62,7 @@ CHINESE = {
     "hint {level} of {levels}; sublight learn hint {name}   gives the next": (
         "第 {level} 个提示，共 {levels} 个；sublight learn hint {name}   给下一个"
     ),
+    "all {levels} hints; there is no other": "全部 {levels} 个提示；没有更多了",
     "hint {level} of {levels}; that was the last hint": "第 {level} 个提示，共 {levels} 个；这是最后一个",
     "every exercise has passed": "所有练习都通过了",
     "{name}: {title}": "{name}：{title}",

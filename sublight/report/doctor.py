@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublight.doctor.record import Check, State
-from sublight.report.draw.tables import note, plain
+from sublight.report.draw.tables import note, plain, wrapped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,11 +23,11 @@ def page(checks: Sequence[Check]) -> RenderableType:
 
     out = plain(("", "state", "found", "for"), fold=("found", "for"))
     for check in checks:
-        out.add_row(escape(check.name), MARKS[check.state], note(check.found or "–", ""), note(check.needed_for))
+        out.add_row(escape(check.name), MARKS[check.state], note(check.found or "–", ""), wrapped(check.needed_for))
     fixes = plain(("to get", "do"), fold=("do",))
     for check in checks:
         if check.fix:
-            fixes.add_row(check.name, note(check.fix, "bold" if check.state == "broken" else ""))
+            fixes.add_row(check.name, wrapped(check.fix, "bold" if check.state == "broken" else ""))
     return Group(out, Text(""), fixes) if any(check.fix for check in checks) else out
 
 

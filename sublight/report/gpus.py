@@ -150,7 +150,8 @@ def explain(gpu: Gpu) -> RenderableType:
     from rich.markup import escape
     from rich.text import Text
 
-    out = plain(("peak", "arithmetic", "vendor", "reached", "FLOP/B"), right=("vendor", "reached", "FLOP/B"))
+    headings = ("peak", "arithmetic", "vendor", "reached", "FLOP/B")
+    out = plain(headings, right=("vendor", "reached", "FLOP/B"), fold=("arithmetic",))
     memory = _peak(gpu, "memory")
     out.add_row("memory", *_explained(memory, gpu.memory_bytes_per_s, "B/s", gpu.reached.get("hbm_copy")), "")
     for dtype in gpu.flops_per_clock_per_sm:

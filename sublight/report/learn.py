@@ -232,8 +232,10 @@ def hint_page(name: str, text: Text, level: int, levels: int) -> RenderableType:
 
     if level < levels:
         words = "hint {level} of {levels}; sublight learn hint {name}   gives the next"
-    else:
+    elif level == levels:
         words = "hint {level} of {levels}; that was the last hint"
+    else:
+        words = "all {levels} hints; there is no other"
     line = say(text.language, words, level=level, levels=levels, name=name)
     return Group(markdown(text.hint(level)), "", line)
 

@@ -48,7 +48,7 @@ def learn(
     sublight learn start copy       read the page, get learn/copy.py to fill in
     sublight learn check copy       what is wrong and where, or how near the limit it is
     sublight learn watch copy       check again whenever you save
-    sublight learn hint copy        one hint more, of three
+    sublight learn hint copy        one hint more, of three; then all of them again
     sublight learn solution copy    once you have passed
     sublight learn ask copy         a prompt for your own assistant, or its answer (SUBLIGHT_ASK_URL)
     sublight learn submit copy      to a leaderboard (SUBLIGHT_BOARD_URL, SUBLIGHT_BOARD_TOKEN)

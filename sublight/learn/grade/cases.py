@@ -15,9 +15,11 @@ class Case:
 
     shape: Shape
     dtype: str
+    is_plain: bool = False  # of a step on paper: plain numbers, which have no data type to speak of
 
     def __str__(self) -> str:
-        return f"{', '.join(f'{name} = {size}' for name, size in self.shape.items())}, {self.dtype}"
+        sizes = ", ".join(f"{name} = {size}" for name, size in self.shape.items())
+        return sizes if self.is_plain else f"{sizes}, {self.dtype}"
 
 
 def cases_of(exercise: Exercise, luck: random.Random) -> list[Case]:
@@ -27,7 +29,8 @@ def cases_of(exercise: Exercise, luck: random.Random) -> list[Case]:
     for pick in (_near_power, _odd, _odd):
         shapes.append({name: pick(low, high, luck) for name, (low, high) in exercise.sizes.items()})
     first, *others = exercise.dtypes
-    return [Case(shape=shape, dtype=first) for shape in shapes] + [
+    is_plain = exercise.kind == "paper"
+    return [Case(shape=shape, dtype=first, is_plain=is_plain) for shape in shapes] + [
         Case(shape=shapes[-1], dtype=other) for other in others
     ]
 

@@ -18,21 +18,21 @@ from sublight.learn.grade.answers import wrong_answers
 from sublight.learn.grade.cases import cases_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.goal import floor_s, held_to_goal
-from sublight.learn.grade.running import Running
-from sublight.learn.grade.sandbox import Budget
-from sublight.learn.grade.scan import (
-    MODULES,
-    ON_PAPER,
+from sublight.learn.grade.mistakes import (
     branches,
+    counted_beside,
+    in_tests,
     rebound,
-    runnable,
-    scan,
     stores_nothing,
+    unread,
     words_between_blocks,
 )
+from sublight.learn.grade.running import Running
+from sublight.learn.grade.sandbox import Budget
+from sublight.learn.grade.scan import MODULES, ON_PAPER, runnable, scan
 from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise
-from sublight.learn.verdict import Verdict
+from sublight.learn.verdict import Fault, Verdict
 
 _JOIN = "blocks are joined by & and |, with parentheses around each side"
 PRINTED_BYTES = 4000  # of what a submission printed
@@ -74,10 +74,21 @@ def check(
                 running.notes[f"line {line}: from here on {name} is another tensor: write into the one given"] = None
             if stores_nothing(source):
                 running.notes["no kernel stores anything yet: tl.store(addresses, values, mask=mask) writes"] = None
+        if faults and exercise.kind != "paper":
+            for line, axis in counted_beside(source):
+                words = (
+                    f"tl.program_id({axis}) is 0 in every program of a grid of one number: tl.program_id(0) counts them"
+                )
+                running.notes[f"line {line}: {words}"] = None
+        if any(fault.kind == "values" for fault in faults) and exercise.kind != "paper":
+            for line, kernel, name in unread(source):
+                running.notes[f"line {line}: {kernel} gets {name} and does not use it"] = None
         if faults and branches(source):
-            faults = running.refusals() + faults
-            for line in words_between_blocks(source):
-                running.notes[f"line {line}: `and`, `or` and `a < b < c` are for single numbers: {_JOIN}"] = None
+            words, tests = f"`and`, `or` and `a < b < c` are for single numbers: {_JOIN}", in_tests(source)
+            lines = words_between_blocks(source)
+            joined = [Fault(kind="compile", line=line, text=words) for line in lines if line not in tests]
+            faults = running.refusals() + joined + faults  # what is wrong further on may come of it
+            running.notes |= {f"line {line}: {words}": None for line in lines if line in tests}
         is_by_data = any(not x.is_floating_point() for x in shown)
         verdict = replace(verdict, faults=tuple(faults), cases=tuple(right), is_by_data=is_by_data)
         if exercise.goal:

@@ -112,6 +112,30 @@ def test_what_was_not_done_yet_is_said(crew: Crew) -> None:
     assert any("no kernel stores anything yet" in note for note in verdict.notes)
 
 
+def test_too_few_programs_are_counted(crew: Crew) -> None:
+    source = find("copy").solution().replace("triton.cdiv(n, BLOCK)", "n // BLOCK")
+    verdict = checked(crew, "copy", source)
+    assert verdict.faults[0].text.startswith("out[2048] was never written")
+    assert verdict.notes == ("grid (2,): 2 programs of copy_kernel ran",)
+
+
+def test_masks_joined_by_and_come_first(crew: Crew) -> None:
+    source = find("add_2d").solution().replace(" & ", " and ")
+    first, *others = checked(crew, "add_2d", source).faults
+    assert "joined by & and |" in first.text and "mask = " in source.splitlines()[first.line - 1] and others
+
+
+def test_an_address_that_is_not_used_is_named(crew: Crew) -> None:
+    source = find("add").solution().replace("tl.load(y_ptr", "tl.load(x_ptr")
+    assert any("add_kernel gets y_ptr and does not use it" in note for note in checked(crew, "add", source).notes)
+
+
+def test_a_number_that_is_too_large_is_told_from_its_nan(crew: Crew) -> None:
+    source = find("softmax").solution().replace("x - tl.max(x, axis=0)", "x")
+    verdict = checked(crew, "softmax", source)
+    assert "nan comes of" in verdict.faults[0].text and not verdict.printed
+
+
 def test_a_step_on_paper_says_what_it_was_called_with(crew: Crew) -> None:
     """And of several draws it shows one that was wrong: by luck the first may be right."""
     source = "def strides(sizes, index):\n    a, b, c = sizes\n    return [b * c, c, 1], 0, [b * c, 1, c]\n"
@@ -137,6 +161,7 @@ def test_in_a_notebook(crew: Crew, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     verdict = sublight.learn.check(wrong, exercise="copy", gpu="h200")
     assert [fault.kind for fault in verdict.faults] == ["kernel"]  # load and store share their line
     assert "tl.load" in (shown := verdict._repr_html_() or "") and "out-of-bounds" in shown
+    assert "`tl.store(" in str(verdict) and "line " not in str(verdict)
     assert len(Progress().state("copy").attempts) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import linecache
@@ -72,7 +73,25 @@ def failure_of(error: BaseException, file: str) -> dict[str, Any]:
     if NO_GRID in words:  # it shows in the kernel, and is wrong where that is called
         line = _lines(error, file)[0]
     code = linecache.getline(file, line)
-    return {"text": explained(words, is_in_kernel=is_in_kernel, code=code), "line": line}
+    words = explained(words, is_in_kernel=is_in_kernel, code=code)
+    if found := re.match(r"TypeError: (?P<name>\w+)\(\) missing", words):
+        words += _arguments("".join(linecache.getlines(file)), found["name"])
+    return {"text": words, "line": line}
+
+
+def _arguments(source: str, name: str) -> str:
+    """What a kernel takes, where `source` has one of that name; else nothing.
+
+    >>> _arguments("@triton.jit\\ndef add_kernel(x_ptr, n, BLOCK: tl.constexpr):\\n    pass", "add_kernel")
+    ': a launch gives all of add_kernel(x_ptr, n, BLOCK), in this order or by name'
+    >>> _arguments("def add(x): pass", "add"), _arguments("", "add_kernel")
+    ('', '')
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name == name and node.decorator_list:
+            names = ", ".join(each.arg for each in (*node.args.args, *node.args.kwonlyargs))
+            return f": a launch gives all of {name}({names}), in this order or by name"
+    return ""
 
 
 def _line(error: BaseException, file: str) -> int:
@@ -112,7 +131,7 @@ BETTER = (  # what is said, in a kernel or outside of it, at which code, and wha
     ("'function' object is not subscriptable", OUTSIDE, "", "@triton.jit is missing above the kernel's `def`"),
     ("object cannot be interpreted as an integer", OUTSIDE, "",
      "the grid must be of whole numbers: triton.cdiv(n, BLOCK) divides and rounds up"),
-    ("is not iterable|to Python scalars", IN_KERNEL, r"_ptr\s*\[.*\]\s*=[^=]",
+    ("is not iterable|to Python scalars|support item assignment", IN_KERNEL, r"_ptr\s*\[.*\]\s*=[^=]",
      "an address has no elements to assign to: write them with tl.store(out_ptr + place, values, mask=mask)"),
     ("is not iterable", IN_KERNEL, r"_ptr\s*\[|^$",
      "an address has no elements to index: read them with tl.load(x_ptr + place, mask=mask)"),
@@ -120,10 +139,24 @@ BETTER = (  # what is said, in a kernel or outside of it, at which code, and wha
      "math is for single numbers of Python: in a kernel use tl.sqrt, tl.exp, tl.log and so on"),
     ("is not iterable|to Python scalars", IN_KERNEL, "",
      "a block has no elements to go through: it is worked on as a whole, tl.sum(x, axis=0), x + 1"),
-    ("'int' object is not callable|no attribute '(numel|shape|size)'", IN_KERNEL, r"\.(numel|size|shape)\b",
+    ("'int' object is not callable|no attribute '(numel|shape|size)'|list index out of range", IN_KERNEL,
+     r"\.(numel|size|shape)\b",
      "an address knows no sizes: give them to the kernel as arguments, as n"),
     ("cannot be block type if pointer argument is not a block", ANYWHERE, "",
      "a block of values needs a block of addresses: tl.store(out_ptr + place, values, mask=mask)"),
+    ("Mask must have boolean", ANYWHERE, "",
+     "a mask is a block of true and false, which a comparison makes: mask = place < n"),
+    (r"program_id\(\) missing", ANYWHERE, "",
+     "program_id takes which number of the grid: tl.program_id(0) is the first"),
+    (r"unexpected keyword argument 'dim'", IN_KERNEL, "", "Triton says axis where torch says dim: axis=0"),
+    (r"axis (?P<axis>\d+) out of bounds", IN_KERNEL, "",
+     "the block has no dimension {axis}: one of a single dimension has axis=0 alone"),
+    ("'torch.dtype' object has no attribute", IN_KERNEL, "", "in a kernel types are those of tl, as tl.float32"),
+    ("'triton.language' has no attribute 'inf(inity)?'", IN_KERNEL, "", "infinity is float(\"inf\")"),
+    ("'tensor' object has no attribute '(?P<name>(un)?squeeze)'", IN_KERNEL, "",
+     "a block is no torch tensor and has no {name}: row[:, None] and col[None, :] give it a second dimension"),
+    ("'tensor' object has no attribute '(?P<name>\\w+)'", IN_KERNEL, "",
+     "a block is no torch tensor and has no {name}: what it can do are functions of tl, as tl.sum(x, axis=0)"),
     ("Unsupported ptr type", ANYWHERE, "",
      "the addresses come first: tl.load(x_ptr + place, mask=mask), tl.store(out_ptr + place, values, mask=mask)"),
     ("must have equal reduction dimensions", IN_KERNEL, "",

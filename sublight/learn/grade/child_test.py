@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from sublight.learn.grade.child import explained, failure_of
@@ -40,6 +43,16 @@ from sublight.learn.grade.child import explained, failure_of
         ("ValueError: arange's arguments must be of type tl.constexpr", "tl.arange(0, BLOCK)", "`BLOCK: tl.constexpr`"),
         ("ValueError: arange's range must be a power of 2", "tl.arange(0, 1000)", "as 1024"),
         ("TypeError: must be real number, not tensor", "y = math.exp(x)", "math is for single numbers"),
+        ("IndexError: list index out of range", "mask = place < x_ptr.shape[0]", "knows no sizes"),
+        ("ValueError: Mask must have boolean scalar type", "tl.store(out_ptr + place, x, mask=n)", "mask = place < n"),
+        ("TypeError: program_id() missing 1 required positional argument: 'axis'", "", "tl.program_id(0)"),
+        ("TypeError: sum() got an unexpected keyword argument 'dim'", "tl.sum(x, dim=0)", "axis=0"),
+        ("ValueError: axis 1 out of bounds for shape ['constexpr[1024]']", "tl.sum(x, axis=1)", "no dimension 1"),
+        ("AttributeError: 'torch.dtype' object has no attribute 'scalar'", "x.to(torch.float32)", "tl.float32"),
+        ("AttributeError: module 'triton.language' has no attribute 'inf'", "tl.inf", 'float("inf")'),
+        ("AttributeError: 'tensor' object has no attribute 'unsqueeze'", "row.unsqueeze(1)", "row[:, None]"),
+        ("AttributeError: 'tensor' object has no attribute 'mean'", "x.mean()", "has no mean"),
+        ("TypeError: 'tensor' object does not support item assignment", "out_ptr[row] = x", "tl.store(out_ptr + place"),
         (
             "ValueError: tl.math has a reason of its own",
             "y = tl.math.exp(x)",
@@ -55,6 +68,19 @@ def test_arguments_that_were_changed() -> None:
     words = "TypeError: copy() missing 1 required positional argument: 'n'"
     assert explained(words, is_in_kernel=False) == f"{words}: keep the starter's `def` with its arguments"
     assert explained(words, is_in_kernel=False, code="launch(x)") == words  # a function of the learner's own
+
+
+def test_a_launch_with_too_few_arguments_is_told_all_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "add.py"
+    launch = "def add(x):\n    raise TypeError(\"k() missing 1 required positional argument: 'n'\")\n"
+    file.write_text(f"{launch}@triton.jit\ndef k(x_ptr, n, BLOCK):\n    pass\n")
+    names: dict[str, Any] = {}
+    exec(compile(launch, str(file), "exec"), names)
+    with pytest.raises(TypeError) as raised:
+        names["add"](1)
+    failure = failure_of(raised.value, str(file))
+    assert failure["line"] == 2
+    assert failure["text"].endswith(": a launch gives all of k(x_ptr, n, BLOCK), in this order or by name")
 
 
 def test_a_kernel_without_its_grid_is_wrong_where_it_is_called(tmp_path: object) -> None:

@@ -9,6 +9,9 @@ from sublight.gpus import Gpu, UnknownFigure, memory_peak, theoretical_peak
 from sublight.learn.verdict import Fault, Verdict
 from sublight.results import Limit, Limits
 
+LITTLE_BYTES = 1024  # for one program of many: starting it takes longer than its work
+MANY = 4096  # programs
+BY_MEMORY = "nothing but device memory holds it back"
 ABOVE_LIMIT = 1.02  # more than this of the limit means that the work was not done
 
 
@@ -59,5 +62,18 @@ def held_to_goal(verdict: Verdict) -> list[Fault]:
         text = f"its code allows {reached} of the {verdict.gpu}'s limit, the goal is {verdict.goal_fraction:g}"
         launches = len(verdict.kernels)
         of = f"{launches} launches one after the other, the slowest: " if launches > 1 else ""
-        return [Fault(kind="goal", text=f"{text}: {of}{slowest.name}: {slowest.sentence}", case=case)]
+        advice = _advice(verdict, fraction)
+        return [Fault(kind="goal", text=f"{text}: {of}{slowest.name}: {slowest.sentence}{advice}", case=case)]
     return []
+
+
+def _advice(verdict: Verdict, fraction: float) -> str:
+    """What follows from the figures of the table for what is to be changed; empty where that is not plain."""
+    most = max(kernel.programs for kernel in verdict.kernels)
+    each = verdict.least_bytes // most
+    if most > MANY and each < LITTLE_BYTES:
+        return f". Of what must move, each of {most:,} programs has {each:,} bytes: start fewer, with larger blocks"
+    if all(kernel.sentence.startswith(BY_MEMORY) for kernel in verdict.kernels):
+        how = "read each value once, write it once, keep the rest in registers"
+        return f". That is memory traffic, {1 / fraction:.3g} times as long as the limit's: {how}"
+    return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sublight.learn.grade.goal import held_to_goal
@@ -32,6 +34,21 @@ def test_a_bound_is_held_to_its_goal(figures: KernelFigures, is_by_data: bool, w
                       floor_s=1.0, kernels=(figures,), is_by_data=is_by_data)  # fmt: skip
     faults = held_to_goal(verdict)
     assert (words in faults[0].text) if words else faults == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "programs", "words"),
+    [
+        ("nothing but device memory holds it back: 2 s at best", 100, "That is memory traffic, 2 times as long"),
+        ("waiting for memory holds it back: 2 s at best", 10_000, "each of 10,000 programs has 100 bytes: start fewer"),
+        ("waiting for memory holds it back: 2 s at best", 16, ""),
+    ],
+)
+def test_what_follows_from_the_figures(sentence: str, programs: int, words: str) -> None:
+    figures = replace(kernel(2.0), sentence=sentence, programs=programs)
+    [fault] = held_to_goal(Verdict(exercise="add", file="add.py", faults=(), gpu="h200", source="", goal_case="n",
+                                   goal_fraction=0.9, floor_s=1.0, least_bytes=10**6, kernels=(figures,)))  # fmt: skip
+    assert words in fault.text if words else fault.text.endswith("at best")
 
 
 def test_code_that_is_wrong_or_not_known_has_no_fraction() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -32,6 +33,8 @@ def prepared() -> child.Serve:
     """Everything that every check needs; what it gives is called in a process of its own."""
     watch = Watch(Stack.of_libraries(), lambda jit, bound, options: (jit.__name__, None))
     watch.install()
+    # a number too large shows in the result; the warning would show only where Triton's interpreter lies
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter")
 
     def serve(channel: Connection, order: dict[str, Any]) -> None:
         tuned = Tuned()

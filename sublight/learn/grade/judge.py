@@ -10,6 +10,7 @@ from sublight.learn.verdict import Fault
 if TYPE_CHECKING:
     import torch
 
+CLOSE = 2**-4  # of what is expected: so far off is a 16-bit result that was rounded too often
 _BITS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -34,7 +35,8 @@ def fault_of(
         return Fault(
             kind="unwritten",
             case=case,
-            text=f"{_at(name, first)} was never written, expected {_number(theirs, first)}; {_where(missing, name)}",
+            text=f"{_at(name, first)} was never written, expected {_number(theirs, first)}"
+            + ("; nor was any other" if bool(missing.all()) and missing.numel() > 1 else _where(missing, name)),
         )
     wrong = ours != theirs
     if ours.is_floating_point():
@@ -51,7 +53,37 @@ def fault_of(
     first = _spot(wrong)
     digits = 6 if _number(ours, first) != _number(theirs, first) else 9
     values = f"{_number(ours, first, digits)}, expected {_number(theirs, first, digits)}"
-    return Fault(kind="values", case=case, text=f"{_at(name, first)} is {values}; {_where(wrong, name)}")
+    where = _where(wrong, name) + _reason(ours, theirs, truth, wrong)
+    return Fault(kind="values", case=case, text=f"{_at(name, first)} is {values}{where}")
+
+
+def _reason(ours: torch.Tensor, theirs: torch.Tensor, truth: torch.Tensor, wrong: torch.Tensor) -> str:
+    """What the wrong numbers themselves tell of their cause, if anything."""
+    import torch
+
+    if not ours.is_floating_point():
+        return ""
+    if bool((torch.isnan(ours) & torch.isfinite(theirs))[wrong].any()):
+        return ". nan comes of inf - inf, inf / inf or 0 / 0: what was too large before, as exp(100) is?"
+    if not bool(torch.isfinite(ours).all() & torch.isfinite(theirs).all()):
+        return ""
+    if ours.element_size() == 2:
+        off, size = (ours.double() - truth.double()).abs()[wrong], truth.double().abs()
+        if float((off / size[wrong]).median()) <= CLOSE and float(off.max()) <= CLOSE * float(size.max()):
+            return ". That is close: compute in float32 (`.to(tl.float32)`) and round once, when you store"
+        return ""
+    for kind in (torch.bfloat16, torch.float16):
+        if ours.element_size() == 4 and _has_bits_of(kind, ours, theirs):
+            name = str(kind).removeprefix("torch.")
+            return f". Every number has only the bits of {name}: keep float32 to the end; a store converts by itself"
+    return ""
+
+
+def _has_bits_of(kind: torch.dtype, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether our numbers fit into that narrower type, and are what theirs are there, but for a last bit or two."""
+    narrow = ours.to(kind)
+    fits, is_same = bool((narrow.to(ours.dtype) == ours).all()), (ours - theirs).abs() <= 2**-7 * theirs.abs()
+    return fits and bool(is_same.all()) and not bool((theirs.to(kind).to(theirs.dtype) == theirs).all())
 
 
 def _spot(mask: torch.Tensor) -> tuple[int, ...]:
@@ -75,18 +107,21 @@ def _where(mask: torch.Tensor, name: str) -> str:
     >>> mask = torch.zeros(4, 10, dtype=torch.bool)
     >>> mask[:, 8:] = True
     >>> _where(mask, "out")
-    'wrong are 8 of 40 elements: columns 8 to 9'
+    '; wrong are 8 of 40 elements: columns 8 to 9'
     >>> _where(torch.arange(10) > 5, "out")
-    'wrong are 4 of 10 elements: out[6] to the last'
+    '; wrong are 4 of 10 elements: out[6] to the last'
     >>> _where(torch.arange(10) == 5, "out")
-    'it is the only wrong one of 10 elements'
+    '; it is the only wrong one of 10 elements'
+    >>> _where(torch.tensor([True]), "out"), _where(torch.tensor(True), "place")
+    ('; it is the only element', '')
     """
     count, total = int(mask.sum()), mask.numel()
     if count == total:
-        return "so are all others" if total > 1 else "it is the only element"
+        alone = "; it is the only element" if mask.dim() else ""
+        return "; all others are wrong, too" if total > 1 else alone
     if count == 1:
-        return f"it is the only wrong one of {total} elements"
-    words = f"wrong are {count} of {total} elements"
+        return f"; it is the only wrong one of {total} elements"
+    words = f"; wrong are {count} of {total} elements"
     if mask.dim() == 1:
         pattern = _run(mask)
         return f"{words}: {name}[{pattern[0]}] to {_last(pattern[1], total, name)}" if pattern else words

@@ -24,6 +24,30 @@ def test_elements_that_were_never_written() -> None:
     assert found.text == "out[6] was never written, expected 6; wrong are 4 of 10 elements: out[6] to the last"
 
 
+def test_an_output_that_nobody_wrote() -> None:
+    theirs = torch.arange(10.0)
+    ours = theirs.clone()
+    ours.view(torch.int32)[:] = -1
+    assert fault(ours, theirs).text == "out[0] was never written, expected 0; nor was any other"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (torch.linspace(0.1, 1, 50).half().float(), torch.linspace(0.1, 1, 50), "only the bits of float16"),
+        (torch.linspace(0.1, 1, 50).bfloat16().float(), torch.linspace(0.1, 1, 50), "only the bits of bfloat16"),
+        (torch.full((50,), 1.0156).bfloat16(), torch.ones(50).bfloat16(), "That is close: compute in float32"),
+        (torch.full((50,), float("nan")), torch.ones(50), "nan comes of inf - inf"),
+        (torch.linspace(0.1, 1, 50).half().float() * 2, torch.linspace(0.1, 1, 50), ""),
+        (torch.zeros(50), torch.linspace(0.1, 1, 50), ""),
+        (torch.full((50,), 3.0).bfloat16(), torch.ones(50).bfloat16(), ""),
+    ],
+)  # fmt: skip
+def test_a_cause_that_the_numbers_show(ours: torch.Tensor, theirs: torch.Tensor, words: str) -> None:
+    found = fault(ours, theirs).text
+    assert words in found if words else found.endswith(("all others are wrong, too", "to the last"))
+
+
 def test_a_nan_that_a_kernel_wrote_is_a_value() -> None:
     theirs = torch.arange(4.0).bfloat16()
     ours = theirs.clone()
@@ -38,7 +62,7 @@ def test_a_nan_that_a_kernel_wrote_is_a_value() -> None:
         ((slice(None), slice(7, None)), "out[0, 7] is 9, expected 1; wrong are 12 of 40 elements: columns 7 to 9"),
         ((3, slice(None)), "out[3, 0] is 9, expected 1; wrong are 10 of 40 elements: row 3"),
         ((2, 5), "out[2, 5] is 9, expected 1; it is the only wrong one of 40 elements"),
-        ((slice(None), slice(None)), "out[0, 0] is 9, expected 1; so are all others"),
+        ((slice(None), slice(None)), "out[0, 0] is 9, expected 1; all others are wrong, too"),
     ],
 )
 def test_where_wrong_values_lie(wrong: tuple[int | slice, ...], words: str) -> None:

@@ -6,6 +6,8 @@ its calls, by how a kernel prints, and launch something cheaper where nobody loo
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +45,24 @@ def _place(value: Any, tensors: Sequence[Any]) -> str:
         if isinstance(value, int) and start <= value < start + tensor.untyped_storage().nbytes():
             return f"tensor {number} + {value - tensor.data_ptr()}"
     return ""
+
+
+def programs_of(words: str) -> str:
+    """How many programs a launch had, of its words; empty for words of another kind.
+
+    >>> programs_of("copy_kernel of line 9, grid (2, 1, 1), {'n': 9}")
+    'grid (2,): 2 programs of copy_kernel ran'
+    >>> programs_of("add_2d_kernel of line 9, grid (1, 7, 1), {}")
+    'grid (1, 7): 7 programs of add_2d_kernel ran'
+    """
+    found = re.match(r"(\w+) of line \d+, grid \((\d+), (\d+), (\d+)\)", words)
+    if not found:
+        return ""
+    name, *grid = found.groups()
+    while len(grid) > 1 and grid[-1] == "1":
+        grid.pop()
+    count, sizes = math.prod(map(int, grid)), f"{grid[0]}," if len(grid) == 1 else ", ".join(grid)
+    return f"grid ({sizes}): {count:,} program{'s' * (count != 1)} of {name} ran"
 
 
 def difference(compiled: list[str], ran: list[str]) -> str:

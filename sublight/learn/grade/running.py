@@ -24,7 +24,7 @@ from sublight.learn.grade.cases import Case
 from sublight.learn.grade.child import explained
 from sublight.learn.grade.crew import Crew, Ended, Mode, Task
 from sublight.learn.grade.judge import fault_of
-from sublight.learn.grade.launches import difference
+from sublight.learn.grade.launches import difference, programs_of
 from sublight.learn.grade.left_out import left_out
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.record import Exercise, Problem
@@ -116,6 +116,8 @@ class Running:
             faults, drawn = self._wrong(outputs, *truths, case)
             if faults and answer.get("has_returned") and self.exercise.kind != "paper":
                 self.notes[f"what {self.exercise.function} returns is not looked at: write into the outputs"] = None
+            if any(fault.kind == "unwritten" for fault in faults) and any(len(shared.written()) for shared in outputs):
+                self.notes |= dict.fromkeys(filter(None, map(programs_of, answer.get("made", ()))))
             if any(one.misplaced for one in drawn):
                 return faults
             errors.append(drawn)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+import difflib
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
-from sublight.errors import nearest
 from sublight.learn.verdict import Fault
 
 MODULES = ("torch", "triton", "triton.language", "math", "typing", "functools", "__future__")
@@ -65,6 +63,7 @@ USUAL_WORDS = {  # of tl
     *("arange", "atomic_add", "cdiv", "constexpr", "dot", "exp", "full", "load", "log", "num_programs", "program_id"),
     *("float32", "sqrt", "static_range", "store", "trans", "where", "zeros"),
 }
+OF_TL = USUAL_WORDS | {"abs", "max", "maximum", "min", "minimum", "rsqrt", "sigmoid", "softmax", "sum", "zeros_like"}
 USUAL_IMPORTS = {
     "tl": "import triton.language as tl",
     **{name: f"import {name}" for name in ("math", "torch", "triton")},
@@ -78,7 +77,7 @@ def scan(source: str, function: str, modules: tuple[str, ...] = MODULES) -> list
     try:
         tree = ast.parse(source)
         tree.body = [node for node in tree.body if not _is_trial(node)]
-        scanner = _Scanner(defined=_defined(tree), allowed=modules)
+        scanner = _Scanner(defined=_defined(tree), allowed=modules, names_here=_of_file(tree))
         scanner.visit(tree)
     except SyntaxError as error:
         return [Fault(kind="syntax", line=error.lineno or 0, text=f"Python cannot read this: {error.msg}")]
@@ -108,8 +107,8 @@ def _is_trial(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
-def _defined(tree: ast.Module) -> set[str]:
-    """Every name that the submission binds itself."""
+def _defined(tree: ast.AST) -> set[str]:
+    """Every name that the submission, or one function of it, binds itself."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -125,6 +124,15 @@ def _defined(tree: ast.Module) -> set[str]:
     return names
 
 
+def _of_file(tree: ast.Module) -> set[str]:
+    """Names that every function sees: the file's imports, constants, functions and classes."""
+    return {
+        name
+        for node in tree.body
+        for name in ({node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else _defined(node))
+    }
+
+
 @dataclass(slots=True)
 class _Scanner(ast.NodeVisitor):
     """Walks over a submission, and remembers which names stand for which modules."""
@@ -135,6 +143,7 @@ class _Scanner(ast.NodeVisitor):
     modules: dict[str, str] = field(default_factory=dict)  # alias -> module, or what was imported from one
     classes: set[str] = field(default_factory=set)  # of the submission
     in_kernel: bool = False
+    names_here: set[str] = field(default_factory=set)  # that the function around binds, and the file itself
 
     def refuse(self, node: ast.AST, words: str) -> None:
         self.faults.append(Fault(kind="scan", line=getattr(node, "lineno", 0), text=words))
@@ -176,7 +185,9 @@ class _Scanner(ast.NodeVisitor):
         if self.is_on_paper:
             return "a step on paper is plain Python: numbers, lists and math"
         if self.in_kernel and dotted.startswith("torch."):
-            return "a kernel computes with tl (triton.language), not with torch"
+            name = dotted.removeprefix("torch.")
+            known = {"inf": ': infinity is float("inf")', **{each: f": tl.{each}" for each in OF_TL}}
+            return f"a kernel computes with tl (triton.language), not with torch{known.get(name, '')}"
         return "the kernel must do the work"
 
     def _may(self, dotted: str) -> bool:
@@ -197,8 +208,9 @@ class _Scanner(ast.NodeVisitor):
         outer, self.in_kernel = self.in_kernel, self.in_kernel or self._is_kernel(node)
         if node.name.startswith("__") and node.name not in ("__init__", "__call__"):
             self.refuse(node, f"`def {node.name}`: a submission changes nothing of Python's own")
+        others, self.names_here = self.names_here, self.names_here | _defined(node)
         self.generic_visit(node)
-        self.in_kernel = outer
+        self.in_kernel, self.names_here = outer, others
 
     def _is_kernel(self, node: ast.FunctionDef) -> bool:
         names = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
@@ -217,13 +229,19 @@ class _Scanner(ast.NodeVisitor):
             if node.id in USUAL_IMPORTS and not (self.is_on_paper and node.id != "math"):
                 words = f"is not defined: `{USUAL_IMPORTS[node.id]}` is missing"
             elif not hasattr(builtins, node.id) and not node.id.startswith("__"):
-                there = self._of_module(node.id) or f"there are {nearest(node.id, sorted(self.defined))}"
+                there = self._of_module(node.id) or self._near(node.id)
                 words = f"is not defined; {there}"
             self.refuse(node, f"`{node.id}` {words}")
         elif isinstance(node.ctx, ast.Load) and _is_module(self.modules.get(node.id, "")):
             self.refuse(node, f"`{node.id}` is a module: use what is in it")
         elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
             self.refuse(node, f"`{node.id}` must keep its meaning")
+
+    def _near(self, name: str) -> str:
+        """What was meant, or which names there are at this place."""
+        known = sorted(self.names_here - self.modules.keys())
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+        return f"did you mean {' or '.join(near)}?" if near else f"the names here are {', '.join(known)}"
 
     def _of_module(self, name: str) -> str:
         """Where it is, if the part before the dot was forgotten."""
@@ -251,7 +269,9 @@ class _Scanner(ast.NodeVisitor):
         elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
             self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")
         elif not self._is_plain(node) and not (self.in_kernel and node.attr in OF_BLOCKS):
-            self.refuse(node, f"`.{node.attr}` is not for a submission: {self._work()}")
+            kind = {"float": "tl.float32", "half": "tl.float16", "bfloat16": "tl.bfloat16"}.get(node.attr)
+            work = f".to({kind}) converts a block" if kind and self.in_kernel else self._work()
+            self.refuse(node, f"`.{node.attr}` is not for a submission: {work}")
         self.generic_visit(node)
 
     def _is_plain(self, node: ast.Attribute) -> bool:
@@ -297,51 +317,3 @@ def _is_language(parts: list[str]) -> bool:
         return name not in LANGUAGE_MODULES
     is_function = not folder or folder == ["math"] or folder[0] not in (*LANGUAGE_MODULES, "math")
     return is_function and not LANGUAGE_MODULES & set(parts)
-
-
-def branches(source: str) -> bool:
-    """Whether a kernel has a branch of Python's: the interpreter takes one on a whole block, the compiler does not."""
-    return any(
-        _joins(node) or isinstance(node, ast.If | ast.IfExp | ast.While | ast.Not) for node in _in_kernels(source)
-    )
-
-
-def words_between_blocks(source: str) -> list[int]:
-    """Lines of kernels with `and`, `or`, `a < b < c`: between blocks a GPU takes them in another way."""
-    return sorted({node.lineno for node in _in_kernels(source) if _joins(node)})
-
-
-def _joins(node: ast.AST) -> TypeGuard[ast.expr]:
-    return isinstance(node, ast.BoolOp) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
-
-
-def stores_nothing(source: str) -> bool:
-    """Whether no line could write to memory: no tl.store, no atomic operation, no descriptor's store.
-
-    >>> stores_nothing("out_ptr = x + y"), stores_nothing("tl.store(out_ptr, x)")
-    (True, False)
-    """
-    named = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
-    return not any(name == "store" or name.startswith("atomic_") for name in named)
-
-
-def rebound(source: str, function: str, outputs: Sequence[str]) -> list[tuple[int, str]]:
-    """Outputs whose names are given to other tensors, with the line: what is written there nobody sees.
-
-    >>> rebound("def copy(x, out):\\n    n, out = x.numel(), x.clone()", "copy", ["out"])
-    [(2, 'out')]
-    """
-    return sorted(
-        (name.lineno, name.id)
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name == function
-        for name in ast.walk(node)
-        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and name.id in outputs
-    )
-
-
-def _in_kernels(source: str) -> Iterator[ast.AST]:
-    """Everything inside of decorated functions."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.decorator_list:
-            yield from (inner for statement in node.body for inner in ast.walk(statement))

@@ -8,16 +8,15 @@ import pytest
 
 from sublight.learn.exercises import EXERCISES
 from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
+from sublight.learn.grade.mistakes import branches, in_tests, words_between_blocks
 from sublight.learn.grade.scan import (
     FLAGS,
     METHODS,
     OF_BLOCKS,
     OF_TRITON,
     _Scanner,
-    branches,
     runnable,
     scan,
-    words_between_blocks,
 )
 
 
@@ -78,7 +77,7 @@ def test_branches_and_words_between_blocks_of_kernels() -> None:
 
 def test_a_name_that_was_mistyped() -> None:
     [fault] = scan("def add(x, place):\n    return plcae\n", "add")
-    assert fault.text == "`plcae` is not defined; there are place" and fault.line == 2
+    assert fault.text == "`plcae` is not defined; did you mean place?" and fault.line == 2
 
 
 @pytest.mark.parametrize(
@@ -86,12 +85,35 @@ def test_a_name_that_was_mistyped() -> None:
     [
         ("return math.ceil(3.5)", "`math` is not defined: `import math` is missing"),
         ("return tl.cdiv(3, 5)", "`tl` is not defined: `import triton.language as tl` is missing"),
-        ("return plcae.clone()", "`plcae` is not defined; there are place"),
+        ("return plcae.clone()", "`plcae` is not defined; did you mean place?"),
     ],
 )
 def test_what_is_not_there_is_the_only_fault(code: str, text: str) -> None:
     [fault] = scan(f"def add(x, place):\n    {code}\n", "add")
     assert fault.text == text and fault.line == 2
+
+
+def test_a_name_that_is_like_no_other_is_answered_by_the_names_at_that_place() -> None:
+    source = "import triton\nBLOCK = 8\n@triton.jit\ndef k(p):\n    a = p + idx\ndef add(x):\n    grid = 1\n"
+    [fault] = scan(source, "add")
+    assert fault.text == "`idx` is not defined; the names here are BLOCK, a, add, k, p"
+
+
+def test_the_tests_of_branches_may_join_numbers() -> None:
+    source = "@triton.jit\ndef k(p, n):\n    if n > 0 and n < 9:\n        m = p and n\n"
+    assert words_between_blocks(source) == [3, 4] and in_tests(source) == {3}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("torch.inf", 'infinity is float("inf")'), ("p.float()", ".to(tl.float32) converts a block"),
+     ("torch.sum(p)", "tl.sum")],
+)  # fmt: skip
+def test_words_of_torch_in_a_kernel(code: str, words: str) -> None:
+    [fault] = scan(
+        f"import torch\nimport triton\n@triton.jit\ndef k(p):\n    a = {code}\ndef add(x):\n    pass\n", "add"
+    )
+    assert words in fault.text
 
 
 def test_a_word_of_tritons_is_found_where_it_is() -> None:
@@ -106,7 +128,7 @@ def test_torch_in_a_kernel_has_its_counterpart() -> None:
         "import torch\nimport triton\n@triton.jit\ndef k(p):\n    a = torch.arange(8)\ndef add(x):\n    k[(1,)](x)\n"
     )
     [fault] = scan(source, "add")
-    assert fault.text.endswith("a kernel computes with tl (triton.language), not with torch")
+    assert fault.text.endswith("a kernel computes with tl (triton.language), not with torch: tl.arange")
 
 
 def test_no_module_but_tritons_own_is_reached_through_what_is_allowed() -> None:

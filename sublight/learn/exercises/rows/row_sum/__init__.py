@@ -36,7 +36,7 @@ ROW_SUM = Exercise(
     arguments=("x",),
     outputs=("out",),
     apart=("x",),
-    sizes={"rows": (1, 12), "cols": (1, 1500)},
+    sizes={"rows": (1, 90), "cols": (1, 1500)},  # of few rows the sum of bfloat16 as it comes is right by chance
     shown={"rows": 6, "cols": 1000},
     goal=Goal(shape={"rows": 8192, "cols": 2048}, on_gpu={"rows": 32768, "cols": 2048}),
     needs=("add_2d",),
