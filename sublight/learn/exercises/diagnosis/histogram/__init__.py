@@ -40,7 +40,7 @@ HISTOGRAM = Exercise(
     outputs=("out",),
     sizes={"numel": (1, 5000)},
     shown={"numel": 3000},
-    goal=Goal(shape={"numel": 2**19}, dtype="int32", fraction=0.25, on_gpu={"numel": 2**26}),
+    goal=Goal(shape={"numel": 2**19}, dtype="int32", fraction=0.2, on_gpu={"numel": 2**26}),
     needs=("embedding_backward",),
     dtypes=("int32",),
 )
