@@ -7,7 +7,7 @@
 Processes side by side check values at a check's sizes. Then the grader's timed runs, one after another: it owns all
 memory, which a child maps, fills, poisons, times and judges at the goal's size; the child only launches. `of the limit`
 is the goal's floor over the grader's time. A cheat must be refused, or be no faster than the honest kernel.
-SUBLIGHT_LEARN_ARENA=ipc shares the memory by CUDA IPC instead of a descriptor; =child has the child make it.
+SUBLIGHT_LEARN_ARENA=ipc shares the memory by CUDA IPC instead of a descriptor.
 """
 
 from __future__ import annotations

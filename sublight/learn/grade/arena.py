@@ -16,7 +16,7 @@ from sublight.learn.grade import gpu_memory
 from sublight.learn.grade.buffers import POISON, Spec
 from sublight.learn.grade.gpu_memory import GpuMemory, Way
 
-WAY = "SUBLIGHT_LEARN_ARENA"  # descriptor, ipc or child, where a measurement wants one of them
+WAY = "SUBLIGHT_LEARN_ARENA"  # descriptor or ipc, where a measurement wants one of them
 ALIGNED_BYTES = 512
 
 
@@ -102,14 +102,6 @@ class Arena:
                    descriptor=memory.descriptor, memory=memory)  # fmt: skip
 
     @classmethod
-    def of_child(cls, size_bytes: int, whole_bytes: int, descriptor: int, device: str) -> Arena:
-        """Memory that a child has made before it loaded a submission; it stays as long as this process maps it."""
-        if device == "cpu":
-            return cls(pages=_of_file(descriptor, size_bytes), size_bytes=size_bytes, descriptor=descriptor)
-        memory = gpu_memory.opened(whole_bytes, descriptor=descriptor)
-        return cls(pages=memory.pages(size_bytes), size_bytes=whole_bytes, memory=memory)
-
-    @classmethod
     def on_cpu(cls, size_bytes: int) -> Arena:
         descriptor = os.memfd_create("arena")
         os.ftruncate(descriptor, size_bytes)
@@ -158,19 +150,6 @@ def opened(order: dict[str, Any], descriptors: Sequence[int], device: str) -> An
     return memory.pages(order["bytes"])
 
 
-def made(size_bytes: int, device: str) -> tuple[Any, int, int]:
-    """A child's own memory, as bytes; its size, and the descriptor that the grader opens it with."""
-    if device == "cpu":
-        ours = Arena.on_cpu(size_bytes)
-        return ours.pages, size_bytes, ours.descriptor
-    memory = gpu_memory.make(size_bytes, "descriptor")
-    return memory.pages(size_bytes), memory.size_bytes, memory.descriptor
-
-
-def is_childs() -> bool:
-    return os.environ.get(WAY) == "child"
-
-
 def _way() -> Way:
     """By descriptors where the driver has them, unless the environment names one."""
     match os.environ.get(WAY, ""):
@@ -181,7 +160,7 @@ def _way() -> Way:
         case "ipc":
             return "ipc"
         case other:
-            raise BadInput(f"{WAY} is {other!r}: it is descriptor, ipc or child, or not set")
+            raise BadInput(f"{WAY} is {other!r}: it is descriptor or ipc, or not set")
 
 
 def _of_file(descriptor: int, size_bytes: int) -> Any:

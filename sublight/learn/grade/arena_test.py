@@ -20,7 +20,7 @@ def test_the_environment_may_name_the_way(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(arena.WAY, "descriptor")
     assert arena._way() == "descriptor"
     monkeypatch.setenv(arena.WAY, "file")
-    with pytest.raises(BadInput, match="descriptor, ipc or child"):
+    with pytest.raises(BadInput, match="descriptor or ipc"):
         arena._way()
 
 

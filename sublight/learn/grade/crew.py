@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -81,13 +80,6 @@ class Task:
             self.cpu_s += float(reply["cpu_s"])
             return dict(reply)
         except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError):  # gone, or no answer of ours
-            raise Ended(self._death()) from None
-
-    def descriptor(self) -> int:
-        """One that comes after an answer."""
-        try:
-            return int(recv_handle(self.channel))
-        except (OSError, EOFError, RuntimeError):
             raise Ended(self._death()) from None
 
     def ask(self, **order: Any) -> dict[str, Any]:

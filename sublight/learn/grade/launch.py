@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
 from typing import Any, Protocol
 
 from sublight.extensions import driver
 from sublight.learn.grade import child
-from sublight.learn.grade.arena import Plan, made, opened
+from sublight.learn.grade.arena import Plan, opened
 from sublight.learn.grade.guard import Guard
 
 Call = Callable[[], None]
@@ -137,13 +135,7 @@ def prepared() -> child.Serve:
         with child.answering(channel) as answer:
             try:
                 plan = Plan.from_json(order["plan"])
-                if order["arena"].get("is_childs"):
-                    pages, whole_bytes, descriptor = made(order["arena"]["bytes"], order["device"])
-                    answer(failure=None, bytes=whole_bytes)
-                    send_handle(channel, descriptor, os.getppid())
-                    os.close(descriptor)
-                else:
-                    pages = opened(order["arena"], order["descriptors"], order["device"])
+                pages = opened(order["arena"], order["descriptors"], order["device"])
                 sets = plan.tensors(pages)
                 player: Player = OnGpu() if order["device"] == "cuda" else OnCpu()
                 function = child.load(order, programs=True)

@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple
 
 from sublight.correct import FACTOR, Error, Inputs, error, pooled
 from sublight.gpus import Gpu
-from sublight.learn.grade import arena
 from sublight.learn.grade.arena import Arena, Plan
 from sublight.learn.grade.crew import Crew, Ended, Task
 from sublight.learn.grade.goal import ABOVE_LIMIT, floor_s
@@ -95,33 +94,19 @@ class Stopwatch:
         inputs = problem.inputs(goal.timed_shape, goal.dtype, "meta", 0)
         sets = self._sets(self.exercise.least_cost(goal.timed_shape, goal.dtype).bytes)
         self._plan = Plan.of(inputs, problem.outputs(inputs), sets)
+        size = self._plan.inputs_bytes + self._plan.outputs_bytes
+        self._arena = Arena.on_gpu(size) if self.device == "cuda" else Arena.on_cpu(size)
+        self._fill()
+        place = {"plan": self._plan.to_json(), "arena": self._arena.order, "device": self.device}
+        self._task = self.crew.begin("launch", {**self.order, **place}, BUDGET, *self._arena.descriptors)
+        self._arena.sent()
         try:
-            task = self._shared(self._plan.inputs_bytes + self._plan.outputs_bytes)
-            if not self.faults:
-                self._fill()
-                self._heard(task.answer())
+            self._heard(self._task.answer())
             for request in ({"do": "call", "sets": min(2, sets)}, {"do": "record"}):
                 if not self.faults:
-                    self._heard(task.ask(**request))
+                    self._heard(self._task.ask(**request))
         except Ended as ended:
             self._blame("limit", str(ended))
-
-    def _shared(self, size_bytes: int) -> Task:
-        """The child; it and this process map the memory, whoever makes it."""
-        order = {**self.order, "plan": self._plan.to_json(), "device": self.device}
-        if not arena.is_childs():
-            self._arena = ours = Arena.on_gpu(size_bytes) if self.device == "cuda" else Arena.on_cpu(size_bytes)
-            self._task = self.crew.begin("launch", {**order, "arena": ours.order}, BUDGET, *ours.descriptors)
-            ours.sent()
-            return self._task
-        given = {"bytes": size_bytes, "is_childs": True}
-        self._task = task = self.crew.begin("launch", {**order, "arena": given}, BUDGET)
-        answer = task.answer()
-        self._heard(answer)
-        if not self.faults:
-            self._arena = Arena.of_child(size_bytes, answer["bytes"], task.descriptor(), self.device)
-            self._arena.sent()
-        return task
 
     def _sets(self, set_bytes: int) -> int:
         """Enough to fill the L2 many times, unless the GPU's memory is too small for them, their copies and float64."""

@@ -15,7 +15,6 @@ pytest.importorskip("triton")
 from sublight.correct import Error
 from sublight.gpus import find as find_gpu
 from sublight.learn.exercises import find
-from sublight.learn.grade.arena import WAY
 from sublight.learn.grade.check import check, order_of
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.timed import Stopwatch
@@ -39,9 +38,7 @@ def timed(crew: Crew, source: str) -> tuple[Timing | None, list[str]]:
         return found, [f"{fault.kind}: {fault.text}" for fault in watch.faults]
 
 
-@pytest.mark.parametrize("way", ["", "child"])
-def test_a_solution_is_timed(crew: Crew, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setenv(WAY, way)
+def test_a_solution_is_timed(crew: Crew) -> None:
     found, faults = timed(crew, find("add").solution())
     assert faults == [] and found is not None
     assert found.sets == 3 and found.calls >= 3 and 0 < found.seconds < 10
