@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,16 @@ def test_small_cases_run_here() -> None:
         row = rows.measured(kind, shape, "cpu")
         assert row["median_s"] > 0 and row["flops"] > 0
         assert (row["op"], row["direction"], row["shape"]) == rows.op_of(kind, shape)
+
+
+def test_memory_bound_ops_of_a_run_after_the_tables_were_frozen_hold_the_bar() -> None:
+    measured = json.loads((HERE / "predict_check_memory_h200.json").read_text(encoding="utf-8"))["rows"]
+    found = {each["what"]: each for each in script.errors(measured, machine.find("h200"))}
+    bound = found["memory-bound op"]
+    median, most = bound["predicted"]
+    assert bound["rows"] >= 130 and median <= 0.04 and most <= 0.10
+    assert len({(row["op"], row["direction"]) for row in measured}) == len(memory_ops.OPS)
+    pairs = (bound["predicted"], bound["roofline"])
+    shown, roofline = (" · ".join(f"{100 * error:.0f} %" for error in pair) for pair in pairs)
+    page = " ".join((HERE.parent / "docs" / "predict.md").read_text(encoding="utf-8").split())
+    assert f"{bound['rows']} ops that memory bounds: {shown} (pure roofline {roofline})" in page
