@@ -61,9 +61,11 @@ def test_start_without_a_name_begins_what_is_next(say: Say) -> None:
 
 
 def test_hints_come_one_by_one(say: Say) -> None:
-    result = [json.loads(say("hint", "copy", "--json", "-")[1])["hint"] for _ in range(4)]
-    assert result == [1, 2, 3, 3]
-    assert "that was the last hint" in say("hint", "copy")[1]
+    shown = [json.loads(say("hint", "copy", "--json", "-")[1]) for _ in range(3)]
+    assert [each["hint"] for each in shown] == [1, 2, 3]
+    every = " ".join(say("hint", "copy")[1].split())  # once the last is shown, all are again
+    assert every.endswith("all 3 hints; there is no other")
+    assert all(each["text"].splitlines()[0].removeprefix("## ") in every for each in shown)
 
 
 def test_the_solution_waits_for_a_pass(say: Say) -> None:
