@@ -21,7 +21,7 @@ from sublight.learn.grade.goal import floor_s, held_to_goal
 from sublight.learn.grade.mistakes import (
     branches,
     counted_beside,
-    in_tests,
+    joins_blocks,
     rebound,
     stores_nothing,
     unread,
@@ -84,11 +84,11 @@ def check(
             for line, kernel, name in unread(source):
                 running.notes[f"line {line}: {kernel} gets {name} and does not use it"] = None
         if faults and branches(source):
-            words, tests = f"`and`, `or` and `a < b < c` are for single numbers: {_JOIN}", in_tests(source)
-            lines = words_between_blocks(source)
-            joined = [Fault(kind="compile", line=line, text=words) for line in lines if line not in tests]
+            words = f"`and`, `or` and `a < b < c` are for single numbers: {_JOIN}"
+            lines, wrong = words_between_blocks(source), joins_blocks(source)
+            joined = [Fault(kind="compile", line=line, text=words) for line in lines if line in wrong]
             faults = running.refusals() + joined + faults  # what is wrong further on may come of it
-            running.notes |= {f"line {line}: {words}": None for line in lines if line in tests}
+            running.notes |= {f"line {line}: {words}": None for line in lines if line not in wrong}
         is_by_data = any(not x.is_floating_point() for x in shown)
         verdict = replace(verdict, faults=tuple(faults), cases=tuple(right), is_by_data=is_by_data)
         if exercise.goal:

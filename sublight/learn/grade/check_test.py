@@ -125,6 +125,12 @@ def test_masks_joined_by_and_come_first(crew: Crew) -> None:
     assert "joined by & and |" in first.text and "mask = " in source.splitlines()[first.line - 1] and others
 
 
+def test_numbers_joined_by_and_are_no_mistake(crew: Crew) -> None:
+    wrong = find("softmax").solution().replace("x - tl.max(x, axis=0)", "x")
+    source = wrong.replace("    mask = ", "    is_one = cols > 0 and BLOCK == 1\n    mask = ")
+    assert [fault.kind for fault in checked(crew, "softmax", source).faults] == ["values"]
+
+
 def test_an_address_that_is_not_used_is_named(crew: Crew) -> None:
     source = find("add").solution().replace("tl.load(y_ptr", "tl.load(x_ptr")
     assert any("add_kernel gets y_ptr and does not use it" in note for note in checked(crew, "add", source).notes)

@@ -6,6 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
+BLOCK_MAKERS = ("arange", "zeros", "full")  # of tl
+REDUCTIONS = ("sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce")
+
 
 def branches(source: str) -> bool:
     """Whether a kernel has a branch of Python's: the interpreter takes one on a whole block, the compiler does not."""
@@ -19,10 +22,48 @@ def words_between_blocks(source: str) -> list[int]:
     return sorted({node.lineno for node in _in_kernels(source) if _joins(node)})
 
 
-def in_tests(source: str) -> set[int]:
-    """Lines of kernels with the test of an `if` or a `while`: those are of numbers, as `if IS_CAUSAL and start > 0`."""
-    tests = [node.test for node in _in_kernels(source) if isinstance(node, ast.If | ast.IfExp | ast.While)]
-    return {inner.lineno for test in tests for inner in ast.walk(test) if isinstance(inner, ast.expr)}
+def joins_blocks(source: str) -> set[int]:
+    """Of these lines, those where one side is a block for certain: numbers may be joined so.
+
+    >>> code = "@triton.jit\\ndef k(n, B):\\n    at = tl.arange(0, B)\\n    a = n > 0 and B > 8\\n    b = 0 <= at < n"
+    >>> words_between_blocks(code), joins_blocks(code)
+    ([4, 5], {5})
+    """
+    return {
+        node.lineno
+        for kernel in _kernels(source)
+        for names in (_blocks_of(kernel),)
+        for node in ast.walk(kernel)
+        if _joins(node) and _has_block(node, names)
+    }
+
+
+def _blocks_of(kernel: ast.FunctionDef) -> set[str]:
+    """Names that stand for blocks: made by BLOCK_MAKERS, or of what was."""
+    names: set[str] = set()
+    while True:
+        more = {
+            name.id
+            for node in ast.walk(kernel)
+            if isinstance(node, ast.Assign | ast.AugAssign) and _has_block(node.value, names)
+            for name in ast.walk(node)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        }
+        if more <= names:
+            return names
+        names |= more
+
+
+def _has_block(node: ast.AST, names: set[str]) -> bool:
+    """What is reduced may be a number, so it does not count."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in REDUCTIONS:
+            return False
+        if node.func.attr in BLOCK_MAKERS:
+            return True
+    if isinstance(node, ast.Name):
+        return node.id in names
+    return any(_has_block(each, names) for each in ast.iter_child_nodes(node))
 
 
 def _joins(node: ast.AST) -> TypeGuard[ast.expr]:
@@ -64,12 +105,11 @@ def unread(source: str) -> list[tuple[int, str, str]]:
     [(2, 'add_kernel', 'y_ptr')]
     """
     return [
-        (node.lineno, node.name, argument.arg)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.decorator_list
-        for argument in node.args.args
+        (kernel.lineno, kernel.name, argument.arg)
+        for kernel in _kernels(source)
+        for argument in kernel.args.args
         if argument.arg.endswith("_ptr")
-        and argument.arg not in {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        and argument.arg not in {name.id for name in ast.walk(kernel) if isinstance(name, ast.Name)}
     ]
 
 
@@ -90,6 +130,10 @@ def rebound(source: str, function: str, outputs: Sequence[str]) -> list[tuple[in
 
 def _in_kernels(source: str) -> Iterator[ast.AST]:
     """Everything inside of decorated functions."""
+    return (inner for kernel in _kernels(source) for statement in kernel.body for inner in ast.walk(statement))
+
+
+def _kernels(source: str) -> Iterator[ast.FunctionDef]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
-            yield from (inner for statement in node.body for inner in ast.walk(statement))
+            yield node

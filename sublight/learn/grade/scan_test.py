@@ -8,7 +8,7 @@ import pytest
 
 from sublight.learn.exercises import EXERCISES
 from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
-from sublight.learn.grade.mistakes import branches, in_tests, words_between_blocks
+from sublight.learn.grade.mistakes import branches, joins_blocks, words_between_blocks
 from sublight.learn.grade.scan import (
     FLAGS,
     METHODS,
@@ -99,9 +99,18 @@ def test_a_name_that_is_like_no_other_is_answered_by_the_names_at_that_place() -
     assert fault.text == "`idx` is not defined; the names here are BLOCK, a, add, k, p"
 
 
-def test_the_tests_of_branches_may_join_numbers() -> None:
-    source = "@triton.jit\ndef k(p, n):\n    if n > 0 and n < 9:\n        m = p and n\n"
-    assert words_between_blocks(source) == [3, 4] and in_tests(source) == {3}
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("if n > 0 and n < 9:\n        m = p and n", set()),
+        ("at = tl.arange(0, 8)\n    mask = n > 0 and at < n", {4}),
+        ("at = tl.arange(0, 8)\n    low, mask = 0, at\n    mask = 0 < mask < n", {5}),
+        ("total = tl.sum(tl.zeros((8,), tl.int32), axis=0)\n    is_full = total > 8 and n > 8", set()),
+    ],
+)
+def test_numbers_may_be_joined_and_blocks_not(code: str, lines: set[int]) -> None:
+    source = f"@triton.jit\ndef k(p, n):\n    {code}\n"
+    assert joins_blocks(source) == lines and words_between_blocks(source)
 
 
 @pytest.mark.parametrize(
