@@ -146,7 +146,7 @@ def timed(jobs: Sequence[Job], gpu: Gpu, crew: Crew, pool: ThreadPoolExecutor) -
         for job in jobs:
             exercise, folder = find(job.exercise), Path(stack.enter_context(crew.folder()))
             order = order_of(exercise, job.code, folder, gpu)
-            watches[job] = Stopwatch(exercise=exercise, gpu=gpu, order=order, crew=crew, folder=folder)
+            watches[job] = Stopwatch(exercise=exercise, gpu=gpu, order=order, crew=crew)
             stack.callback(watches[job].close)
         failures = dict(zip(watches, pool.map(begun, watches.values()), strict=True))
         return {job.label: row_of(job, watch, failures[job]) for job, watch in watches.items()}

@@ -161,7 +161,7 @@ def _by_the_clock(verdict: Verdict, exercise: Exercise, source: str, timer: Crew
     with timer.folder() as name:
         order = order_of(exercise, source, Path(name), gpu)
         try:
-            faults, timing = timed(exercise, order, crew=timer, folder=Path(name), gpu=gpu)
+            faults, timing = timed(exercise, order, crew=timer, gpu=gpu)
         except (DriverError, RuntimeError, BadInput) as error:
             note = f"it was not timed on this GPU: {str(error).splitlines()[0]}"
             return replace(verdict, notes=(*verdict.notes, note))

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sublight.correct import FACTOR, Error, Inputs, error, pooled
@@ -45,9 +44,8 @@ Draws = tuple[list[Inputs], list[list[Any]]]  # inputs and results of each set
 
 
 class Wrong(NamedTuple):
-    """An output, and how far it is off."""
+    """An output of one set, and how far it is off."""
 
-    name: str
     ratio: float
     ours: Any
     theirs: Any
@@ -62,7 +60,6 @@ class Stopwatch:
     gpu: Gpu
     order: dict[str, Any]  # as `check` makes it: the submission's file, its function, where it may write
     crew: Crew
-    folder: Path
     device: Literal["cuda", "cpu"] = "cuda"
     most_sets: int = MOST_SETS
     least_calls: int = CALLS
@@ -212,31 +209,31 @@ class Stopwatch:
         """Every output of every set, and that inputs are what they were. A maximum over few numbers is luck: where
         PyTorch's happens to be small, right code looks wrong, so `again` draws more of both."""
         if not self.faults:
-            errors, wrong = self._errors(made, results)
+            errors, worst = self._errors(made, results)
             most = DRAWS * len(errors)
             while not self.faults and NO_LUCK > pooled(errors).ratio > FACTOR and len(errors) < most:
-                more, other = self._errors(*again())
-                errors, wrong = errors + more, max(wrong, other, key=lambda each: each.ratio)
+                more, others = self._errors(*again())
+                errors += more
+                worst = {name: max(worst[name], others[name], key=lambda each: each.ratio) for name in worst}
             whole = pooled(errors)
             if not self.faults and not whole.ok:
-                self.faults.append(fault_of(wrong.name, wrong.ours, wrong.theirs, wrong.truth, whole, self.case))
+                wrong = worst[whole.name]
+                self.faults.append(fault_of(whole.name, wrong.ours, wrong.theirs, wrong.truth, whole, self.case))
         if not self._keeps_inputs:
             self._blame("inputs", "inputs were changed: a kernel writes to outputs alone")
 
-    def _errors(self, made: list[Inputs], results: list[list[Any]]) -> tuple[list[list[Error]], Wrong]:
-        """Of each output of each set, and the worst one with its tensors."""
+    def _errors(self, made: list[Inputs], results: list[list[Any]]) -> tuple[list[list[Error]], dict[str, Wrong]]:
+        """Of each output of each set; and of each output the set in which it is farthest off."""
         problem, errors = self.exercise.problem(), []
-        worst: Wrong | None = None
+        worst: dict[str, Wrong] = {}
         for drawn, ours in zip(made, results, strict=True):
             theirs = problem.outputs(drawn)
             truth = problem.outputs(tuple(x.double() if x.is_floating_point() else x for x in drawn))
             found = [error(*each) for each in zip(self.exercise.outputs, ours, theirs, truth, strict=True)]
             errors.append(found)
-            for place, one in enumerate(found):
-                if worst is None or one.ratio > worst.ratio:
-                    tensors = (each[place] for each in (ours, theirs, truth))
-                    worst = Wrong(one.name, one.ratio, *(x if one.ok else x.cpu() for x in tensors))
-        assert worst
+            for one, *tensors in zip(found, ours, theirs, truth, strict=True):
+                if one.name not in worst or one.ratio > worst[one.name].ratio:
+                    worst[one.name] = Wrong(one.ratio, *(x if one.ok else x.cpu() for x in tensors))
         return errors, worst
 
     def _are_inputs_kept(self, made: list[Inputs]) -> bool:
@@ -265,11 +262,9 @@ class Stopwatch:
             torch.cuda.synchronize()
 
 
-def timed(
-    exercise: Exercise, order: dict[str, Any], *, crew: Crew, folder: Path, gpu: Gpu
-) -> tuple[list[Fault], Timing | None]:
+def timed(exercise: Exercise, order: dict[str, Any], *, crew: Crew, gpu: Gpu) -> tuple[list[Fault], Timing | None]:
     """A submission that is right, by the clock: what is wrong with it on this GPU, or its time, held to the goal."""
-    watch = Stopwatch(exercise=exercise, gpu=gpu, order=order, crew=crew, folder=folder)
+    watch = Stopwatch(exercise=exercise, gpu=gpu, order=order, crew=crew)
     try:
         watch.begin()
         found = watch.timing()

@@ -29,7 +29,7 @@ def timed(crew: Crew, source: str) -> tuple[Timing | None, list[str]]:
     gpu = find_gpu("h200")
     with crew.folder() as name:
         watch = Stopwatch(exercise=SMALL, gpu=gpu, order=order_of(SMALL, source, Path(name), gpu), crew=crew,
-                          folder=Path(name), device="cpu", most_sets=3, least_calls=3, runs=1)  # fmt: skip
+                          device="cpu", most_sets=3, least_calls=3, runs=1)  # fmt: skip
         try:
             watch.begin()
             found = watch.timing()
@@ -70,6 +70,25 @@ def test_bad_luck_is_told_from_an_error(
     found, faults = timed(crew, find("add").solution())
     assert [fault.split(":")[0] for fault in faults] == kinds and (found is None) == bool(kinds)
     assert len(drawn) == draws
+
+
+def test_the_output_that_stays_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that had the worst luck in a single draw."""
+    exercise = find("flash_attention")
+    assert exercise.goal and exercise.outputs == ("out", "log_sum")
+    small = dict.fromkeys(exercise.goal.shape, 16)
+    inputs = exercise.problem().inputs(small, exercise.goal.dtype, "cpu", 1)
+    results = [y + 1 for y in exercise.problem().outputs(inputs)]
+    torch_largest = {"out": iter((0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)), "log_sum": iter([0.25] * 8)}
+
+    def lucky(name: str, ours: Any, theirs: Any, truth: Any) -> Error:
+        return Error(name=name, largest=1.0, squares=1.0, count=1, torch_largest=next(torch_largest[name]),
+                     torch_squares=1.0)  # fmt: skip
+
+    monkeypatch.setattr("sublight.learn.grade.timed.error", lucky)
+    watch = Stopwatch(exercise=exercise, gpu=find_gpu("h200"), order={}, crew=None, device="cpu")  # type: ignore[arg-type]
+    watch._judge([inputs], [results], again=lambda: ([inputs], [results]))
+    assert [fault.text.split("[")[0] for fault in watch.faults] == ["log_sum"]
 
 
 @pytest.mark.parametrize("cheat", [each for each in TIMED if not each.needs_gpu], ids=lambda cheat: cheat.name)
