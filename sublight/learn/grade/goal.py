@@ -70,8 +70,7 @@ def held_to_goal(verdict: Verdict) -> list[Fault]:
 def _advice(verdict: Verdict, fraction: float) -> str:
     """What follows from the figures of the table for what is to be changed; empty where that is not plain."""
     most = max(kernel.programs for kernel in verdict.kernels)
-    each = verdict.least_bytes // most
-    if most > MANY and each < LITTLE_BYTES:
+    if most > MANY and (each := verdict.least_bytes // most) < LITTLE_BYTES:
         return f". Of what must move, each of {most:,} programs has {each:,} bytes: start fewer, with larger blocks"
     if all(kernel.sentence.startswith(BY_MEMORY) for kernel in verdict.kernels):
         how = "read each value once, write it once, keep the rest in registers"

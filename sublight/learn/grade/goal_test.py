@@ -42,6 +42,7 @@ def test_a_bound_is_held_to_its_goal(figures: KernelFigures, is_by_data: bool, w
         ("nothing but device memory holds it back: 2 s at best", 100, "That is memory traffic, 2 times as long"),
         ("waiting for memory holds it back: 2 s at best", 10_000, "each of 10,000 programs has 100 bytes: start fewer"),
         ("waiting for memory holds it back: 2 s at best", 16, ""),
+        ("waiting for memory holds it back: 2 s at best", 0, ""),  # a grid of none
     ],
 )
 def test_what_follows_from_the_figures(sentence: str, programs: int, words: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -127,7 +128,10 @@ def make(size_bytes: int, way: Way) -> GpuMemory:
     if way == "ipc":
         address, handle = ctypes.c_ulonglong(), IpcHandle()
         driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
-        driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+        with ExitStack() as undo:
+            undo.callback(driver.call, "cuMemFree_v2", address)
+            driver.call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+            undo.pop_all()
         return GpuMemory(way=way, address=address.value, size_bytes=size_bytes, is_own=True, handle=bytes(handle).hex())
     location = Location(_ON_DEVICE, device)
     wanted = Properties(type=_PINNED, requestedHandleTypes=_BY_DESCRIPTOR, location=location)
@@ -143,6 +147,10 @@ def make(size_bytes: int, way: Way) -> GpuMemory:
                     ctypes.c_ulonglong(0))  # fmt: skip
         return GpuMemory(way=way, address=_mapped(block, whole_bytes, device), size_bytes=whole_bytes, is_own=True,
                          descriptor=descriptor.value)  # fmt: skip
+    except BaseException:
+        if descriptor.value >= 0:  # it alone would keep the memory
+            os.close(descriptor.value)
+        raise
     finally:
         driver.call("cuMemRelease", block)  # a mapping keeps it, and so does the descriptor
 
@@ -172,9 +180,13 @@ def _mapped(block: ctypes.c_ulonglong, size_bytes: int, device: int) -> int:
     address, size = ctypes.c_ulonglong(), ctypes.c_size_t(size_bytes)
     none = ctypes.c_ulonglong(0)  # no wanted address, and no flags: there are none
     driver.call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), none, none)
-    driver.call("cuMemMap", address, size, ctypes.c_size_t(0), block, none)
-    access = Access(Location(_ON_DEVICE, device), _READ_AND_WRITE)
-    driver.call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+    with ExitStack() as undo:
+        undo.callback(driver.call, "cuMemAddressFree", address, size)
+        driver.call("cuMemMap", address, size, ctypes.c_size_t(0), block, none)
+        undo.callback(driver.call, "cuMemUnmap", address, size)
+        access = Access(Location(_ON_DEVICE, device), _READ_AND_WRITE)
+        driver.call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+        undo.pop_all()  # it is mapped: `GpuMemory.close` undoes it
     return address.value
 
 

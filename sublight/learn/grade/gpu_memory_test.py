@@ -17,8 +17,9 @@ import pytest
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from sublight.extensions.driver import DriverError
 from sublight.learn.grade import gpu_memory
-from sublight.learn.grade.gpu_memory import Access, IpcHandle, Location, Properties
+from sublight.learn.grade.gpu_memory import Access, IpcHandle, Location, Properties, Way
 
 INCLUDE = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
 PAGE_BYTES = 1 << 16
@@ -170,6 +171,31 @@ def test_descriptors_are_closed(driver: Driver) -> None:
     made.close()
     there.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("descriptor", "cuMemExportToShareableHandle"),
+        ("descriptor", "cuMemAddressReserve"),
+        ("descriptor", "cuMemMap"),
+        ("descriptor", "cuMemSetAccess"),
+        ("ipc", "cuIpcGetMemHandle"),
+    ],
+)
+def test_what_fails_half_way_leaves_nothing_behind(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, way: Way, name: str
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+
+    def fail(*_: Any) -> None:
+        raise DriverError(f"{name} failed")
+
+    monkeypatch.setattr(driver, name, fail)
+    with pytest.raises(DriverError, match=name):
+        gpu_memory.make(1, way)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert ("cuMemFree_v2" in driver.calls) == (way == "ipc")
 
 
 def test_interprocess_handles(driver: Driver) -> None:
