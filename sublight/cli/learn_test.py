@@ -140,6 +140,7 @@ def test_progress_goes_to_another_machine(say: Say, monkeypatch: pytest.MonkeyPa
         (["export"], "export to which file"),
         (["import", "nothing.json"], "cannot read nothing.json"),
         (["hint", "copy", "--json", "/"], "cannot write"),
+        (["ask", "copy", "--out", "-"], "--out - is not printed: name a file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(say: Say, words: list[str], reason: str) -> None:

@@ -56,7 +56,7 @@ def learn(
     """
     from sublight.cli import learn as cli_learn
 
-    cli_output.check_named(html=html)
+    cli_output.check_named(html=html, out=out)
     cli_output.check_writable(html, json)
     request = cli_learn.Request(
         what=what,
