@@ -88,8 +88,8 @@ class Looks:
             is_good = is_laid_out(cos, self.table) & is_laid_out(sin, self.table)
             answer = is_good.to("cpu", non_blocking=True)  # into pinned memory
             self.coming.append((torch.cuda.current_stream(cos.device).record_event(), answer))
-        else:
-            self.is_odd = not all(bool(is_laid_out(x, self.table)) for x in (cos, sin))
+        elif not all(bool(is_laid_out(x, self.table)) for x in (cos, sin)):
+            self.is_odd = True  # never false again: another thread may have found others
         self.last = tuple((weakref.ref(x), _version(x)) for x in (cos, sin))
         return not self.is_odd
 

@@ -151,6 +151,17 @@ def test_tables_on_a_cpu_are_all_looked_at() -> None:
     assert not looks.are_as_expected(odd, odd)
 
 
+def test_what_another_thread_found_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks("halves")
+
+    def meanwhile(x: Any, table: Any) -> Any:
+        looks.is_odd = True
+        return torch.ones((), dtype=torch.bool)
+
+    monkeypatch.setattr(tables_, "is_laid_out", meanwhile)
+    assert not looks.are_as_expected(torch.ones(1, TOKENS, WIDTH), torch.ones(1, TOKENS, WIDTH)) and looks.is_odd
+
+
 def test_tables_that_are_written_to_are_looked_at_again() -> None:
     looks, cos, sin = Looks("halves"), torch.ones(1, TOKENS, WIDTH), torch.zeros(1, TOKENS, WIDTH)
     assert looks.are_as_expected(cos, sin)

@@ -201,8 +201,8 @@ def turned_by(
     """The function to call in place of `own`, which it calls itself where ours does not win or is not proven.
 
     Where somebody has put another function in its place, in the module that is its home, that one is called; where
-    something that its code read is another thing now, `own`. The tables of the first calls are looked at: a forward may
-    have made others of the rotary embedding's. A compiler cannot look; there they must come as the forward got them.
+    something that its code read is another thing now, `own`. Tables are looked at (`Looks`): a forward may have made
+    others of the rotary embedding's. A compiler cannot look; there they must come as the forward got them.
     """
     looks = Looks(turning.table)
     noted: tuple[outside.Globals, outside.Globals, outside.Functions] = ((), (), ())
