@@ -55,6 +55,7 @@ STREAMS_SOURCE = "benchmarks/{gpu}.json and {gpu}_*streams.json, this project's 
 # Ops whose kernels changed at b216de1: rows from before are of kernels that are gone, and are not fitted. Of norms
 # of these widths only the second launch changed, other widths have other tiles; it is little of what moves MANY_BYTES.
 CHANGED_ON = "2026-11-19"
+BEFORE = ("3ac801b78600", "e104ac0")  # commits of rows in a file that has later ones, too, and their date
 SAME_WIDTHS = (768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384, 32768, 65536)
 MANY_BYTES = 256 << 20
 TURNED_BY_VECTORS = (2, 4, 8)  # a transpose's elements that are moved at once now, and were one by one
@@ -79,8 +80,8 @@ def of_runs() -> dict[str, dict[tuple[Any, ...], dict[str, Any]]]:
         if not rows:
             continue
         cases = found.setdefault(gpus.find(run["gpu"]).key, {})
-        is_old = run.get("date", "") < CHANGED_ON
         for row in rows:
+            is_old = row["commit"] in BEFORE if row.get("commit") else run.get("date", "") < CHANGED_ON
             if is_old and is_of_other_kernels(row):
                 continue
             if row["op"] not in HEAVY and row.get("provider") != "sublight":

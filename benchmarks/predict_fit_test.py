@@ -67,6 +67,12 @@ def test_rows_of_kernels_that_are_gone_are_not_fitted(script: Any) -> None:
     assert counts["rms_norm", "fwd"] > 40  # whose kernel is the same: rows of every run
 
 
+def test_a_row_is_as_old_as_its_own_commit(script: Any) -> None:
+    """h200.json has rows of several commits under the date of its last."""
+    commits = {row.get("commit") for row in script.of_runs()["h200"].values() if script.is_of_other_kernels(row)}
+    assert "9e0e188aebf4" in commits and not {"3ac801b78600", "e104ac0"} & commits
+
+
 def test_the_run_after_the_tables_were_frozen_holds_the_bars_and_is_in_the_docs(script: Any) -> None:
     rows = json.loads(CHECK.read_text(encoding="utf-8"))["rows"]
     page = (HERE.parent / "docs" / "predict.md").read_text(encoding="utf-8")
