@@ -1,4 +1,4 @@
-"""Does it matter to a kernel who made its memory? Solutions timed by graphs, in memory of nine kinds.
+"""Does it matter to a kernel who made its memory? Solutions timed by graphs, in memory of several kinds.
 
     python benchmarks/arena_probe.py                          rms_norm and paged_decode, about 20 s
     python benchmarks/arena_probe.py gemv --json probe.json

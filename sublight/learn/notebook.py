@@ -70,7 +70,7 @@ def show(name: str, *, lang: str = "en") -> Pages:
 
 
 def hint(name: str, *, lang: str = "en") -> Pages:
-    """One hint more, of three."""
+    """One hint more, of three; then all of them again."""
     exercise = find(name)
     return Pages(text_of(exercise, lang).hint(Progress().show_hint(exercise.name, HINTS)))
 
