@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,7 @@ COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # drawn
 EVERY_TIME = ("xray/compile_test",)  # … but this one runs every time: it says whether any kernel has changed
 GPU_TEST_S = 30.0  # on a GPU as many cases of a test are drawn as take so long there …
 CASE_S = 1.0  # … by the seconds of its `gpu_seconds` mark, or by these
+CRASHED = pytest.StashKey[bool]()  # whether one of pytest's workers did
 DEAR_S = 3.0  # a test whose cases take longer need not draw every op and data type: other tests cover them
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -128,6 +130,18 @@ def _turn(item: pytest.Item) -> float:
     """Files that compile or start processes come first: the last one to end must be a short one. On a GPU: tests."""
     name = str(item.path)
     return -case_s(item) if HAS_GPU else next((turn for turn, part in enumerate(LONG) if part in name), len(LONG))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Tests of a file behind one that crashes its worker may never run: that is worse than a test that fails."""
+    if error:
+        node.config.stash[CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(CRASHED, False):
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
