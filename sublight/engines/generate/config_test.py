@@ -17,6 +17,7 @@ SIZES: dict[str, Any] = {
     **{"model_type": "llama", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "rope_parameters": ROPE},
 }
+WINDOWS: dict[str, Any] = {"model_type": "qwen2", "num_key_value_heads": 4, "use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,13 @@ SIZES: dict[str, Any] = {
             {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 2},
             "layer_types other than sliding_attention",
         ),
+        ({**WINDOWS, "layer_types": ["full_attention"]}, "layer_types other than full_attention or sliding_attention"),
+        ({**WINDOWS, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types other than"),
+        ({**WINDOWS, "layer_types": "sliding_attention"}, "layer_types other than"),
+        ({**WINDOWS, "max_window_layers": -1}, "max_window_layers '-1', which is not a whole number from 0"),
+        ({**WINDOWS, "sliding_window": 0, "max_window_layers": 0}, "sliding_window '0'"),
+        ({**WINDOWS, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}, "layer_types other than"),
+        ({**WINDOWS, "sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "layer_types other than"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0, which `generate` does not compute"),
         ({"is_causal": False}, "is_causal False"),
         ({"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
@@ -76,7 +84,7 @@ def test_keys_left_out_are_hugging_faces(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     data = {**SIZES, "model_type": kind, "num_attention_heads": 32, "hidden_size": 256}
     theirs, ours = transformers.AutoConfig.for_model(**data), configs.of_json(data, "here")
-    found = (ours.longest, ours.kv_heads, ours.window, ours.ends, ours.eps)
+    found = (ours.longest, ours.kv_heads, ours.window(0), ours.ends, ours.eps)
     ends = () if theirs.eos_token_id is None else (theirs.eos_token_id,)
     window = theirs.sliding_window if kind == "mistral" else None
     expected = (theirs.max_position_embeddings, theirs.num_key_value_heads, window, ends, theirs.rms_norm_eps)
@@ -128,6 +136,26 @@ def test_layers_that_are_said_to_be_what_they_are(kind: str, layer: str) -> None
     plain = {**SIZES, "model_type": kind, "num_key_value_heads": 4}
     said = {**plain, "layer_types": [layer] * 2, "attn_logit_softcapping": None, "logits_scaling": 1.0}
     assert configs.of_json(said, "here") == configs.of_json(plain, "here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"max_window_layers": first} for first in (0, 1, 2, None)),
+        {"max_window_layers": 0, "sliding_window": None},
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+        {"sliding_window": 7, "use_sliding_window": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_windows_are_hugging_faces(kind: str, changes: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    data = {name: x for name, x in {**SIZES, **WINDOWS, **changes}.items() if name == "sliding_window" or x is not None}
+    theirs = transformers.AutoConfig.for_model(**{**data, "model_type": kind})
+    expected = [theirs.sliding_window if each == "sliding_attention" else None for each in theirs.layer_types]
+    ours = configs.of_json({**data, "model_type": kind}, "here")
+    assert [ours.window(layer) for layer in range(2)] == expected
 
 
 def test_yarn_lengthens_a_model_whose_positions_are_the_first_trainings() -> None:

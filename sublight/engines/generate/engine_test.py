@@ -32,6 +32,7 @@ LLAMA_3 = {
     **{"original_max_position_embeddings": 32},
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+TYPES = ["sliding_attention", "full_attention"]
 MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, attention_bias=True)),
     "llama 3": lambda: transformers.LlamaForCausalLM(
@@ -40,6 +41,12 @@ MODELS = {
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**COMMON)),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**COMMON, head_dim=16, rope_parameters=YARN)
+    ),
+    "qwen2, windows": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    ),
+    "qwen3, windows": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**COMMON, head_dim=16, use_sliding_window=True, sliding_window=5, layer_types=TYPES)
     ),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**COMMON, sliding_window=9)),
 }
@@ -102,7 +109,7 @@ def test_greedy_tokens_are_hugging_faces(saved: tuple[Path, list[list[int]]], ho
         assert sum(text.preempted for text in texts) > 0
 
 
-@pytest.mark.parametrize("saved", ["mistral"], indirect=True)
+@pytest.mark.parametrize("saved", ["mistral", "qwen2, windows"], indirect=True)
 def test_our_ops_give_the_same_tokens(saved: tuple[Path, list[list[int]]]) -> None:
     folder, expected = saved
     engine = Engine(model_of(folder, "ours"), pages=12, page=4, most_tokens=6)
