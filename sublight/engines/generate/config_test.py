@@ -37,7 +37,8 @@ WINDOWS: dict[str, Any] = {"model_type": "qwen2", "num_key_value_heads": 4, "use
         ({"rope_parameters": {**ROPE, "factor": None}}, "has no factor"),
         ({"rope_parameters": {**ROPE, "high_freq_factor": 1}}, "low_freq_factor 1, which is not below"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta '-1'"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "has no factor"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 32}}, "beta_fast 32, which is not"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}}, "rope_theta of at most 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -122,6 +123,19 @@ def test_frequencies_are_hugging_faces(rope: dict[str, Any]) -> None:
     assert ours.frequencies() == pytest.approx(frequencies.tolist(), rel=1e-5) and ours.theta == 5e3
     assert ours.amplitude == pytest.approx(amplitude)
     assert ours.frequencies() != pytest.approx([5e3 ** (-2 * pair / 32) for pair in range(16)], rel=1e-2)
+
+
+def test_dynamic_turns_as_hugging_face_does_up_to_the_positions_where_texts_end() -> None:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    data = {**SIZES, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
+    ours, theirs = configs.of_json(data, "here"), LlamaConfig(**data)
+    for length, is_alike in ((1, True), (ours.longest, True), (ours.longest + 1, False)):
+        frequencies, amplitude = ROPE_INIT_FUNCTIONS["dynamic"](theirs, "cpu", seq_len=length)
+        assert (ours.frequencies() == pytest.approx(frequencies.tolist(), rel=1e-6)) == is_alike
+        assert amplitude == ours.amplitude == 1
 
 
 def test_both_forms_of_rope_may_agree() -> None:
