@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from sublight.engines.generate import packing
 from sublight.engines.generate import rope as ropes
 from sublight.engines.generate.fields import Fields
+from sublight.engines.generate.packing import UNPACKED, Packing
 from sublight.engines.generate.rope import Scaling, Yarn
 from sublight.errors import BadInput
 
@@ -29,7 +31,6 @@ PLAIN: dict[str, Any] = {  # what other models compute between, and the value by
     "attention_multiplier": None,
 }
 FULL, SLIDING = "full_attention", "sliding_attention"  # in layer_types
-Packing = Literal["", "awq", "gptq", "gptq_v2"]  # gptq keeps zeros less one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Config:
     windows: tuple[int | None, ...] = ()  # keys that each layer sees; (): all of them, in every layer
     scaling: Scaling | None = None
     ends: tuple[int, ...] = ()  # tokens that end a text
-    packing: Packing = ""  # how the folder's products are packed, four bits a weight; "": they are not
+    packing: Packing = UNPACKED  # of the folder's weights
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
@@ -132,7 +133,7 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
         qk_norm=kind == "qwen3",
         windows=_windows(fields, kind, layers),
         scaling=scaling,
-        packing=_packing(fields.inner("quantization_config"), source),
+        packing=packing.read(fields.inner("quantization_config"), source),
         ends=fields.tokens("eos_token_id"),
     )
 
@@ -160,15 +161,3 @@ def _windows(fields: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
         return ()
     window = fields.whole("sliding_window")
     return tuple(window if each == SLIDING else None for each in types)
-
-
-def _packing(how: Mapping[str, Any], source: str) -> Packing:
-    """AWQ's and GPTQ's, of four bits; others would be read as noise."""
-    if not how:
-        return ""
-    method, bits = how.get("quant_method"), how.get("bits", how.get("w_bit"))
-    if method not in ("awq", "gptq") or bits != 4:
-        raise BadInput(f"{source} is packed by {method} with {bits} bits: `generate` knows awq and gptq with 4")
-    if method == "awq" and str(how.get("version", "gemm")).lower() != "gemm":
-        raise BadInput(f"{source} is awq in version {how['version']!r}: `generate` knows gemm")
-    return "gptq_v2" if how.get("checkpoint_format") == "gptq_v2" else method

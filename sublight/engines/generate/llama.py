@@ -85,9 +85,7 @@ class Llama:
         turns = torch.tensor(config.frequencies(), dtype=torch.float64)
         angles = torch.outer(torch.arange(longest or config.longest, dtype=torch.float64), turns)
         like = weights.tokens
-        self.cos, self.sin = (
-            (config.amplitude * x).to(like.device, like.dtype) for x in (angles.cos(), angles.sin())
-        )
+        self.cos, self.sin = ((config.amplitude * x).to(like.device, like.dtype) for x in (angles.cos(), angles.sin()))
 
     @torch.no_grad()
     def prefill(
@@ -104,9 +102,7 @@ class Llama:
         `every` token."""
         length, heads = start + len(ids), self.config.kv_heads
 
-        def attend(
-            q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None
-        ) -> torch.Tensor:
+        def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None) -> torch.Tensor:
             k, v = (x[pages].view(1, -1, heads, x.shape[-1])[:, :length].transpose(1, 2) for x in (k_cache, v_cache))
             out = self.layers.prefill_attention(q.transpose(0, 1)[None], k, v, window)
             return out[0].transpose(0, 1)  # (t, h, d), as q
@@ -132,9 +128,7 @@ class Llama:
         graph, so attention may begin before the launch that writes this token's key has ended."""
         early = self._early(in_graph)
 
-        def attend(
-            q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None
-        ) -> torch.Tensor:
+        def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None) -> torch.Tensor:
             return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, window=window, **early)
 
         hidden, head = self._hidden(ids, positions, slots, cache, attend, in_graph), self.weights.head
