@@ -349,5 +349,11 @@ def _flag(data: Mapping[str, Any], name: str) -> bool:
 
 
 def _shown(value: Any) -> str:
+    """
+    >>> _shown("a"), _shown([[1]])
+    ('"a"', 'a list')
+    """
+    if isinstance(value, list | dict):  # which may be deeper than can be written
+        return "a list" if isinstance(value, list) else "an object"
     words = json.dumps(value)
     return words if len(words) <= 40 else f"{words[:40]}…"

@@ -150,6 +150,12 @@ def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
         parse(body)
 
 
+def test_a_value_that_can_be_read_but_is_too_deep_to_be_written_is_refused() -> None:
+    for depth in range(800, 1010):  # somewhere there json.loads begins to refuse, and json.dumps before it
+        with pytest.raises(Failure, match=r"the body is no JSON|n is a list: send a whole number"):
+            read(parse(b'{"prompt": "a", "n": ' + b"[" * depth + b"]" * depth + b"}"), "completion", SERVED)
+
+
 def test_what_changes_no_text_is_taken_and_what_asks_for_nothing() -> None:
     """As clients send it without being asked to."""
     idle = {"user": "me", "store": False, "service_tier": "auto", "metadata": {"a": "b"}, "tools": [], "suffix": None}
