@@ -24,6 +24,8 @@ TEMPLATE = Template(
     {"bos_token": "0"},
 )
 SERVED = Served(name="tiny", words=Letters(), vocab=VOCAB, longest=32, ends=frozenset({1}), template=TEMPLATE)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -109,7 +111,14 @@ def test_the_same_seed_is_the_same_draw() -> None:
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text alone",
          "messages[0].content"),
         ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "refuses these messages: no tools", "messages"),
-        ("chat", {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
+        ("chat", {"messages": HELLO, "tools": [{}]}, "tools is a list", "tools"),
+        ("chat", {"messages": HELLO, "tools": [TOOL]}, "writes no calls as <tool_call>", "tools"),
+        ("chat", {"messages": HELLO, "tools": [STRICT]}, "cannot be strict", "tools"),
+        ("chat", {"messages": HELLO, "tool_choice": "auto"}, "tool_choice needs tools", "tool_choice"),
+        ("chat", {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"}, "auto or none", "tool_choice"),
+        ("chat", {"messages": HELLO, "tools": [TOOL], "parallel_tool_calls": False}, "cannot be false",
+         "parallel_tool_calls"),
+        ("completion", {"prompt": "a", "tools": [TOOL]}, "tools is not supported", "tools"),
         ("chat", {"messages": HELLO, "top_logprobs": 2}, "needs logprobs", "top_logprobs"),
         ("chat", {"messages": HELLO, "response_format": {"type": "json_object"}}, "text alone", "response_format"),
         ("chat", {"messages": HELLO, "chat_template_kwargs": 0}, "is an object", "chat_template_kwargs"),
