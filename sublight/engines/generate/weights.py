@@ -26,7 +26,7 @@ GetPacked = Callable[[str, tuple[int, int]], PackedLinear | None]
 
 TOKENS = "model.embed_tokens.weight"
 OF_ACTIVATIONS = (  # by which others round them to fp8, as the cache; here they stay as they are
-    *("input_scale", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale"),
+    *("input_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale"),
 )
 HEAD = "+head"  # behind a way: it packs the head, too
 

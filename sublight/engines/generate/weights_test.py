@@ -144,6 +144,7 @@ FP8: dict[str, tuple[str, tuple[int, int] | None, dict[str, Any]]] = {  # name o
     "blocks": ("weight_scale_inv", (128, 128), {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
     "cut blocks": ("weight_scale_inv", (48, 80), {"quant_method": "fp8", "weight_block_size": [48, 80]}),
     "tensor": ("weight_scale", None, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "tensor, as transformers has it": ("weight_scale_inv", None, {"quant_method": "fp8", "weight_block_size": None}),
     "compressed, tensor": ("weight_scale", None, compressed(group("tensor"), ignore=["lm_head"])),
     "compressed, channel": ("weight_scale", (1, 2**20), compressed(group("channel"), sparsity_config={})),
     "compressed, block": ("weight_scale", (48, 80), compressed(group("block", block_structure=[48, 80]))),
@@ -168,8 +169,8 @@ def fp8_folder(model: Any, folder: Path, kind: str) -> dict[str, torch.Tensor]:
             codes[at] = (module.weight.data[at] / scales[row, col]).to(E4M3)
             module.weight.data[at] = codes[at].float() * scales[row, col]
         tensors |= {f"{name}.weight": codes, f"{name}.{scale}": scales if block else scales.reshape(1)}
-        if kind == "tensor":
-            tensors[f"{name}.input_scale"] = torch.tensor(0.7)
+        if kind.startswith("tensor"):
+            tensors[f"{name}.{'activation' if 'transformers' in kind else 'input'}_scale"] = torch.tensor(0.7)
     save_file(tensors, folder / "model.safetensors")
     data = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**data, "quantization_config": how}))
