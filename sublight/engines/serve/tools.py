@@ -64,14 +64,14 @@ def _is_function(tool: Any) -> bool:
 def shown(calls: Any, where: str) -> list[dict[str, Any]]:
     """An earlier reply's calls as templates take them: arguments as an object, not as its JSON."""
     rows = []
-    for call in calls if isinstance(calls, list) else [None]:
-        function = call.get("function") if isinstance(call, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        arguments = _object(function.get("arguments")) if isinstance(function, dict) else None
-        if not isinstance(name, str) or arguments is None:
+    for each in calls if isinstance(calls, list) else [None]:
+        call: dict[str, Any] = each if isinstance(each, dict) else {}
+        function: Any = call.get("function")
+        name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else ("", "")
+        if not isinstance(name, str) or (made := _object(arguments)) is None:
             words = 'is a list of {"id": …, "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
             raise invalid(f"{where}.tool_calls {words}", f"{where}.tool_calls")
-        rows.append({**call, "function": {"name": name, "arguments": arguments}})
+        rows.append({**call, "function": {"name": name, "arguments": made}})
     return rows
 
 
