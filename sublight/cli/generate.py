@@ -95,6 +95,9 @@ def command(request: Request) -> None:
         "tokens_per_s": count / took_s,
     }
     output.show(report.page(document), document, request.json)
+    if failed := sum(each.finish == "failed" for each in requests):
+        of = f"{failed} of {len(requests)} texts"
+        raise BadInput(f"the model's logits for {of} are no numbers: try another --dtype, as bf16 or fp32")
 
 
 def run(engine: Engine, requests: Sequence[TextRequest], show: Progress | None) -> int:
@@ -102,7 +105,7 @@ def run(engine: Engine, requests: Sequence[TextRequest], show: Progress | None) 
     count, ended, spared, next_s = 0, 0, 0, 0.0  # spared: tokens of texts that ended before their most
     most = sum(each.most_new for each in requests)
     for request, _ in engine.run(requests):
-        count += 1
+        count += request.finish != "failed"
         if request.finish:
             ended, spared = ended + 1, spared + request.most_new - len(request.new)
         if show and (now := time.perf_counter()) >= next_s:

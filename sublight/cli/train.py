@@ -80,19 +80,22 @@ WITH_RESUME = ("resume", "out", "device", "prompt", "html", "explain", "json")
 def command(request: Request) -> None:
     output.check_writable(request.html, request.json)
     output.check_apart((request.html, request.json), (request.data,))
+    try:
+        request.prompt.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as a terminal's odd bytes become one
+        raise BadInput("--prompt is no Unicode text: write it in UTF-8") from None
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: threads that spin starve a busy machine
-    from sublight.engines.train import run as runs
 
     device = device_named(request.device)
     if is_torchrun() or request.parallel:
         status = shared(request, device)
     else:
-        run, data = resumed(request) if request.resume else started(request, device)
-        if run.settings.parallel:
-            raise BadInput(
-                f"{run.folder} is a run of several processes: resume it by torchrun, with any number of them"
-            )
-        with runs.alone(run.folder):
+        with contextlib.ExitStack() as held:
+            run, data = resumed(request, held) if request.resume else started(request, held, device)
+            if run.settings.parallel:
+                raise BadInput(
+                    f"{run.folder} is a run of several processes: resume it by torchrun, with any number of them"
+                )
             status = train(run, data, device, request.prompt, request)
     if status:
         raise typer.Exit(status)
@@ -131,11 +134,10 @@ def _shared(request: Request, device: str) -> int:
 
     with processes.joined(device) as ranks, contextlib.ExitStack() as held:
         make = resumed if request.resume else partial(started, device=device)
-        folder = ranks.first_does(lambda: str(make(request)[0].folder))
+        folder = ranks.first_does(lambda: str(make(request, held)[0].folder))
         run = runs.opened(Path(folder))
         if not run.settings.parallel:
             raise BadInput(f"{folder} is a run of one process: resume it without torchrun")
-        ranks.first_does(lambda: held.enter_context(runs.alone(run.folder)))
         try:
             return train(run, data.opened(run.tokens), device, request.prompt, request, ranks)
         except RuntimeError as error:
@@ -154,8 +156,9 @@ def device_named(words: str) -> str:
     return str(kind or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def resumed(request: Request) -> tuple[Run, Data]:
-    """The run that a folder's checkpoint continues; options that would change how it began are refused."""
+def resumed(request: Request, held: contextlib.ExitStack) -> tuple[Run, Data]:
+    """The run that a folder's checkpoint continues, for this process alone until `held` ends; options that would change
+    how it began are refused."""
     from sublight.engines.train import data, run
 
     plain = Request()
@@ -164,13 +167,14 @@ def resumed(request: Request) -> tuple[Run, Data]:
         what = "the data" if other[0] == "data" else f"--{other[0]}"
         raise BadInput(f"--resume goes on with the settings that the run has: leave {what} out")
     found = run.opened(run.newest_folder(request.out))
+    held.enter_context(run.alone(found.folder))
     tokens = data.opened(found.tokens)
     tokens.tokenizer.encode(request.prompt)  # complains before anything is computed
     return found, tokens
 
 
-def started(request: Request, device: str) -> tuple[Run, Data]:
-    """A new run's folder, with everything that resuming needs."""
+def started(request: Request, held: contextlib.ExitStack, device: str) -> tuple[Run, Data]:
+    """A new run's folder, with everything that resuming needs, for this process alone until `held` ends."""
     from sublight.engines.train import data, huggingface, run
 
     if request.size and request.depth is not None:
@@ -182,11 +186,10 @@ def started(request: Request, device: str) -> tuple[Run, Data]:
     check_words(request, device)
     like_it = shape or shape_of(request, device, vocab=1)  # the vocabulary matters to no setting
     settings_of(request, like_it, device).check(like_it)
-    folder = run.new_folder(request.out)
     path = Path(request.data) if request.data else None
     quick_bytes = QUICK_BYTES if request.quick else None
-    with data.taken_back_on_error(folder):
-        found = data.prepare(path, tokens_of(request, weights), folder / "tokens", most_bytes=quick_bytes)
+    with run.new(request.out, held) as folder:
+        found = data.prepare(path, tokens_of(request, weights), folder / run.TOKENS, most_bytes=quick_bytes)
         shape = shape or shape_of(request, device, found.tokenizer.vocab)
         if found.tokenizer.vocab > shape.vocab:
             raise BadInput(
@@ -273,21 +276,11 @@ def settings_of(request: Request, shape: Shape, device: str) -> Any:
         threads=busy.threads(),
         time_limit_s=limit_s,
     )
-    settings = (
-        "accumulate",
-        "lr",
-        "warmup",
-        "beta2",
-        "dropout",
-        "clip",
-        "weight_decay",
-        "seed",
-        "eval_every",
-        "save_every",
+    names = (
+        *("accumulate", "lr", "warmup", "beta2", "dropout", "clip", "weight_decay", "seed", "eval_every", "save_every"),
+        *("mode", "attention", "parallel", "graph", "deterministic"),
     )
-    given: dict[str, Any] = {
-        name: getattr(request, name) for name in (*settings, "mode", "attention", "parallel", "graph", "deterministic")
-    }
+    given: dict[str, Any] = {name: getattr(request, name) for name in names}
     return replace(plain, **{name: value for name, value in given.items() if value is not None and value != ""})
 
 

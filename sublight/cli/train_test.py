@@ -106,6 +106,9 @@ def test_explain_ends_with_a_page(say: Say, tmp_path: Path) -> None:
         (["text.txt", "--lr", "-1"], "--lr -1.0: give a number above 0"),
         (["text.txt", "--time-limit", "soon"], "as in --time-limit 10min"),
         (["text.txt", "--prompt", "ZÄ", "--depth", "1"], "'Z' is not in the data"),
+        (["text.txt", "--prompt", "\udcff", "--tokens", "bytes"], "--prompt is no Unicode text"),
+        (["text.txt", "--out", "text.txt"], "text.txt is a file"),
+        (["text.txt", "--out", "text.txt/in"], "cannot make text.txt/in: Not a directory"),
         (["--from", "nowhere"], "cannot read nowhere/config.json"),
         (["--resume"], "there is no run in runs/"),
         (["--resume", "--out", "nowhere"], "nowhere holds no run"),
@@ -116,6 +119,27 @@ def test_bad_input_is_one_line_and_leaves_no_run(say: Say, tmp_path: Path, words
     status, out, err = say(*words)
     assert (status, out) == (2, "") and complaint in err and err.count("\n") == 1
     assert not (tmp_path / "runs").exists() and not (tmp_path / "nowhere").exists()
+
+
+def test_two_do_not_begin_in_one_folder(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second would write its settings over those of the first, which goes on; without --out each has its own."""
+    from sublight.engines.train import data
+
+    prepare, seen = data.prepare, []
+
+    def slow(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(data, "prepare", prepare)
+        for words in (("--out", "runs/001", "--seed", "2"), ("--seed", "3")):
+            seen.append((cli.run(["train", "text.txt", *TINY, "--steps", "1", *words]), capsys.readouterr().err))
+        return prepare(*args, **options)
+
+    monkeypatch.setattr(data, "prepare", slow)
+    assert say("text.txt", *TINY, "--steps", "1", "--seed", "1")[0] == 0
+    assert seen[0][0] == 2 and "another process trains in runs/001" in seen[0][1] and seen[1][0] == 0
+    seeds = {each.parent.name: json.loads(each.read_text())["settings"]["seed"] for each in tmp_path.rglob("run.json")}
+    assert seeds == {"001": 1, "002": 3}
 
 
 def test_a_refused_run_leaves_a_folder_as_it_was(say: Say, tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ def build(how: Build) -> Engine:
 
 
 def dtype_of(how: Build, config: configs.Config) -> str:
-    """fp32 on a CPU; on a GPU bf16, or fp16 where somebody else packed: their scales are in fp16, which bf16 rounds."""
-    usual = "float32" if how.device == "cpu" else "float16" if config.packing else "bfloat16"
+    """fp32 on a CPU; on a GPU bf16, or fp16 where others packed to four bits: their scales are in fp16, which bf16
+    rounds."""
+    usual = "float32" if how.device == "cpu" else "float16" if config.packing.is_four_bits else "bfloat16"
     return one_of("dtype", SHORT.get(how.dtype, how.dtype) or usual, DTYPES)
 
 

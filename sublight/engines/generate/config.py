@@ -6,18 +6,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from sublight.engines.generate import packing
 from sublight.engines.generate import rope as ropes
 from sublight.engines.generate.fields import Fields
+from sublight.engines.generate.packing import UNPACKED, Packing
 from sublight.engines.generate.rope import Scaling, Yarn
 from sublight.errors import BadInput
 
+QWEN_WINDOW = {"sliding_window": 4096, "max_window_layers": 28}  # where use_sliding_window is true
 USUAL: dict[str, dict[str, Any]] = {  # what Hugging Face takes where a config.json leaves a key out
     "llama": {"max_position_embeddings": 2048, "eos_token_id": 2},
     "mistral": {"max_position_embeddings": 131072, "eos_token_id": 2, "sliding_window": 4096, "num_key_value_heads": 8},
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, **QWEN_WINDOW},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128, **QWEN_WINDOW},
 }
 TYPES = tuple(USUAL)
 OF_ROPE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")  # old files have them outside
@@ -27,7 +30,7 @@ PLAIN: dict[str, Any] = {  # what other models compute between, and the value by
     **{"num_local_experts": 0, "use_qk_norm": False, "no_rope_layers": [], "hidden_activation": "silu"},
     "attention_multiplier": None,
 }
-Packing = Literal["", "awq", "gptq", "gptq_v2"]  # gptq keeps zeros less one
+FULL, SLIDING = "full_attention", "sliding_attention"  # in layer_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +52,13 @@ class Config:
     mlp_bias: bool = False
     tied: bool = False
     qk_norm: bool = False  # each head of q and k has a norm before it is turned
-    window: int | None = None
+    windows: tuple[int | None, ...] = ()  # keys that each layer sees; (): all of them, in every layer
     scaling: Scaling | None = None
     ends: tuple[int, ...] = ()  # tokens that end a text
-    packing: Packing = ""  # how the folder's products are packed, four bits a weight; "": they are not
+    packing: Packing = UNPACKED  # of the folder's weights
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
     def frequencies(self) -> list[float]:
         """Radians a position, for each pair of a head."""
@@ -99,11 +105,8 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
     head_dim = fields.whole("head_dim", dim // heads)
     if heads % kv_heads or head_dim % 2:
         raise BadInput(f"{source} has {heads} heads of {head_dim} for {kv_heads} of keys: no multiple, or an odd size")
-    if kind in ("qwen2", "qwen3") and fields.flag("use_sliding_window"):
-        raise BadInput(f"{source} has use_sliding_window in some layers alone, which `generate` has not yet")
-    has_window = kind == "mistral" and fields.data["sliding_window"] is not None
     layers = fields.whole("num_hidden_layers")
-    _only_plain(fields, [f"{'sliding' if has_window else 'full'}_attention"] * layers)
+    _only_plain(fields)
     outer = {name: data[name] for name in OF_ROPE if name in data}
     inner = ropes.joined(fields.inner("rope_scaling"), fields.inner("rope_parameters"), source)
     rope = Fields({**outer, **inner}, source)
@@ -128,29 +131,33 @@ def of_json(data: Mapping[str, Any], source: str) -> Config:
         mlp_bias=kind == "llama" and fields.flag("mlp_bias"),
         tied=fields.flag("tie_word_embeddings"),
         qk_norm=kind == "qwen3",
-        window=fields.whole("sliding_window") if has_window else None,
+        windows=_windows(fields, kind, layers),
         scaling=scaling,
-        packing=_packing(fields.inner("quantization_config"), source),
+        packing=packing.read(fields.inner("quantization_config"), source),
         ends=fields.tokens("eos_token_id"),
     )
 
 
-def _only_plain(fields: Fields, layer_types: list[str]) -> None:
-    """Refuses what another model's layers would compute, whatever this file calls itself."""
+def _only_plain(fields: Fields) -> None:
+    """Refuse what another model's layers would compute, whatever this file calls itself."""
     for name, nothing in PLAIN.items():
         if (value := fields.data.get(name)) is not None and value != nothing:
             raise BadInput(f"{fields.source} has {name} {str(value)[:40]}, which `generate` does not compute")
-    if fields.data.get("layer_types") not in (None, layer_types):
-        raise BadInput(f"{fields.source} has layer_types other than {layer_types[0]} in all {len(layer_types)} layers")
 
 
-def _packing(how: Mapping[str, Any], source: str) -> Packing:
-    """AWQ's and GPTQ's, of four bits; others would be read as noise."""
-    if not how:
-        return ""
-    method, bits = how.get("quant_method"), how.get("bits", how.get("w_bit"))
-    if method not in ("awq", "gptq") or bits != 4:
-        raise BadInput(f"{source} is packed by {method} with {bits} bits: `generate` knows awq and gptq with 4")
-    if method == "awq" and str(how.get("version", "gemm")).lower() != "gemm":
-        raise BadInput(f"{source} is awq in version {how['version']!r}: `generate` knows gemm")
-    return "gptq_v2" if how.get("checkpoint_format") == "gptq_v2" else method
+def _windows(fields: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
+    """By layer, as transformers has it: Mistral's in all of them, Qwen's from `max_window_layers` on, or by
+    `layer_types`; Llama has none."""
+    is_by_layer = kind in ("qwen2", "qwen3") and fields.flag("use_sliding_window")
+    has_window = (kind == "mistral" or is_by_layer) and fields.data["sliding_window"] is not None
+    first = layers if not has_window else fields.whole("max_window_layers", least=0) if is_by_layer else 0
+    usual = [SLIDING if layer >= first else FULL for layer in range(layers)]
+    types = usual if fields.data.get("layer_types") is None else fields.data["layer_types"]
+    is_known = isinstance(types, list) and len(types) == layers and all(each in (FULL, SLIDING) for each in types)
+    if not is_known or not ((has_window and is_by_layer) or types == usual):
+        may_be = f"{FULL} or {SLIDING}" if has_window and is_by_layer else usual[0]
+        raise BadInput(f"{fields.source} has layer_types other than {may_be} in all {layers} layers")
+    if SLIDING not in types:
+        return ()
+    window = fields.whole("sliding_window")
+    return tuple(window if each == SLIDING else None for each in types)

@@ -17,6 +17,7 @@ SIZES: dict[str, Any] = {
     **{"model_type": "llama", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "rope_parameters": ROPE},
 }
+WINDOWS: dict[str, Any] = {"model_type": "qwen2", "num_key_value_heads": 4, "use_sliding_window": True}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,8 @@ SIZES: dict[str, Any] = {
         ({"rope_parameters": {**ROPE, "factor": None}}, "has no factor"),
         ({"rope_parameters": {**ROPE, "high_freq_factor": 1}}, "low_freq_factor 1, which is not below"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta '-1'"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "has no factor"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 32}}, "beta_fast 32, which is not"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}}, "rope_theta of at most 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -51,6 +53,13 @@ SIZES: dict[str, Any] = {
             {"model_type": "mistral", "num_key_value_heads": 4, "layer_types": ["full_attention"] * 2},
             "layer_types other than sliding_attention",
         ),
+        ({**WINDOWS, "layer_types": ["full_attention"]}, "layer_types other than full_attention or sliding_attention"),
+        ({**WINDOWS, "layer_types": ["full_attention", "chunked_attention"]}, "layer_types other than"),
+        ({**WINDOWS, "layer_types": "sliding_attention"}, "layer_types other than"),
+        ({**WINDOWS, "max_window_layers": -1}, "max_window_layers '-1', which is not a whole number from 0"),
+        ({**WINDOWS, "sliding_window": 0, "max_window_layers": 0}, "sliding_window '0'"),
+        ({**WINDOWS, "use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}, "layer_types other than"),
+        ({**WINDOWS, "sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "layer_types other than"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0, which `generate` does not compute"),
         ({"is_causal": False}, "is_causal False"),
         ({"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
@@ -76,7 +85,7 @@ def test_keys_left_out_are_hugging_faces(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     data = {**SIZES, "model_type": kind, "num_attention_heads": 32, "hidden_size": 256}
     theirs, ours = transformers.AutoConfig.for_model(**data), configs.of_json(data, "here")
-    found = (ours.longest, ours.kv_heads, ours.window, ours.ends, ours.eps)
+    found = (ours.longest, ours.kv_heads, ours.window(0), ours.ends, ours.eps)
     ends = () if theirs.eos_token_id is None else (theirs.eos_token_id,)
     window = theirs.sliding_window if kind == "mistral" else None
     expected = (theirs.max_position_embeddings, theirs.num_key_value_heads, window, ends, theirs.rms_norm_eps)
@@ -116,6 +125,19 @@ def test_frequencies_are_hugging_faces(rope: dict[str, Any]) -> None:
     assert ours.frequencies() != pytest.approx([5e3 ** (-2 * pair / 32) for pair in range(16)], rel=1e-2)
 
 
+def test_dynamic_turns_as_hugging_face_does_up_to_the_positions_where_texts_end() -> None:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    data = {**SIZES, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
+    ours, theirs = configs.of_json(data, "here"), LlamaConfig(**data)
+    for length, is_alike in ((1, True), (ours.longest, True), (ours.longest + 1, False)):
+        frequencies, amplitude = ROPE_INIT_FUNCTIONS["dynamic"](theirs, "cpu", seq_len=length)
+        assert (ours.frequencies() == pytest.approx(frequencies.tolist(), rel=1e-6)) == is_alike
+        assert amplitude == ours.amplitude == 1
+
+
 def test_both_forms_of_rope_may_agree() -> None:
     old = {"type": "linear", "factor": 2.0}
     new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}
@@ -128,6 +150,26 @@ def test_layers_that_are_said_to_be_what_they_are(kind: str, layer: str) -> None
     plain = {**SIZES, "model_type": kind, "num_key_value_heads": 4}
     said = {**plain, "layer_types": [layer] * 2, "attn_logit_softcapping": None, "logits_scaling": 1.0}
     assert configs.of_json(said, "here") == configs.of_json(plain, "here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"max_window_layers": first} for first in (0, 1, 2, None)),
+        {"max_window_layers": 0, "sliding_window": None},
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+        {"sliding_window": 7, "use_sliding_window": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_windows_are_hugging_faces(kind: str, changes: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    data = {name: x for name, x in {**SIZES, **WINDOWS, **changes}.items() if name == "sliding_window" or x is not None}
+    theirs = transformers.AutoConfig.for_model(**{**data, "model_type": kind})
+    expected = [theirs.sliding_window if each == "sliding_attention" else None for each in theirs.layer_types]
+    ours = configs.of_json({**data, "model_type": kind}, "here")
+    assert [ours.window(layer) for layer in range(2)] == expected
 
 
 def test_yarn_lengthens_a_model_whose_positions_are_the_first_trainings() -> None:

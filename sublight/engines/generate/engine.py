@@ -14,7 +14,7 @@ import torch
 from sublight.engines.generate.decoder import Decoder
 from sublight.engines.generate.llama import Cache, Llama
 from sublight.engines.generate.pages import Pages
-from sublight.engines.generate.sampling import Draw, Logprobs, Sampling, choose, logprobs_of
+from sublight.engines.generate.sampling import NONE, Draw, Logprobs, Sampling, choose, logprobs_of, marked
 from sublight.engines.generate.scheduler import Chunk, Scheduler, Text
 from sublight.errors import BadInput
 from sublight.fix.graph.backend import Backend, Cuda
@@ -35,7 +35,7 @@ class Request:
     logprobs: list[Logprobs] = field(default_factory=list)  # a token each, where they are wanted
     with_prompt: bool = False  # the prompt's, too
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # of its tokens but the first
-    finish: str = ""  # "stop" or "length"
+    finish: str = ""  # "stop", "length", or "failed": the model's logits were no numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,8 @@ class Engine:
             torch.cuda.synchronize(self.device)
 
     def step(self) -> list[tuple[Request, int]]:
-        """The new tokens of one step. The device is waited for once, when they are read."""
+        """The new tokens of one step, or NONE for a text that failed. The device is waited for once, when they are
+        read."""
         flight, self._flight = self._flight, None
         flight = self._still_wanted(flight) or self._launch()
         if flight is None:
@@ -153,7 +154,7 @@ class Engine:
         decodes = [chunk for chunk in chunks if chunk.is_decode]
         firsts = [(chunk, self._prefill(chunk)) for chunk in chunks if not chunk.is_decode]
         ready = [(chunk, row) for chunk, row in firsts if chunk.ends_the_text]
-        parts = [(row, row.argmax(-1)) for _, row in ready]
+        parts = [(row, marked(row, row.argmax(-1))) for _, row in ready]  # decode looks only where tokens are drawn
         ended = [chunk for chunk, _ in ready]
         if decodes:
             parts.append(self.decoder(decodes))
@@ -189,6 +190,10 @@ class Engine:
         )
 
     def _append(self, text: Text, request: Request, token: int, logprobs: Logprobs | None) -> None:
+        if token == NONE:
+            request.finish = "failed"
+            self.cancel(text)
+            return
         request.new.append(token)
         if logprobs is not None:
             request.logprobs.append(logprobs)

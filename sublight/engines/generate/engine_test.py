@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sublight.engines.generate import weights
 from sublight.engines.generate.engine import Engine, Request
 from sublight.engines.generate.layers import Mode
 from sublight.engines.generate.llama import Llama
-from sublight.engines.generate.sampling import Draw, Sampling, choose, largest
+from sublight.engines.generate.sampling import NONE, Draw, Sampling, choose, largest
 from sublight.engines.generate.scheduler import Chunk, Text
 from sublight.errors import BadInput
 from sublight.fix.graph.fake import Fake
@@ -32,6 +33,7 @@ LLAMA_3 = {
     **{"original_max_position_embeddings": 32},
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+TYPES = ["sliding_attention", "full_attention"]
 MODELS = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, attention_bias=True)),
     "llama 3": lambda: transformers.LlamaForCausalLM(
@@ -40,6 +42,12 @@ MODELS = {
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**COMMON)),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**COMMON, head_dim=16, rope_parameters=YARN)
+    ),
+    "qwen2, windows": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    ),
+    "qwen3, windows": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**COMMON, head_dim=16, use_sliding_window=True, sliding_window=5, layer_types=TYPES)
     ),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**COMMON, sliding_window=9)),
 }
@@ -102,7 +110,7 @@ def test_greedy_tokens_are_hugging_faces(saved: tuple[Path, list[list[int]]], ho
         assert sum(text.preempted for text in texts) > 0
 
 
-@pytest.mark.parametrize("saved", ["mistral"], indirect=True)
+@pytest.mark.parametrize("saved", ["mistral", "qwen2, windows"], indirect=True)
 def test_our_ops_give_the_same_tokens(saved: tuple[Path, list[list[int]]]) -> None:
     folder, expected = saved
     engine = Engine(model_of(folder, "ours"), pages=12, page=4, most_tokens=6)
@@ -174,6 +182,32 @@ def test_a_text_ends_where_it_is_told(tiny: Llama) -> None:
     list(Engine(tiny, pages=20).run([ended, stopped]))
     assert ended.new == plain.new[: plain.new.index(plain.new[3]) + 1] and ended.finish == "stop"
     assert stopped.new == plain.new[:5] and stopped.finish == "stop"
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(temperature=1.0), Sampling(logprobs=2)], ids=str)
+def test_logits_that_are_no_numbers_end_their_text_alone(tiny: Llama, how: Sampling) -> None:
+    """As where activations pass what fp16 holds: token 0 for ever, without a word."""
+    broken = Llama(tiny.config, replace(tiny.weights, tokens=tiny.weights.tokens.clone()), mode="eager")
+    broken.weights.tokens[1] = torch.nan  # of the third prompt alone
+    bias = {1: -100.0} if how.is_drawn else {}
+    requests = [Request(prompt, 3, replace(how, bias=bias)) for prompt in ([5, 17], [3], [4, 1, 9], [8])]
+    engine = Engine(broken, pages=20, page=4)
+    list(engine.run(requests))
+    assert [request.finish for request in requests] == ["length", "length", "failed", "length"]
+    assert [len(request.new) for request in requests] == [3, 3, 0, 3] and engine.scheduler.pages.free == 20
+
+
+def test_a_drawn_text_ends_where_its_logits_become_no_numbers(tiny: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = Engine(tiny, pages=20), []
+
+    def later(logits: torch.Tensor, *rest: Any) -> Any:
+        calls.append(1)
+        return choose(logits * (torch.inf if len(calls) == 3 else 1), *rest)
+
+    monkeypatch.setattr("sublight.engines.generate.engine.choose", later)
+    request = Request([5, 17], 9, Sampling(temperature=1.0))
+    assert [token for _, token in engine.run([request])][2:] == [NONE]
+    assert (request.finish, len(request.new)) == ("failed", 2)
 
 
 def test_a_cancelled_text_gives_its_pages_back(tiny: Llama) -> None:

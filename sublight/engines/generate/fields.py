@@ -18,10 +18,10 @@ class Fields:
     def __init__(self, data: Mapping[str, Any], source: str) -> None:
         self.data, self.source = data, source
 
-    def whole(self, name: str, usual: int | None = None) -> int:
+    def whole(self, name: str, usual: int | None = None, *, least: int = 1) -> int:
         value = self._given(name, usual)
-        if type(value) is not int or not 1 <= value <= MOST:
-            raise self._wrong(name, value, f"a whole number from 1 to {MOST}")
+        if type(value) is not int or not least <= value <= MOST:
+            raise self._wrong(name, value, f"a whole number from {least} to {MOST}")
         return value
 
     def number(self, name: str, usual: float | None = None) -> float:

@@ -20,7 +20,7 @@ from sublight.fix.quantize.row import streamed, why_not_streamed
 
 Maybe = torch.Tensor | None
 Row = Callable[..., torch.Tensor]  # x, product, norm's weight, residual, gated
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # q and the layer's two caches
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int | None], torch.Tensor]  # q, the layer's caches, window
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,7 @@ class Llama:
         turns = torch.tensor(config.frequencies(), dtype=torch.float64)
         angles = torch.outer(torch.arange(longest or config.longest, dtype=torch.float64), turns)
         like = weights.tokens
-        self.cos, self.sin = (
-            (config.amplitude * x).to(like.device, like.dtype) for x in (angles.cos(), angles.sin())
-        )
+        self.cos, self.sin = ((config.amplitude * x).to(like.device, like.dtype) for x in (angles.cos(), angles.sin()))
 
     @torch.no_grad()
     def prefill(
@@ -104,9 +102,9 @@ class Llama:
         `every` token."""
         length, heads = start + len(ids), self.config.kv_heads
 
-        def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None) -> torch.Tensor:
             k, v = (x[pages].view(1, -1, heads, x.shape[-1])[:, :length].transpose(1, 2) for x in (k_cache, v_cache))
-            out = self.layers.prefill_attention(q.transpose(0, 1)[None], k, v, self.config.window)
+            out = self.layers.prefill_attention(q.transpose(0, 1)[None], k, v, window)
             return out[0].transpose(0, 1)  # (t, h, d), as q
 
         positions = torch.arange(start, length, device=ids.device)
@@ -128,10 +126,10 @@ class Llama:
         """One token of each text; (texts, vocab). It never waits for the device, so that a CUDA graph may hold it:
         with `in_graph` one does, and what is dear to launch may be launched. Tables and lengths are older than the
         graph, so attention may begin before the launch that writes this token's key has ended."""
-        how = {"window": self.config.window, **self._early(in_graph)}
+        early = self._early(in_graph)
 
-        def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-            return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, **how)
+        def attend(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, window: int | None) -> torch.Tensor:
+            return self.layers.paged_attention(q, k_cache, v_cache, table, lengths, window=window, **early)
 
         hidden, head = self._hidden(ids, positions, slots, cache, attend, in_graph), self.weights.head
         row_linear = self.layers.row_linear if in_graph and len(ids) == 1 and not isinstance(head, Dense) else None
@@ -165,7 +163,7 @@ class Llama:
             heads = self._heads(qkv.view(count, -1, self.config.head_dim), self.weights.blocks[number])
             caches = cache.k[number], cache.v[number]
             q = layers.rope_kv_write(heads, self.cos, self.sin, positions, *caches, slots, **self._early(in_graph))
-            return attend(q, *caches).reshape(count, -1)
+            return attend(q, *caches, self.config.window(number)).reshape(count, -1)
 
         for number, block in enumerate(self.weights.blocks):
             if count == 1 and residual is None and (by := self._one_row_by(x, block, in_graph)):

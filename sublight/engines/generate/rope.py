@@ -2,7 +2,9 @@
 
 Each pair of a head turns by its own frequency. `linear` slows all of them alike; Llama 3's way and YaRN slow those that
 make few turns over the first training's positions and leave the fast ones, with a ramp between; YaRN also multiplies
-cosines and sines (its amplitude).
+cosines and sines (its amplitude). `dynamic` leaves the angles as they are within `max_position_embeddings`, where texts
+end here: beyond, every token changes the angles of those before it, whose keys are cached, so a text's tokens would
+depend on its chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from sublight.engines.generate.fields import Fields
 from sublight.errors import BadInput
 
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "dynamic", "linear", "llama3", "yarn")
 NAMES = (  # of all kinds; a name from elsewhere may mean other angles
     *("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast"),
     *("beta_slow", "mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "finetuned"),
@@ -117,6 +119,8 @@ def read(rope: Fields, original: int) -> Scaling | None:
     if kind == "default":
         return None
     factor = rope.number("factor")
+    if kind == "dynamic":
+        return None
     if kind == "linear":
         return Linear(factor=factor)
     positions = rope.number("original_max_position_embeddings", original)

@@ -16,6 +16,7 @@ from sublight.errors import BadInput
 
 MOST_LOGPROBS = 20  # of other tokens, beside the chosen one's
 PART = 256  # logits that `largest` looks at together
+NONE = -1  # in place of a token where a row's logits are no numbers
 COLDEST = 1e-5  # a temperature below takes the most likely token: logits divided by it would pass what fp32 holds
 
 
@@ -113,12 +114,24 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
     return (part * PART + places.gather(-1, part))[:, 0]
 
 
+def marked(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """`best`, or NONE in rows whose logits are no numbers: the largest of them is NaN wherever one is.
+
+    >>> marked(torch.tensor([[1.0, 2.0], [3.0, torch.nan]]), torch.tensor([1, 1])).tolist()
+    [1, -1]
+    """
+    largest_of_row = logits.gather(-1, best.clamp_min(0)[:, None])[:, 0]
+    return best.masked_fill(~largest_of_row.isfinite(), NONE)
+
+
 def choose(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[Logprobs | None]]:
-    """One token a row, (rows, vocab) in; `best` are the rows' largest. The device is waited for once, at the end."""
+    """One token a row, (rows, vocab) in, or NONE; `best` are the rows' largest. The device is waited for once, at the
+    end."""
     logprobs: list[Logprobs | None] = [None] * len(draws)
     if all(draw.is_greedy for draw in draws):
         return best.tolist(), logprobs
-    tokens, scores = best.clone(), logits
+    best = marked(logits, best)
+    tokens, scores = best.clamp_min(0), logits
     adjusted = [row for row, draw in enumerate(draws) if draw.counts is not None]
     if adjusted:
         rows = _rows(adjusted, logits)
@@ -141,7 +154,7 @@ def choose(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> t
     if wanted:
         rows = _rows(wanted, logits)
         logprobs = _logprobs(logits[rows], tokens[rows], wanted, draws)
-    return tokens.tolist(), logprobs
+    return tokens.masked_fill(best == NONE, NONE).tolist(), logprobs
 
 
 def draw_tokens(scores: torch.Tensor, how: Sequence[Sampling], uniforms: Sequence[float]) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from sublight.engines.generate.config import Config
 from sublight.engines.generate.llama import Block, Dense, Product, Weights
 from sublight.errors import BadInput
-from sublight.fix.quantize.checkpoints import from_awq, from_gptq
+from sublight.fix.quantize.checkpoints import from_awq, from_fp8, from_gptq
 from sublight.fix.quantize.linear import PackedLinear
 from sublight.fix.quantize.model import pack_weight
 
@@ -25,14 +25,18 @@ Get = Callable[[str, tuple[int, ...]], torch.Tensor]
 GetPacked = Callable[[str, tuple[int, int]], PackedLinear | None]
 
 TOKENS = "model.embed_tokens.weight"
+OF_ACTIVATIONS = (  # by which others round them to fp8, as the cache; here they stay as they are
+    *("input_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale"),
+)
 HEAD = "+head"  # behind a way: it packs the head, too
 
 
 def load(config: Config, folder: Path, *, dtype: torch.dtype, device: str, how: str = "") -> Weights:
     """All of them, or one line that says what is missing; `how` packs the products (w4a16, fp8 …), the head with them
     where it ends in `+head`."""
-    if how and config.packing:
-        raise BadInput(f"{folder} is packed already ({config.packing}): leave --weights out")
+    packing = config.packing
+    if how and packing.is_four_bits:
+        raise BadInput(f"{folder} is packed already ({packing.method}): leave --weights out")
     where: dict[str, Any] = {}
     for file in _open(folder, device):
         for name in file.keys():  # noqa: SIM118, no dictionary
@@ -51,24 +55,32 @@ def load(config: Config, folder: Path, *, dtype: torch.dtype, device: str, how: 
         x = read(name)
         if tuple(x.shape) != shape:
             raise BadInput(f"{folder}: {name} is {tuple(x.shape)}, which config.json says is {shape}")
-        if not x.is_floating_point():  # packed in a way that config.json does not tell
+        if packing.method == "fp8" and x.dtype == torch.float8_e4m3fn:
+            x = whole(x, read(f"{name}_scale_inv" if f"{name}_scale_inv" in where else f"{name}_scale"), name)
+        if not x.is_floating_point() or x.itemsize == 1:  # packed in a way that config.json does not tell
             raise BadInput(f"{folder}: {name} is of {x.dtype}, which is no weight as it is: fetch the model unpacked")
         x = x.to(device, dtype)
         if not all(map(math.isfinite, (float(edge) for edge in x.aminmax()))):  # their argmax would be token 0
             raise BadInput(f"{folder}: {name} has numbers that are none in {dtype}: fetch the model again, or try bf16")
         return x
 
+    def whole(codes: torch.Tensor, scales: torch.Tensor, name: str) -> torch.Tensor:
+        try:
+            return from_fp8(codes.to(device), scales.to(device), packing.block)
+        except BadInput as error:
+            raise BadInput(f"{folder}, {name}: {error}") from None
+
     def packed(layer: str, shape: tuple[int, int]) -> PackedLinear | None:
-        if not config.packing or f"{layer}.qweight" not in where:
+        if not packing.is_four_bits or f"{layer}.qweight" not in where:
             return None
         parts = ("qweight", "qzeros", "scales", *(["g_idx"] if f"{layer}.g_idx" in where else []))
         tensors = {part: read(f"{layer}.{part}") for part in parts}
         tensors["scales"] = tensors["scales"].to(dtype)
         try:
-            if config.packing == "awq":
+            if packing.method == "awq":
                 made = from_awq(tensors)
             else:
-                made = from_gptq(tensors, zeros_less_one=config.packing == "gptq")
+                made = from_gptq(tensors, zeros_less_one=packing.method == "gptq")
         except BadInput as error:
             raise BadInput(f"{folder}, {layer}: {error}") from None
         if (made.out_features, made.in_features) != shape:
@@ -80,6 +92,8 @@ def load(config: Config, folder: Path, *, dtype: torch.dtype, device: str, how: 
         config = replace(config, tied=False)  # the weights know better than the config.json: so transformers has it
     made = _build(config, get, how, packed)
     for name in sorted(where.keys() - seen):
+        if packing.method == "fp8" and name.rsplit(".", 1)[-1] in OF_ACTIVATIONS:
+            continue
         if _changes_a_layer(name, config.layers) and read(name).float().any():
             raise BadInput(f"{folder} has {name}, which this model has not by its config.json: fetch the model again")
     return made

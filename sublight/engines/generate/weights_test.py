@@ -126,9 +126,116 @@ def test_a_folder_packed_in_part_is_refused(theirs: Any, tmp_path: Path) -> None
         engine_of(tmp_path)
 
 
+E4M3 = torch.float8_e4m3fn
+
+
+def group(strategy: str, **more: Any) -> dict[str, Any]:
+    """compressed-tensors' words for one group of layers."""
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False, **more}
+    return {"targets": ["Linear"], "weights": weights, "input_activations": {"strategy": "token", "dynamic": True}}
+
+
+def compressed(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
+    named = {f"group_{number}": each for number, each in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": named, **more}
+
+
+FP8: dict[str, tuple[str, tuple[int, int] | None, dict[str, Any]]] = {  # name of the scales, what shares one, config
+    "blocks": ("weight_scale_inv", (128, 128), {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}),
+    "cut blocks": ("weight_scale_inv", (48, 80), {"quant_method": "fp8", "weight_block_size": [48, 80]}),
+    "tensor": ("weight_scale", None, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "tensor, as transformers has it": ("weight_scale_inv", None, {"quant_method": "fp8", "weight_block_size": None}),
+    "compressed, tensor": ("weight_scale", None, compressed(group("tensor"), ignore=["lm_head"])),
+    "compressed, channel": ("weight_scale", (1, 2**20), compressed(group("channel"), sparsity_config={})),
+    "compressed, block": ("weight_scale", (48, 80), compressed(group("block", block_structure=[48, 80]))),
+}
+
+
+def fp8_folder(model: Any, folder: Path, kind: str) -> dict[str, torch.Tensor]:
+    """The folder as its format is defined, and its tensors; the model's weights become what it says."""
+    scale, block, how = FP8[kind]
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or name == "lm_head":
+            continue
+        rows, cols = module.weight.shape
+        high, wide = (min(size, most) for size, most in zip((rows, cols), block or (rows, cols), strict=True))
+        scales = torch.empty(-(-rows // high), -(-cols // wide))
+        codes = torch.empty(rows, cols, dtype=E4M3)
+        for row, col in ((r, c) for r in range(len(scales)) for c in range(scales.shape[1])):
+            at = slice(row * high, (row + 1) * high), slice(col * wide, (col + 1) * wide)
+            scales[row, col] = module.weight.data[at].abs().max() / 448
+            codes[at] = (module.weight.data[at] / scales[row, col]).to(E4M3)
+            module.weight.data[at] = codes[at].float() * scales[row, col]
+        tensors |= {f"{name}.weight": codes, f"{name}.{scale}": scales if block else scales.reshape(1)}
+        if kind.startswith("tensor"):
+            tensors[f"{name}.{'activation' if 'transformers' in kind else 'input'}_scale"] = torch.tensor(0.7)
+    save_file(tensors, folder / "model.safetensors")
+    data = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**data, "quantization_config": how}))
+    return tensors
+
+
+@pytest.mark.parametrize("kind", FP8)
+def test_folders_in_fp8(theirs: Any, tmp_path: Path, kind: str) -> None:
+    fp8_folder(theirs, tmp_path, kind)
+    engine = engine_of(tmp_path)
+    assert ours(engine) == tokens_of(theirs)
+    down = engine.model.weights.blocks[0].down
+    assert isinstance(down, Dense) and torch.equal(down.weight, theirs.model.layers[0].mlp.down_proj.weight)
+    assert dtype_of(Build(folder=tmp_path, device="cuda"), configs.read(tmp_path)) == "bfloat16"
+
+
+def test_fp8_by_row_is_packed_again_as_it_was(theirs: Any, tmp_path: Path) -> None:
+    tensors = fp8_folder(theirs, tmp_path, "compressed, channel")
+    down = engine_of(tmp_path, weights="fp8", dtype="bf16").model.weights.blocks[0].down
+    codes = tensors["model.layers.0.mlp.down_proj.weight"].float()
+    assert torch.equal(down.codes.float(), codes), "a scale is the row's largest over 448, there and here"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weight_scale": None}, "has no weight model.layers.0.mlp.up_proj.weight_scale"),
+        ({"weight_scale": torch.ones(127, 1)}, r"up_proj.weight: scales \(127, 1\) are not those of rows of a weight"),
+        ({"weight_scale": torch.full((128, 1), torch.inf)}, "has numbers that are none"),
+        ({"weight": torch.ones(128, 128).to(torch.float8_e5m2)}, "is of torch.float8_e5m2"),
+        ({"weight": torch.ones(128, 128)}, "has model.layers.0.mlp.up_proj.weight_scale, which this model has not"),
+        ({"weight_zero_point": torch.ones(128, 1)}, "has model.layers.0.mlp.up_proj.weight_zero_point"),
+    ],
+)
+def test_fp8_folders_that_do_not_fit(theirs: Any, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    tensors = fp8_folder(theirs, tmp_path, "compressed, channel")
+    tensors |= {f"model.layers.0.mlp.up_proj.{name}": x for name, x in change.items()}
+    save_file({name: x for name, x in tensors.items() if x is not None}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=words):
+        engine_of(tmp_path)
+
+
+def test_fp8_that_config_json_does_not_tell_is_refused(theirs: Any, tmp_path: Path) -> None:
+    fp8_folder(theirs, tmp_path, "tensor")
+    theirs.config.save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=r"is of torch.float8_e4m3fn, which is no weight as it is"):
+        engine_of(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
-    [({"quant_method": "awq", "bits": 3}, "awq with 3 bits"), ({"quant_method": "bitsandbytes"}, "by bitsandbytes"),
+    [({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
+     ({"quant_method": "fp8", "weight_block_size": [128]}, r"blocks of '\[128\]'"),
+     ({"quant_method": "fp8", "weight_block_size": 128}, "blocks of '128'"),
+     ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "without config_groups"),
+     (compressed(group("channel"), format="pack-quantized"), "compressed-tensors as pack-quantized"),
+     (compressed({**group("channel"), "format": "int-quantized"}), "compressed-tensors as int-quantized"),
+     (compressed(group("group", group_size=32)), "'strategy': 'group'"),
+     (compressed(group("channel", type="int")), "'type': 'int'"),
+     (compressed(group("tensor", symmetric=False)), "'symmetric': False"),
+     (compressed(group("block")), "blocks of '0'"),
+     (compressed(group("block", block_structure=[1, 2]), group("block", block_structure=[2, 2])), "several sizes"),
+     (compressed(group("tensor"), sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
+     (compressed(group("tensor"), transform_config={"config_groups": {"u": {}}}), "transform_config"),
+     ({"quant_method": "awq", "bits": 3}, "awq with 3 bits"), ({"quant_method": "bitsandbytes"}, "by bitsandbytes"),
      ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'")],
 )  # fmt: skip
 def test_other_packings_are_refused(how: dict[str, Any], words: str) -> None:

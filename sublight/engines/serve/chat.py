@@ -23,6 +23,7 @@ class Template:
             raise BadInput("chat templates need jinja2: pip install 'sublight[serve]'") from None
         self._error: Any = TemplateError
         self._tokens = dict(tokens)
+        self.writes_calls = "tools" in source and "<tool_call>" in source and "<function=" not in source  # Hermes' form
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
@@ -35,12 +36,13 @@ class Template:
         *,
         begins_reply: bool = True,
         goes_on: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """`options` are the template's own; with `goes_on` the text ends where the last message does."""
         shown = list(messages)
         if goes_on:
             shown[-1] = {**shown[-1], "content": shown[-1]["content"] + END}
-        given = {**self._tokens, "messages": shown, "tools": None, "documents": None}
+        given = {**self._tokens, "messages": shown, "tools": tools, "documents": None}
         if taken := sorted(set(options) & set(given)):
             raise BadInput(f"chat_template_kwargs has {taken[0]}, which is not a template's option: leave it out")
         try:

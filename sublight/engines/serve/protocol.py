@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 from sublight.engines.generate.sampling import Sampling
 from sublight.engines.generate.vocabulary import Vocabulary
+from sublight.engines.serve import tools
 from sublight.engines.serve.chat import Template
 from sublight.engines.serve.failures import Failure, invalid
 from sublight.errors import BadInput, nearest
@@ -31,7 +32,7 @@ SHARED = (
 FIELDS: dict[Kind, tuple[str, ...]] = {
     "completion": (*SHARED, "prompt", "echo", "best_of"),
     "chat": (
-        *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tool_choice"),
+        *(*SHARED, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"),
         *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),  # vLLM's
     ),
 }
@@ -65,6 +66,7 @@ class Ask:
     echoes: tuple[str, ...] = ()  # the prompts, where they are repeated
     only_prompt: bool = False  # no new token is shown
     goes_on: bool = False  # a prompt's text; else the answer is a text by itself
+    may_call: bool = False  # tools were offered: the answer's calls are told apart from its text
     prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
     for name, value in data.items():
-        if name in NOT_HERE and _is_wanted(value, NOT_HERE[name]):
+        if name in NOT_HERE and name not in FIELDS[kind] and _is_wanted(value, NOT_HERE[name]):
             raise invalid(f"{name} is not supported here: leave it out", name)
         if name not in FIELDS[kind] and name not in IGNORED and name not in NOT_HERE:
             raise _unknown(name[:60], FIELDS[kind])
@@ -133,6 +135,7 @@ def read(data: Mapping[str, Any], kind: Kind, served: Served) -> Ask:
         echoes=echoes,
         only_prompt=bool(echoes) and data.get("max_tokens") == 0,
         goes_on=kind == "completion" or _flag(data, "continue_final_message"),
+        may_call=kind == "chat" and bool(data.get("tools")) and data.get("tool_choice") != "none",
     )
 
 
@@ -199,8 +202,7 @@ def _messages(data: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...],
         raise invalid(f"{served.name} has no chat template: use /v1/completions", "messages")
     if data.get("response_format") not in (None, {"type": "text"}):
         raise invalid("response_format is text alone here", "response_format")
-    if data.get("tool_choice") not in (None, "none"):
-        raise invalid("tools are not supported here: leave tool_choice out", "tool_choice")
+    offered = tools.offered(data, served.template, served.words)
     options = _given(data, "chat_template_kwargs", {})
     if not isinstance(options, dict):
         raise invalid('chat_template_kwargs is an object: {"enable_thinking": false}', "chat_template_kwargs")
@@ -210,7 +212,7 @@ def _messages(data: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...],
     begins = not goes_on and data.get("add_generation_prompt") is not False
     try:
         read = [_message(each, place) for place, each in enumerate(messages)]
-        text = served.template.prompt(read, options, begins_reply=begins, goes_on=goes_on)
+        text = served.template.prompt(read, options, begins_reply=begins, goes_on=goes_on, tools=offered)
     except BadInput as error:
         raise invalid(str(error), "messages") from None
     return (_encoded(text, served, "messages", is_whole=True),)
@@ -222,7 +224,12 @@ def _message(message: Any, place: int) -> dict[str, Any]:
         raise invalid(f"{where} is no object with role and content", where)
     if message.get("role") not in ROLES:
         raise invalid(f"{where} has role {_shown(message.get('role'))}: use {', '.join(ROLES)}", f"{where}.role")
-    content = message.get("content")
+    content, calls = message.get("content"), message.get("tool_calls") or None
+    if calls is not None:
+        if message["role"] != "assistant":
+            raise invalid(f"{where} has tool_calls, which are an assistant's", f"{where}.tool_calls")
+        message = {**message, "tool_calls": tools.shown(calls, where)}
+        content = "" if content is None else content
     if isinstance(content, list):
         parts = [
             part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
@@ -349,5 +356,11 @@ def _flag(data: Mapping[str, Any], name: str) -> bool:
 
 
 def _shown(value: Any) -> str:
+    """
+    >>> _shown("a"), _shown([[1]])
+    ('"a"', 'a list')
+    """
+    if isinstance(value, list | dict):  # which may be deeper than can be written
+        return "a list" if isinstance(value, list) else "an object"
     words = json.dumps(value)
     return words if len(words) <= 40 else f"{words[:40]}…"

@@ -24,6 +24,8 @@ TEMPLATE = Template(
     {"bos_token": "0"},
 )
 SERVED = Served(name="tiny", words=Letters(), vocab=VOCAB, longest=32, ends=frozenset({1}), template=TEMPLATE)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -109,7 +111,14 @@ def test_the_same_seed_is_the_same_draw() -> None:
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text alone",
          "messages[0].content"),
         ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "refuses these messages: no tools", "messages"),
-        ("chat", {"messages": HELLO, "tools": [{}]}, "tools is not supported", "tools"),
+        ("chat", {"messages": HELLO, "tools": [{}]}, "tools is a list", "tools"),
+        ("chat", {"messages": HELLO, "tools": [TOOL]}, "writes no calls as <tool_call>", "tools"),
+        ("chat", {"messages": HELLO, "tools": [STRICT]}, "cannot be strict", "tools"),
+        ("chat", {"messages": HELLO, "tool_choice": "auto"}, "tool_choice needs tools", "tool_choice"),
+        ("chat", {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"}, "auto or none", "tool_choice"),
+        ("chat", {"messages": HELLO, "tools": [TOOL], "parallel_tool_calls": False}, "cannot be false",
+         "parallel_tool_calls"),
+        ("completion", {"prompt": "a", "tools": [TOOL]}, "tools is not supported", "tools"),
         ("chat", {"messages": HELLO, "top_logprobs": 2}, "needs logprobs", "top_logprobs"),
         ("chat", {"messages": HELLO, "response_format": {"type": "json_object"}}, "text alone", "response_format"),
         ("chat", {"messages": HELLO, "chat_template_kwargs": 0}, "is an object", "chat_template_kwargs"),
@@ -148,6 +157,12 @@ def test_another_model_is_not_found() -> None:
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(Failure, match="the body is no JSON"):
         parse(body)
+
+
+def test_a_value_that_can_be_read_but_is_too_deep_to_be_written_is_refused() -> None:
+    for depth in range(800, 1010):  # somewhere there json.loads begins to refuse, and json.dumps before it
+        with pytest.raises(Failure, match=r"the body is no JSON|n is a list: send a whole number"):
+            read(parse(b'{"prompt": "a", "n": ' + b"[" * depth + b"]" * depth + b"}"), "completion", SERVED)
 
 
 def test_what_changes_no_text_is_taken_and_what_asks_for_nothing() -> None:

@@ -13,6 +13,7 @@ from sublight.engines.generate.sampling import Logprobs
 from sublight.engines.generate.vocabulary import Vocabulary
 from sublight.engines.generate.writer import BROKEN, Writer
 from sublight.engines.serve.protocol import Ask
+from sublight.engines.serve.tools import Call, Calls
 from sublight.engines.serve.worker import Event
 
 DONE = "data: [DONE]\n\n"
@@ -29,6 +30,7 @@ class Choice:
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     told: int = 0  # characters of the writer's text
+    calls: Calls | None = None  # where tools were offered
     finish: str = ""
 
 
@@ -46,7 +48,8 @@ class Reply:
         }
 
     def _choice(self, index: int) -> Choice:
-        return Choice(Writer(self.words, before=self.ask.prompts[index // self.ask.n] if self.ask.goes_on else ()))
+        before = self.ask.prompts[index // self.ask.n] if self.ask.goes_on else ()
+        return Choice(Writer(self.words, before=before), calls=Calls() if self.ask.may_call else None)
 
     def first(self) -> list[dict[str, Any]]:
         """Pieces that a stream begins with."""
@@ -64,15 +67,26 @@ class Reply:
         choice.prompt_logprobs += event.prompt_logprobs
         if self.ask.only_prompt:
             event = replace(event, text="", tokens=(), logprobs=())
+        calls: list[Call] = []
+        if choice.calls is not None:
+            text, calls = choice.calls.add(event.text, is_last=bool(event.finish))
+            finish = "tool_calls" if choice.calls.calls and event.finish == "stop" else event.finish
+            event = replace(event, text=text, finish=finish)
         choice.text += event.text
         choice.tokens += event.tokens
         choice.logprobs += event.logprobs
         choice.finish = event.finish
-        if not event.text and not event.finish and not event.logprobs:
+        if not event.text and not calls and not event.finish and not event.logprobs:
             return None
         logprobs = self._logprobs(event.tokens, event.logprobs, choice)
         row: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": event.finish or None}
-        row |= {"delta": {"content": event.text} if event.text else {}} if self.is_chat else {"text": event.text}
+        if self.is_chat:
+            row["delta"] = {"content": event.text} if event.text else {}
+            if calls and choice.calls is not None:
+                first = len(choice.calls.calls) - len(calls)
+                row["delta"]["tool_calls"] = [{"index": first + at, **call.row} for at, call in enumerate(calls)]
+        else:
+            row["text"] = event.text
         return self._piece(row)
 
     def whole(self) -> dict[str, Any]:
@@ -82,6 +96,9 @@ class Reply:
             row["logprobs"] = self._whole_logprobs(at)
             if self.is_chat:
                 row["message"] = {"role": "assistant", "content": choice.text}
+                if choice.calls is not None and choice.calls.calls:
+                    row["message"]["content"] = choice.text or None
+                    row["message"]["tool_calls"] = [call.row for call in choice.calls.calls]
             else:
                 row["text"] = self._echo(at) + choice.text
             rows.append(row)

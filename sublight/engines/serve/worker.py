@@ -22,6 +22,7 @@ from sublight.engines.serve.failures import Failure
 from sublight.engines.serve.metrics import Metrics
 from sublight.errors import BadInput
 
+NO_NUMBERS = "the model's logits for this text are no numbers: serve it with another --dtype, as bf16"
 SHUTTING_DOWN = "the server is shutting down: try again later"
 
 
@@ -217,6 +218,9 @@ class Worker:
         events: list[tuple[Emit, Event]] = []
         for request, token in tokens:
             job = self._jobs[request]
+            if request.finish == "failed":
+                self._end(job, Event(failure=Failure(500, NO_NUMBERS)))
+                continue
             of_prompt: tuple[Logprobs, ...] = ()
             if len(request.new) == 1:
                 self.metrics.first_token(now - job.arrived_s)

@@ -138,6 +138,18 @@ def test_a_step_that_fails_ends_its_texts_and_serving_goes_on(monkeypatch: pytes
     worker.stop()
 
 
+def test_a_text_whose_logits_are_no_numbers_fails_alone() -> None:
+    engine = tiny_engine(tiny_model())
+    engine.model.weights.tokens[7] = float("nan")
+    worker = Worker(engine, Letters())
+    (lost, heard), (other, listener) = job_of([1, 7, 3], 9), job_of([1, 2, 3], 2)
+    worker.submit([lost, other])
+    worker._take_in(wait=False)
+    worker._step()
+    assert heard.failure is not None and "are no numbers" in heard.failure.message and not heard.events[0].tokens
+    assert listener.failure is None and len(listener.events) == 1 and worker.gauges["waiting"] == 0
+
+
 def test_an_engine_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine(MODEL)
     monkeypatch.setattr(engine, "step", lambda: 1 / 0)

@@ -6,10 +6,8 @@ another place, and takes the pieces in another order.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,22 +42,6 @@ class Data:
         if (least := min(self.train.size, self.held_out.size)) <= context:
             most = max(1, least - 1)
             raise BadInput(f"{self.name} has too few tokens ({least} in a part): take more text, or --context {most}")
-
-
-@contextlib.contextmanager
-def taken_back_on_error(folder: Path) -> Iterator[None]:
-    """If the block fails, remove the tokens and the folders that it made: a refused run leaves nothing."""
-    kept = folder / "tokens"
-    made = [each for each in (kept, folder, folder.parent) if not each.exists()]
-    try:
-        yield
-    except BaseException:
-        if kept in made:
-            shutil.rmtree(kept, ignore_errors=True)
-        for each in made:
-            with contextlib.suppress(OSError):  # another run began in it meanwhile, or it was never made
-                each.rmdir()
-        raise
 
 
 def prepare(path: Path | None, words: str, folder: Path, *, most_bytes: int | None = None) -> Data:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from sublight.results import write_json
 
 RUNS = Path("runs")
 NAME = "run.json"
+TOKENS = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Run:
 
     @property
     def tokens(self) -> Path:
-        return self.folder / "tokens"
+        return self.folder / TOKENS
 
     @property
     def best(self) -> Path:
@@ -64,7 +66,10 @@ def opened(folder: Path) -> Run:
 def alone(folder: Path) -> Iterator[None]:
     """Nobody else trains there meanwhile: two would write over each other's log and checkpoints. The system lets go of
     the lock when this process ends, whatever ends it."""
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise BadInput(f"cannot open {folder}: {error.strerror}") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,15 +82,50 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def new_folder(words: str) -> Path:
-    """A folder without a run: the one that was named, or the next number in runs/."""
-    if words:
-        folder = Path(words)
-        if (folder / NAME).exists():
-            raise BadInput(f"{folder} holds a run: `sublight train --resume --out {folder}` goes on, or name another")
-        return folder
-    taken = [int(each.name) for each in RUNS.glob("*") if each.name.isdecimal()]
-    return RUNS / f"{max(taken, default=0) + 1:03d}"
+@contextlib.contextmanager
+def new(words: str, held: contextlib.ExitStack) -> Iterator[Path]:
+    """A folder for a new run: the one that was named, or the next number in runs/. Nobody else begins or trains there
+    until `held` ends. If the block fails, what it made is removed: a refused run leaves nothing."""
+    folder, made = _made(words)
+    held.enter_context(alone(folder))
+    _refuse_second(folder)
+    tokens = folder / TOKENS
+    is_first = not tokens.exists()
+    try:
+        yield folder
+    except BaseException:
+        if is_first:
+            shutil.rmtree(tokens, ignore_errors=True)
+        for each in made:
+            with contextlib.suppress(OSError):  # another run began in it meanwhile
+                each.rmdir()
+        raise
+
+
+def _made(words: str) -> tuple[Path, list[Path]]:
+    """The folder, and what had to be made for it, the innermost first. A number is taken by making its folder: of two
+    that start at once each gets its own."""
+    number = 0 if words else 1 + max((int(each.name) for each in RUNS.glob("*") if each.name.isdecimal()), default=0)
+    while True:
+        folder = Path(words) if words else RUNS / f"{number:03d}"
+        _refuse_second(folder)
+        made = [] if folder.parent.exists() else [folder.parent]
+        try:
+            folder.mkdir(parents=True)
+            return folder, [folder, *made]
+        except FileExistsError:
+            if words and folder.is_dir():
+                return folder, made
+            if words:
+                raise BadInput(f"{folder} is a file: name a folder with --out") from None
+            number += 1
+        except OSError as error:
+            raise BadInput(f"cannot make {folder}: {error.strerror}; name another with --out") from None
+
+
+def _refuse_second(folder: Path) -> None:
+    if (folder / NAME).exists():
+        raise BadInput(f"{folder} holds a run: `sublight train --resume --out {folder}` goes on, or name another")
 
 
 def newest_folder(words: str) -> Path:

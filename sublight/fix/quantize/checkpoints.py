@@ -1,4 +1,4 @@
-"""Weights that others packed to four bits, AWQ's and GPTQ's, in our packing.
+"""Weights that others packed to four bits, AWQ's and GPTQ's, in our packing; and to fp8, made whole.
 
 Both keep them as (in, out). GPTQ puts eight neighbours along the inputs into a word, the lowest first, AWQ eight along
 the outputs, in the order 0 2 4 6 1 3 5 7. Zeros lie along the outputs as AWQ's weights do, or plainly for GPTQ, which
@@ -47,6 +47,27 @@ def from_awq(tensors: Mapping[str, torch.Tensor]) -> PackedLinear:
     """A layer's `qweight`, `qzeros`, `scales`, and, where there is one, `bias`."""
     qweight, qzeros, scales = _three(tensors, "AWQ")
     return _layer(_nibbles(qweight, 1, AWQ_ORDER), _nibbles(qzeros, 1, AWQ_ORDER), scales, tensors.get("bias"))
+
+
+def from_fp8(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None = None) -> torch.Tensor:
+    """A weight (out, in) in fp32: each code times its scale, which is one for all, for a row, or for a block of outputs
+    and inputs (the last of which may be cut off).
+
+    >>> codes = torch.ones(2, 3).to(torch.float8_e4m3fn)
+    >>> from_fp8(codes, torch.tensor([[2.0, 3.0]]), (2, 2))
+    tensor([[2., 2., 3.],
+            [2., 2., 3.]])
+    """
+    rows, cols = codes.shape
+    weight, by = codes.float(), scales.float()
+    if by.numel() == 1:
+        return weight * by.reshape(())
+    if by.shape in ((rows, 1), (rows,)):
+        return weight * by.reshape(rows, 1)
+    if block is None or by.shape != (-(-rows // block[0]), -(-cols // block[1])):
+        of = "rows" if block is None else f"rows, or of blocks of {block[0]}x{block[1]}"
+        raise BadInput(f"scales {tuple(scales.shape)} are not those of {of} of a weight {(rows, cols)}")
+    return weight * by.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :cols]
 
 
 def _three(tensors: Mapping[str, torch.Tensor], kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
