@@ -115,12 +115,25 @@ def adapter_parameters(model: Model, rank: int) -> int:
 
 
 def held(model: Model, parallel: Parallel) -> int:
-    """Parameters of one GPU: its part of every product and of the layers, and its experts."""
-    numel, ways = models.parameters(model), _groups_of_experts(parallel)
+    """Parameters of one GPU, in a pipeline of the fullest stage: its part of every product and of the layers, and its
+    experts."""
+    if model.family == "convolution":
+        return models.parameters(model)
+    stages = parallel.pipeline
+    layers = sum(-(-block.count // stages) * models.block_parameters(model, block) for block in model.blocks)
+    ways = _groups_of_experts(parallel)
     if ways > 1:
-        experts = _expert_parameters(model)
-        numel += experts // ways - experts
-    return -(-numel // (parallel.tensor * parallel.pipeline))
+        experts = _expert_parameters(model, stages)
+        layers += experts // ways - experts
+    return -(-layers // parallel.tensor) + held_outside(model, parallel)
+
+
+def held_outside(model: Model, parallel: Parallel) -> int:
+    """Of these, the ones before and after the layers: of a pipeline's stages the first and the last have them."""
+    if model.family == "convolution":
+        return 0
+    outside = max(models.end_parameters(model)) if parallel.pipeline > 1 else models.outside_parameters(model)
+    return -(-outside // parallel.tensor)
 
 
 def _groups_of_experts(parallel: Parallel) -> int:
@@ -128,9 +141,9 @@ def _groups_of_experts(parallel: Parallel) -> int:
     return max(parallel.expert // parallel.tensor, 1)
 
 
-def _expert_parameters(model: Model) -> int:
+def _expert_parameters(model: Model, stages: int) -> int:
     return sum(
-        block.count * block.experts.count * models.expert_parameters(model, block.experts)
+        -(-block.count // stages) * block.experts.count * models.expert_parameters(model, block.experts)
         for block in model.blocks
         if block.experts
     )
@@ -139,8 +152,8 @@ def _expert_parameters(model: Model) -> int:
 def shared(model: Model, step: Step) -> int:
     """Parameters of one GPU whose gradients are summed: spread experts are nobody else's."""
     parallel, ways = step.parallel, _groups_of_experts(step.parallel)
-    own = _expert_parameters(model) // ways if ways > 1 and step.lora is None else 0
-    return trained(model, step) - own // (parallel.tensor * parallel.pipeline)
+    own = _expert_parameters(model, parallel.pipeline) // ways if ways > 1 and step.lora is None else 0
+    return trained(model, step) - own // parallel.tensor
 
 
 def trained(model: Model, step: Step) -> int:
