@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ class TimedOperation:
     timed: Timed
     runs: int  # the time of so many, those of a pipeline that fills and drains included
     hidden_s: float = 0.0  # of a link's time: what passes while other ops run
+    hidden_floor_s: float = 0.0  # of its floor: what would, if they all took their floors
 
     @property
     def expected_s(self) -> float:
@@ -33,7 +35,7 @@ class TimedOperation:
 
     @property
     def floor_s(self) -> float:
-        return max(0.0, self.runs * self.timed.floor_s - self.hidden_s)
+        return self.runs * self.timed.floor_s - self.hidden_floor_s
 
     @property
     def bound(self) -> str:
@@ -189,11 +191,19 @@ def micro(step: Step) -> tuple[Step, int, int]:
     return replace(step, batch=size), parts, rounds
 
 
-def in_a_long_run(timed: Timed, longer: float) -> Timed:
-    """On tensor cores, at the clock that the power limit leaves. What the memory bounds takes longer only where its
-    products then do: a little more bandwidth, or a row more, makes no step of it."""
-    stretch = max(1.0, longer * timed.tensor_s / timed.floor_s) if timed.floor_s else 1.0
-    return replace(timed, expected_s=stretch * timed.expected_s)
+def in_a_long_run(op: Operation, machine: Machine, longer: float) -> Timed:
+    """With products that take so many times longer, at the clock that the power limit leaves. What the memory bounds
+    takes no longer than before, until its products do: those of the same op with bytes that take as long as they."""
+    burst = op_times.timed(op, machine)
+    products_s = op_times.products_s(op.cost, machine)
+    if longer == 1.0 or not products_s or burst.bound == "launch":
+        return burst
+    share = min(1.0, products_s / burst.floor_s)
+    lighter = replace(
+        op.cost, read_bytes=math.ceil(share * op.cost.read_bytes), write_bytes=math.ceil(share * op.cost.write_bytes)
+    )
+    bound_by_products = op_times.timed(replace(op, cost=lighter), machine)
+    return replace(burst, expected_s=max(burst.expected_s, longer * bound_by_products.expected_s))
 
 
 def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOperation, ...]:
@@ -201,13 +211,20 @@ def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOper
     bucket's, as long as that pass lasts. Of a pipeline's parts the last alone has whole gradients. No other link waits
     for less: a cut product's sum, tokens on their way to experts and a stage's input are needed at once.
     """
-    backward_s = sum(
-        op.operation.count * op.timed.expected_s
+    under = [
+        op
         for op in ops
         if op.operation.kind != "link" and (op.operation.direction == "bwd" or op.operation.name.endswith("(again)"))
-    )
+    ]
+    backward_s = sum(op.operation.count * op.timed.expected_s for op in under)
+    backward_floor_s = sum(op.operation.count * op.timed.floor_s for op in under)
+    share = 1 - 1 / buckets
     return tuple(
-        replace(op, hidden_s=min(op.expected_s * (1 - 1 / buckets), backward_s))
+        replace(
+            op,
+            hidden_s=min(share * op.expected_s, backward_s),
+            hidden_floor_s=min(share * op.floor_s, backward_floor_s),
+        )
         if op.operation.name == GRADIENTS
         else op
         for op in ops
@@ -220,7 +237,7 @@ def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float
     ops = tuple(
         TimedOperation(
             operation=op,
-            timed=in_a_long_run(op_times.timed(op, machine), longer),
+            timed=in_a_long_run(op, machine, longer),
             runs=op.count * (1 if op.once else parts if op.at_end else rounds),
         )
         for op in census.census(model, part)

@@ -48,7 +48,6 @@ class Timed:
     expected_s: float
     how: How
     error: float  # relative, the 90th percentile of rows that were held out
-    tensor_s: float = 0.0  # of the floor's parts, the products': what a lower clock stretches
 
     @property
     def efficiency(self) -> float:
@@ -87,11 +86,10 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
         expected_s=max(expected_s, floor_s),
         how="measured" if same else "carried over" if found else "analytic",
         error=error,
-        tensor_s=_tensor_s(op.cost, machine),
     )
 
 
-def _tensor_s(cost: Cost, machine: Machine) -> float:
+def products_s(cost: Cost, machine: Machine) -> float:
     """The products' part of a floor."""
     rates = ((flops, machine.limits.value(name)) for name, flops in cost.flops.items() if name.startswith("matmul"))
     return max((flops / rate for flops, rate in rates if rate), default=0.0)

@@ -275,6 +275,21 @@ def test_gradients_travel_while_the_backward_pass_runs_and_nothing_else_does() -
     assert exposed.expected_s == pytest.approx((exposed.expected_s + exposed.hidden_s) / model.layers)
 
 
+@pytest.mark.parametrize(("knob", "factor"), [("links", 50.0), ("flops", 3.0), ("bandwidth", 1.02), ("l2", 2.0)])
+def test_the_floor_of_a_step_over_gpus_falls_with_more_of_anything(knob: str, factor: float) -> None:
+    """What is hidden of a floor is hidden under floors, not under times: these fall with more FLOPs, too."""
+    for name, batch, context, parallel in (
+        ("mixtral-8x7b", 2, 128, Parallel(pipeline=2, data=2)),
+        ("qwen2.5-7b", 3, 1, Parallel(tensor=4, data=2)),
+        ("qwen3-1.7b", 2, 128, Parallel()),
+    ):
+        model, step = config.load(name), Step(mode="train", batch=batch, context=context, parallel=parallel)
+        for gpu in ("b200", "h100"):
+            here = machine.find(gpu)
+            plain, more = (estimate.predict(model, each, step) for each in (here, machine.change(here, {knob: factor})))
+            assert more.floor_s <= plain.floor_s * (1 + 1e-9) and more.expected_s <= plain.expected_s * (1 + 1e-9)
+
+
 def test_energy_and_cost() -> None:
     found = estimate.predict(
         config.load("llama-3-8b"),

@@ -18,7 +18,7 @@ from sublight.cost import attention as attention_costs
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.errors import BadInput
-from sublight.predict import clocks, expected
+from sublight.predict import clocks
 from sublight.predict.estimate import OfOps, TimedOperation, in_a_long_run
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
@@ -103,7 +103,7 @@ def predict_module(
         counts[key] = (op, counts.get(key, (op, 0))[1] + 1)
     longer = clocks.slower(machine) if train else 1.0
     timed = [
-        TimedOperation(operation=op, timed=in_a_long_run(expected.timed(op, machine), longer), runs=runs)
+        TimedOperation(operation=op, timed=in_a_long_run(op, machine, longer), runs=runs)
         for op, runs in counts.values()
     ]
     return ModulePrediction(
