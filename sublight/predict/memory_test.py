@@ -57,7 +57,7 @@ WHOLE_STEPS: tuple[tuple[float, str, Step], ...] = (
      Step(mode="decode", batch=64, context=MEAN_CONTEXT)),
     (measured_step_s(RUN.name, part="llama-train", variant="patched"), "llama-3.2-1b",
      Step(mode="train", batch=4, context=2048, precision=HALF)),
-    (measured_step_s(RUN.name, part="gpt2-train", variant="patched"), "gpt2",
+    (measured_step_s("end_to_end_h200_calls.json", part="gpt2-train", variant="patched"), "gpt2",
      Step(mode="train", batch=16, context=1024, precision=HALF)),
     (measured_step_s(RUN.name, part="llama-decode", variant="patched+graph"), "llama-3.2-1b",
      Step(mode="decode", batch=1, context=640, precision=HALF, eager=True)),
