@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from sublight import units
 from sublight.errors import BadInput
 from sublight.predict import census, config, estimate, machine
-from sublight.predict.module import HOST_CALL_S, predict_module
 from sublight.predict.memory_test import DOCS, HALF, measured_step_s
+from sublight.predict.module import HOST_CALL_S, predict_module
 from sublight.predict.step import Step
 
 H100 = machine.find("h100")
