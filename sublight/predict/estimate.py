@@ -16,7 +16,7 @@ from sublight.predict.model import Model
 from sublight.predict.operation import Operation
 from sublight.predict.step import ONE_GPU, Mode, Step
 
-MICRO_BATCHES = 4  # for each stage of a pipeline, when training
+MICRO_BATCHES = 4  # the most for each stage of a pipeline, when training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +175,9 @@ class Prediction(OfOps):
         return here * parallel.data
 
 
-def micro(step: Step) -> tuple[Step, int, int]:
-    """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline.
+def micro(step: Step, size: int = 0) -> tuple[Step, int, int]:
+    """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline into
+    parts of `size` sequences, or as many parts as are usual.
 
     A pipeline fills and drains: with m parts and p stages, m + p - 1 rounds; while tokens are generated it stays full.
     What only the first or the last stage has runs once for each part.
@@ -185,10 +186,24 @@ def micro(step: Step) -> tuple[Step, int, int]:
     here = -(-step.batch // parallel.data)
     if parallel.pipeline == 1:
         return replace(step, batch=here), 1, 1
-    size = -(-here // (parallel.pipeline * (MICRO_BATCHES if step.trains else 1)))
+    size = size or -(-here // (parallel.pipeline * (MICRO_BATCHES if step.trains else 1)))
     parts = -(-here // size)
     rounds = max(parts, parallel.pipeline) if step.mode == "decode" else parts + parallel.pipeline - 1
     return replace(step, batch=size), parts, rounds
+
+
+def micro_sizes(step: Step) -> tuple[int, ...]:
+    """Parts to try in a pipeline: the usual ones, and larger ones, which take fewer rounds.
+
+    >>> micro_sizes(Step(mode="train", batch=40, context=1, parallel=replace(ONE_GPU, pipeline=2)))
+    (5, 8, 16, 32, 40)
+    """
+    least = micro(step)[0].batch
+    if step.parallel.pipeline == 1 or step.mode == "decode":
+        return (least,)
+    here = -(-step.batch // step.parallel.data)
+    larger = [1 << power for power in range(here.bit_length()) if least < 1 << power < here]
+    return tuple(dict.fromkeys((least, *larger, here)))
 
 
 def in_a_long_run(op: Operation, machine: Machine, longer: float) -> Timed:
@@ -232,7 +247,15 @@ def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOper
 
 
 def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
-    part, parts, rounds = micro(step)
+    """The step; of a pipeline, cut into the parts that take least time."""
+    held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
+    ways = (_ops(model, machine, step, size) for size in micro_sizes(step))
+    ops = min(ways, key=lambda each: sum(op.expected_s for op in each))
+    return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
+
+
+def _ops(model: Model, machine: Machine, step: Step, size: int) -> tuple[TimedOperation, ...]:
+    part, parts, rounds = micro(step, size)
     longer = clocks.slower(machine) if step.trains else 1.0
     ops = tuple(
         TimedOperation(
@@ -242,10 +265,7 @@ def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float
         )
         for op in census.census(model, part)
     )
-    if step.overlap:
-        ops = overlapped(ops, buckets=max(1, model.layers // step.parallel.pipeline))
-    held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
-    return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
+    return overlapped(ops, buckets=max(1, model.layers // step.parallel.pipeline)) if step.overlap else ops
 
 
 def modes_of(model: Model) -> tuple[Mode, ...]:

@@ -230,7 +230,7 @@ def test_tensor_parallel_cuts_time_but_not_to_the_half() -> None:
 
 
 def test_a_pipeline_fills_and_drains() -> None:
-    step = Step(mode="train", batch=32, context=128, parallel=Parallel(pipeline=4))
+    step = Step(mode="train", batch=32, context=4096, parallel=Parallel(pipeline=4))
     part, parts, rounds = estimate.micro(step)
     assert (part.batch, parts, rounds) == (2, 16, 19)
     assert estimate.micro(replace(step, mode="decode"))[1:] == (4, 4)
@@ -243,6 +243,18 @@ def test_a_pipeline_fills_and_drains() -> None:
         estimate.predict(model, machine.find("h100"), each) for each in (replace(step, parallel=Parallel()), step)
     )
     assert 4 * four.flops == alone.flops  # four stages do what one GPU does, and the bubble does nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "context"),
+    [("qwen3-0.6b", "h200", 100), ("llama-3.2-1b", "mi300x", 128), ("bert-base", "a100", 512)],
+)
+def test_few_tokens_go_through_a_pipeline_in_fewer_parts(name: str, gpu: str, context: int) -> None:
+    """Eight parts of one sequence read all weights eight times: nine sequences were once faster than eight."""
+    model, here = config.load(name), machine.find(gpu)
+    step = Step(mode="train", batch=8, context=context, parallel=Parallel(pipeline=2))
+    times = [estimate.predict(model, here, replace(step, batch=batch)).expected_s for batch in (8, 9, 16, 17)]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize(("mode", "batch"), [("train", 9), ("prefill", 5), ("decode", 3)])
