@@ -30,7 +30,8 @@ def backward(builder: Builder) -> Iterator[Operation]:
                 op.name == "qkv projection"
             ):  # attention leaves three gradients, by heads; this product takes one, by tokens
                 yield _moved(op, "q, k, v joined", "transpose", {"rows": op.shape["m"], "cols": op.shape["n"]})
-            yield from _product_backward(op, step, trained=place not in builder.frozen)
+            is_first = op.name == "patches" or (op.op == "conv2d" and place == 0)
+            yield from _product_backward(op, step, trained=place not in builder.frozen, is_first=is_first)
         elif op.kind == "link":
             yield replace(op, direction="bwd")
         elif op.kind == "attention":
@@ -64,8 +65,9 @@ def backward(builder: Builder) -> Iterator[Operation]:
         )
 
 
-def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[Operation]:
-    """The products of dy and the weight (x's gradient) and of dy and x (the weight's), each as large as the forward."""
+def _product_backward(op: Operation, step: Step, *, trained: bool, is_first: bool) -> Iterator[Operation]:
+    """The products of dy and the weight (x's gradient, which nobody needs of the first one) and of dy and x (the
+    weight's), each as large as the forward."""
     m, n, k = (op.shape[size] for size in ("m", "n", "k"))
     groups = op.shape.get("groups", 1)
     dtype = step.precision.products if op.op == "conv2d" else op.dtype
@@ -75,7 +77,7 @@ def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[O
     if op.op == "conv2d":  # its input is smaller than the matrix that it stands for
         x = dense(dtype, op.shape["batch"], op.shape["in_channels"], op.shape["size"], op.shape["size"])
     flops = 2.0 * m * n * k
-    if op.name not in ("patches", "embedding"):  # nobody needs the gradient of the input
+    if not is_first:
         spent = replace(matmul.product(dy, weight, x, n, *scales, limit=limit), flops={limit: flops})
         yield replace(op, name=op.name, direction="bwd", shape={**op.shape, "n": k, "k": n}, cost=spent)
     if trained:
