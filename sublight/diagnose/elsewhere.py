@@ -1,6 +1,7 @@
 """What recorded steps would take on another GPU: each op keeps its distance from the floor, and the floor moves.
 
-An op of unknown cost moves with the memory rate, one that is bound by its launch stays as it is. So the step's kernels,
+An op of unknown cost moves with the memory rate, a collective of unknown size with the links' rate; one that is bound
+by its launch stays as it is, as does a copy of pageable memory, whose time is the host's. So the step's kernels,
 copies and communication move, each part as its ops do together. Idle time is the host's, and stays: on a faster GPU a
 step that waits for launches gains less than its ops do.
 """
@@ -25,7 +26,7 @@ from sublight.trace.attribute import attribute
 from sublight.trace.record import Trace
 
 Part = Literal["kernels", "copy", "communication"]
-Way = Literal["floor", "memory rate", "kept"]  # how an op's time was carried over
+Way = Literal["floor", "memory rate", "link rate", "kept"]  # how an op's time was carried over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +143,22 @@ def _ops(items: Sequence[Item], here: Limits, there: Limits, count: int) -> tupl
 
 def carried(item: Item, here: Limits, there: Limits) -> tuple[float, float, Way, str]:
     """Seconds there, the floor there, how that is known, and what bounds it there."""
+    if item.name.startswith("Memcpy") and "Pageable" in item.name:
+        return item.took_s, item.floor_s or 0.0, "kept", "host"
     floor = there.floor(item.cost) if item.cost is not None else None
-    if item.floor_s and floor is not None:
+    is_link = item.family == "communication"
+    by_links = floor is not None and {item.bound, floor.bound} <= {"peer_copy", "launch"}
+    if item.floor_s and floor is not None and (by_links or not is_link):
         if item.bound == "launch":  # some are quicker than a launch is taken to be: they stay as they are
             least_s = floor.seconds if floor.seconds > item.floor_s else 0.0
             return max(item.took_s, least_s), floor.seconds, "kept", floor.bound
         return item.took_s * floor.seconds / item.floor_s, floor.seconds, "floor", floor.bound
-    rates = [limits.value("hbm_copy") for limits in (here, there)]
+    rates = [_link_rate(limits) if is_link else limits.value("hbm_copy") for limits in (here, there)]
     if rates[0] and rates[1]:
-        return item.took_s * rates[0] / rates[1], 0.0, "memory rate", "unknown"
+        return item.took_s * rates[0] / rates[1], 0.0, "link rate" if is_link else "memory rate", "unknown"
     return item.took_s, 0.0, "kept", "unknown"
+
+
+def _link_rate(limits: Limits) -> float | None:
+    """To other GPUs: NVLink, else PCIe."""
+    return limits.value("peer_copy") or limits.value("h2d_pinned")

@@ -91,3 +91,21 @@ def test_what_a_launch_bounds_stays() -> None:
 def test_a_trace_without_limits_is_one_line() -> None:
     with pytest.raises(BadInput, match="NVIDIA Z9000, is not in the table, and its limits are needed"):
         elsewhere.elsewhere([on("NVIDIA Z9000", steps(ten_products))], machine.find("b200"))
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "way", "gain"),
+    [
+        ("record_param_comms", "communication", "link rate", 900e9 / 450e9),  # by NVLink
+        ("Memcpy HtoD (Pageable -> Device)", "copy", "kept", 1.0),
+    ],
+)
+def test_what_neither_memory_nor_products_bound(name: str, family: str, way: str, gain: float) -> None:
+    """Bytes that go in and out say nothing of a collective's links, nor the bus of a copy that the host makes."""
+    limits = [machine.find(gpu).limits for gpu in ("h100", "b200")]
+    item = Item(row=0, name=name, family=family, took_s=3e-3, floor_s=1e-3, bound="memory")
+    cost = Cost(read_bytes=1 << 30, write_bytes=1 << 30)
+    item.known = OpCost(family=family, cost=cost, dtype="float32", shape="", output_bytes=8)
+    seconds, _, found, _ = elsewhere.carried(item, *limits)
+    assert found == way and seconds == pytest.approx(3e-3 / gain)
+    assert elsewhere.carried(item, limits[0], limits[0])[0] == 3e-3

@@ -30,7 +30,8 @@ def backward(builder: Builder) -> Iterator[Operation]:
                 op.name == "qkv projection"
             ):  # attention leaves three gradients, by heads; this product takes one, by tokens
                 yield _moved(op, "q, k, v joined", "transpose", {"rows": op.shape["m"], "cols": op.shape["n"]})
-            yield from _product_backward(op, step, trained=place not in builder.frozen)
+            is_first = op.name == "patches" or (op.op == "conv2d" and place == 0)
+            yield from _product_backward(op, step, trained=place not in builder.frozen, is_first=is_first)
         elif op.kind == "link":
             yield replace(op, direction="bwd")
         elif op.kind == "attention":
@@ -64,8 +65,9 @@ def backward(builder: Builder) -> Iterator[Operation]:
         )
 
 
-def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[Operation]:
-    """The products of dy and the weight (x's gradient) and of dy and x (the weight's), each as large as the forward."""
+def _product_backward(op: Operation, step: Step, *, trained: bool, is_first: bool) -> Iterator[Operation]:
+    """The products of dy and the weight (x's gradient, which nobody needs of the first one) and of dy and x (the
+    weight's), each as large as the forward."""
     m, n, k = (op.shape[size] for size in ("m", "n", "k"))
     groups = op.shape.get("groups", 1)
     dtype = step.precision.products if op.op == "conv2d" else op.dtype
@@ -75,7 +77,7 @@ def _product_backward(op: Operation, step: Step, *, trained: bool) -> Iterator[O
     if op.op == "conv2d":  # its input is smaller than the matrix that it stands for
         x = dense(dtype, op.shape["batch"], op.shape["in_channels"], op.shape["size"], op.shape["size"])
     flops = 2.0 * m * n * k
-    if op.name not in ("patches", "embedding"):  # nobody needs the gradient of the input
+    if not is_first:
         spent = replace(matmul.product(dy, weight, x, n, *scales, limit=limit), flops={limit: flops})
         yield replace(op, name=op.name, direction="bwd", shape={**op.shape, "n": k, "k": n}, cost=spent)
     if trained:
@@ -115,12 +117,25 @@ def adapter_parameters(model: Model, rank: int) -> int:
 
 
 def held(model: Model, parallel: Parallel) -> int:
-    """Parameters of one GPU: its part of every product and of the layers, and its experts."""
-    numel, ways = models.parameters(model), _groups_of_experts(parallel)
+    """Parameters of one GPU, in a pipeline of the fullest stage: its part of every product and of the layers, and its
+    experts."""
+    if model.family == "convolution":
+        return models.parameters(model)
+    stages = parallel.pipeline
+    layers = sum(-(-block.count // stages) * models.block_parameters(model, block) for block in model.blocks)
+    ways = _groups_of_experts(parallel)
     if ways > 1:
-        experts = _expert_parameters(model)
-        numel += experts // ways - experts
-    return -(-numel // (parallel.tensor * parallel.pipeline))
+        experts = _expert_parameters(model, stages)
+        layers += experts // ways - experts
+    return -(-layers // parallel.tensor) + held_outside(model, parallel)
+
+
+def held_outside(model: Model, parallel: Parallel) -> int:
+    """Of these, the ones before and after the layers: of a pipeline's stages the first and the last have them."""
+    if model.family == "convolution":
+        return 0
+    outside = max(models.end_parameters(model)) if parallel.pipeline > 1 else models.outside_parameters(model)
+    return -(-outside // parallel.tensor)
 
 
 def _groups_of_experts(parallel: Parallel) -> int:
@@ -128,9 +143,9 @@ def _groups_of_experts(parallel: Parallel) -> int:
     return max(parallel.expert // parallel.tensor, 1)
 
 
-def _expert_parameters(model: Model) -> int:
+def _expert_parameters(model: Model, stages: int) -> int:
     return sum(
-        block.count * block.experts.count * models.expert_parameters(model, block.experts)
+        -(-block.count // stages) * block.experts.count * models.expert_parameters(model, block.experts)
         for block in model.blocks
         if block.experts
     )
@@ -139,8 +154,8 @@ def _expert_parameters(model: Model) -> int:
 def shared(model: Model, step: Step) -> int:
     """Parameters of one GPU whose gradients are summed: spread experts are nobody else's."""
     parallel, ways = step.parallel, _groups_of_experts(step.parallel)
-    own = _expert_parameters(model) // ways if ways > 1 and step.lora is None else 0
-    return trained(model, step) - own // (parallel.tensor * parallel.pipeline)
+    own = _expert_parameters(model, parallel.pipeline) // ways if ways > 1 and step.lora is None else 0
+    return trained(model, step) - own // parallel.tensor
 
 
 def trained(model: Model, step: Step) -> int:

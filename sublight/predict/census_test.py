@@ -48,6 +48,12 @@ def test_published_flops_of_an_image(name: str, giga_multiply_adds: float) -> No
     assert product_flops(ops) / 2 / 2 / 1e9 == pytest.approx(giga_multiply_adds, rel=0.01)
 
 
+def test_nobody_needs_the_gradient_of_an_image() -> None:
+    """48.598 GFLOP of two images, counted by torch.utils.flop_counter on transformers' ResNet-50."""
+    ops = census.census(config.load("resnet-50"), Step(mode="train", batch=2, context=1))
+    assert product_flops(ops) == 48_598_155_264
+
+
 def test_a_prompt_needs_the_head_for_its_last_token_only() -> None:
     found = config.load("llama-3-8b")
     ops = {op.name: op for op in census.census(found, Step(mode="prefill", batch=2, context=64))}

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sublight.errors import BadInput, nearest
-from sublight.predict.families import READERS, Config, Fields
+from sublight.predict.families import READERS
+from sublight.predict.fields import Config, Fields
 from sublight.predict.model import Model
 
 
@@ -68,7 +69,7 @@ def _spellings() -> dict[str, str]:
 
 def _read(path: Path) -> Config:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise BadInput(f"cannot read {path}: {error}; it should be a model's config.json") from None
     if not isinstance(data, dict):
@@ -133,9 +134,10 @@ _REFUSED = {  # layers that this census would count wrongly
     "index_topk": "sparse attention (index_topk), which is not counted yet",
     "linear_num_key_heads": "linear attention layers, which are not counted yet",
     "mamba_num_heads": "Mamba layers, which are not counted yet",
+    "use_bidirectional_attention": "attention to later tokens, which is not counted yet",
     "add_cross_attention": "cross-attention, which is not counted yet",
     "is_encoder_decoder": "an encoder and a decoder, which are not counted yet",
-    "kv_shared_layers": "layers that share their cache, which are not counted yet",
+    "num_kv_shared_layers": "layers that share their cache, which are not counted yet",
 }
 
 

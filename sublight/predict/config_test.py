@@ -38,9 +38,7 @@ def test_the_text_part_of_a_larger_model_is_read() -> None:
 def test_weights_that_are_published_in_fewer_bits_are_named(quantization: Any, words: str) -> None:
     found = config.from_config({**LLAMA, "quantization_config": quantization})
     assert found.stored == words and bool(data.notes_of(found, 16)) == bool(words)
-    assert data.notes_of(found, 4) == [
-        "Its layers' weights have 4 bits; what lies before and behind them stays in 16."
-    ]
+    assert data.notes_of(found, 4) == ["Its layers' weights have 4 bits; what lies before and behind them stays in 16."]
     inside = {"model_type": "whole", "text_config": {**LLAMA, "quantization_config": quantization}}
     assert config.from_config(inside).stored == words
 
@@ -107,6 +105,7 @@ def test_layer_types_say_which_layers_have_a_window() -> None:
         ("phi3", {16: 4}),
         ("gemma2", {16: 2, None: 2}),  # the published config.json of Gemma 2 leaves out layer_types
         ("gpt_oss", {16: 2, None: 2}),
+        ("gemma3_text", {16: 4}),  # of six, one sees all
         ("llama", {None: 4}),  # whose class reads no window
         ("gemma", {None: 4}),
     ],
@@ -132,6 +131,21 @@ def test_a_resnet_as_hugging_face_writes_it() -> None:
     assert model.parameters(found) == model.parameters(known) and "224 x 224" in data.notes_of(found, 16)[0]
 
 
+def test_an_image_that_strides_do_not_divide_is_rounded_up() -> None:
+    """As a convolution with padding does: 225 pixels become 113, 57, 29, 15 and 8."""
+    stages = config.from_config({**RESNET, "image_size": 225}).stages
+    assert [stage.in_size for stage in stages] == [57, 57, 29, 15]
+    assert stages[3].stride == 2 and model.stage_convolutions(stages[3])[-1][1]["size"] == 8
+
+
+def test_gemma_3_as_its_class_has_it() -> None:
+    """362,752 parameters, counted on transformers' Gemma3ForCausalLM."""
+    sizes = {**LLAMA, "model_type": "gemma3_text", "head_dim": 32, "num_hidden_layers": 7, "sliding_window": 16}
+    found = config.from_config({"model_type": "gemma3", "text_config": sizes})
+    assert model.parameters(found) == 362_752 and found.tied and found.qk_norm and found.norms == 4
+    assert {block.window: block.count for block in found.blocks} == {16: 6, None: 1}
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -141,6 +155,8 @@ def test_a_resnet_as_hugging_face_writes_it() -> None:
         ({"depths": [3, 0, 6, 3]}, "no layer can be empty"),
         ({"depths": [3, "4", 6, 3]}, "must be a list of whole numbers"),
         ({"image_size": 16}, "too small for 4 stages"),
+        ({"hidden_sizes": [255, 512, 1024, 2048]}, "4 does not divide 255"),
+        ({"num_channels": 0}, "num_channels = 0: it must be a whole number above 0"),
         ({"id2label": 3}, "id2label = 3: it must be an object"),
     ],
 )
@@ -213,6 +229,10 @@ PLAIN |= {"num_key_value_heads": 4}
         ({"tie_word_embeddings": "maybe"}, "tie_word_embeddings = 'maybe': it must be true or false"),
         ({"mlp_only_layers": 3}, "mlp_only_layers = 3: it must be a list"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+        ({"layer_types": "full_attention"}, "layer_types = 'full_attention': it must be a list"),
+        ({"layer_types": ["sliding_attention"] * 2}, "and lacks sliding_window"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0: it must be a whole number above 0"),
+        ({"use_bidirectional_attention": True}, "attention to later tokens"),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(changed: dict[str, Any], line: str) -> None:

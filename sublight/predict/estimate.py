@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from sublight.predict.model import Model
 from sublight.predict.operation import Operation
 from sublight.predict.step import ONE_GPU, Mode, Step
 
-MICRO_BATCHES = 4  # for each stage of a pipeline, when training
+MICRO_BATCHES = 4  # the most for each stage of a pipeline, when training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class TimedOperation:
     timed: Timed
     runs: int  # the time of so many, those of a pipeline that fills and drains included
     hidden_s: float = 0.0  # of a link's time: what passes while other ops run
+    hidden_floor_s: float = 0.0  # of its floor: what would, if they all took their floors
 
     @property
     def expected_s(self) -> float:
@@ -33,7 +35,7 @@ class TimedOperation:
 
     @property
     def floor_s(self) -> float:
-        return max(0.0, self.runs * self.timed.floor_s - self.hidden_s)
+        return self.runs * self.timed.floor_s - self.hidden_floor_s
 
     @property
     def bound(self) -> str:
@@ -173,8 +175,9 @@ class Prediction(OfOps):
         return here * parallel.data
 
 
-def micro(step: Step) -> tuple[Step, int, int]:
-    """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline.
+def micro(step: Step, size: int = 0) -> tuple[Step, int, int]:
+    """What one GPU runs at a time, how often, and for how many rounds: its part of the batch, cut for a pipeline into
+    parts of `size` sequences, or as many parts as are usual.
 
     A pipeline fills and drains: with m parts and p stages, m + p - 1 rounds; while tokens are generated it stays full.
     What only the first or the last stage has runs once for each part.
@@ -183,17 +186,39 @@ def micro(step: Step) -> tuple[Step, int, int]:
     here = -(-step.batch // parallel.data)
     if parallel.pipeline == 1:
         return replace(step, batch=here), 1, 1
-    size = -(-here // (parallel.pipeline * (MICRO_BATCHES if step.trains else 1)))
+    size = size or -(-here // (parallel.pipeline * (MICRO_BATCHES if step.trains else 1)))
     parts = -(-here // size)
     rounds = max(parts, parallel.pipeline) if step.mode == "decode" else parts + parallel.pipeline - 1
     return replace(step, batch=size), parts, rounds
 
 
-def in_a_long_run(timed: Timed, longer: float) -> Timed:
-    """On tensor cores, at the clock that the power limit leaves. What the memory bounds takes longer only where its
-    products then do: a little more bandwidth, or a row more, makes no step of it."""
-    stretch = max(1.0, longer * timed.tensor_s / timed.floor_s) if timed.floor_s else 1.0
-    return replace(timed, expected_s=stretch * timed.expected_s)
+def micro_sizes(step: Step) -> tuple[int, ...]:
+    """Parts to try in a pipeline: the usual ones, and larger ones, which take fewer rounds.
+
+    >>> micro_sizes(Step(mode="train", batch=40, context=1, parallel=replace(ONE_GPU, pipeline=2)))
+    (5, 8, 16, 32, 40)
+    """
+    least = micro(step)[0].batch
+    if step.parallel.pipeline == 1 or step.mode == "decode":
+        return (least,)
+    here = -(-step.batch // step.parallel.data)
+    larger = [1 << power for power in range(here.bit_length()) if least < 1 << power < here]
+    return tuple(dict.fromkeys((least, *larger, here)))
+
+
+def in_a_long_run(op: Operation, machine: Machine, longer: float) -> Timed:
+    """With products that take so many times longer, at the clock that the power limit leaves. What the memory bounds
+    takes no longer than before, until its products do: those of the same op with bytes that take as long as they."""
+    burst = op_times.timed(op, machine)
+    products_s = op_times.products_s(op.cost, machine)
+    if longer == 1.0 or not products_s or burst.bound == "launch":
+        return burst
+    share = min(1.0, products_s / burst.floor_s)
+    lighter = replace(
+        op.cost, read_bytes=math.ceil(share * op.cost.read_bytes), write_bytes=math.ceil(share * op.cost.write_bytes)
+    )
+    bound_by_products = op_times.timed(replace(op, cost=lighter), machine)
+    return replace(burst, expected_s=max(burst.expected_s, longer * bound_by_products.expected_s))
 
 
 def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOperation, ...]:
@@ -201,13 +226,20 @@ def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOper
     bucket's, as long as that pass lasts. Of a pipeline's parts the last alone has whole gradients. No other link waits
     for less: a cut product's sum, tokens on their way to experts and a stage's input are needed at once.
     """
-    backward_s = sum(
-        op.operation.count * op.timed.expected_s
+    under = [
+        op
         for op in ops
         if op.operation.kind != "link" and (op.operation.direction == "bwd" or op.operation.name.endswith("(again)"))
-    )
+    ]
+    backward_s = sum(op.operation.count * op.timed.expected_s for op in under)
+    backward_floor_s = sum(op.operation.count * op.timed.floor_s for op in under)
+    share = 1 - 1 / buckets
     return tuple(
-        replace(op, hidden_s=min(op.expected_s * (1 - 1 / buckets), backward_s))
+        replace(
+            op,
+            hidden_s=min(share * op.expected_s, backward_s),
+            hidden_floor_s=min(share * op.floor_s, backward_floor_s),
+        )
         if op.operation.name == GRADIENTS
         else op
         for op in ops
@@ -215,20 +247,25 @@ def overlapped(ops: tuple[TimedOperation, ...], buckets: int) -> tuple[TimedOper
 
 
 def predict(model: Model, machine: Machine, step: Step, *, price_per_hour: float | None = None) -> Prediction:
-    part, parts, rounds = micro(step)
+    """The step; of a pipeline, cut into the parts that take least time."""
+    held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
+    ways = (_ops(model, machine, step, size) for size in micro_sizes(step))
+    ops = min(ways, key=lambda each: sum(op.expected_s for op in each))
+    return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
+
+
+def _ops(model: Model, machine: Machine, step: Step, size: int) -> tuple[TimedOperation, ...]:
+    part, parts, rounds = micro(step, size)
     longer = clocks.slower(machine) if step.trains else 1.0
     ops = tuple(
         TimedOperation(
             operation=op,
-            timed=in_a_long_run(op_times.timed(op, machine), longer),
+            timed=in_a_long_run(op, machine, longer),
             runs=op.count * (1 if op.once else parts if op.at_end else rounds),
         )
         for op in census.census(model, part)
     )
-    if step.overlap:
-        ops = overlapped(ops, buckets=max(1, model.layers // step.parallel.pipeline))
-    held = memory.memory(model, replace(step, batch=-(-step.batch // step.parallel.data)))
-    return Prediction(model=model, machine=machine, step=step, ops=ops, memory=held, price_per_hour=price_per_hour)
+    return overlapped(ops, buckets=max(1, model.layers // step.parallel.pipeline)) if step.overlap else ops
 
 
 def modes_of(model: Model) -> tuple[Mode, ...]:

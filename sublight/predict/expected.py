@@ -28,6 +28,10 @@ LAUNCH_EARLY = ("Hopper", "Blackwell")  # where a kernel begins before the one b
 # What a product of one row takes beyond its floor when its weight is read ahead: a layer's four of Llama 8B took
 # 103.2 µs on an H200, their floors 97.0 (docs/engines.md).
 CHAINED_S, CHAINED_GPU = 1.55e-6, "h200"
+# Of the rate of products, what cuBLAS reaches where rows do not begin every 16 bytes: lengths that 2 divides (4096 x
+# 100000 x 700 and 8192 x 8190 x 512 on an H200, 0.27 and 0.31), and odd ones (8192 x 50257 x 768 and 128 x 8192 x 4095,
+# 0.125 and 0.15), docs/products.md. What other architectures do with such rows was not measured.
+UNALIGNED_SHARES, UNALIGNED_ON = {4: 0.29, 2: 0.29, 1: 0.137}, "Hopper"
 HALF = ("bfloat16", "float16")  # what the tables were measured in, but for those of products in fewer bits
 FP8 = "float8_e4m3fn"
 # Of attention, in forward passes: five products where that has two, at 0.89 of its rate, as six shapes on an H200 have
@@ -48,7 +52,6 @@ class Timed:
     expected_s: float
     how: How
     error: float  # relative, the 90th percentile of rows that were held out
-    tensor_s: float = 0.0  # of the floor's parts, the products': what a lower clock stretches
 
     @property
     def efficiency(self) -> float:
@@ -87,11 +90,10 @@ def timed(op: Operation, machine: Machine, cold: float = 1.0) -> Timed:
         expected_s=max(expected_s, floor_s),
         how="measured" if same else "carried over" if found else "analytic",
         error=error,
-        tensor_s=_tensor_s(op.cost, machine),
     )
 
 
-def _tensor_s(cost: Cost, machine: Machine) -> float:
+def products_s(cost: Cost, machine: Machine) -> float:
     """The products' part of a floor."""
     rates = ((flops, machine.limits.value(name)) for name, flops in cost.flops.items() if name.startswith("matmul"))
     return max((flops / rate for flops, rate in rates if rate), default=0.0)
@@ -145,7 +147,7 @@ def _looked_up(op: Operation) -> tuple[str, tuple[float, ...]]:
         return f"stream {op.op} {op.direction}", sizes
     if op.kind == "product":
         kind = _product_kind(op)
-        is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d" and op.dtype in (*HALF, FP8)
+        is_plain = shape.get("groups", 1) == 1 and op.op != "conv2d" and op.dtype in (*HALF, FP8) and op.row_step == 8
         return kind, (shape["m"], shape["n"], shape["k"]) if is_plain and kind != table.FEW_BITS else ()
     heads = _heads(op)
     kind = "decode attention" if heads.queries == 1 else "prefill attention"
@@ -214,6 +216,8 @@ def _analytic_s(op: Operation, machine: Machine, fitted: Parameters, cold: float
         return analytic.stream_s(op.cost.bytes, op.cost.launches, rates_of(machine), fitted, rows, cold)
     rates = rates_of(machine, op.dtype)
     if op.kind == "product":
+        if op.dtype in HALF and machine.gpu.architecture == UNALIGNED_ON:
+            rates = replace(rates, flops_per_s=rates.flops_per_s * UNALIGNED_SHARES.get(op.row_step, 1.0))
         m, n, k, groups = shape["m"], shape["n"], shape["k"], shape.get("groups", 1)
         moved_bytes = op.cost.bytes + (ROUNDED_BYTES * m * k if _product_kind(op) == "product fp8" else 0)
         return analytic.product_s(m, n, k, groups, moved_bytes, rates, fitted, cold)

@@ -230,7 +230,7 @@ def test_tensor_parallel_cuts_time_but_not_to_the_half() -> None:
 
 
 def test_a_pipeline_fills_and_drains() -> None:
-    step = Step(mode="train", batch=32, context=128, parallel=Parallel(pipeline=4))
+    step = Step(mode="train", batch=32, context=4096, parallel=Parallel(pipeline=4))
     part, parts, rounds = estimate.micro(step)
     assert (part.batch, parts, rounds) == (2, 16, 19)
     assert estimate.micro(replace(step, mode="decode"))[1:] == (4, 4)
@@ -243,6 +243,18 @@ def test_a_pipeline_fills_and_drains() -> None:
         estimate.predict(model, machine.find("h100"), each) for each in (replace(step, parallel=Parallel()), step)
     )
     assert 4 * four.flops == alone.flops  # four stages do what one GPU does, and the bubble does nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "context"),
+    [("qwen3-0.6b", "h200", 100), ("llama-3.2-1b", "mi300x", 128), ("bert-base", "a100", 512)],
+)
+def test_few_tokens_go_through_a_pipeline_in_fewer_parts(name: str, gpu: str, context: int) -> None:
+    """Eight parts of one sequence read all weights eight times: nine sequences were once faster than eight."""
+    model, here = config.load(name), machine.find(gpu)
+    step = Step(mode="train", batch=8, context=context, parallel=Parallel(pipeline=2))
+    times = [estimate.predict(model, here, replace(step, batch=batch)).expected_s for batch in (8, 9, 16, 17)]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize(("mode", "batch"), [("train", 9), ("prefill", 5), ("decode", 3)])
@@ -273,6 +285,21 @@ def test_gradients_travel_while_the_backward_pass_runs_and_nothing_else_does() -
     fast = replace(here, network_bytes_per_s=1e12)  # all but one layer's are hidden
     exposed = next(op for op in estimate.predict(model, fast, step).ops if op.operation.name == GRADIENTS)
     assert exposed.expected_s == pytest.approx((exposed.expected_s + exposed.hidden_s) / model.layers)
+
+
+@pytest.mark.parametrize(("knob", "factor"), [("links", 50.0), ("flops", 3.0), ("bandwidth", 1.02), ("l2", 2.0)])
+def test_the_floor_of_a_step_over_gpus_falls_with_more_of_anything(knob: str, factor: float) -> None:
+    """What is hidden of a floor is hidden under floors, not under times: these fall with more FLOPs, too."""
+    for name, batch, context, parallel in (
+        ("mixtral-8x7b", 2, 128, Parallel(pipeline=2, data=2)),
+        ("qwen2.5-7b", 3, 1, Parallel(tensor=4, data=2)),
+        ("qwen3-1.7b", 2, 128, Parallel()),
+    ):
+        model, step = config.load(name), Step(mode="train", batch=batch, context=context, parallel=parallel)
+        for gpu in ("b200", "h100"):
+            here = machine.find(gpu)
+            plain, more = (estimate.predict(model, each, step) for each in (here, machine.change(here, {knob: factor})))
+            assert more.floor_s <= plain.floor_s * (1 + 1e-9) and more.expected_s <= plain.expected_s * (1 + 1e-9)
 
 
 def test_energy_and_cost() -> None:

@@ -2,71 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from sublight.errors import BadInput
+from sublight.predict.fields import Fields
 from sublight.predict.model import Block, Experts, Latent, Model, Stage
 
-Config = Mapping[str, Any]
-MOST, MOST_LAYERS = 1 << 31, 10_000  # of a number in a config: more is a slip, and takes hours to count
-WINDOWED = ("mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_oss")  # others read no window
+MOST_LAYERS = 10_000  # more is a slip
+WINDOWED = (  # others read no window
+    *("mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    *("gemma2", "gemma3_text", "gpt_oss"),
+)
 EXPANSION = 4  # channels that a bottleneck puts out for one of its 3x3 convolution
-PATTERNS = {"gemma2": 2, "gpt_oss": 2}  # one layer in so many sees all keys, whatever the config leaves out
-HEAD_DIMS = {"gemma": 256, "gemma2": 256, "qwen3": 128, "gpt_oss": 64}  # where a config gives none
+PATTERNS = {
+    "gemma2": 2,
+    "gemma3_text": 6,
+    "gpt_oss": 2,
+}  # one layer in so many sees all keys, whatever the config leaves out
+HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128, "gpt_oss": 64}  # where a config gives none
 CUT_EVENLY = ("llama", "phi3", "deepseek_v2", "deepseek_v3", "kimi_k2")  # as many heads of keys, where none are given
-
-
-class Fields:
-    """A config's fields by Hugging Face's names; one that is needed and not there is the user's mistake."""
-
-    def __init__(self, config: Config, name: str) -> None:
-        self.config, self.name = config, name
-
-    def number(self, *names: str) -> int:
-        value = self.maybe(*names)
-        if value is None:
-            raise BadInput(f"the config of {self.name} lacks {' or '.join(names)}: add it to the file")
-        if not value:
-            given = next(name for name in names if self.config.get(name) is not None)
-            raise BadInput(f"the config of {self.name} has {given} = 0: it must be a whole number above 0")
-        return value
-
-    def maybe(self, *names: str) -> int | None:
-        for name in names:
-            value = self.config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST:
-                less = f" below {MOST}" if isinstance(value, int) and value >= MOST else ""
-                raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a whole number{less}")
-            return value
-        return None
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be true or false")
-        return value
-
-    def labels(self) -> int:
-        """Classes of a classifier: ImageNet's where the config names none."""
-        value = self.config.get("id2label") or {}
-        if not isinstance(value, dict):
-            raise BadInput(f"the config of {self.name} has id2label = {value!r}: it must be an object")
-        return len(value) or self.maybe("num_labels") or 1000
-
-    def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers, or nothing."""
-        value = self.config.get(name) or []
-        if not isinstance(value, list) or not all(
-            isinstance(each, int) and not isinstance(each, bool) and 0 <= each < MOST for each in value
-        ):
-            raise BadInput(f"the config of {self.name} has {name} = {value!r}: it must be a list of whole numbers")
-        return value
 
 
 def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tuple[Block, ...]:
@@ -77,13 +33,12 @@ def _blocks(fields: Fields, experts: Experts | None, dense_first: int = 0) -> tu
     inner = fields.number("intermediate_size")
     groups: dict[Block, int] = {}
     only_dense = set(fields.numbers("mlp_only_layers"))
-    types = fields.config.get("layer_types")
-    if isinstance(types, list) and len(types) != layers:
+    types = fields.layer_types()
+    if types is not None and len(types) != layers:
         raise BadInput(f"the config of {fields.name} has {len(types)} layer_types for {layers} layers")
-    for kind in types if isinstance(types, list) else ():
-        if kind not in ("full_attention", "sliding_attention"):
-            raise BadInput(f"the config of {fields.name} has layers of {kind!r}, which are not counted yet")
-    step = fields.maybe("decoder_sparse_step") or 1
+    if types and "sliding_attention" in types and not fields.maybe("sliding_window"):
+        raise BadInput(f"the config of {fields.name} has layers of 'sliding_attention', and lacks sliding_window")
+    step = fields.number("decoder_sparse_step", default=1)
     for index in range(layers):
         has_experts = experts is not None and index >= dense_first and index not in only_dense
         has_experts = has_experts and (index + 1) % step == 0
@@ -101,8 +56,7 @@ def _window(fields: Fields, index: int) -> int | None:
     is_qwen = kind.startswith("qwen")  # which uses it only if the config says so
     if not window or not fields.flag("use_sliding_window", not is_qwen):
         return None
-    types = fields.config.get("layer_types")
-    if isinstance(types, list):
+    if types := fields.layer_types():
         return window if types[index] == "sliding_attention" else None
     if kind not in WINDOWED:
         return None
@@ -133,7 +87,7 @@ def _decoder(
         family="decoder",
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.maybe(given) or heads,
+        kv_heads=fields.number(given, default=heads),
         head_dim=fields.maybe("head_dim") or HEAD_DIMS.get(kind) or (hidden // heads if heads else 0),
         vocab=fields.number("vocab_size"),
         blocks=_blocks(fields, experts, fields.maybe("first_k_dense_replace") or 0),
@@ -195,16 +149,22 @@ def _gpt_oss(fields: Fields, source: str) -> Model:
         bias=True,
     )
     bias = fields.flag("attention_bias", True)
-    return _decoder(fields, source, experts=experts, qkv_bias=bias, out_bias=bias, sinks=True)
+    whole = _decoder(fields, source, experts=experts, qkv_bias=bias, out_bias=bias, sinks=True)
+    return replace(whole, float_norms=True, score_bytes=2)  # the shares, in 16 bits
 
 
 def _gemma(fields: Fields, source: str, norms: int = 2) -> Model:
     bias = fields.flag("attention_bias")
-    return _decoder(fields, source, tied=True, norms=norms, qkv_bias=bias, out_bias=bias)
+    return _decoder(fields, source, tied=True, norms=norms, qkv_bias=bias, out_bias=bias, float_norms=True)
 
 
 def _gemma2(fields: Fields, source: str) -> Model:
-    return _gemma(fields, source, norms=4)
+    """Its scores are capped: what the tangent gives in 16 bits, the shares in 32, and in 16 again."""
+    return replace(_gemma(fields, source, norms=4), score_bytes=8)
+
+
+def _gemma3(fields: Fields, source: str) -> Model:
+    return replace(_gemma(fields, source, norms=4), qk_norm=True)
 
 
 def _deepseek(fields: Fields, source: str) -> Model:
@@ -230,7 +190,7 @@ def _deepseek(fields: Fields, source: str) -> Model:
 
 def _gpt2(fields: Fields, source: str) -> Model:
     hidden, heads = fields.number("n_embd", "hidden_size"), fields.number("n_head", "num_attention_heads")
-    inner = fields.maybe("n_inner") or 4 * hidden
+    inner = fields.number("n_inner", default=4 * hidden)
     positions = fields.number("n_positions", "max_position_embeddings")
     return Model(
         name=fields.name,
@@ -278,6 +238,8 @@ def _encoder(fields: Fields, source: str, **more: Any) -> Model:
 
 
 def _bert(fields: Fields, source: str) -> Model:
+    if fields.flag("is_decoder"):
+        raise BadInput(f"the config of {fields.name} has is_decoder = True: a BERT that generates is not counted yet")
     positions = fields.number("max_position_embeddings")
     return _encoder(
         fields,
@@ -306,7 +268,7 @@ def _vit(fields: Fields, source: str) -> Model:
         source,
         family="vision",
         patch=fields.number("patch_size"),
-        channels=fields.maybe("num_channels") or 3,
+        channels=fields.number("num_channels", default=3),
         tokens=patches + 1,  # the class token
         positions=patches + 1,
         labels=fields.labels(),
@@ -335,7 +297,7 @@ def _dit(fields: Fields, source: str) -> Model:
         patch=fields.number("patch_size"),
         channels=fields.number("in_channels"),
         tokens=_patches(fields),
-        labels=fields.maybe("num_labels") or 1000,
+        labels=fields.number("num_labels", default=1000),
         modulation=True,
         joined=True,
     )
@@ -346,29 +308,31 @@ def _resnet(fields: Fields, source: str) -> Model:
     for field, usual in (("layer_type", "bottleneck"), ("downsample_in_first_stage", False)):
         if (given := fields.config.get(field, usual)) != usual:
             raise BadInput(f"the config of {fields.name} has {field} = {given!r}, which is not counted yet")
-    depths = fields.numbers("depths")
-    widths = fields.numbers("widths") or [size // EXPANSION for size in fields.numbers("hidden_sizes")]
+    depths, outputs = fields.numbers("depths"), fields.numbers("hidden_sizes")
+    if uneven := next((size for size in outputs if size % EXPANSION), 0):
+        raise BadInput(f"the config of {fields.name} has hidden_sizes {outputs}: {EXPANSION} does not divide {uneven}")
+    widths = fields.numbers("widths") or [size // EXPANSION for size in outputs]
     if not depths or len(depths) != len(widths):
         raise BadInput(f"the config of {fields.name} lacks depths and hidden_sizes, lists of one length")
     if min(*depths, *widths) < 1 or sum(depths) > MOST_LAYERS:
         raise BadInput(f"the config of {fields.name} has depths {depths} and widths {widths}: no layer can be empty")
-    image = fields.maybe("image_size") or 224  # no field of Hugging Face's: it is the data's
-    stages, channels, size = [], fields.maybe("embedding_size") or widths[0], image // 4
+    image = fields.number("image_size", default=224)  # no field of Hugging Face's: it is the data's
+    if image >> (1 + len(depths)) < 1:
+        raise BadInput(f"the config of {fields.name} has images of {image}: too small for {len(depths)} stages")
+    stages, channels, size = [], fields.number("embedding_size", default=widths[0] if widths else 1), -(-image // 4)
     for index, (count, width) in enumerate(zip(depths, widths, strict=True)):
         stride, out = 1 if index == 0 else 2, EXPANSION * width
         stages.append(
             Stage(count=count, width=width, in_channels=channels, out_channels=out, in_size=size, stride=stride)
         )
-        channels, size = out, size // stride
-    if size < 1:
-        raise BadInput(f"the config of {fields.name} has images of {image}: too small for {len(depths)} stages")
+        channels, size = out, -(-size // stride)
     return Model(
         name=fields.name,
         source=source,
         family="convolution",
         stages=tuple(stages),
         image=image,
-        channels=fields.maybe("num_channels") or 3,
+        channels=fields.number("num_channels", default=3),
         labels=fields.labels(),
     )
 
@@ -384,6 +348,7 @@ READERS: dict[str, Callable[[Fields, str], Model]] = {
     "gpt_oss": _gpt_oss,
     "gemma": _gemma,
     "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,

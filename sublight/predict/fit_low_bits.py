@@ -32,9 +32,7 @@ class Types:
     weights: str = "bfloat16"
 
 
-def low_bit_row(
-    gpu: Machine, types: Types, m: int, n: int, k: int, seconds: float, *, copies: int = 0
-) -> Row:
+def low_bit_row(gpu: Machine, types: Types, m: int, n: int, k: int, seconds: float, *, copies: int = 0) -> Row:
     """`copies` of the weight took turns, of which the L2 kept some; 0: none of it."""
     step = Step(mode="decode", batch=m, context=1, precision=Precision(products=types.products, weights=types.weights))
     op = product(step, "", m, n, k, 1)

@@ -33,7 +33,9 @@ _NEEDED = ("memory_bytes", "memory_bytes_per_s", "sms", "peak_flops")
 _LEAST, _MOST = 1.0, 1e21  # of a figure: anything else is a slip
 _LEAST_CLOCK = 1e7  # hertz
 _MOST_SMS = 10_000  # a tile is one SM's: of more of them each would be so slow that the prediction is of nothing
-_LEAST_REACHED = 1e-9  # seconds of a launch are among these
+_LEAST_REACHED, _MOST_LAUNCH_S = 1e-9, 1e-3  # seconds of a launch are among these
+_LEAST_IN_UNITS = {"bytes_per_s": 1e6, "transfers_per_s": 1e6, "_bytes": 1e3, "memory_bytes": 1e6}  # by a name's end
+_LEAST_FLOPS = 1e6  # a second
 _INTEGERS = ("sms", "memory_bytes", "l2_bytes")
 
 
@@ -146,7 +148,7 @@ def read_calibration(path: Path) -> Machine:
 def read_gpu(path: Path) -> Gpu:
     """A GPU from a user's file: figures by the table's names, `like` takes over those of a known one."""
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}: a GPU's file gives {', '.join(_NEEDED)}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -212,12 +214,32 @@ def _check(path: Path, name: str, value: Any) -> None:
         if unknown := next((each for each in value if each not in names), ""):
             near = nearest(unknown, sorted(names))
             raise BadInput(f"{path}: {name} has {unknown!r}, which is no rate of a GPU: did you mean {near}?")
+        for each, rate in value.items():
+            _check_unit(path, f"{each} of {name}", each, rate, name)
     elif name == "sms" and _is_rate(value) and value > _MOST_SMS:
         raise BadInput(f"{path}: sms = {value!r} must be a number from 1 to {_MOST_SMS}")
     elif not _is_rate(value):
         is_slip = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         range_ = f"from {_LEAST:g} to {_MOST:g}" if is_slip else "above 0"
         raise BadInput(f"{path}: {name} = {value!r} must be a number {range_}")
+    elif name == "sms" and value != int(value):
+        raise BadInput(f"{path}: sms = {value!r} must be a whole number")
+    else:
+        _check_unit(path, name, name, value)
+
+
+def _check_unit(path: Path, what: str, name: str, value: float, table: str = "") -> None:
+    """Refuse TB/s where bytes a second are meant, and their like."""
+    if name == "launch_graph_node":
+        if value > _MOST_LAUNCH_S:
+            raise BadInput(f"{path}: {what} = {value!r} must be in seconds, as in 1e-6")
+    elif table in ("peak_flops", "reached") and value < _LEAST_FLOPS:
+        is_bytes = name.startswith("hbm_") or name.endswith(("_pinned", "_copy"))
+        unit = "bytes a second, as in 3e12" if is_bytes else "FLOP/s, as in 1e15"
+        raise BadInput(f"{path}: {what} = {value!r} must be in {unit}")
+    elif not table and value < max((least for end, least in _LEAST_IN_UNITS.items() if name.endswith(end)), default=0):
+        unit = "bytes, as in 80e9" if name.endswith("bytes") else "bytes a second, as in 3.35e12"
+        raise BadInput(f"{path}: {what} = {value!r} must be in {unit}")
 
 
 def _is_rate(value: Any, least: float = _LEAST) -> bool:

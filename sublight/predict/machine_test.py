@@ -73,6 +73,16 @@ def test_like_takes_over_what_is_not_given(tmp_path: Path) -> None:
         ('like = "h100"\nsms = 1e300\n', "must be a number from 1 to 1e+21"),
         ('like = "h100"\npeak_flops = { bf61 = 1e15 }\n', "'bf61', which is no rate of a GPU: did you mean bf16"),
         ('like = "h100"\nreached = { matmul_bf16 = 5e15 }\n', "5e+15, more than the GPU's peak of 9.894e+14"),
+        (
+            'like = "h100"\nmemory_bytes_per_s = 3.35\n',
+            "memory_bytes_per_s = 3.35 must be in bytes a second, as in 3.35e12",
+        ),
+        ('like = "h100"\nmemory_bytes = 80\n', "memory_bytes = 80 must be in bytes, as in 80e9"),
+        ('like = "h100"\nl2_bytes = 50\n', "l2_bytes = 50 must be in bytes"),
+        ('like = "h100"\npeak_flops = { bf16 = 989 }\n', "bf16 of peak_flops = 989 must be in FLOP/s, as in 1e15"),
+        ('like = "h100"\nreached = { launch_graph_node = 1 }\n', "must be in seconds, as in 1e-6"),
+        ('like = "h100"\nreached = { hbm_copy = 3 }\n', "hbm_copy of reached = 3 must be in bytes a second"),
+        ('like = "h100"\nsms = 100.7\n', "sms = 100.7 must be a whole number"),
         ('like = "h100"\nreached = { hbm_copy = 1e13 }\n', "more than the GPU's peak of 3.35"),
     ],
 )

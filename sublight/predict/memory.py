@@ -53,7 +53,7 @@ def memory(model: Model, step: Step) -> Memory:
     weights = _weights(model, step)
     if not step.trains:
         bits = find_dtype(precision.cache).bits
-        cache = models.cache_bytes(model, step.batch, step.context, bits) // parallel.pipeline
+        cache = models.cache_bytes(model, step.batch, step.context, bits, parallel.pipeline)
         if not model.latent and model.kv_heads:  # the latent vector belongs to all heads
             cache = cache * -(-model.kv_heads // parallel.tensor) // model.kv_heads
         return Memory(weights=weights, cache=cache, activations=_working(model, step))
@@ -74,9 +74,7 @@ def memory(model: Model, step: Step) -> Memory:
 
 def _weights(model: Model, step: Step) -> int:
     """Tables and heads are kept in 16 bits where the layers have fewer."""
-    numel, parallel = backward.held(model, step.parallel), step.parallel
-    outside = 0 if model.family == "convolution" else models.outside_parameters(model)
-    outside = -(-outside // (parallel.tensor * parallel.pipeline))
+    numel, outside = backward.held(model, step.parallel), backward.held_outside(model, step.parallel)
     precision = step.precision
     return _weight_bytes(numel - outside, precision.weights) + size_bytes(outside, outer_precision(precision).weights)
 
@@ -108,7 +106,7 @@ def _working(model: Model, step: Step) -> int:
 
 
 def _image(sizes: dict[str, int]) -> int:
-    return sizes["out_channels"] * (sizes["size"] // sizes["stride"]) ** 2
+    return sizes["out_channels"] * (-(-sizes["size"] // sizes["stride"])) ** 2
 
 
 def _kept(model: Model, step: Step) -> int:
@@ -128,11 +126,15 @@ def _kept(model: Model, step: Step) -> int:
 
 def _norm_bytes(model: Model, step: Step) -> int:
     """A token's, of one norm: its input and its output; Hugging Face's RMSNorm also keeps both in between."""
-    hidden = model.hidden
     size = find_dtype(step.precision.activations).bits // 8
     if step.eager and model.rms:
-        return hidden * (4 + size + size)  # the input in float32, the normed one, the weighted one
-    return hidden * (size + size) + 8
+        return model.hidden * (_between_bytes(model, size) + size)
+    return model.hidden * (size + size) + 8
+
+
+def _between_bytes(model: Model, size: int) -> int:
+    """A number's, of Hugging Face's RMSNorm: the input in float32 and the normed one, before its weight."""
+    return 4 + (4 if model.float_norms else size)
 
 
 def _layer_bytes(model: Model, block: Block, step: Step) -> int:
@@ -146,7 +148,14 @@ def _layer_bytes(model: Model, block: Block, step: Step) -> int:
         heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim  # q, k, v and what attention puts out
     attention = heads * size + 4 * model.heads  # and the logs of its sums
     if model.qk_norm:  # and q and k before their norm; PyTorch's own ops: in float32, and normed
-        attention += (model.heads + model.kv_heads) * model.head_dim * (4 + size if step.eager else size)
+        attention += (
+            (model.heads + model.kv_heads) * model.head_dim * (_between_bytes(model, size) if step.eager else size)
+        )
+    if step.eager and model.joined and model.rotary:  # the values are a view of all three, which are kept with them
+        attention += (model.heads + model.kv_heads) * model.head_dim * size
+    if step.eager and model.score_bytes:  # whole scores, and keys and values again for each head of queries
+        attention += model.heads * model.score_bytes * step.context
+        attention += 2 * (model.heads - model.kv_heads) * model.head_dim * size
     norms = max(model.norms, 2) * _norm_bytes(model, step)
     return norms + (attention + _mlp_bytes(model, block, step, size)) // tensor
 
@@ -155,9 +164,10 @@ def _mlp_bytes(model: Model, block: Block, step: Step, size: int) -> int:
     experts = block.experts
     inner = block.inner or (experts.inner * experts.chosen + experts.shared_inner if experts else 0)
     # gated: gate, up, the activated gate and the product; fused: gate and up, of which the rest is made again
+    # gpt-oss: both, both clamped, the sigmoid, its product, the product; fused as others
     # plain: input and output; gelu_new as Hugging Face writes it: x, x/2, the tangent, one more than it, the product
     if model.gated:
-        kept = 4 if step.eager else 2
+        kept = (7 if experts and experts.bias else 4) if step.eager else 2
     else:
         kept = 5 if step.eager and model.generates else 2
     # the tokens in their experts' order; PyTorch's own ops: and what the experts made of them, before it is weighted

@@ -85,6 +85,8 @@ class Model:
     patch: int = 0
     channels: int = 3
     tokens: int = 0  # of an image; 0 where the user says how long a sequence is
+    float_norms: bool = False  # Hugging Face's code multiplies by the norm's weight in float32
+    score_bytes: int = 0  # that its attention keeps of a query and a key, where it calls none that is fused
     joined: bool = False  # q, k and v are one matrix in the checkpoint, as are gate and up
     modulation: bool = False  # DiT: six vectors a layer, made of the time step and the class
     longest: int | None = None  # positions that it was trained for
@@ -153,31 +155,40 @@ def block_parameters(model: Model, block: Block, *, active: bool = False) -> int
     return count + (mlp_parameters(model, experts.shared_inner) if experts.shared_inner else 0)
 
 
-def outside_parameters(model: Model) -> int:
-    """The parameters before and after the layers."""
+def end_parameters(model: Model) -> tuple[int, int]:
+    """The parameters before the layers and after them; a tied table counts at both ends."""
     hidden = model.hidden
     if model.family == "diffusion":
         return _diffusion_ends(model)
-    count = model.norm_parameters + hidden * (model.positions + model.segments)
-    count += hidden * model.vocab * (1 if model.tied or not model.generates else 2)
+    before, after = hidden * (model.vocab + model.positions + model.segments), 0
     if model.patch:
-        count += hidden * (model.channels * model.patch**2 + 1) + hidden  # the patches' projection, the class token
-    return count + model.pooler * hidden * (hidden + 1) + model.labels * (hidden + 1)
+        before += hidden * (model.channels * model.patch**2 + 1) + hidden  # the patches' projection, the class token
+    if model.family == "encoder":
+        before += model.norm_parameters  # BERT norms what it puts in
+    else:
+        after += model.norm_parameters
+    after += hidden * model.vocab * model.generates
+    return before, after + model.pooler * hidden * (hidden + 1) + model.labels * (hidden + 1)
 
 
-def _diffusion_ends(model: Model) -> int:
+def outside_parameters(model: Model) -> int:
+    """The parameters before and after the layers."""
+    return sum(end_parameters(model)) - model.hidden * model.vocab * model.tied
+
+
+def _diffusion_ends(model: Model) -> tuple[int, int]:
     hidden, values = model.hidden, model.patch**2 * model.channels
     patches = hidden * (values + 1)
     time = 256 * hidden + hidden + hidden * (hidden + 1)  # a sinusoid of 256, then two layers
     classes = (model.labels + 1) * hidden  # one more for "no class"
     last = 2 * hidden * (hidden + 1) + (hidden + 1) * 2 * values  # modulation; noise and its variance
-    return patches + time + classes + last
+    return patches + time + classes, last
 
 
 def stage_convolutions(stage: Stage) -> tuple[tuple[int, dict[str, int]], ...]:
     """How often, and the shape without its batch, of each convolution of a bottleneck stage."""
     width, size = stage.width, stage.in_size
-    small = size // stage.stride
+    small = -(-size // stage.stride)
 
     def conv(inputs: int, outputs: int, at: int, taps: int, stride: int = 1) -> dict[str, int]:
         sizes = {"in_channels": inputs, "out_channels": outputs, "size": at, "taps": taps}
@@ -225,7 +236,7 @@ def parameters(model: Model, *, active: bool = False) -> int:
     return layers + outside_parameters(model)
 
 
-def cache_bytes(model: Model, batch: int, context: int, dtype_bits: int) -> int:
-    """The bytes of the KV cache; a layer with a window keeps no more than the window."""
-    kept = sum(block.count * min(context, block.window or context) for block in model.blocks)
+def cache_bytes(model: Model, batch: int, context: int, dtype_bits: int, stages: int = 1) -> int:
+    """The bytes of the KV cache, of a pipeline's fullest stage; a layer with a window keeps no more than the window."""
+    kept = sum(-(-block.count // stages) * min(context, block.window or context) for block in model.blocks)
     return math.ceil(batch * kept * model.cache_width * dtype_bits / 8) if model.generates else 0

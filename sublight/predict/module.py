@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from sublight.cost import attention as attention_costs
 from sublight.cost.record import Cost, Direction, Shape
 from sublight.cost.tensor import dense
 from sublight.errors import BadInput
-from sublight.predict import clocks, expected
+from sublight.predict import clocks
 from sublight.predict.estimate import OfOps, TimedOperation, in_a_long_run
 from sublight.predict.machine import Machine
 from sublight.predict.operation import Operation
@@ -44,6 +44,7 @@ class ModulePrediction(OfOps):
     unknown: tuple[str, ...]  # ops whose cost is not known: each counts as one pass over what it reads and writes
     calls: int = 0  # that the host makes, views included
     guesses: int = 0  # of what a tensor holds, where the module asks: taken as true
+    has_recurrence: bool = False
 
     @property
     def host_s(self) -> float:
@@ -70,6 +71,8 @@ class ModulePrediction(OfOps):
             lines.append(f"cost not known, taken as one pass: {', '.join(self.unknown)}")
         if self.guesses:
             lines.append(f"the module asks {self.guesses} times whether something of its data holds: taken as true")
+        if self.has_recurrence:
+            lines.append("recurrent layers are counted op by op: cuDNN launches fewer, and takes less")
         return "\n".join(lines)
 
 
@@ -79,16 +82,14 @@ def predict_module(
     """The forward pass, and with `train` the backward pass, of these inputs. The module itself is left as it is."""
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"predict_module takes a torch.nn.Module, not {type(module).__name__}")
-    recorder = _Recorder()
+    recorder, whole = _Recorder(), _Pass(module, train)
     meta_args, meta_named = private.pytree.tree_map_only(torch.Tensor, _on_meta, (args, named))
-    states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    states = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
     state = {name: _on_meta(value) for name, value in states.items()}
     kept = [(each, dict(each.__dict__)) for each in module.modules()]  # a module may keep what it saw, or count calls
     try:
         with torch.set_grad_enabled(train), recorder, _Attention(recorder):
-            result = torch.func.functional_call(module, state, meta_args, meta_named, tie_weights=True)
-            if train:
-                _loss(result).backward()
+            torch.func.functional_call(whole, state, meta_args, meta_named, tie_weights=True)
     except (NotImplementedError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         name = type(module).__name__
@@ -103,7 +104,7 @@ def predict_module(
         counts[key] = (op, counts.get(key, (op, 0))[1] + 1)
     longer = clocks.slower(machine) if train else 1.0
     timed = [
-        TimedOperation(operation=op, timed=in_a_long_run(expected.timed(op, machine), longer), runs=runs)
+        TimedOperation(operation=op, timed=in_a_long_run(op, machine, longer), runs=runs)
         for op, runs in counts.values()
     ]
     return ModulePrediction(
@@ -114,7 +115,21 @@ def predict_module(
         unknown=tuple(dict.fromkeys(recorder.unknown)),
         calls=recorder.calls,
         guesses=recorder.guesses,
+        has_recurrence=any(isinstance(each, torch.nn.RNNBase) for each in module.modules()),
     )
+
+
+class _Pass(torch.nn.Module):
+    """The forward pass, and the backward pass if it trains: there, checkpoints run parts of the module again."""
+
+    def __init__(self, module: torch.nn.Module, train: bool) -> None:
+        super().__init__()
+        self.module, self.trains = module, train
+
+    def forward(self, *args: Any, **named: Any) -> None:
+        result = self.module(*args, **named)
+        if self.trains:
+            _loss(result).backward()
 
 
 def _on_meta(value: torch.Tensor) -> torch.Tensor:
@@ -182,18 +197,37 @@ class _Recorder(private.TorchDispatchMode):
             spent, dtype = known.cost, known.dtype
         if not spent.bytes and not spent.flops:
             return
-        sizes = _product_sizes(name, values, outputs)
-        self.ops.append(
-            Operation(
-                name=name.removeprefix("aten::"),
-                op=name,
-                kind="product" if sizes else "stream",
-                shape=sizes or {"numel": sum(output.numel() for output in outputs)},
-                dtype=dtype,
-                count=1,
-                cost=spent,
+        step = 8 if "convolution" in name else _row_step([*values, *outputs])
+        products = _product_sizes(name, values, outputs) or [{}]
+        for sizes in products:
+            self.ops.append(
+                Operation(
+                    name=name.removeprefix("aten::"),
+                    op=name,
+                    kind="product" if sizes else "stream",
+                    shape=sizes or {"numel": sum(output.numel() for output in outputs)},
+                    dtype=dtype,
+                    count=1,
+                    cost=_part(spent, len(products)),
+                    row_step=step if sizes else 8,
+                )
             )
-        )
+
+
+def _part(cost: Cost, parts: int) -> Cost:
+    """Of an op that is so many products: each has as many FLOPs as the others, and about as many bytes."""
+    flops = {limit: count / parts for limit, count in cost.flops.items()}
+    return replace(cost, read_bytes=cost.read_bytes // parts, write_bytes=cost.write_bytes // parts, flops=flops)
+
+
+def _row_step(values: Sequence[Any]) -> int:
+    """What divides the distance of one row of each matrix from the next, up to 8 elements: 16 bytes in 16 bits."""
+    strides = [
+        max(value.stride()[-2:])
+        for value in values
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and min(value.shape[-2:]) > 1
+    ]
+    return math.gcd(8, *strides)
 
 
 def _detail(values: Sequence[Any]) -> Detail:
@@ -229,28 +263,45 @@ def _bytes(value: torch.Tensor) -> int:
     return value.numel() * value.element_size()
 
 
-def _product_sizes(name: str, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Shape:
-    """m, n and k where the op is one product."""
+def _product_sizes(name: str, values: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Shape]:
+    """m, n and k of each product that the op is; none where it is none."""
     factors = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
     if name in factors:
         left, right = values[factors[name]], values[factors[name] + 1]
         batch = left.shape[0] if left.dim() == 3 else 1
         sizes = {"m": batch * left.shape[-2], "n": right.shape[-1], "k": left.shape[-1]}
-        return sizes | ({"groups": batch} if batch > 1 else {}) if min(sizes.values()) else {}
+        return [sizes | ({"groups": batch} if batch > 1 else {})] if min(sizes.values()) else []
     if name == "aten::convolution" and outputs and outputs[0].numel():
-        weight, out = values[1], outputs[0]
-        return {"m": out.numel() // out.shape[1], "n": out.shape[1], "k": math.prod(weight.shape[1:])}
-    return {}
+        return [_convolution_sizes(values[0], values[1], outputs[0], is_transposed=values[6])]
+    if name == "aten::convolution_backward" and values[0].numel():
+        sizes = _convolution_sizes(values[1], values[2], values[0], is_transposed=values[7])
+        m, n, k = sizes["m"], sizes["n"], sizes["k"]
+        wanted = zip(values[10], ({"m": m, "n": k, "k": n}, {"m": n, "n": k, "k": m}), strict=False)
+        return [each for is_wanted, each in wanted if is_wanted]
+    return []
+
+
+def _convolution_sizes(
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, *, is_transposed: bool
+) -> dict[str, int]:
+    """A row for each pixel: of the result, or of the input where that is spread out over a larger result."""
+    taps = math.prod(weight.shape[1:])
+    if is_transposed:
+        return {"m": x.numel() // x.shape[1], "n": taps, "k": x.shape[1]}
+    return {"m": y.numel() // y.shape[1], "n": y.shape[1], "k": taps}
 
 
 class _Attention(TorchFunctionMode):
-    """Attention as one op: on meta tensors PyTorch would take it apart."""
+    """Attention as one op, which PyTorch would take apart on meta tensors; autocast, which it would leave out, is
+    refused."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+            raise BadInput("autocast does not reach meta tensors: give the module in 16 bits, as in module.bfloat16()")
         if func is not torch.nn.functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -278,9 +329,8 @@ class _Whole(torch.autograd.Function):
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, direction: Direction) -> Operation:
     dtype = str(q.dtype).removeprefix("torch.")
-    batch = math.prod(q.shape[:-3])
-    heads, queries, head_dim = q.shape[-3:]
-    kv_heads, keys = k.shape[-3:-1]
+    batch, (queries, head_dim), keys = math.prod(q.shape[:-3]), q.shape[-2:], k.shape[-2]
+    heads, kv_heads = (each.shape[-3] if each.dim() > 2 else 1 for each in (q, k))
     shape = {"batch": batch, "q_len": queries, "kv_len": keys, "heads": heads, "kv_heads": kv_heads}
     shape |= {"head_dim": head_dim, "causal": int(causal)}
     pairs = batch * heads * attention_costs.attended(queries, keys, causal=causal, bottom_right=False)

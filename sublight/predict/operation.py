@@ -30,6 +30,7 @@ class Operation:
     once: bool = False  # a step, however many parts the batch is cut into
     at_end: bool = False  # before or after the layers: one stage of a pipeline alone has it
     stored: str = ""  # the data type of its weights or of the cache that it reads; empty: of `dtype`
+    row_step: int = 8  # of a product: what divides the lengths of its factors' and its result's rows, up to 8
     chained: bool = False  # a product of one row: its weight is read while the one before still runs
 
     @property

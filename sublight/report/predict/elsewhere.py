@@ -74,7 +74,8 @@ def page(document: Mapping[str, Any]) -> RenderableType:
             }
             choice.add_row(*(cells[name] for name in names if name not in less))
     notes = (
-        "Each op keeps its distance from its floor; one of unknown cost moves with the memory rate; idle time stays.",
+        "Each op keeps its distance from its floor; one of unknown cost moves with the memory rate, a collective with "
+        "that of the links; idle time stays.",
         UNCHECKED,
     )
     return Group(
