@@ -11,7 +11,7 @@ import numpy as np
 
 from sublight import units
 from sublight.diagnose.case import Case
-from sublight.diagnose.record import Explanation
+from sublight.diagnose.record import NOT_JUDGED, Explanation
 from sublight.diagnose.unprofiled import crowded, has_stacks, unprofiled_s
 from sublight.diagnose.work import backlog, devices_of
 from sublight.results import TOO_GOOD
@@ -52,7 +52,8 @@ def with_sentence(found: Explanation) -> Explanation:
         )
         found = replace(found, findings=tuple(findings))
     if little := next((caveat for caveat in found.caveats if caveat.startswith(_LITTLE)), None):
-        return replace(found, sentence=f"No step to judge: {little[0].lower()}{little[1:].partition(':')[0]}")
+        sentence = f"No step to judge: {little[0].lower()}{little[1:].partition(':')[0]}"
+        return replace(found, verdict=NOT_JUDGED, sentence=sentence)
     return replace(found, sentence=_healthy(found) if found.verdict == "healthy" else _cause(found))
 
 
@@ -94,6 +95,8 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
         ops = len(case.items)
         count = "no op" if not ops else "one op" if ops == 1 else f"{ops} ops"
         doubts.append(f"{_LITTLE} {count}: a recording of several steps can be judged.")
+    elif case.on_gpu and not len(case.items):
+        doubts.append(f"{_LITTLE} the host's side of the steps: the file holds nothing that they ran on the device.")
     if recorded == WHOLE_RUN:
         doubts.append(
             "No step was found: the figures are of the whole run, with its first calls and the weights' "
@@ -137,6 +140,8 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             f"The file holds ops of {len(programs)} processes ({names}): the figures mix them. Record each in a file "
             "of its own."
         )
+    if words := _without_kernels(case):
+        doubts.append(words)
     doubts += [lost for lost in case.trace.lost if _turns(lost, len(case.trace))]
     milder = [lost for lost in case.trace.lost if lost not in doubts]
     if case.too_good:
@@ -154,6 +159,19 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
     if limits_from.startswith("known"):
         milder.append(f"Floors are not by limits measured on this device: {limits_from}.")
     return (*doubts, *milder), bool(doubts)
+
+
+def _without_kernels(case: Case) -> str:
+    """A sentence where most launches in the steps have no kernel in the file, or the file's ids do not tell which."""
+    trace = case.trace
+    launches = case.inside(trace.rows_named(lambda name: "LaunchKernel" in name, Kind.RUNTIME))
+    missing = int(np.count_nonzero(~np.isin(launches, case.attribution.launch)))
+    if not trace.on_gpu or missing <= len(launches) / 2:
+        return ""
+    return (
+        f"Of {len(launches):,} launches in the steps, {missing:,} have no kernel in the file that belongs to them: "
+        "what the device did in these steps is not known."
+    )
 
 
 def _programs(trace: Trace) -> list[str]:

@@ -19,6 +19,7 @@ IDS = (  # as the project promises them
     *("redundant-cast-or-copy", "small-grid", "slow-kernel", "exposed-communication", "rank-imbalance"),
     *("recompilation", "graph-break", "fp32-where-bf16-serves", "start-up"),
     *("anomaly-mode", "repeated-line", "dense-embedding", "worker-restart", "weight-bound"),
+    *("float64-by-accident", "growing-cat"),
 )
 BY_ID = {rule.id: rule for rule in RULES}
 MB = 1_000_000
@@ -95,6 +96,18 @@ def attention(last: str) -> Planted:
             m.op(last, scores, (64, 2048, 128), us=300.0, kernel=GEMM)
         else:
             m.op(last, scores, us=300.0)
+
+    return steps(body)
+
+
+def appending(added: int, *, from_before: bool = True) -> Planted:
+    """A key and a value that each layer makes longer; or tensors of one length, joined with short ones."""
+
+    def body(m: Machine, number: int) -> None:
+        m.lookups(10)
+        length = 1000 + added * number if from_before else 1000
+        for _ in range(4):
+            m.op("aten::cat", ((16, length, 64), (16, added, 64)), (), us=150.0)
 
     return steps(body)
 
@@ -235,9 +248,13 @@ PLANTED: dict[str, tuple[Planted, float]] = {
     "rank-imbalance": ((one_rank(0, 100.0), one_rank(1, 50.0)), 1000 - 750),
     "recompilation": (compiling(every=1), 5080 - 1000),
     "graph-break": (regions(3), 2 * 300),
-    "fp32-where-bf16-serves": (single(TF32, 500.0), 10 * 500 * (1 - 0.55)),
+    # half of the time, and a cast of each weight, 100 million elements, 4 bytes read and 2 written
+    "fp32-where-bf16-serves": (single(TF32, 500.0), 10 * (250 - 1e8 * 6 / 4e12 / 0.88 * 1e6)),
     "start-up": (starting(every=4), (40_000 - 3_680) / 4),  # less what the device has queued up when it begins
     "weight-bound": (decoding(1), 10 * 100 * (1 - 0.43)),  # the share that was measured at one row
+    # vector work in float32 is as fast here: half of the bytes, half of the time
+    "float64-by-accident": (steps(lambda m, _: m.op("aten::relu", BIG, us=800.0, dtype="double")), 400),
+    "growing-cat": (appending(1), 600 - 4 * 150 / 1002),
     **{name: ((trace,), saving_us) for name, (trace, saving_us) in signatures_test.PLANTED.items()},
 }
 NEAR_MISSES: dict[str, Planted] = {
@@ -263,6 +280,8 @@ NEAR_MISSES: dict[str, Planted] = {
     "fp32-where-bf16-serves": single(GEMM, 500.0, BF16),
     "start-up": starting(every=1),  # in every step: that is how the step is
     "weight-bound": decoding(64),  # 4 bits were no faster there
+    "float64-by-accident": steps(lambda m, _: m.op("aten::relu", BIG, us=800.0, dtype=FP32)),
+    "growing-cat": appending(1, from_before=False),
     **{name: (trace,) for name, trace in signatures_test.NEAR_MISSES.items()},
 }
 

@@ -26,6 +26,8 @@ CAUSES = {
     "unfused-attention": "fusable",
     "unfused-norm": "fusable",
     "unfused-optimizer": "fusable",
+    "growing-cat": "above_floor",
+    "float64-by-accident": "above_floor",
     "redundant-cast-or-copy": "above_floor",
     "slow-kernel": "above_floor",
     "weight-bound": "above_floor",
