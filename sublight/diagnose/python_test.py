@@ -386,3 +386,26 @@ def test_a_start_that_is_seen_once_never_saves_more_than_its_share() -> None:
         assert found.saving_s == pytest.approx(0.6 * case.step_s) and case.step_s < 0.06
         assert found.evidence[0].startswith("600 ms of 10 steps: 60 looks")
         assert ("seen once" in found.evidence[1]) == once
+
+
+def test_torchs_own_python_is_not_saved_with_the_users_of_the_same_function() -> None:
+    """30 looks at a loop over rows, 20 at the optimizer's step, both in the script's own body."""
+    rows, step = (line_of(text) for text in ("n + 1", "optimizer.step"))
+    title, left = _named_and_left(
+        ([("train.py", "<module>", rows, 1)], 30),
+        ([("train.py", "<module>", step, 1), ("torch/optim/adam.py", "Adam.step", 1, 1)], 20),
+    )
+    assert title == f"train.py:{rows} goes over elements one by one in Python: 3.00 ms of each step"
+    assert left == pytest.approx(0.4)
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if text in line)
+
+
+def test_what_waits_on_a_line_that_also_prints_waits() -> None:
+    data = samples(
+        ([("train.py", "<module>", line_of("print("), 1), ("selectors.py", "EpollSelector.select", 1, 1)], 30)
+    )
+    (spot,) = python.spots(fakes.case(trace(data)))
+    assert python_advice.kind_of(spot, trace(data)) == python_advice.WAIT

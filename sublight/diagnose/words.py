@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sublight import units
+from sublight.diagnose import memory_growth
 from sublight.diagnose.case import Case
 from sublight.diagnose.record import NOT_JUDGED, Explanation
 from sublight.diagnose.unprofiled import crowded, has_stacks, unprofiled_s
@@ -215,6 +216,8 @@ def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tupl
             "they are left out."
         )
     lines += _unknown(case)
+    if grows := memory_growth.words(case):
+        lines.append(grows)
     if limits_from.startswith("none"):
         lines.append(f"Limits: {limits_from}.")
     extra_s, measured = case.profiled_step_s - case.step_s, unprofiled_s(trace)

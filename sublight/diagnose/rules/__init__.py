@@ -15,6 +15,7 @@ from sublight.diagnose.rules.growing_cat import GROWING_CAT
 from sublight.diagnose.rules.host_bound import HOST_BOUND
 from sublight.diagnose.rules.host_sync import HOST_SYNC
 from sublight.diagnose.rules.launch_bound import LAUNCH_BOUND
+from sublight.diagnose.rules.needless_autograd import NEEDLESS_AUTOGRAD
 from sublight.diagnose.rules.no_tensor_cores import NO_TENSOR_CORES
 from sublight.diagnose.rules.pageable_copy import PAGEABLE_COPY
 from sublight.diagnose.rules.rank_imbalance import RANK_IMBALANCE
@@ -60,4 +61,5 @@ RULES = (
     WEIGHT_BOUND,
     FLOAT64,
     GROWING_CAT,
+    NEEDLESS_AUTOGRAD,
 )

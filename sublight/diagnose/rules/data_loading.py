@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -72,9 +73,11 @@ def _with_workers(case: Case, rows: Ints, load_s: float) -> tuple[float | None, 
     in_epoch = (len(rows) - ends) / ends if ends else None
     cores = _cores(case.trace)
     workers = workers_for(cores) if cores else USUAL_WORKERS
-    waits_s = max(load_s / workers - case.replayed_s(case.model.without("data")), 0.0)
-    if in_epoch:
-        waits_s += (workers * WORKER_S + load_s) / in_epoch
+    step_s = case.replayed_s(case.model.without("data"))
+    waits_s = max(load_s / workers - step_s, 0.0)
+    if in_epoch:  # the last batch is there after so many rounds of all workers, the first one after one
+        rounds = math.ceil(in_epoch / workers)
+        waits_s = (workers * WORKER_S + max(load_s, rounds * load_s - (in_epoch - 1) * step_s)) / in_epoch
     return in_epoch, min(waits_s / load_s, 1.0)
 
 

@@ -19,7 +19,7 @@ IDS = (  # as the project promises them
     *("redundant-cast-or-copy", "small-grid", "slow-kernel", "exposed-communication", "rank-imbalance"),
     *("recompilation", "graph-break", "fp32-where-bf16-serves", "start-up"),
     *("anomaly-mode", "repeated-line", "dense-embedding", "worker-restart", "weight-bound"),
-    *("float64-by-accident", "growing-cat"),
+    *("float64-by-accident", "growing-cat", "needless-autograd"),
 )
 BY_ID = {rule.id: rule for rule in RULES}
 MB = 1_000_000
@@ -110,6 +110,17 @@ def appending(added: int, *, from_before: bool = True) -> Planted:
             m.op("aten::cat", ((16, length, 64), (16, added, 64)), (), us=150.0)
 
     return steps(body)
+
+
+def recorded(*, grows: bool) -> Planted:
+    """Ops with the number of autograd's last node, as each adds one, or as none does."""
+    machine, number = Machine(), 0
+    for _ in range(4):
+        with machine.step():
+            for _ in range(50):
+                machine.lookups(1, us=3.0, host=20.0, sequence=number)
+                number += grows
+    return (machine.trace(),)
 
 
 def norm(root: str) -> Planted:
@@ -255,6 +266,7 @@ PLANTED: dict[str, tuple[Planted, float]] = {
     # vector work in float32 is as fast here: half of the bytes, half of the time
     "float64-by-accident": (steps(lambda m, _: m.op("aten::relu", BIG, us=800.0, dtype="double")), 400),
     "growing-cat": (appending(1), 600 - 4 * 150 / 1002),
+    "needless-autograd": (recorded(grows=True), 50 * 0.75),
     **{name: ((trace,), saving_us) for name, (trace, saving_us) in signatures_test.PLANTED.items()},
 }
 NEAR_MISSES: dict[str, Planted] = {
@@ -282,6 +294,7 @@ NEAR_MISSES: dict[str, Planted] = {
     "weight-bound": decoding(64),  # 4 bits were no faster there
     "float64-by-accident": steps(lambda m, _: m.op("aten::relu", BIG, us=800.0, dtype=FP32)),
     "growing-cat": appending(1, from_before=False),
+    "needless-autograd": recorded(grows=False),
     **{name: (trace,) for name, trace in signatures_test.NEAR_MISSES.items()},
 }
 

@@ -27,6 +27,7 @@ CAUSES = {
     "unfused-norm": "fusable",
     "unfused-optimizer": "fusable",
     "growing-cat": "above_floor",
+    "needless-autograd": "launch",
     "float64-by-accident": "above_floor",
     "redundant-cast-or-copy": "above_floor",
     "slow-kernel": "above_floor",
