@@ -103,7 +103,7 @@ def test_a_lambda_is_the_work_of_the_function_that_it_stands_in() -> None:
     assert [place for place, _ in found.at] == ["train.py:6 (positions)", "train.py:16 (<module>)"]
 
 
-def _named_and_left(*stacks: tuple[list[tuple[str, str, int, int]], int]) -> tuple[str, float]:
+def named_and_left(*stacks: tuple[list[tuple[str, str, int, int]], int]) -> tuple[str, float]:
     """The title, and what of the Python time is there when the change is made."""
     case = fakes.case(trace(samples(*stacks)))
     found = HOST_BOUND.check(case)
@@ -117,10 +117,10 @@ def test_only_the_time_that_is_named_is_saved() -> None:
     hot, helper = [MAIN, ("train.py", "positions", 6, 3)], ("train.py", "helper", 99, 98)
     rest = [([("train.py", f"small_{n}", n, 1)], 5) for n in range(6)]
     for stacks in ([(hot, 70)], [(hot, 55), ([*hot, helper], 15)]):
-        title, left = _named_and_left(*stacks, *rest)
+        title, left = named_and_left(*stacks, *rest)
         assert title.endswith("in Python: 3.50 ms of each step") and left == pytest.approx(0.3)
     parts = [([("train.py", f"part_{n}", n, 1)], 20) for n in range(3)]
-    title, left = _named_and_left(*parts, *[([("train.py", f"small_{n}", n, 1)], 8) for n in range(5)])
+    title, left = named_and_left(*parts, *[([("train.py", f"small_{n}", n, 1)], 8) for n in range(5)])
     assert title.startswith("Python outside of torch takes 5.00 ms of each step, 20 % of it in part_")
     assert left == pytest.approx(0.4)
 
@@ -251,7 +251,7 @@ def test_the_users_own_python_comes_before_torchs() -> None:
     change = HOST_BOUND.check(fakes.case(trace(samples((step, 60), (own, 40)))))
     assert change is not None and change.fix == python_advice.LOOP.fix
     assert change.title == "Python outside of torch takes 5.00 ms of each step, 40 % of it in positions() in train.py:6"
-    _, left = _named_and_left((step, 60), (own, 40))
+    _, left = named_and_left((step, 60), (own, 40))
     assert left == pytest.approx(0.6), "a step needs what torch's own Python takes"
 
 
@@ -386,26 +386,3 @@ def test_a_start_that_is_seen_once_never_saves_more_than_its_share() -> None:
         assert found.saving_s == pytest.approx(0.6 * case.step_s) and case.step_s < 0.06
         assert found.evidence[0].startswith("600 ms of 10 steps: 60 looks")
         assert ("seen once" in found.evidence[1]) == once
-
-
-def test_torchs_own_python_is_not_saved_with_the_users_of_the_same_function() -> None:
-    """30 looks at a loop over rows, 20 at the optimizer's step, both in the script's own body."""
-    rows, step = (line_of(text) for text in ("n + 1", "optimizer.step"))
-    title, left = _named_and_left(
-        ([("train.py", "<module>", rows, 1)], 30),
-        ([("train.py", "<module>", step, 1), ("torch/optim/adam.py", "Adam.step", 1, 1)], 20),
-    )
-    assert title == f"train.py:{rows} goes over elements one by one in Python: 3.00 ms of each step"
-    assert left == pytest.approx(0.4)
-
-
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if text in line)
-
-
-def test_what_waits_on_a_line_that_also_prints_waits() -> None:
-    data = samples(
-        ([("train.py", "<module>", line_of("print("), 1), ("selectors.py", "EpollSelector.select", 1, 1)], 30)
-    )
-    (spot,) = python.spots(fakes.case(trace(data)))
-    assert python_advice.kind_of(spot, trace(data)) == python_advice.WAIT
