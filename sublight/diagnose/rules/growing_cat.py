@@ -73,7 +73,7 @@ def _parts(dims: tuple[object, ...]) -> tuple[tuple[object, ...], int, int] | No
 def _added(case: Case, at: int) -> float:
     """The share of what it writes that is new."""
     old, new = case.trace.detail_of(case.items[at].row).dims[0]
-    return math.prod(new) / (math.prod(old) + math.prod(new))
+    return float(math.prod(new) / (math.prod(old) + math.prod(new)))
 
 
 _FIX = """\
