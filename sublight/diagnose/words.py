@@ -31,6 +31,7 @@ UNTOLD = 0.5  # of the step: with no cost known for more of it, nothing shows th
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
 
 _LITTLE = "All that was recorded is"
+_HOST_SIDE = f"{_LITTLE} the host's side of the steps"
 
 
 def of_run(words: str) -> str:
@@ -54,7 +55,8 @@ def with_sentence(found: Explanation) -> Explanation:
         found = replace(found, findings=tuple(findings))
     if little := next((caveat for caveat in found.caveats if caveat.startswith(_LITTLE)), None):
         sentence = f"No step to judge: {little[0].lower()}{little[1:].partition(':')[0]}"
-        return replace(found, verdict=NOT_JUDGED, sentence=sentence)
+        is_cause = found.verdict != "healthy" and not little.startswith(_HOST_SIDE)
+        return replace(found, verdict=found.verdict if is_cause else NOT_JUDGED, sentence=sentence)
     return replace(found, sentence=_healthy(found) if found.verdict == "healthy" else _cause(found))
 
 
@@ -97,7 +99,7 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
         count = "no op" if not ops else "one op" if ops == 1 else f"{ops} ops"
         doubts.append(f"{_LITTLE} {count}: a recording of several steps can be judged.")
     elif case.on_gpu and not len(case.items):
-        doubts.append(f"{_LITTLE} the host's side of the steps: the file holds nothing that they ran on the device.")
+        doubts.append(f"{_HOST_SIDE}: the file holds nothing that they ran on the device.")
     if recorded == WHOLE_RUN:
         doubts.append(
             "No step was found: the figures are of the whole run, with its first calls and the weights' "

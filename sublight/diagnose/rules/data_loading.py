@@ -115,7 +115,8 @@ _BY_ROW = """
 # and a batch that is filled element by element, row by row:
 batch = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)"""
 _SHORT = """
-# epochs are short: persistent_workers=True, where nothing changes the dataset from epoch to epoch (augmentation)"""
+# epochs are short, and each starts its workers anew: persistent_workers=True keeps them, where nothing changes the
+# dataset from epoch to epoch"""
 _CHEAPER = (
     "# with as many already, cheaper items: decode and resize once and keep the result, "
     "collate tensors instead of lists"
