@@ -16,7 +16,7 @@ from sublight.diagnose.record import NOT_JUDGED, Explanation
 from sublight.diagnose.unprofiled import crowded, has_stacks, unprofiled_s
 from sublight.diagnose.work import backlog, devices_of
 from sublight.results import TOO_GOOD
-from sublight.trace.record import Kind, Trace
+from sublight.trace.record import NONE, Kind, Trace
 
 WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
 COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
@@ -29,6 +29,8 @@ LITTLE = 10  # ops or kernels: fewer, where no step repeats them, are no ground 
 FAR = 0.3  # of the limit: a step that reaches less is not called healthy, though no rule says why
 UNTOLD = 0.5  # of the step: with no cost known for more of it, nothing shows that it is healthy
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
+
+APART_NS = 2_000_000  # between a launch and its kernel on an idle device: more than a driver takes
 
 _LITTLE = "All that was recorded is"
 _HOST_SIDE = f"{_LITTLE} the host's side of the steps"
@@ -143,8 +145,7 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             f"The file holds ops of {len(programs)} processes ({names}): the figures mix them. Record each in a file "
             "of its own."
         )
-    if words := _without_kernels(case):
-        doubts.append(words)
+    doubts += [words for words in (_without_kernels(case), _clocks_apart(case)) if words]
     doubts += [lost for lost in case.trace.lost if _turns(lost, len(case.trace))]
     milder = [lost for lost in case.trace.lost if lost not in doubts]
     if case.too_good:
@@ -174,6 +175,27 @@ def _without_kernels(case: Case) -> str:
     return (
         f"Of {len(launches):,} launches in the steps, {missing:,} have no kernel in the file that belongs to them: "
         "what the device did in these steps is not known."
+    )
+
+
+def _clocks_apart(case: Case) -> str:
+    """A sentence where kernels start before their launch, or leave the device idle long after it: that cannot be."""
+    trace, rows = case.trace, np.sort(case.model.event_row)
+    rows = rows[case.attribution.launch[rows] != NONE]
+    launch, start_ns = case.attribution.launch[rows], trace.start_ns[rows]
+    early_ns = trace.start_ns[launch] - start_ns
+    idle_ns = start_ns - np.maximum.accumulate(np.concatenate((start_ns[:1], trace.end_ns[rows][:-1])))
+    late_ns = (start_ns - trace.end_ns[launch])[idle_ns > APART_NS]
+    apart_ns = 0.0
+    if len(rows) and np.count_nonzero(early_ns > APART_NS) > len(rows) / 2:
+        apart_ns = float(np.median(early_ns))
+    elif len(late_ns) > max(case.model.steps / 2, 2) and np.median(late_ns) > APART_NS:
+        apart_ns = float(np.median(late_ns))
+    if not apart_ns:
+        return ""
+    return (
+        f"The device's clock seems to be {units.text(apart_ns * 1e-9, 's')} off the host's: kernels start "
+        f"{'before' if early_ns.max() > APART_NS else 'long after'} their launch, with the device idle in between."
     )
 
 
