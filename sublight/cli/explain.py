@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from sublight.diagnose.record import Explanation
 
 
+RECORDED = "--steps is how many steps of a script to profile; those of a trace were recorded: leave it out"
+
+
 def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
     """Explain a script, a module or a trace; returns the exit status, for a script its own."""
     if not module and not words:
@@ -29,6 +32,8 @@ def explain(words: Sequence[str], module: str, wanted: Wanted) -> int:
         return explain_script(words, module, wanted)
     if len(words) > 1:
         raise BadInput("one trace at a time: name a folder for several ranks, or use --diff BEFORE AFTER")
+    if wanted.steps:
+        raise BadInput(RECORDED)
     if wanted.trace:
         raise BadInput("a trace is not recorded again: leave out --trace")
     if wanted.fix:
@@ -52,6 +57,8 @@ def diff(words: Sequence[str], module: str, wanted: Wanted) -> None:
     from sublight.diagnose.diff import diff as compare
     from sublight.report.explain import diff as explain_diff
 
+    if wanted.steps:
+        raise BadInput(RECORDED)
     if wanted.trace or wanted.html or wanted.perfetto or wanted.fix or wanted.budget:
         raise BadInput("--diff compares in the terminal: leave out --trace, --html, --perfetto, --fix and --budget")
     difference = compare(*(_of_file(word, wanted) for word in words))

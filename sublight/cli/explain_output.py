@@ -42,7 +42,7 @@ class Wanted:
     trace: str
     html: str
     perfetto: str
-    steps: int
+    steps: int | None  # to profile; None: as many as is usual
     json: str
     budget: Budget | None = None  # how long a step may take
     fix: bool = False  # also run the script again with each cure

@@ -6,11 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sublight.cli import output as cli_output
 from sublight.cli import ranks as cli_ranks
 from sublight.cli.explain_output import NOT_WRITTEN, Wanted, progress_line, report, report_of_rank, say, status, written
 from sublight.cli.ranks import Rank
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from sublight.trace.capture.interrupt import Interrupts
     from sublight.trace.capture.profile import Captured
 
+PROFILED = 4  # steps
 GIVEN_UP = "interrupted while the report was made: there is none"
 NOT_KEPT = "not kept; --trace FILE keeps it"
 NEEDED = {  # what the floors of a model's ops ask for
     "cpu": ("host_copy", "matmul_fp32", "launch_eager"),
-    "cuda": ("hbm_copy", "matmul_fp32", "matmul_tf32", "matmul_bf16", "h2d_pinned", "launch_graph_node"),
+    "cuda": ("hbm_copy", "matmul_fp32", "matmul_tf32", "matmul_bf16", "h2d_pinned", "launch_graph_node", "host_copy"),
 }
 
 
@@ -79,8 +81,10 @@ def explain_script(words: Sequence[str], module: str, wanted: Wanted) -> int:
     interrupts.begin()
     try:
         _prepare(script, wanted, work)
-        captured = _run(script, wanted, work, interrupts)
-        explanation = _report_of_script(captured, script, wanted, work)
+        with cli_output.stdout_again() as open_again:
+            captured = _run(script, wanted, work, interrupts, open_again)
+            open_again()
+            explanation = _report_of_script(captured, script, wanted, work)
         judged = wanted.rank is None or wanted.rank.is_first  # the budget is judged once, by rank 0's joint report
         if own := captured.exit_code or (status(explanation, wanted) if judged else 0):
             return own
@@ -119,7 +123,9 @@ def _prepare(script: Script, wanted: Wanted, work: Work) -> None:
         wanted.rank.begin()
 
 
-def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> Captured:
+def _run(
+    script: Script, wanted: Wanted, work: Work, interrupts: Interrupts, open_again: Callable[[], None]
+) -> Captured:
     from sublight.trace.capture import profile as capture
     from sublight.trace.capture.interrupt import GivenUp
 
@@ -136,6 +142,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
         def leave(captured: Captured) -> None:
             """Called in place of os._exit, after which nothing runs: report first."""
             stack.close()
+            open_again()
             try:
                 _report_of_script(captured, script, wanted, work)
             except GivenUp:
@@ -150,7 +157,7 @@ def _run(script: Script, wanted: Wanted, work: Work, interrupts: Interrupts) -> 
             script.target,
             script.args,
             module=script.is_module,
-            profiled=wanted.steps,
+            profiled=wanted.steps or PROFILED,
             say=tell,
             show=progress_line(),
             folder=work.folder,
@@ -233,7 +240,8 @@ def _stdout_for_json() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+            sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +242,23 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
     assert (again["verdict"], again["step_s"]) == (found["verdict"], pytest.approx(found["step_s"]))
 
 
+@pytest.mark.parametrize("end", ["", "sys.stdout.close()", "sys.__stdout__.close()"])
+def test_the_report_goes_to_stdout_whatever_the_script_has_put_there(here: Path, end: str) -> None:
+    pytest.importorskip("torch")
+    lines = TRAIN.splitlines()
+    text = "\n".join(["import atexit, sys", "sys.stdout = open('log.txt', 'w')", *lines[1:-1], end])
+    if not end:
+        text += "\natexit.register(lambda: print('at its exit'))"
+    (here / "train.py").write_text(text)
+    write_json(machine.limits("cpu").to_json(), here / "limits.json")
+    words = [sys.executable, "-m", "sublight", "explain", "--limits", "limits.json", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert "optimizer steps" in done.stdout and "report: explain-train.html" in done.stderr
+    assert (here / "log.txt").read_text().split() == ["trained", "with", *([] if end else ["at", "its", "exit"])]
+
+
 # ------------------------------------------------------------------------------------------------ one line
 
 
@@ -274,6 +294,8 @@ def test_a_script_keeps_its_output_and_its_exit_code(say: Say, here: Path) -> No
         (("--fix", "--yes", "--write", "small.json", "train.py"), "there is such a file"),
         (("--fix", "--yes", "../train.py"), "no such script"),
         (("small.json", "--steps", "0"), "--steps"),
+        (("small.json", "--steps", "3"), "--steps is how many steps of a script to profile"),
+        (("--diff", "small.json", "small.json", "--steps", "3"), "--steps"),
         (("small.json", "--html", "words.json/page.html"), "words.json/page.html"),
         (("small.json", "--perfetto", "words.json/all.json"), "words.json/all.json"),
     ],

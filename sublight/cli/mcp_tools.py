@@ -67,7 +67,7 @@ class Tools:
         return result
 
     async def explain(
-        self, target: str, args: list[str] | None = None, gpu: str = "", steps: int = 4
+        self, target: str, args: list[str] | None = None, gpu: str = "", steps: int | None = None
     ) -> dict[str, Any]:
         """Why a training or inference step is slow, what to change, and what each change saves.
 
@@ -77,7 +77,7 @@ class Tools:
         from sublight.trace.load import is_trace
 
         path = _existing(target)
-        words = [f"--steps={steps}", *([f"--gpu={gpu}"] if gpu else []), str(path)]
+        words = [*([f"--steps={steps}"] if steps else []), *([f"--gpu={gpu}"] if gpu else []), str(path)]
         if not is_trace(path):
             self._must_be_allowed(path)
             words += ["--", *(args or [])]

@@ -83,13 +83,21 @@ def stdout_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stdout_again() -> Iterator[Callable[[], None]]:
-    """A function that opens stdout again where a user's script has closed it, or its file descriptor."""
+    """A function that makes stdout ours again for what follows, where a user's script has put something else in its
+    place, or has closed it or its file descriptor. What the script had put there is back at the end, for its exit.
+    """
+    own, scripts = sys.stdout, sys.stdout
     try:
         kept = os.dup(1)
     except OSError:  # it was closed before us
         kept = -1
 
     def open_again() -> None:
+        nonlocal scripts
+        if sys.stdout is not own:
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stdout.flush()
+            scripts, sys.stdout = sys.stdout, own
         try:
             sys.stdout.flush()
             os.fstat(1)
@@ -101,6 +109,10 @@ def stdout_again() -> Iterator[Callable[[], None]]:
     try:
         yield open_again
     finally:
+        if scripts is not own:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            sys.stdout = scripts
         if kept >= 0:
             with contextlib.suppress(OSError):
                 os.close(kept)

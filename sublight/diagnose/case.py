@@ -174,6 +174,7 @@ class Change:
     fix: str
     edit: Edit
     cure: str = ""  # the line that has us do it
+    cures: tuple[tuple[str, Edit], ...] = ()  # by its name, what a cure does that does less than the fix
     given: Edit | None = None  # another change that is assumed made: this one's saving comes on top
     rows: Ints | tuple[int, ...] = ()  # where it shows, as rows of the trace
     at: tuple[tuple[str, str], ...] = ()  # lines that are known otherwise than by rows, and what each takes in words

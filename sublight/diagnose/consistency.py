@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from sublight.diagnose.record import BREAKDOWN, BUSY, Explanation, Finding
+from sublight.diagnose.record import BREAKDOWN, BUSY, NOT_JUDGED, Explanation, Finding
 from sublight.results import TOO_GOOD
 
 NEAR = 1e-6  # of the step: rounding
@@ -103,7 +103,7 @@ def _verdict(found: Explanation) -> Iterator[str]:
     step = found.step_s
     first = found.findings[0] if found.findings else None
     named = first is not None and first.saving_s > NAMED * step
-    if found.verdict != (first.id if first and named else "healthy"):
+    if found.verdict not in (first.id if first and named else "healthy", NOT_JUDGED):
         yield f"the verdict is {found.verdict}, the largest finding {first.id if first else 'none'}"
     idle = {name: seconds for name, seconds in found.breakdown.items() if name not in BUSY}
     if found.verdict == "healthy" and found.idle_s > (1 - IDLE) * step:

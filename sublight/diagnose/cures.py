@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -15,7 +15,7 @@ from sublight.fix.cure import diff, figures
 from sublight.fix.cure.record import Cure, Edit, Fixed, Outcome, Tried, Verdict
 
 if TYPE_CHECKING:
-    from sublight.diagnose.record import Explanation
+    from sublight.diagnose.record import Explanation, Finding
 
 NOISE = 0.02  # of the step: two runs of one script differ by as much
 SHOWN = 5  # files by name
@@ -99,7 +99,7 @@ def _plan(explanation: Explanation) -> tuple[list[Cure], tuple[tuple[str, str], 
     savings = {finding.id: finding.saving_s for finding in explanation.findings}
     least_s = NOISE * explanation.step_s
     chosen = cures.treating(finding for finding, saving_s in savings.items() if saving_s > least_s)
-    chosen.sort(key=lambda cure: max(savings.get(finding, 0.0) for finding in cure.treats), reverse=True)
+    chosen.sort(key=lambda cure: max(_predicted_s(cure, explanation.findings), default=0.0), reverse=True)
     treated = {finding for cure in cures.CURES for finding in cure.treats}
     reached = {finding for cure in chosen for finding in cure.treats}
     left = tuple(
@@ -108,12 +108,17 @@ def _plan(explanation: Explanation) -> tuple[list[Cure], tuple[tuple[str, str], 
     return chosen, left
 
 
+def _predicted_s(cure: Cure, findings: Iterable[Finding]) -> list[float]:
+    """What a cure is expected to save of each finding that it treats: that may be less than the finding's fix does."""
+    return [found.cure_savings_s.get(cure.name, found.saving_s) for found in findings if found.id in cure.treats]
+
+
 class Trials:
     """Runs of a script with cures, against the one without."""
 
     def __init__(self, explanation: Explanation, script: Runnable, before: Outcome, say: Callable[[str], None]) -> None:
         self._explanation, self._script, self._before, self._say = explanation, script, before, say
-        self._savings = {finding.id: finding.saving_s for finding in explanation.findings}
+        self._found = {finding.id: finding for finding in explanation.findings}
         self._later: Outcome | None = None  # as it is, once more
         self._singles: list[tuple[Cure, Tried, Outcome]] = []
         self.tried: list[Tried] = []
@@ -129,7 +134,7 @@ class Trials:
             else:
                 self._say(f"running it again: {cure.name}")
                 outcome = self._script.run([cure.name])
-            self._keep(outcome, tried := judge([cure], self._savings, self._before, outcome))
+            self._keep(outcome, tried := judge([cure], self._found, self._before, outcome))
             self._singles.append((cure, tried, outcome))
 
     def together(self) -> None:
@@ -140,7 +145,7 @@ class Trials:
             self._say("running it again: " + ", ".join(cure.name for cure in together))
             outcome = self._script.run([cure.name for cure in together])
             most_s = self._explanation.combined_saving_s
-            self._keep(outcome, judge(together, self._savings, self._before, outcome, most_s=most_s))
+            self._keep(outcome, judge(together, self._found, self._before, outcome, most_s=most_s))
 
     def diff(self) -> tuple[str, Tried | None, str]:
         """A diff that was run, gave the same numbers and saved time: of all cures that save, else of the best of them;
@@ -172,7 +177,7 @@ class Trials:
 
     def _of_diff(self, chosen: Sequence[Cure], outcome: Outcome, before: Outcome) -> Tried:
         made = replace(outcome, did={cure.name: "by the diff" for cure in chosen})
-        return judge(chosen, self._savings, before, made, most_s=self._explanation.combined_saving_s)
+        return judge(chosen, self._found, before, made, most_s=self._explanation.combined_saving_s)
 
     def _again(self) -> Outcome:
         """The script as it is, the faster of two runs: a machine that was busy at first must not praise a diff."""
@@ -226,15 +231,15 @@ def is_best(one: Tried, tried: Sequence[Tried]) -> bool:
 
 def judge(
     chosen: Sequence[Cure],
-    savings: dict[str, float],
+    found: Mapping[str, Finding],
     before: Outcome,
     after: Outcome,
     *,
     most_s: float = float("inf"),
 ) -> Tried:
     """A run with cures against the one without."""
-    findings = tuple(finding for cure in chosen for finding in cure.treats if finding in savings)
-    predicted_s = min(sum(savings[finding] for finding in findings), most_s)
+    treated = [(cure, found[name]) for cure in chosen for name in cure.treats if name in found]
+    savings_s = tuple(_predicted_s(cure, [finding])[0] for cure, finding in treated)
     failed = after.error != before.error
     difference = None if failed else figures.difference(before.figures, after.figures)
     verdict, words = _verdict(chosen, before, after, difference)
@@ -242,10 +247,11 @@ def judge(
     assert before.step_s is not None
     return Tried(
         names=tuple(cure.name for cure in chosen),
-        findings=findings,
-        savings_s=tuple(savings[finding] for finding in findings),
+        findings=tuple(finding.id for _, finding in treated),
+        savings_s=savings_s,
         line="\n".join(dict.fromkeys(cure.line for cure in chosen)),
-        predicted_s=predicted_s,
+        predicted_s=min(sum(savings_s), most_s),
+        fix_s=min(sum({finding.id: finding.saving_s for _, finding in treated}.values()), most_s),
         real_s=before.step_s - after.step_s if measured and after.step_s is not None else None,
         spread_s=before.spread_s + after.spread_s,
         difference=difference,

@@ -41,6 +41,10 @@ def explained(**savings_s: float) -> Any:
     return Explained(findings=tuple(found))
 
 
+def found(**savings_s: float) -> dict[str, Finding]:
+    return {finding.id: finding for finding in explained(**savings_s).findings}
+
+
 @dataclass
 class Runs:
     """A script whose runs are given."""
@@ -123,7 +127,7 @@ def test_the_largest_saving_first_and_none_that_no_run_would_show() -> None:
     ],
 )
 def test_a_run_is_judged(after: Outcome, verdict: str, real_s: float | None) -> None:
-    tried = cli_fix.judge([find("patch norms")], {"unfused-norm": 1e-3}, BEFORE, after)
+    tried = cli_fix.judge([find("patch norms")], found(unfused_norm=1e-3), BEFORE, after)
     assert tried.verdict == verdict
     assert tried.real_s == (None if real_s is None else pytest.approx(real_s))
 
@@ -131,13 +135,13 @@ def test_a_run_is_judged(after: Outcome, verdict: str, real_s: float | None) -> 
 def test_a_script_that_fails_anyway_is_timed() -> None:
     fails = replace(BEFORE, error="ValueError: at its end")
     after = done("patch norms", 5e-3, error="ValueError: at its end")
-    tried = cli_fix.judge([find("patch norms")], {"unfused-norm": 1e-3}, fails, after)
+    tried = cli_fix.judge([find("patch norms")], found(unfused_norm=1e-3), fails, after)
     assert tried.verdict == "saves" and tried.difference == 0.0
 
 
 def test_tf32_may_change_what_it_says_it_changes() -> None:
     after = done("TF32", 5e-3, figures=(1.0, 0.502))
-    assert cli_fix.judge([find("TF32")], {"no-tensor-cores": 1e-3}, BEFORE, after).verdict == "saves"
+    assert cli_fix.judge([find("TF32")], found(no_tensor_cores=1e-3), BEFORE, after).verdict == "saves"
 
 
 def test_a_wrong_cure_is_neither_recommended_nor_combined() -> None:
@@ -163,9 +167,8 @@ def test_of_two_cures_of_a_finding_the_better_one_is_kept() -> None:
 
 
 def test_a_cure_of_several_findings_shares_its_saving() -> None:
-    tried = cli_fix.judge(
-        [find("compile")], {"unfused-pointwise": 3e-3, "unfused-attention": 1e-3}, BEFORE, done("compile", 6e-3)
-    )
+    findings = found(unfused_pointwise=3e-3, unfused_attention=1e-3)
+    tried = cli_fix.judge([find("compile")], findings, BEFORE, done("compile", 6e-3))
     assert (tried.share_s("unfused-pointwise"), tried.share_s("unfused-attention")) == pytest.approx((3e-3, 1e-3))
 
 
@@ -247,7 +250,7 @@ def test_what_was_tried_and_lost_is_advised_no_more() -> None:
     explanation = explain_fakes.explanation(findings=(finding, other))
     slower = Tried(
         names=("compile",), findings=("unfused-pointwise",), savings_s=(1e-3,), line="model = torch.compile(model)",
-        predicted_s=1e-3, real_s=-3e-3, spread_s=0.0, difference=0.0, verdict="slower", words="compiled",
+        predicted_s=1e-3, fix_s=1e-3, real_s=-3e-3, spread_s=0.0, difference=0.0, verdict="slower", words="compiled",
     )  # fmt: skip
     patched = replace(slower, names=("patch activations",), line="sublight.patch(model)", verdict="saves", real_s=1e-3)
     fixed = Fixed(before_s=20e-3, figures_of="losses", tried=(slower, patched), left=(), diff="")

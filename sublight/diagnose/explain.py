@@ -6,7 +6,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -187,7 +187,10 @@ def _judged(case: Case, rules: Sequence[Rule], step_s: float) -> Judged:
     for rule in rules:
         change = rule.check(case)
         if change is not None and (saving := _saving_s(case, change, step_s)) > SHOWN * step_s:
-            found.append((_finding(case, rule.id, change, saving), change))
+            by_cure = {
+                name: min(_saving_s(case, replace(change, edit=edit), step_s), saving) for name, edit in change.cures
+            }
+            found.append((replace(_finding(case, rule.id, change, saving), cure_savings_s=by_cure), change))
     model = _changed(case, [change for _, change in _largest_first(found)])
     named = [finding.id for finding, _ in found if finding.saving_s > NAMED * step_s]
     if rules is RULES and (change := idle.unexplained(case, model, named, step_s)):

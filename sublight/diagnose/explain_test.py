@@ -17,7 +17,7 @@ from sublight.diagnose import fakes
 from sublight.diagnose.breakdown_test import ACTIONS, act
 from sublight.diagnose.consistency import contradictions
 from sublight.diagnose.fakes import BIG, GEMM, PRODUCT, Machine
-from sublight.diagnose.record import BREAKDOWN, Explanation
+from sublight.diagnose.record import BREAKDOWN, NOT_JUDGED, Explanation
 from sublight.diagnose.replay_test import products, steps
 from sublight.errors import BadInput
 from sublight.report.explain import trace_fakes
@@ -340,6 +340,7 @@ def test_a_few_ops_are_no_verdict(explain: Explain) -> None:
     for ops, words in ((1, "one op"), (9, "9 ops")):
         few = found(1, ops, "aten::relu")
         assert few.unsure and few.sentence == f"No step to judge: all that was recorded is {words}"
+        assert few.verdict == NOT_JUDGED
     assert not found(1, 10, "aten::relu").unsure and not found(4, 1, "aten::relu").unsure
     assert found(3, 9, "my::secret").sentence.startswith("No cause was found: ops run for ")
 

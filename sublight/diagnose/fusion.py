@@ -115,11 +115,12 @@ def _runs(
 
 
 def _apart(one: Item, other: Item) -> bool:
-    """Two reductions of a kind in a row read two tensors, and what reads nothing (constants, random numbers) needs
+    """Two reductions or `cat` in a row read two tensors, and what reads nothing (constants, random numbers) needs
     nothing from the one before: neither feeds the other.
     """
     fills = other.cost is not None and not other.cost.read_bytes
-    return fills or (one.family == "reduction" and one.name == other.name)
+    alike = one.family == "reduction" or one.name == "aten::cat"  # cat gives more than the next one reads
+    return fills or (alike and one.name == other.name)
 
 
 def _bodies(items: Sequence[Item], run: list[int]) -> list[list[int]]:

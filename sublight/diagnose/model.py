@@ -178,6 +178,8 @@ class _Host:
         self.trace = trace
         rows = trace.of_kind(Kind.RUNTIME, Kind.OP)
         threads = distinct(trace.lane[calls[calls != NONE]])
+        if not len(threads):  # no launch belongs to an event of the file: the host's time is that of the ops' threads
+            threads = distinct(trace.lane[trace.of_kind(Kind.OP)])
         rows = rows[np.isin(trace.lane[rows], threads)]
         self.torch_rows = rows
         self.recorded = np.sort(trace.span_s(rows)[0])

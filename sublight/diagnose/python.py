@@ -11,7 +11,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublight.diagnose.case import Case
@@ -69,10 +69,13 @@ class _Line:
     stack: tuple[Frame, ...] = ()
 
 
-def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
+def spots(
+    case: Case, *, in_loader: bool = False, apart: Callable[[Spot], bool] = lambda line: False
+) -> tuple[Spot, ...]:
     """The user's functions by their Python time, most first; `in_loader`: those that a DataLoader runs in this process.
 
-    Nothing where the trace has no samples, or too few.
+    Lines that `apart` holds of are not taken together with the others of their function. Nothing where the trace has no
+    samples, or too few.
     """
     found = _samples(case.trace.meta.get("samples"))
     if found is None:
@@ -90,7 +93,7 @@ def spots(case: Case, *, in_loader: bool = False) -> tuple[Spot, ...]:
             if not in_loader:
                 whole_s = sum(row.wall_ns for row in seen) * 1e-9 / count
                 spent_s = _without_ops(spent_s, _ops_s(case), whole_s * _python_share(case))
-            return _spots(lines, spent_s, waits=not crowded(case.trace))
+            return _spots(lines, spent_s, apart, waits=not crowded(case.trace))
     return ()
 
 
@@ -247,29 +250,37 @@ def _ops_s(case: Case) -> dict[tuple[str, int], float]:
     return spent
 
 
-def _spots(lines: Mapping[_Key, _Line], left: Mapping[_Key, float], *, waits: bool) -> tuple[Spot, ...]:
+def _spots(
+    lines: Mapping[_Key, _Line], left: Mapping[_Key, float], apart: Callable[[Spot], bool], *, waits: bool
+) -> tuple[Spot, ...]:
     total_s = sum(left.values())
     if total_s <= 0:
         return ()
-    functions: dict[tuple[str, str], list[tuple[str, str, int]]] = defaultdict(list)
-    for key in lines:
-        functions[key[:2]].append(key)
+    functions: dict[tuple[str, str, bool], list[tuple[Spot, _Line]]] = defaultdict(list)
+    for key, line in lines.items():
+        share = left[key] / total_s
+        spot = Spot(
+            file=key[0],
+            function=key[1],
+            line=key[2],
+            share=share,
+            line_share=share,
+            looks=line.looks,
+            waited=0.0,
+            called=max(line.below.items(), key=lambda pair: pair[1])[0],
+            stack=line.stack,
+        )
+        functions[key[0], key[1], apart(spot)].append((spot, line))
     found = []
-    for (file, function), keys in functions.items():
-        hottest = max(keys, key=lambda key: left[key])
-        line, looks = lines[hottest], sum(lines[key].looks for key in keys)
-        wall_s = sum(lines[key].wall_s for key in keys)
+    for members in functions.values():
+        hottest = max((spot for spot, _ in members), key=lambda spot: spot.share)
+        wall_s = sum(line.wall_s for _, line in members)
         found.append(
-            Spot(
-                file=file,
-                function=function,
-                line=hottest[2],
-                share=sum(left[key] for key in keys) / total_s,
-                line_share=left[hottest] / total_s,
-                looks=looks,
-                waited=sum(lines[key].waited_s for key in keys) / wall_s if wall_s and waits else 0.0,
-                called=max(line.below.items(), key=lambda pair: pair[1])[0],
-                stack=line.stack,
+            replace(
+                hottest,
+                share=sum(spot.share for spot, _ in members),
+                looks=sum(line.looks for _, line in members),
+                waited=sum(line.waited_s for _, line in members) / wall_s if wall_s and waits else 0.0,
             )
         )
     return tuple(sorted(found, key=lambda spot: -spot.share))

@@ -131,9 +131,10 @@ def kind_of(spot: Spot, trace: Trace) -> Kind:
     line = text_of(trace, spot.file, spot.line)
     if spot.waited > WAITS and not any(_calls(kind, spot) for kind in (*BY_NAME, *OF_TORCH)):
         return WAIT
-    for kind in (*BY_NAME, WAIT):
-        if _calls(kind, spot) or (kind.text and re.search(kind.text, line)):
-            return kind
+    by_call = (kind for kind in (*BY_NAME, WAIT) if _calls(kind, spot))
+    by_text = (kind for kind in (*BY_NAME, WAIT) if kind.text and re.search(kind.text, line))
+    if kind := next(by_call, None) or next(by_text, None):
+        return kind
     calls_torch = any(_calls(kind, spot) for kind in OF_TORCH)  # in a caller's loop: over layers, not over elements
     in_loop = line and in_a_loop(spot, trace, own_only=calls_torch)
     for kind in BY_NAME:
@@ -141,9 +142,9 @@ def kind_of(spot: Spot, trace: Trace) -> Kind:
             return kind
     if in_loop:
         return LOOP
-    by_call = (kind for kind in OF_TORCH if _calls(kind, spot))
-    by_text = (kind for kind in OF_TORCH if re.search(kind.text, line) or _is_named(kind, spot))
-    return next(by_call, None) or next(by_text, OTHER)
+    torch_by_call = (kind for kind in OF_TORCH if _calls(kind, spot))
+    torch_by_text = (kind for kind in OF_TORCH if re.search(kind.text, line) or _is_named(kind, spot))
+    return next(torch_by_call, None) or next(torch_by_text, OTHER)
 
 
 def _is_named(kind: Kind, spot: Spot) -> bool:

@@ -103,7 +103,7 @@ def test_a_lambda_is_the_work_of_the_function_that_it_stands_in() -> None:
     assert [place for place, _ in found.at] == ["train.py:6 (positions)", "train.py:16 (<module>)"]
 
 
-def _named_and_left(*stacks: tuple[list[tuple[str, str, int, int]], int]) -> tuple[str, float]:
+def named_and_left(*stacks: tuple[list[tuple[str, str, int, int]], int]) -> tuple[str, float]:
     """The title, and what of the Python time is there when the change is made."""
     case = fakes.case(trace(samples(*stacks)))
     found = HOST_BOUND.check(case)
@@ -117,10 +117,10 @@ def test_only_the_time_that_is_named_is_saved() -> None:
     hot, helper = [MAIN, ("train.py", "positions", 6, 3)], ("train.py", "helper", 99, 98)
     rest = [([("train.py", f"small_{n}", n, 1)], 5) for n in range(6)]
     for stacks in ([(hot, 70)], [(hot, 55), ([*hot, helper], 15)]):
-        title, left = _named_and_left(*stacks, *rest)
+        title, left = named_and_left(*stacks, *rest)
         assert title.endswith("in Python: 3.50 ms of each step") and left == pytest.approx(0.3)
     parts = [([("train.py", f"part_{n}", n, 1)], 20) for n in range(3)]
-    title, left = _named_and_left(*parts, *[([("train.py", f"small_{n}", n, 1)], 8) for n in range(5)])
+    title, left = named_and_left(*parts, *[([("train.py", f"small_{n}", n, 1)], 8) for n in range(5)])
     assert title.startswith("Python outside of torch takes 5.00 ms of each step, 20 % of it in part_")
     assert left == pytest.approx(0.4)
 
@@ -251,7 +251,7 @@ def test_the_users_own_python_comes_before_torchs() -> None:
     change = HOST_BOUND.check(fakes.case(trace(samples((step, 60), (own, 40)))))
     assert change is not None and change.fix == python_advice.LOOP.fix
     assert change.title == "Python outside of torch takes 5.00 ms of each step, 40 % of it in positions() in train.py:6"
-    _, left = _named_and_left((step, 60), (own, 40))
+    _, left = named_and_left((step, 60), (own, 40))
     assert left == pytest.approx(0.6), "a step needs what torch's own Python takes"
 
 

@@ -26,6 +26,7 @@ BREAKDOWN = {  # every part of a step, in the order of the bar; they add up to s
     "other": "idle: other",
 }
 BUSY = ("floor", "fusable", "above_floor", "unknown")  # the device at work; the others are idle time
+NOT_JUDGED = "not-judged"  # the verdict on a recording of hardly anything
 MOSTLY_KNOWN = 0.1  # of the step: with more than this of unknown cost, the step's own floor is not known
 
 
@@ -54,6 +55,7 @@ class Finding:
     ops: tuple[str, ...] = ()  # names of the ops concerned
     cure: str = ""  # the line that has us do it, where one has
     sources: tuple[SourceLine, ...] = ()  # the user's own lines, the most frequent first
+    cure_savings_s: Mapping[str, float] = field(default_factory=dict)  # of a cure that does less than the fix, by name
 
     @property
     def code(self) -> str:
@@ -69,6 +71,7 @@ class Finding:
             "evidence": list(self.evidence),
             "fix": self.fix,
             "cure": self.cure,
+            "cure_saving_s": dict(self.cure_savings_s),
             "places": [{"start_s": place.start_s, "end_s": place.end_s} for place in self.places],
             "ops": list(self.ops),
             "sources": [{"place": line.place, "count": line.count, "share": line.share} for line in self.sources],
@@ -131,7 +134,7 @@ class Explanation:
     step_spread_s: float  # half the distance between the quartiles over the steps; 0 with one step
     op_floor_s: float  # the ops as written, each at its floor; an op of unknown cost counts as it was measured
     floor_s: float  # after what can be fused is fused
-    verdict: str  # a finding's id, or "healthy"
+    verdict: str  # a finding's id, "healthy", or NOT_JUDGED
     sentence: str  # the verdict in one sentence
     combined_saving_s: float
     breakdown: Mapping[str, float]  # keys of BREAKDOWN

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from sublight import units
+from sublight.diagnose import memory_growth
 from sublight.diagnose.case import Case
-from sublight.diagnose.record import Explanation
+from sublight.diagnose.record import NOT_JUDGED, Explanation
 from sublight.diagnose.unprofiled import crowded, has_stacks, unprofiled_s
 from sublight.diagnose.work import backlog, devices_of
 from sublight.results import TOO_GOOD
-from sublight.trace.record import Kind, Trace
+from sublight.trace.record import NONE, Kind, Trace
 
 WHOLE_RUN = "the whole run"  # how a capture calls what it recorded where it saw no step,
 COLD = "no step after the warm-up could be profiled"  # and what it notes of the first ones
@@ -29,7 +30,10 @@ FAR = 0.3  # of the limit: a step that reaches less is not called healthy, thoug
 UNTOLD = 0.5  # of the step: with no cost known for more of it, nothing shows that it is healthy
 DISTORTED = 0.2  # of the traced step: the profiler's own cost, where it is only estimated
 
+APART_NS = 2_000_000  # between a launch and its kernel on an idle device: more than a driver takes
+
 _LITTLE = "All that was recorded is"
+_HOST_SIDE = f"{_LITTLE} the host's side of the steps"
 
 
 def of_run(words: str) -> str:
@@ -52,7 +56,9 @@ def with_sentence(found: Explanation) -> Explanation:
         )
         found = replace(found, findings=tuple(findings))
     if little := next((caveat for caveat in found.caveats if caveat.startswith(_LITTLE)), None):
-        return replace(found, sentence=f"No step to judge: {little[0].lower()}{little[1:].partition(':')[0]}")
+        sentence = f"No step to judge: {little[0].lower()}{little[1:].partition(':')[0]}"
+        is_cause = found.verdict != "healthy" and not little.startswith(_HOST_SIDE)
+        return replace(found, verdict=found.verdict if is_cause else NOT_JUDGED, sentence=sentence)
     return replace(found, sentence=_healthy(found) if found.verdict == "healthy" else _cause(found))
 
 
@@ -94,6 +100,8 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
         ops = len(case.items)
         count = "no op" if not ops else "one op" if ops == 1 else f"{ops} ops"
         doubts.append(f"{_LITTLE} {count}: a recording of several steps can be judged.")
+    elif case.on_gpu and not len(case.items):
+        doubts.append(f"{_HOST_SIDE}: the file holds nothing that they ran on the device.")
     if recorded == WHOLE_RUN:
         doubts.append(
             "No step was found: the figures are of the whole run, with its first calls and the weights' "
@@ -137,6 +145,7 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
             f"The file holds ops of {len(programs)} processes ({names}): the figures mix them. Record each in a file "
             "of its own."
         )
+    doubts += [words for words in (_without_kernels(case), _clocks_apart(case)) if words]
     doubts += [lost for lost in case.trace.lost if _turns(lost, len(case.trace))]
     milder = [lost for lost in case.trace.lost if lost not in doubts]
     if case.too_good:
@@ -154,6 +163,40 @@ def caveats(case: Case, limits_from: str, *, step_s: float, spread_s: float) -> 
     if limits_from.startswith("known"):
         milder.append(f"Floors are not by limits measured on this device: {limits_from}.")
     return (*doubts, *milder), bool(doubts)
+
+
+def _without_kernels(case: Case) -> str:
+    """A sentence where most launches in the steps have no kernel in the file, or the file's ids do not tell which."""
+    trace = case.trace
+    launches = case.inside(trace.rows_named(lambda name: "LaunchKernel" in name, Kind.RUNTIME))
+    missing = int(np.count_nonzero(~np.isin(launches, case.attribution.launch)))
+    if not trace.on_gpu or missing <= len(launches) / 2:
+        return ""
+    return (
+        f"Of {len(launches):,} launches in the steps, {missing:,} have no kernel in the file that belongs to them: "
+        "what the device did in these steps is not known."
+    )
+
+
+def _clocks_apart(case: Case) -> str:
+    """A sentence where kernels start before their launch, or leave the device idle long after it: that cannot be."""
+    trace, rows = case.trace, np.sort(case.model.event_row)
+    rows = rows[case.attribution.launch[rows] != NONE]
+    launch, start_ns = case.attribution.launch[rows], trace.start_ns[rows]
+    early_ns = trace.start_ns[launch] - start_ns
+    idle_ns = start_ns - np.maximum.accumulate(np.concatenate((start_ns[:1], trace.end_ns[rows][:-1])))
+    late_ns = (start_ns - trace.end_ns[launch])[idle_ns > APART_NS]
+    apart_ns = 0.0
+    if len(rows) and np.count_nonzero(early_ns > APART_NS) > len(rows) / 2:
+        apart_ns = float(np.median(early_ns))
+    elif len(late_ns) > max(case.model.steps / 2, 2) and np.median(late_ns) > APART_NS:
+        apart_ns = float(np.median(late_ns))
+    if not apart_ns:
+        return ""
+    return (
+        f"The device's clock seems to be {units.text(apart_ns * 1e-9, 's')} off the host's: kernels start "
+        f"{'before' if early_ns.max() > APART_NS else 'long after'} their launch, with the device idle in between."
+    )
 
 
 def _programs(trace: Trace) -> list[str]:
@@ -197,6 +240,8 @@ def notes(case: Case, limits_from: str, *, recorded: int, left_out: int) -> tupl
             "they are left out."
         )
     lines += _unknown(case)
+    if grows := memory_growth.words(case):
+        lines.append(grows)
     if limits_from.startswith("none"):
         lines.append(f"Limits: {limits_from}.")
     extra_s, measured = case.profiled_step_s - case.step_s, unprofiled_s(trace)

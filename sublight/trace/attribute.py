@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from sublight.trace.intervals import distinct
 from sublight.trace.record import NONE, Detail, Ints, Kind, Trace
 
 _FRAME = re.compile(r"^(?P<file>[^(]+)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -180,7 +181,8 @@ def attribute(trace: Trace) -> Attribution:
     device = trace.device_rows
     calls = trace.of_kind(Kind.RUNTIME)
     calls = calls[trace.correlation[calls] != NONE]
-    if len(calls) and len(device):
+    numbers = len(distinct(trace.correlation[calls]))
+    if len(device) and 0 < len(calls) <= 2 * numbers:  # with fewer numbers than that they join nothing
         order = calls[np.argsort(trace.correlation[calls], kind="stable")]
         ids = trace.correlation[order]
         at = np.minimum(np.searchsorted(ids, trace.correlation[device]), len(ids) - 1)

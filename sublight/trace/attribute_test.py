@@ -67,6 +67,13 @@ def test_of_two_calls_with_one_number_the_first_counts(forward: Tape) -> None:
     assert found.trace.lane[found.launch[row(found.trace, "gemm")]] == MAIN
 
 
+def test_numbers_that_most_calls_share_join_nothing(forward: Tape) -> None:
+    for start in (700, 800):
+        forward.add(Kind.RUNTIME, "cudaLaunchKernel", BACKWARD, start, start + 10, correlation=77)
+    found = made(forward)
+    assert found.launch[row(found.trace, "gemm")] == NONE
+
+
 def test_backward_goes_to_the_forward_op_of_its_sequence_number(forward: Tape) -> None:
     forward.add(Kind.OP, NODE, BACKWARD, 1100, 1300, sequence=5)
     forward.add(Kind.OP, "aten::mm", BACKWARD, 1110, 1200)

@@ -47,7 +47,7 @@ def explain(
     trace: Annotated[str, typer.Option(metavar="FILE", help="Keep the recorded trace, .json or .json.gz.")] = "",
     html: Annotated[str, typer.Option(metavar="FILE", help="The report; default: explain-NAME.html.")] = "",
     perfetto: Annotated[str, typer.Option(metavar="FILE", help="Also the trace with its findings as a track.")] = "",
-    steps: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Steps to profile.")] = 4,
+    steps: Annotated[int | None, typer.Option(min=1, max=100, metavar="N", help="Steps to profile (4).")] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Exit 1 if a step is slower: 50ms, 1.1x BASE.json.")] = "",
     json: Json = "",
 ) -> None:

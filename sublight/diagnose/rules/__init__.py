@@ -8,11 +8,14 @@ from sublight.diagnose.rules.data_loading import DATA_LOADING
 from sublight.diagnose.rules.dense_embedding import DENSE_EMBEDDING
 from sublight.diagnose.rules.exposed_communication import EXPOSED_COMMUNICATION
 from sublight.diagnose.rules.exposed_copy import EXPOSED_COPY
+from sublight.diagnose.rules.float64 import FLOAT64
 from sublight.diagnose.rules.fp32 import FP32_WHERE_BF16_SERVES
 from sublight.diagnose.rules.graph_break import GRAPH_BREAK
+from sublight.diagnose.rules.growing_cat import GROWING_CAT
 from sublight.diagnose.rules.host_bound import HOST_BOUND
 from sublight.diagnose.rules.host_sync import HOST_SYNC
 from sublight.diagnose.rules.launch_bound import LAUNCH_BOUND
+from sublight.diagnose.rules.needless_autograd import NEEDLESS_AUTOGRAD
 from sublight.diagnose.rules.no_tensor_cores import NO_TENSOR_CORES
 from sublight.diagnose.rules.pageable_copy import PAGEABLE_COPY
 from sublight.diagnose.rules.rank_imbalance import RANK_IMBALANCE
@@ -56,4 +59,7 @@ RULES = (
     DENSE_EMBEDDING,
     WORKER_RESTART,
     WEIGHT_BOUND,
+    FLOAT64,
+    GROWING_CAT,
+    NEEDLESS_AUTOGRAD,
 )

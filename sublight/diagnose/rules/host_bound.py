@@ -33,7 +33,8 @@ def check(case: Case) -> Change | None:
     stretch = f"{stretches:.1f} stretches a step in which no op ran, up to {units.text(float(before_s.max()), 's')}"
     if not case.on_gpu and (change := _printing(case, per_step_s)):
         return change
-    hot = [spot for spot in python.spots(case) if spot.share >= LEAST][:SHOWN]
+    spots = python.spots(case, apart=lambda line: _is_torchs(line, case))  # main() has the user's own work, and torch's
+    hot = [spot for spot in spots if spot.share >= LEAST][:SHOWN]
     if hot and not case.on_gpu and crowded(case.trace) and all(_is_torchs(spot, case) for spot in hot):
         return None  # a step needs it, and what made it long is the other programs
     if hot:
@@ -64,7 +65,7 @@ def _printing(case: Case, python_s: float) -> Change | None:
         if place not in places:
             match = PLACE.match(place)
             text = text_of(trace, match["file"], int(match["line"])) if match else ""
-            places[place] = bool(re.search(python_advice.PRINT.text, text))
+            places[place] = ";" not in text and bool(re.search(python_advice.PRINT.text, text))  # the line does no more
         if places[place]:
             shown[row] = place
     top = (

@@ -19,6 +19,7 @@ IDS = (  # as the project promises them
     *("redundant-cast-or-copy", "small-grid", "slow-kernel", "exposed-communication", "rank-imbalance"),
     *("recompilation", "graph-break", "fp32-where-bf16-serves", "start-up"),
     *("anomaly-mode", "repeated-line", "dense-embedding", "worker-restart", "weight-bound"),
+    *("float64-by-accident", "growing-cat", "needless-autograd"),
 )
 BY_ID = {rule.id: rule for rule in RULES}
 MB = 1_000_000
@@ -97,6 +98,29 @@ def attention(last: str) -> Planted:
             m.op(last, scores, us=300.0)
 
     return steps(body)
+
+
+def appending(added: int, *, from_before: bool = True) -> Planted:
+    """A key and a value that each layer makes longer; or tensors of one length, joined with short ones."""
+
+    def body(m: Machine, number: int) -> None:
+        m.lookups(10)
+        length = 1000 + added * number if from_before else 1000
+        for _ in range(4):
+            m.op("aten::cat", ((16, length, 64), (16, added, 64)), (), us=150.0)
+
+    return steps(body)
+
+
+def recorded(*, grows: bool) -> Planted:
+    """Ops with the number of autograd's last node, as each adds one, or as none does."""
+    machine, number = Machine(), 0
+    for _ in range(4):
+        with machine.step():
+            for _ in range(50):
+                machine.lookups(1, us=3.0, host=20.0, sequence=number)
+                number += grows
+    return (machine.trace(),)
 
 
 def norm(root: str) -> Planted:
@@ -235,9 +259,14 @@ PLANTED: dict[str, tuple[Planted, float]] = {
     "rank-imbalance": ((one_rank(0, 100.0), one_rank(1, 50.0)), 1000 - 750),
     "recompilation": (compiling(every=1), 5080 - 1000),
     "graph-break": (regions(3), 2 * 300),
-    "fp32-where-bf16-serves": (single(TF32, 500.0), 10 * 500 * (1 - 0.55)),
+    # half of the time, and a cast of each weight, 100 million elements, 4 bytes read and 2 written
+    "fp32-where-bf16-serves": (single(TF32, 500.0), 10 * (250 - 1e8 * 6 / 4e12 / 0.88 * 1e6)),
     "start-up": (starting(every=4), (40_000 - 3_680) / 4),  # less what the device has queued up when it begins
     "weight-bound": (decoding(1), 10 * 100 * (1 - 0.43)),  # the share that was measured at one row
+    # vector work in float32 is as fast here: half of the bytes, half of the time
+    "float64-by-accident": (steps(lambda m, _: m.op("aten::relu", BIG, us=800.0, dtype="double")), 400),
+    "growing-cat": (appending(1), 600 - 4 * 150 / 1002),
+    "needless-autograd": (recorded(grows=True), 50 * 0.75),
     **{name: ((trace,), saving_us) for name, (trace, saving_us) in signatures_test.PLANTED.items()},
 }
 NEAR_MISSES: dict[str, Planted] = {
@@ -263,6 +292,9 @@ NEAR_MISSES: dict[str, Planted] = {
     "fp32-where-bf16-serves": single(GEMM, 500.0, BF16),
     "start-up": starting(every=1),  # in every step: that is how the step is
     "weight-bound": decoding(64),  # 4 bits were no faster there
+    "float64-by-accident": steps(lambda m, _: m.op("aten::relu", BIG, us=800.0, dtype=FP32)),
+    "growing-cat": appending(1, from_before=False),
+    "needless-autograd": recorded(grows=False),
     **{name: (trace,) for name, trace in signatures_test.NEAR_MISSES.items()},
 }
 

@@ -6,10 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 from sublight import units
+from sublight.cost import Cost
 from sublight.diagnose.attention import call_for
-from sublight.diagnose.case import Case, Change, Rule
-from sublight.diagnose.fusion import ATTENTION_REACHED, FP32_ATTENTION_REACHED
+from sublight.diagnose.case import Case, Change, Rule, fuse
+from sublight.diagnose.fusion import ATTENTION_REACHED, FP32_ATTENTION_REACHED, FUSABLE, REACHED, numel
 from sublight.diagnose.rules.unfused_pointwise import propose
+from sublight.fix.cure.compiled import COMPILE
+from sublight.trace.record import Ints
 
 
 def check(case: Case) -> Change | None:
@@ -25,7 +28,26 @@ def check(case: Case) -> Change | None:
         change,
         fix=call.code,
         evidence=(*change.evidence, *in_dtype, f"mask: {call.mask}", *(more if others else ())),
+        cures=((COMPILE.name, fuse(_between_products(case))),),
     )
+
+
+def _between_products(case: Case) -> list[tuple[Ints, float]]:
+    """What torch.compile makes of written-out attention: the products stay, and what lies between them is one kernel
+    over the scores. Forward it reads and writes them; backward it reads two such tensors and writes one.
+    """
+    parts: list[tuple[Ints, float]] = []
+    for group in case.groups:
+        sizes = {at: numel(case.trace.detail_of(case.items[at].row).dims) for at in group.items}
+        between = [at for at in group.items if case.items[at].family in FUSABLE and sizes[at] == max(sizes.values())]
+        if group.kind != "attention" or not between:
+            continue
+        size = max(sizes.values()) * (2 if case.items[between[0]].dtype in ("bfloat16", "float16") else 4)
+        reads = 1 if _has_softmax(case, group.items) else 2
+        floor = case.limits.floor(Cost(read_bytes=reads * size, write_bytes=size))
+        if floor:
+            parts.append((case.events(between), floor.seconds / REACHED))
+    return parts
 
 
 def _dtype_words(case: Case, dtype: str) -> tuple[str, ...]:

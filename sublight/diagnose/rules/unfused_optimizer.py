@@ -19,6 +19,7 @@ from sublight.trace.record import Kind
 REACHED = 0.8  # of the copy rate, by torch's fused AdamW
 TENSORS = {"adam": (4, 3), "sgd": (3, 2)}  # read and written by one update: parameter, gradient, two moments
 HAVE_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+OTHERWISE = ("LBFGS", "SparseAdam", "Muon")  # their step is no pass over each parameter, and has no lists of tensors
 FEW = 8  # kernels: already fused
 
 
@@ -27,10 +28,10 @@ def check(case: Case) -> Change | None:
     events = case.events(chosen)
     if case.per_step(len(events)) <= FEW or any(case.items[at].name.startswith("aten::_fused_") for at in chosen):
         return None
-    elements, element_bytes = _parameters(case, chosen)
-    if not elements:
-        return None
     name = _optimizer(case)
+    elements, element_bytes = _parameters(case, chosen)
+    if not elements or name in OTHERWISE:
+        return None
     read, written = TENSORS["adam" if "adam" in name.lower() else "sgd"]
     size = elements * element_bytes
     floor = case.limits.floor(Cost(read_bytes=int(read * size), write_bytes=int(written * size)))
@@ -71,7 +72,7 @@ def _parameters(case: Case, chosen: list[int]) -> tuple[float, int]:
         dims = case.trace.detail_of(item.row).dims
         if dims and dims[0]:
             by_name[item.name] += _elements(dims[0])
-            element = 2 if item.dtype in ("bfloat16", "float16") else 4
+            element = {"bfloat16": 2, "float16": 2, "float64": 8}.get(item.dtype, 4)
     all_of_them = [count for count in by_name.values() if count > max(by_name.values()) / 4]
     return (statistics.median_low(all_of_them) if all_of_them else 0) / case.model.steps, element
 

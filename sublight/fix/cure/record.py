@@ -80,9 +80,10 @@ class Tried:
 
     names: tuple[str, ...]
     findings: tuple[str, ...]
-    savings_s: tuple[float, ...]  # of each finding, predicted
+    savings_s: tuple[float, ...]  # of each finding, predicted of what the cure does
     line: str
     predicted_s: float
+    fix_s: float  # predicted of what the findings' fixes do: a cure may do less
     real_s: float | None  # None: it did not run, or changed nothing
     spread_s: float
     difference: float | None  # of the losses or outputs, relative; None: there were none to compare
@@ -93,6 +94,11 @@ class Tried:
     def ratio(self) -> float | None:
         """Predicted by real."""
         return self.predicted_s / self.real_s if self.real_s is not None and self.verdict == "saves" else None
+
+    @property
+    def does_less(self) -> bool:
+        """Whether the cure is expected to save less than the fix that its findings name."""
+        return self.predicted_s < 0.98 * self.fix_s
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "ratio": self.ratio}

@@ -33,12 +33,17 @@ def short_epochs(loader: Any) -> str:
     )
 
 
+def workers_for(cores: int) -> int:
+    """Workers for a script that may use so many cores: one is left to the steps."""
+    return max(1, min(MOST, cores - 1))
+
+
 @contextlib.contextmanager
 def install(changes: Changes) -> Iterator[None]:
     from torch.utils.data import DataLoader, IterableDataset
 
     own = DataLoader.__init__
-    count = max(1, min(MOST, (os.cpu_count() or 1) - 1))
+    count = workers_for(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
     def loader(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
         lacks = len(args) < 5 and not kwargs.get("num_workers")  # the sixth argument is num_workers

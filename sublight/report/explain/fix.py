@@ -127,6 +127,12 @@ def _cells(tried: Tried) -> tuple[str, ...]:
 def lines(fixed: Fixed) -> list[str]:
     """Lines below the table: why a cure did not run, what is left, and where advice goes that the diff lacks."""
     sentences = [
+        f"{tried.names[0]} does less than the fix of {' and '.join(tried.findings)}: "
+        f"{units.text(tried.predicted_s, 's')} is predicted of it, {units.text(tried.fix_s, 's')} of the fix"
+        for tried in fixed.tried
+        if len(tried.names) == 1 and tried.does_less
+    ]
+    sentences += [
         f"{tried.names[0]}: {tried.verdict}: {tried.words}"
         for tried in fixed.tried
         if tried.verdict in ("not applied", "not measured", "failed")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight import units
-from sublight.diagnose.record import BREAKDOWN, Explanation
+from sublight.diagnose.record import BREAKDOWN, NOT_JUDGED, Explanation
 from sublight.report.draw.assets import asset, json_text
 from sublight.report.explain import cards, op_roofline, op_table, timeline
 from sublight.report.explain import terminal as explain
@@ -101,7 +101,7 @@ def _header(explanation: Explanation, room: Room) -> str:
     ranges = ("ranges",) if explain.shown_ranges(explanation) else ()
     links = ("findings", "timeline", "ops", "roofline", "memory", *ranges, "notes")
     nav = "".join(f'<a href="#{name}">{name}</a>' for name in links)
-    colour = "floor" if explanation.verdict == "healthy" else cause(explanation.verdict)
+    colour = "floor" if explanation.verdict in ("healthy", NOT_JUDGED) else cause(explanation.verdict)
     return (
         '<header><div class="top"><span class="brand">sublight explain</span>'
         f'<span class="source">{escape(room.cut(explanation.source))}</span>'
