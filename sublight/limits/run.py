@@ -142,7 +142,14 @@ def run(
 def cached(machine: Machine) -> Limits | None:
     """The limits measured earlier on this device with this driver, marked as cached; None if there are none."""
     limits = read_limits(machine.cache_path)
-    return limits and dataclasses.replace(limits, source=f"cached, measured {limits.date}")
+    return limits and dataclasses.replace(limits, source=f"cached, last measured {limits.date}")
+
+
+def better_before(limits: Limits, kind: Kind | None = None) -> list[Limit]:
+    """The figures of earlier runs that other commands go on with, since these, just measured, are worse (`_keep`)."""
+    known = cached(this_machine(kind))
+    measured = {limit.name: limit.value for limit in limits.limits if limit.value is not None}
+    return [one for one in (known.limits if known else ()) if one.value != measured.get(one.name, one.value)]
 
 
 def kept(kind: Kind | None = None) -> Limits:

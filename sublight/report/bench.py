@@ -145,7 +145,8 @@ def page(run: Run) -> RenderableType:
     parts: list[RenderableType] = [tables.titled(heading(run), shown), Text("")]
     words = f"Bold: the fastest. Memory sets the floor unless a note says what. Limits: {limits_heading(run.limits)}."
     parts.append(Text(words, style="dim"))
-    parts += [Text(f"measured while the GPU was not well: {line}", style="bold yellow") for line in run.unwell]
+    while_ = "measured while the GPU was not well:" if run.limits.kind == "cuda" else "measured while"
+    parts += [Text(f"{while_} {line}", style="bold yellow") for line in run.unwell]
     parts += [Text(line, style="bold red") for line in errors(run.rows)]
     return Group(*parts)
 
