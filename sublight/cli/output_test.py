@@ -1,0 +1,26 @@
+"""Results on a stdout that cannot show all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_stdout_without_all_characters_gets_a_table_and_whole_json(encoding: str, tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[bytes]:
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        command = [sys.executable, "-m", "sublight", "gpus", "--explain", "l4", *words]
+        return subprocess.run(command, capture_output=True, cwd=ROOT, env=environment)
+
+    table, whole = run(), run("--json", "-")
+    assert table.returncode == 0 and b"192 bit" in table.stdout, table.stderr
+    assert run("--json", str(tmp_path / "x")).returncode == 0
+    assert json.loads(whole.stdout) == json.loads((tmp_path / "x").read_bytes())
