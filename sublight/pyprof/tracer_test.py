@@ -273,6 +273,18 @@ def test_a_profile_function_of_the_programs_is_noticed() -> None:
             assert tracer.taken_away == (name != "nobody"), (kind, name)
 
 
+def test_the_c_part_lies_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def no_home() -> Any:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path))
+    assert native.file_of.__wrapped__().parent == tmp_path / "native"
+    monkeypatch.delenv("SUBLIGHT_CACHE")
+    monkeypatch.setattr(native.Path, "home", no_home)
+    assert native.file_of.__wrapped__().parent.name == "native"
+
+
 def test_calls_that_end_out_of_order_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def first() -> None: ...
     def second() -> None: ...
