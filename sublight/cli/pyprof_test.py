@@ -299,6 +299,7 @@ def test_what_py_spy_writes_is_read() -> None:
     first, *others = pyspy.processes({"shared": {"frames": frames}, "profiles": profiles}, 9, "python x.py")
     assert others == [] and first.samples is not None
     assert first.samples.threads == ("MainThread", "thread 11") and len(first.samples.rows) == 3
+    assert first.looks == 2, "of the thread that was seen most often"
     stacks = [[frame.function for frame in first.samples.stack(row)] for row in first.samples.rows]
     assert stacks == [["main"], ["main", "memcpy"], ["main"]]
 
