@@ -101,7 +101,8 @@ def backend() -> list[Check]:
     checks = [
         Check(
             name="internals", state="broken" if lacking else "ok", needed_for=needed["internals"],
-            found="; ".join(lacking) or f"all {len(private.PARTS)} of torch and triton that we use", fix=newest if lacking else "",
+            found="; ".join(lacking) or f"all {len(private.PARTS)} of torch and triton that we use",
+            fix=newest if lacking else "",
         )
     ]  # fmt: skip
     if not is_cuda or not AVAILABLE:

@@ -202,11 +202,21 @@ def _measure(probe: Probe, context: Context) -> Iterable[Limit]:
 
 def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
     here = [probe for probe in LIMITS if kind in probe.kinds]
-    known = [name for probe in here for name in (*probe.names_on(kind), probe.name)]
+    matches = {probe.name: {probe.name, *probe.names_on(kind), *map(family, probe.names_on(kind))} for probe in here}
+    known = list(dict.fromkeys(name for names in matches.values() for name in sorted(names)))
     for name in only:
         if name not in known:
             raise BadInput(f"unknown limit {name!r} on this device: did you mean {nearest(name, known)}?")
-    return [probe for probe in here if not only or probe.name in only or set(only) & set(probe.names_on(kind))]
+    return [probe for probe in here if not only or matches[probe.name] & set(only)]
+
+
+def family(name: str) -> str:
+    """What the names of limits that stand together begin with.
+
+    >>> family("host_copy_1")
+    'host'
+    """
+    return name.split("_")[0]
 
 
 def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:

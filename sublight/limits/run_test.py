@@ -85,6 +85,11 @@ def test_only_measures_that_and_merges(probes: Callable[..., None], only: str) -
     assert values(cached(here())) == {"host_copy": 1.0, "disk_read": 3.0}
 
 
+def test_only_takes_what_the_names_begin_with(probes: Callable[..., None]) -> None:
+    probes(fake("what the table does not show", {"host_copy": 1.0}), fake("disk", {"disk_read": 2.0}))
+    assert values(run(kind="cpu", only=["host"])) == {"host_copy": 1.0}
+
+
 def test_what_cannot_be_measured_now_leaves_what_was(probes: Callable[..., None]) -> None:
     probes(fake("disk", {"disk_read": 2.0}))
     run(kind="cpu")
