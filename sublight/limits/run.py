@@ -44,8 +44,12 @@ class Machine:
 
     @property
     def cache_path(self) -> Path:
-        safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.uuid}-{self.driver}")
-        return cache_folder() / "limits" / f"{safe}.json"
+        return _cache_path(self.uuid, self.driver)
+
+
+def _cache_path(uuid: str, driver: str) -> Path:
+    safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{uuid}-{driver}")
+    return cache_folder() / "limits" / f"{safe}.json"
 
 
 def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Machine:
@@ -145,9 +149,9 @@ def cached(machine: Machine) -> Limits | None:
     return limits and dataclasses.replace(limits, source=f"cached, last measured {limits.date}")
 
 
-def better_before(limits: Limits, kind: Kind | None = None) -> list[Limit]:
+def better_before(limits: Limits) -> list[Limit]:
     """The figures of earlier runs that other commands go on with, since these, just measured, are worse (`_keep`)."""
-    known = cached(this_machine(kind))
+    known = read_limits(_cache_path(limits.uuid, limits.driver))
     measured = {limit.name: limit.value for limit in limits.limits if limit.value is not None}
     return [one for one in (known.limits if known else ()) if one.value != measured.get(one.name, one.value)]
 

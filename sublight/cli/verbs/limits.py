@@ -37,7 +37,7 @@ def limits(
         cli_output.say_what_is_passed_over(device)
         with console.progress("limits") as progress:
             measured = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
-        better = run.better_before(measured, kind_of(device))
+        better = run.better_before(measured)
     if html:
         page.write(page.limits(measured), Path(html))
     cli_output.show(report.page(measured, better), measured.to_json(), json)

@@ -39,7 +39,7 @@ def top(
     if not cli_top.LEAST_EVERY_S <= every <= cli_top.MOST_EVERY_S:
         raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, at most a day")
     if not 0 <= looks <= sys.maxsize:
-        raise BadInput(f"--looks takes a number from 1 to {sys.maxsize}; 0 is without end")
+        raise BadInput(f"--looks takes 1 or more, at most {sys.maxsize}; 0 is without end")
     cli_output.check_named(record=record)
     cli_output.check_writable(csv, record, json)
     cli_output.check_apart((csv, record, json), (replay,))
