@@ -78,6 +78,7 @@ def run(
     ]
     rows: list[Result] = []
     unwell = wrong_with(this_gpu()) if machine.kind == "cuda" else []
+    watch = busy.Watch()
     try:
         for case, group in _grouped(work):
             bench = CaseBench(case, machine, limits, quick)
@@ -89,7 +90,10 @@ def run(
             bench.release()
     except KeyboardInterrupt:
         pass
-    unwell += wrong_with(this_gpu()) if machine.kind == "cuda" else []
+    if machine.kind == "cuda":
+        unwell += wrong_with(this_gpu())
+    elif "compile" not in against:  # its workers, which live on, would count as others
+        unwell += busy.words(watch.share())
     return Run(
         gpu=machine.gpu.key if machine.gpu else machine.device,
         driver=machine.driver,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 torch = pytest.importorskip("torch")
 
@@ -18,11 +20,13 @@ from sublight import bench, gpus
 from sublight.bench import limits_for, measure, run
 from sublight.bench.case import providers
 from sublight.errors import BadInput
+from sublight.limits import busy
 from sublight.limits import run as limits_run
 from sublight.limits.run import Machine
 from sublight.op import Op
 from sublight.ops import find
 from sublight.ops.record.library import peer
+from sublight.report import bench as report
 from sublight.results import Limit, Limits, Result, read_run, write_json
 from sublight.timing import Thunk
 
@@ -92,6 +96,19 @@ def test_a_row_has_its_time_floor_and_check(op: Op, shape: str, direction: Any, 
         assert row.ours is False, "on a CPU the call goes to PyTorch, and the row must not claim otherwise"
         assert kernel in row.kernel and row.kernel.startswith("aten::")
         assert (row.n or 0) >= 3 and row.method == "wall" and row.call_s
+
+
+@pytest.mark.parametrize(("against", "is_said"), [((), True), (("compile",), False)])
+def test_a_run_beside_other_programs_says_so(
+    monkeypatch: pytest.MonkeyPatch, against: tuple[str, ...], is_said: bool
+) -> None:
+    monkeypatch.setattr(busy.Watch, "share", lambda self: 0.84)
+    monkeypatch.setattr(measure, "_compiled", lambda op: op.reference)
+    made = quickly([SOFTMAX], shapes=[SHAPE], directions=["fwd"], against=against)
+    assert ["84 % of the processors" in line for line in made.unwell] == [True] * is_said
+    console = Console(width=200, file=io.StringIO())
+    console.print(report.page(made))
+    assert ("measured while other programs used" in console.file.getvalue()) == is_said
 
 
 def test_a_run_says_where_it_comes_from_and_can_be_kept(tmp_path: Path) -> None:
@@ -304,7 +321,7 @@ def test_limits_come_from_the_cache_and_say_so(measuring: Measuring) -> None:
     write_json(LIMITS.to_json(), CPU.cache_path)
     found = limits_for(CPU)
     assert measuring.asked == []
-    assert found == replace(LIMITS, source="cached, measured 2026-01-02")
+    assert found == replace(LIMITS, source="cached, last measured 2026-01-02")
 
 
 def test_only_what_is_missing_is_measured_and_kept(measuring: Measuring) -> None:

@@ -272,6 +272,7 @@ BAD = [
     (["limits", "--device", "cdua"], "unknown device 'cdua': use cuda or cpu"),
     (["limits", "--only", "host_cpy", "--device", "cpu"], "unknown limit 'host_cpy'"),
     (["limits", "--html", "/"], "cannot write /: it is a folder"),
+    (["memory", "examples/unfused_norm.py"], "is a script, and memory reads what one recorded: begin it with"),
     (["memory", "/"], "/ is a folder: name one file, a memory snapshot (.pickle) or a trace"),
     (["limits", "--json", "/proc/nowhere/x.json"], "cannot write /proc/nowhere/x.json"),
     (["bench", "--json", f"{__file__}/x.json"], "cannot write"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -121,6 +122,7 @@ def stdout_again() -> Iterator[Callable[[], None]]:
 def stream(pieces: Iterable[str], *, silent: bool) -> str:
     """Print pieces of text as they come, unless `silent`; returns the whole text."""
     whole = []
+    _replace_unknown()
     try:
         for piece in pieces:
             whole.append(piece)
@@ -142,16 +144,24 @@ def show(renderable: RenderableType, data: Any, json: str, *, whole_lines: bool 
         if json == "-":
             from json import dumps
 
-            print(dumps(data, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
+            is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+            print(dumps(data, indent=1, ensure_ascii=not is_unicode, allow_nan=False), flush=True)
             return
         if json:
             from sublight.results import write_json  # here, since it imports every op's cost
 
             write_json(data, Path(json))
+        _replace_unknown()
         console.stdout().print(renderable, soft_wrap=whole_lines)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich raises SystemExit where the pipe is closed
         _give_up()
+
+
+def _replace_unknown() -> None:
+    """A character that stdout's encoding does not have (Latin-1, ASCII) becomes a ?, instead of a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def drop_stdout() -> None:

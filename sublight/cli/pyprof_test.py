@@ -75,6 +75,11 @@ def test_the_program_stays_as_it_is(tmp_path: Path, end: str) -> None:
     assert "<genexpr>" in names and not any("Looks" in name for name in names)
 
 
+def test_a_program_that_breaks_what_a_report_needs_keeps_its_status(tmp_path: Path) -> None:
+    ran = pyprof(tmp_path, "import json, sys\njson.dumps = None\nsys.exit(5)\n")
+    assert ran.returncode == 5 and "no report: TypeError" in ran.stderr and "Traceback" not in ran.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("option", ["--html", "--collapsed"])
 def test_a_file_that_could_not_be_written_is_a_status(tmp_path: Path, option: str) -> None:
@@ -294,6 +299,7 @@ def test_what_py_spy_writes_is_read() -> None:
     first, *others = pyspy.processes({"shared": {"frames": frames}, "profiles": profiles}, 9, "python x.py")
     assert others == [] and first.samples is not None
     assert first.samples.threads == ("MainThread", "thread 11") and len(first.samples.rows) == 3
+    assert first.looks == 2, "of the thread that was seen most often"
     stacks = [[frame.function for frame in first.samples.stack(row)] for row in first.samples.rows]
     assert stacks == [["main"], ["main", "memcpy"], ["main"]]
 

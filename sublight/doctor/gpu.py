@@ -85,7 +85,7 @@ def _is_admin() -> bool:
 
 def backend() -> list[Check]:
     """The private parts of Triton and PyTorch that we use, quick launches, and calls in C++."""
-    needed = {"private parts": "xray, patch, graph", "quick launches": "eager calls of ops: 15 µs each"}
+    needed = {"internals": "xray, patch, graph", "quick launches": "eager calls of ops: 15 µs each"}
     try:
         import torch
 
@@ -100,8 +100,9 @@ def backend() -> list[Check]:
     newest = "use torch 2.11 to 2.13 and triton 3.6 to 3.9, or tell us"
     checks = [
         Check(
-            name="private parts", state="broken" if lacking else "ok", needed_for=needed["private parts"],
-            found="; ".join(lacking) or f"all {len(private.PARTS)} as expected", fix=newest if lacking else "",
+            name="internals", state="broken" if lacking else "ok", needed_for=needed["internals"],
+            found="; ".join(lacking) or f"all {len(private.PARTS)} of torch and triton that we use",
+            fix=newest if lacking else "",
         )
     ]  # fmt: skip
     if not is_cuda or not AVAILABLE:

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from sublight import units
+
 BUSY_SHARE = 0.1  # where others use more than this share of our processors, a figure is marked
 QUIET_S = 0.2  # how long `is_quiet` watches the machine
 STAT = Path("/proc/stat")
@@ -24,6 +26,17 @@ class Watch:
             return None
         others_s = (busy_s - self._busy_s) - (_own_s() - self._own_s)
         return min(max(others_s / (elapsed_s * len(processors())), 0.0), 1.0)
+
+
+def words(share: float | None) -> list[str]:
+    """What there is to say of the others' share.
+
+    >>> words(0.84), words(0.02), words(None)
+    (['other programs used 84 % of the processors: measure again when they do not'], [], [])
+    """
+    if share is None or share < BUSY_SHARE:
+        return []
+    return [f"other programs used {units.percent(share)} of the processors: measure again when they do not"]
 
 
 def is_quiet() -> bool:

@@ -44,8 +44,12 @@ class Machine:
 
     @property
     def cache_path(self) -> Path:
-        safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.uuid}-{self.driver}")
-        return cache_folder() / "limits" / f"{safe}.json"
+        return _cache_path(self.uuid, self.driver)
+
+
+def _cache_path(uuid: str, driver: str) -> Path:
+    safe = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{uuid}-{driver}")
+    return cache_folder() / "limits" / f"{safe}.json"
 
 
 def this_machine(kind: Kind | None = None, *, threads: int | None = None) -> Machine:
@@ -142,7 +146,14 @@ def run(
 def cached(machine: Machine) -> Limits | None:
     """The limits measured earlier on this device with this driver, marked as cached; None if there are none."""
     limits = read_limits(machine.cache_path)
-    return limits and dataclasses.replace(limits, source=f"cached, measured {limits.date}")
+    return limits and dataclasses.replace(limits, source=f"cached, last measured {limits.date}")
+
+
+def better_before(limits: Limits) -> list[Limit]:
+    """The figures of earlier runs that other commands go on with, since these, just measured, are worse (`_keep`)."""
+    known = read_limits(_cache_path(limits.uuid, limits.driver))
+    measured = {limit.name: limit.value for limit in limits.limits if limit.value is not None}
+    return [one for one in (known.limits if known else ()) if one.value != measured.get(one.name, one.value)]
 
 
 def kept(kind: Kind | None = None) -> Limits:
@@ -195,11 +206,21 @@ def _measure(probe: Probe, context: Context) -> Iterable[Limit]:
 
 def _choose(kind: Kind, only: tuple[str, ...]) -> list[Probe]:
     here = [probe for probe in LIMITS if kind in probe.kinds]
-    known = [name for probe in here for name in (*probe.names_on(kind), probe.name)]
+    matches = {probe.name: {probe.name, *probe.names_on(kind), *map(family, probe.names_on(kind))} for probe in here}
+    known = list(dict.fromkeys(name for names in matches.values() for name in sorted(names)))
     for name in only:
         if name not in known:
             raise BadInput(f"unknown limit {name!r} on this device: did you mean {nearest(name, known)}?")
-    return [probe for probe in here if not only or probe.name in only or set(only) & set(probe.names_on(kind))]
+    return [probe for probe in here if not only or matches[probe.name] & set(only)]
+
+
+def family(name: str) -> str:
+    """What the names of limits that stand together begin with.
+
+    >>> family("host_copy_1")
+    'host'
+    """
+    return name.split("_")[0]
 
 
 def _keep(limits: Limits, path: Path, *, quick: bool = False) -> None:

@@ -14,7 +14,7 @@ from sublight.folder import cache_folder
 from sublight.health.record import Clocks, GpuState
 from sublight.limits import run as run_module
 from sublight.limits.probe import Context, Kind, Probe
-from sublight.limits.run import Machine, cached, run, this_machine
+from sublight.limits.run import Machine, better_before, cached, run, this_machine
 from sublight.results import UNWELL, Limit, Limits
 
 CPU: tuple[Kind, ...] = ("cpu",)
@@ -57,11 +57,21 @@ def test_results_are_cached_and_say_so(probes: Callable[..., None]) -> None:
     again = cached(here())
     assert again is not None
     assert measured.source == "measured" and measured.device == here().device and measured.kind == "cpu"
-    assert again.source == f"cached, measured {measured.date}"
+    assert again.source == f"cached, last measured {measured.date}"
     assert again.limits == measured.limits
     assert again.limits[0].detail["quick"] is True and again.limits[0].verdict.startswith("unjudged: ")
     assert here().cache_path.parent == cache_folder() / "limits"
     assert [path.name for path in here().cache_path.parent.iterdir()] == [here().cache_path.name]
+
+
+def test_what_was_better_before_and_stays_is_named(probes: Callable[..., None]) -> None:
+    probes(fake("host memory", {"host_copy": 4.0, "host_read": 3.0}))
+    assert better_before(run(kind="cpu")) == []
+    probes(fake("host memory", {"host_copy": 5.0, "host_read": 2.0}))
+    (better,) = better_before(run(kind="cpu", quick=True))
+    assert (better.name, better.value) == ("host_read", 3.0)
+    probes(fake("disk", {"disk_read": 2.0}))
+    assert better_before(run(kind="cpu", quick=True)) == [], "what was not measured is no worse"
 
 
 @pytest.mark.parametrize("only", ["disk_read", "disk"])
@@ -73,6 +83,11 @@ def test_only_measures_that_and_merges(probes: Callable[..., None], only: str) -
     part = run(kind="cpu", only=[only])
     assert values(part) == {"disk_read": 3.0}
     assert values(cached(here())) == {"host_copy": 1.0, "disk_read": 3.0}
+
+
+def test_only_takes_what_the_names_begin_with(probes: Callable[..., None]) -> None:
+    probes(fake("what the table does not show", {"host_copy": 1.0}), fake("disk", {"disk_read": 2.0}))
+    assert values(run(kind="cpu", only=["host"])) == {"host_copy": 1.0}
 
 
 def test_what_cannot_be_measured_now_leaves_what_was(probes: Callable[..., None]) -> None:

@@ -27,6 +27,10 @@ class Change:
     def change_s(self) -> float:
         return self.after_s - self.before_s
 
+    @property
+    def total_change_s(self) -> float:
+        return self.total_after_s - self.total_before_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -63,10 +67,11 @@ def compare(before: PythonProfile, after: PythonProfile) -> Comparison:
                 calls_after=sum(one.calls for one in b),
             )
         )
-    by_size = sorted(
-        changes, key=lambda one: (-abs(one.change_s), -abs(one.calls_after - one.calls_before), one.function)
-    )
-    return Comparison(before=before, after=after, changes=tuple(by_size))
+
+    def size(one: Change) -> tuple[float, float, int, str]:
+        return (-abs(one.change_s), -abs(one.total_change_s), -abs(one.calls_after - one.calls_before), one.function)
+
+    return Comparison(before=before, after=after, changes=tuple(sorted(changes, key=size)))
 
 
 def _by_function(profile: PythonProfile) -> dict[tuple[str, str], list[Figure]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def _record(found: str, pid: int, command: str, *, hz: float, seconds: float, na
         hz=hz,
         wall_s=time.perf_counter() - began_s,
         processes=tuple(processes(data, pid, command)),
-        notes=("seen from outside by py-spy: it does not tell who ran and who waited",),
+        notes=("seen from outside by py-spy, which does not tell who ran: a thread that sleeps counts in full",),
     )
 
 
@@ -112,7 +113,7 @@ def reason(words: str) -> str:
 
 
 def processes(data: dict[str, Any], pid: int, command: str) -> list[PythonProcess]:
-    """py-spy's speedscope file as our record: a look a sample, outermost frame first."""
+    """py-spy's speedscope file as our record: a row for each thread and look, outermost frame first."""
     frames = tuple(
         Frame(str(one.get("file") or ""), str(one["name"]), int(one.get("line") or 0), 0)
         for one in data["shared"]["frames"]
@@ -148,7 +149,7 @@ def processes(data: dict[str, Any], pid: int, command: str) -> list[PythonProces
                 labels=("",),
                 rows=tuple(rows.get(one, ())),
             ),
-            looks=len(rows.get(one, ())),
+            looks=max(Counter(row.thread for row in rows.get(one, ())).values(), default=0),
             how="py-spy",
         )
         for one in order

@@ -74,10 +74,10 @@ def run(
             report(one.finish(exit_code, *notes))
         except BadInput:  # a file that cannot be written is the user's to mend
             raise
-        except (OSError, ValueError, RecursionError, MemoryError) as error:  # all that the program left us to work with
+        except Exception as error:  # the program may have left anything broken: a file, memory, `json.dumps`
             say(f"no report: {type(error).__name__}: {error}")
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 children.remove(folder)
 
     def leave(words: str, exit_code: int = 0) -> None:

@@ -103,6 +103,8 @@ def test_two_runs_differ_by_function() -> None:
     found = compare.compare(sampled(), sampled(slower=2.0))
     assert (found.changes[0].function, found.changes[0].change_s) == ("hot", pytest.approx(0.06))
     assert all(change.change_s == pytest.approx(0) for change in found.changes[1:])
+    by_total = {one.function: one.total_change_s for one in found.changes}
+    assert by_total["<module>"] == pytest.approx(0.06), "it calls hot"
     renamed = {one.function: one for one in compare.compare(sampled(), sampled(name="warm")).changes}
     assert renamed["hot"].after_s == 0 and renamed["warm"].before_s == 0
     with pytest.raises(BadInput, match="do not compare"):

@@ -75,6 +75,8 @@ class Tracer:
         how = "traced in C" if self._in_python is None else f"traced in Python ({native.Native.reason}): {COST}"
         if self.taken_away:
             how += "; the program set a profile function of its own: calls after that are not counted"
+        if any(lost for *_, lost in threads):
+            how += "; it switches between stacks (greenlets, gevent): counts hold, times and callers do not"
         return PythonProcess(
             pid=os.getpid(),
             parent=os.getppid(),
@@ -225,7 +227,10 @@ class InPython:
                     node[4] += self._ended_ns - start_ns
 
     def trace_seen(self) -> tuple[Any, ...]:
-        threads = [(one["name"], at, [tuple(n[:5]) for n in one["nodes"]], 0) for at, one in enumerate(self._threads)]
+        threads = [
+            (one["name"], at, [tuple(node[:5]) for node in one["nodes"]], one["lost"])
+            for at, one in enumerate(self._threads)
+        ]
         return threads, list(self._functions), [], self._ended_ns - self._began_ns
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -274,7 +279,7 @@ class InPython:
         thread = getattr(self._local, "thread", None)
         if thread is None:
             ident = threading.get_ident()
-            thread = {"name": None, "ident": ident, "nodes": [[-1, -1, 0, 0, 0, {}, 0]], "open": []}
+            thread = {"name": None, "ident": ident, "nodes": [[-1, -1, 0, 0, 0, {}, 0]], "open": [], "lost": 0}
             self._local.thread = thread
             self._threads.append(thread)
         parent = thread["open"][-1][0] if thread["open"] else thread["nodes"][0]
@@ -296,6 +301,8 @@ class InPython:
         if self._on and thread is not None and thread["open"]:
             node, start_ns = thread["open"].pop()
             node[4] += time.perf_counter_ns() - start_ns
+            if thing is not None and self._functions.get(thing) != node[1]:
+                thread["lost"] += 1
 
 
 _BUILTINS = (type(len), type(list.append))

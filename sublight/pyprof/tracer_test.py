@@ -273,6 +273,36 @@ def test_a_profile_function_of_the_programs_is_noticed() -> None:
             assert tracer.taken_away == (name != "nobody"), (kind, name)
 
 
+def test_the_c_part_lies_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def no_home() -> Any:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("SUBLIGHT_CACHE", str(tmp_path))
+    assert native.file_of.__wrapped__().parent == tmp_path / "native"
+    monkeypatch.delenv("SUBLIGHT_CACHE")
+    monkeypatch.setattr(native.Path, "home", no_home)
+    assert native.file_of.__wrapped__().parent.name == "native"
+
+
+def test_calls_that_end_out_of_order_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first() -> None: ...
+    def second() -> None: ...
+
+    for ends, in_order in (((second, first), True), ((first, second), False)):
+        tracer = Tracer(None, timed=True, builtins=False, events=0)
+        monkeypatch.setattr(tracer, "_watch", lambda: None)  # no calls but those below
+        monkeypatch.setattr(sys, "setprofile", lambda hook: None)
+        tracer.start()
+        calls = tracer._in_python
+        assert calls is not None
+        calls.on_start(first.__code__, 0)
+        calls.on_start(second.__code__, 0)  # as a greenlet does to which `first` switches
+        for function in ends:
+            calls.on_return(function.__code__, 0, None)
+        assert ("greenlets" in tracer.stop().how) != in_order
+
+
 def test_calls_that_hold_those_that_are_kept_are_kept() -> None:
     tracer = Tracer(module("c"), timed=True, builtins=False, events=10)
     tracer.start()

@@ -145,9 +145,15 @@ def page(run: Run) -> RenderableType:
     parts: list[RenderableType] = [tables.titled(heading(run), shown), Text("")]
     words = f"Bold: the fastest. Memory sets the floor unless a note says what. Limits: {limits_heading(run.limits)}."
     parts.append(Text(words, style="dim"))
-    parts += [Text(f"measured while the GPU was not well: {line}", style="bold yellow") for line in run.unwell]
+    parts += [Text(line, style="bold yellow") for line in warnings(run)]
     parts += [Text(line, style="bold red") for line in errors(run.rows)]
     return Group(*parts)
+
+
+def warnings(run: Run) -> list[str]:
+    """What was wrong with the machine meanwhile."""
+    when = "measured while the GPU was not well:" if run.limits.kind == "cuda" else "measured while"
+    return [f"{when} {line}" for line in run.unwell]
 
 
 def errors(rows: Sequence[Result]) -> list[str]:

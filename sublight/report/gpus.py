@@ -93,7 +93,7 @@ def overview(known: Sequence[Gpu]) -> RenderableType:
 
     notes = (
         "Peaks are dense, in FLOP/s. TC4: tensor cores of the fourth generation. Memory in GiB, L2 in MiB.",
-        "All figures with their sources: `gpus NAME`; the arithmetic: `gpus --explain NAME`.",
+        "All figures with their sources: `sublight gpus NAME`; the arithmetic: `sublight gpus --explain NAME`.",
     )
     shown = Fitting((table(known), table(known, without=("clock", "L2", "W"))))
     return Group(shown, Text(""), *(Text(note, style="dim") for note in notes))

@@ -143,8 +143,8 @@ def table(limits: Limits) -> Table:
     return out
 
 
-def page(limits: Limits) -> RenderableType:
-    """The table, the memory curves under it, and what the dashes mean."""
+def page(limits: Limits, better: Sequence[Limit] = ()) -> RenderableType:
+    """The table, the memory curves under it, and what the dashes mean; `better`: what earlier runs reached."""
     from rich.console import Group
     from rich.text import Text
 
@@ -157,6 +157,10 @@ def page(limits: Limits) -> RenderableType:
             parts.extend(Text(row) for row in curve_lines(limit))
             parts.append(Text(""))
     parts += [Text(line, style="bold yellow") for line in (*unwell_lines(limits), *busy_lines(limits))]
+    if better:
+        figures = ", ".join(f"{limit.name} {units.text(limit.value, limit.unit)}" for limit in better)
+        words = f"measured better before: {figures}. Other commands go by these; `sublight limits --kept` shows all."
+        parts.append(Text(words))
     if any(limit.verdict.startswith("unjudged") for limit in limits.limits):
         parts.append(Text("verdict –: no figure of this device is known to compare with", style="dim"))
     return Group(*parts)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sublight import folder
+
 SOURCE = Path(__file__).with_name("call.cpp")
 NAME = "sublight_native"
 _WAITING: list[Callable[[Any], None]] = []  # callbacks for when the module is loaded
@@ -189,12 +191,7 @@ def file_of(*, cuda: bool) -> Path:
 
     words = (torch.__version__, sys.version, SOURCE.read_text(encoding="utf-8"), str(cuda), os.uname().machine)
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
-    return cache_folder() / f"{NAME}-{digest}.so"
-
-
-def cache_folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "sublight" / "native"
+    return folder.cache_folder() / "native" / f"{NAME}-{digest}.so"
 
 
 @functools.cache

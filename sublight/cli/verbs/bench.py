@@ -25,15 +25,17 @@ def bench(
     ops: Ops = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="4096x1024", help="Sizes, or rows=4096,cols=1024.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(metavar="bf16", help="Data types: fp32, fp16, bf16.")] = None,
-    against: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Peers: liger,quack,compile.")] = None,
-    direction: Annotated[list[str] | None, typer.Option(metavar="fwd|bwd", help="Only this one.")] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Also time these: liger,quack,compile.")
+    ] = None,
+    direction: Annotated[list[str] | None, typer.Option(metavar="fwd|bwd", help="Only this pass.")] = None,
     device: Device = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes, less time for each.")] = False,
     plot: Annotated[str, typer.Option(metavar="FILE", help="Roofline as .html, .svg or .png.")] = "",
     compare: Annotated[str, typer.Option(metavar="OLD.json", help="What changed; exits 1 if slower.")] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Time every tile on this GPU anew; renews the table.")] = False,
     show: Annotated[str, typer.Option("--from", metavar="FILE.json", help="Show these results; measure nothing.")] = "",
-    into: Annotated[str, typer.Option(metavar="ALL.json", help="Renew these rows of an earlier file.")] = "",
+    into: Annotated[str, typer.Option(metavar="ALL.json", help="Put these rows into an earlier results file.")] = "",
     json: Json = "",
 ) -> None:
     """Time ops against their floors on this machine."""

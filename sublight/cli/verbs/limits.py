@@ -32,13 +32,14 @@ def limits(
     if kept and (quick or only):
         raise BadInput("--kept measures nothing: leave out --quick and --only")
     if kept:
-        measured = run.kept(kind_of(device))
+        measured, better = run.kept(kind_of(device)), []
     else:
         cli_output.say_what_is_passed_over(device)
         with console.progress("limits") as progress:
             measured = run.run(kind=kind_of(device), quick=quick, only=split(only), progress=progress)
+        better = run.better_before(measured)
     if html:
         page.write(page.limits(measured), Path(html))
-    cli_output.show(report.page(measured), measured.to_json(), json)
+    cli_output.show(report.page(measured, better), measured.to_json(), json)
     if "interrupted" in measured.source:
         raise typer.Exit(INTERRUPTED)

@@ -27,6 +27,12 @@ def memory(
     cli_output.check_apart((html, json), (file,))
     if Path(file).is_dir():
         raise BadInput(f"{file} is a folder: name one file, a memory snapshot (.pickle) or a trace (.json.gz)")
+    if file.endswith(".py"):
+        raise BadInput(
+            f"{file} is a script, and memory reads what one recorded: begin it with "
+            "torch.cuda.memory._record_memory_history(), end it with torch.cuda.memory._dump_snapshot('m.pickle'), "
+            "then `sublight memory m.pickle`"
+        )
     if not Path(file).is_file():
         raise BadInput(f"there is no file {file}: record one with torch.cuda.memory._record_memory_history()")
     usage = analysis.read(Path(file))

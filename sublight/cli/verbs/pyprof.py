@@ -19,11 +19,13 @@ Target = Annotated[
 def pyprof(
     words: Target = None,
     module: Annotated[str, typer.Option("-m", metavar="MODULE", help="Run a module, as python -m does.")] = "",
-    sample: Annotated[bool, typer.Option("--sample", help="Look at all threads' stacks (the default).")] = False,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Look at all threads' stacks at intervals (the default).")
+    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Every call, with exact counts and times.")] = False,
     counts: Annotated[bool, typer.Option("--counts", help="Every call, counted and not timed: costs least.")] = False,
     builtins: Annotated[bool, typer.Option(help="Trace functions that are written in C, too.")] = True,
-    rate: Annotated[float, typer.Option(metavar="HZ", min=0.1, max=10_000, help="Looks a second.")] = 100.0,
+    rate: Annotated[float, typer.Option(metavar="HZ", min=0.1, max=10_000, help="Looks (samples) a second.")] = 100.0,
     pid: Annotated[int, typer.Option(metavar="PID", min=0, help="Look at a running process (needs py-spy).")] = 0,
     native: Annotated[bool, typer.Option("--native", help="Frames of C and C++, too (needs py-spy).")] = False,
     seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="How long to look at --pid.")] = 10.0,

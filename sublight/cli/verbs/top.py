@@ -14,12 +14,14 @@ from sublight.errors import BadInput
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="One look, and end; so it is in a pipe, too.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="A line a problem; exits 1 if there is one.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end; the default in a pipe.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print a line for each problem; exits 1 if there is one.")
+    ] = False,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Half a minute of load, and a verdict.")] = False,
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="Between two looks.")] = 1.0,
-    looks: Annotated[int, typer.Option(metavar="N", help="End after so many; default: without end.")] = 0,
-    csv: Annotated[str, typer.Option(metavar="FILE|-", help="Also write a row a GPU and look.")] = "",
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.")] = 1.0,
+    looks: Annotated[int, typer.Option(metavar="N", help="End after so many looks; 0: never.")] = 0,
+    csv: Annotated[str, typer.Option(metavar="FILE|-", help="Also write a row for each GPU and look.")] = "",
     record: Annotated[str, typer.Option(metavar="FILE", help="Also write every look, for --replay.")] = "",
     replay: Annotated[str, typer.Option(metavar="FILE", help="Show what --record wrote.")] = "",
     prometheus: Annotated[
@@ -37,7 +39,7 @@ def top(
     if not cli_top.LEAST_EVERY_S <= every <= cli_top.MOST_EVERY_S:
         raise BadInput(f"--every takes {cli_top.LEAST_EVERY_S:g} seconds or more, at most a day")
     if not 0 <= looks <= sys.maxsize:
-        raise BadInput("--looks takes 1 or more, in 63 bits; 0 is without end")
+        raise BadInput(f"--looks takes 1 or more, at most {sys.maxsize}; 0 is without end")
     cli_output.check_named(record=record)
     cli_output.check_writable(csv, record, json)
     cli_output.check_apart((csv, record, json), (replay,))

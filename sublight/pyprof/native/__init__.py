@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sublight.backend import native
+from sublight.folder import cache_folder
 
 NAME = "sublight_pyprof"
 SOURCES = tuple(
@@ -84,4 +85,4 @@ def file_of() -> Path:
     """The path of the built module: one for each Python and version of the sources."""
     texts = [file.read_text(encoding="utf-8") for file in (*SOURCES, HEADER)]
     digest = hashlib.sha256("\0".join([sys.version, os.uname().machine, *texts]).encode()).hexdigest()[:16]
-    return native.cache_folder() / f"{NAME}-{digest}.so"
+    return cache_folder() / "native" / f"{NAME}-{digest}.so"

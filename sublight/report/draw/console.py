@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +21,13 @@ def stdout() -> Console:
     """The console that results are printed to."""
     from rich.console import Console
 
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=PIPED_COLUMNS if piped else None, highlight=False)
+    if os.environ.get("COLUMNS", "").lstrip("0"):
+        width = None  # Console reads it, and would print nothing into 0 columns
+    elif sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    else:
+        width = PIPED_COLUMNS
+    return Console(width=width, highlight=False)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,8 @@ def bench(run: Run, picture: str) -> str:
             )
             rows.append((kind, list(zip(sides, cells, strict=True))))
     lead = f"Floors: {limits_report.heading(run.limits)}. Bold: the fastest of its case."
-    wrong = [f'<p class="error">{escape(line)}</p>' for line in bench_report.errors(run.rows)]
+    wrong = [f"<p><b>{escape(line)}</b></p>" for line in bench_report.warnings(run)]
+    wrong += [f'<p class="error">{escape(line)}</p>' for line in bench_report.errors(run.rows)]
     rows_as_table = table(list(zip(sides, names, strict=True)), rows)
     return document(f"Benchmark of {run.gpu}", lead, picture, *wrong, rows_as_table)
 

@@ -34,19 +34,20 @@ def page(times: DeviceProfile, *, most: int) -> RenderableType:
         )
     if times.whole_run and [line.place for line in times.lines] == [ELSEWHERE]:
         rows.append("no step was found, and lines are taken in one: call sublight.step() at the end of each")
+    looks = ("looks",) if any(line.seen_s for line in times.lines) else ()
     layouts: tuple[tuple[str, ...], ...] = (
-        ("share", "device", "launches", "in ops", "seen", "line", "kernel"),
+        ("share", "device", "launches", "in ops", *looks, "line", "kernel"),
         ("share", "device", "launches", "in ops", "line", "kernel"),
         ("share", "device", "in ops", "line", "kernel"),
     )
     if not times.on_gpu:
-        layouts = (("share", "in ops", "seen", "line"), ("share", "in ops", "line"))
+        layouts = (("share", "in ops", *looks, "line"), ("share", "in ops", "line"))
     tables = Fitting(tuple(_table(times, most, columns) for columns in layouts))
     return Group(*(Text(row, style="" if at else "bold") for at, row in enumerate(rows)), Text(""), tables)
 
 
 def _table(profile: DeviceProfile, most: int, columns: tuple[str, ...]) -> Table:
-    out = plain(columns, right=("share", "device", "launches", "in ops", "seen"))
+    out = plain(columns, right=("share", "device", "launches", "in ops", "looks"))
     wide = WIDE if "launches" in columns or not profile.on_gpu else NARROW
     whole_s = profile.device_s or sum(line.host_s for line in profile.lines) or 1.0
     for line in profile.lines[:most]:
@@ -55,9 +56,9 @@ def _table(profile: DeviceProfile, most: int, columns: tuple[str, ...]) -> Table
             "device": units.text(line.device_s, "s"),
             "launches": units.count(line.launches),
             "in ops": units.text(line.host_s, "s"),
-            "seen": units.text(line.seen_s, "s") if line.seen_s else "–",
+            "looks": units.text(line.seen_s, "s") if line.seen_s else "–",
             "line": escape(cut(line.place, wide)),
-            "kernel": escape(line.kernel[:NARROW]),
+            "kernel": escape(line.kernel if len(line.kernel) <= wide else f"{line.kernel[: wide - 1]}…"),
         }
         out.add_row(*(cells[name] for name in columns))
     return out
