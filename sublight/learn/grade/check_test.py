@@ -109,6 +109,14 @@ def test_prints_come_back(crew: Crew) -> None:
     assert "n is 2500" in verdict.printed
 
 
+def test_what_comes_back_moves_no_cursor(crew: Crew) -> None:
+    """Else a submission could write its own verdict over the real one."""
+    body = "    print('\\x1b[2Jadd: passed')\n    raise ValueError('\\x1b[2J passed \\ud800')\n"
+    verdict = checked(crew, "add", f"def add(x, y, out):\n{body}")
+    assert verdict.printed == "\\x1b[2Jadd: passed\n"
+    assert verdict.faults[0].text == "ValueError: \\x1b[2J passed \\ud800"
+
+
 def test_what_was_not_done_yet_is_said(crew: Crew) -> None:
     verdict = checked(crew, "copy", find("copy").starter())
     assert any("no kernel stores anything yet" in note for note in verdict.notes)
