@@ -249,19 +249,19 @@ def _plain(what: str, words: str) -> str:
 
 
 def _existing(name: str) -> Path:
-    path = Path(_plain("file", name)).expanduser()
-    if not path.exists():
-        raise BadInput(f"there is no {name} in {Path.cwd()}: give its path")
-    return path
+    path = os.path.expanduser(_plain("file", name))
+    if not os.path.exists(path):  # False also where a name cannot be one: too long, a zero byte, nobody's home
+        raise BadInput(f"there is no {name:.200} in {Path.cwd()}: give its path")
+    return Path(path)
 
 
 def _file_of(target: str) -> Path | None:
     """The file or folder that `xray` would take for its target, FILE[:KERNEL]; None: an op, or nothing."""
     parts = target.split(":")
     for count in range(len(parts), 0, -1):
-        path = Path(":".join(parts[:count])).expanduser()
-        if path.exists():
-            return path
+        path = os.path.expanduser(":".join(parts[:count]))
+        if os.path.exists(path):
+            return Path(path)
     return None
 
 
