@@ -112,6 +112,12 @@ def test_what_can_be_no_name_is_not_there(tools: Tools, name: str) -> None:
             call(words)
 
 
+@pytest.mark.parametrize("model", ["x" * 200_000, "a\0b"])
+def test_arguments_that_no_command_takes_are_refused(tmp_path: Path, model: str) -> None:
+    with pytest.raises(BadInput, match="no command can be made"):
+        call(Tools(allowed=(), pages=tmp_path, limit_s=60.0).predict(model))
+
+
 def test_a_check_without_leave_only_reads(tools: Tools, ran: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "others" / "copy.py"
     file.write_text("import os\ndef copy(x, out):\n    os.abort()\n")

@@ -213,14 +213,17 @@ class Tools:
         """Run a process; returns its stderr. It ends with its children at the limit, or when the assistant hangs up."""
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "100"},
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "COLUMNS": "100"},
+            )
+        except (OSError, ValueError) as error:  # an argument that is too long, or has a zero byte
+            raise BadInput(f"no command can be made of these arguments: {error}") from None
         try:
             _, errors = await asyncio.wait_for(process.communicate(), self.limit_s)
         except TimeoutError:
