@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from sublight.errors import BadInput
 from sublight.learn.board import pages
 from sublight.learn.board.app import COOKIE, Allowance, Meter, make_app
-from sublight.learn.board.store import Store
+from sublight.learn.board.store import Account, Store
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.progress_test import verdict
 from sublight.learn.submit import TOKEN, URL, Board, board_of
@@ -117,7 +117,17 @@ def test_limits(store: Store, tokens: dict[str, str]) -> None:
     assert found[-1] == 429
 
 
-def test_several_at_once_are_no_more_than_are_allowed(store: Store, tokens: dict[str, str]) -> None:
+def test_several_at_once_are_no_more_than_are_allowed(
+    store: Store, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recent = Store.recent
+
+    def slowly(self: Store, account: Account, seconds: float) -> tuple[int, int]:
+        counts = recent(self, account, seconds)
+        time.sleep(0.02)  # time enough for another to look
+        return counts
+
+    monkeypatch.setattr(Store, "recent", slowly)
     client = TestClient(make_app(store, allowance=Allowance(entries_waiting=3)))
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: sent(client, tokens["ann"], str(number)).status_code, range(16)))
